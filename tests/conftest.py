@@ -1,0 +1,34 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Any]:
+    """`await eventually(probe, accept, timeout=10.0)`: probe until accepted; on time-out show the last value or error."""
+
+    async def wait(probe: Callable[[], Any], accept: Callable[[Any], bool] = bool, *, timeout: float = 10.0) -> Any:
+        deadline = time.monotonic() + timeout
+        last: object = "nothing yet"
+        while True:
+            try:
+                last = probe()
+                if inspect.isawaitable(last):
+                    last = await last
+                if accept(last):
+                    return last
+            except Exception as error:  # noqa: BLE001 - whatever the probe meets is shown on time-out
+                last = error
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not within {timeout} s; last: {last!r}")
+            await asyncio.sleep(0.05)
+
+    return wait

@@ -1,0 +1,101 @@
+"""What a program needs in order to run, said once for every runtime."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["FILES", "DATA", "Component", "File", "Lifetime", "Port", "Probe", "Resources", "RestartPolicy"]
+
+FILES = "$(FILES)"
+"""Stands in arguments for the private directory that holds `Component.files`."""
+
+DATA = "$(DATA)"
+"""Stands in arguments for the directory that survives restarts (`Component.data`)."""
+
+
+class RestartPolicy(enum.StrEnum):
+    """What follows when the process ends by itself. Kubernetes' words."""
+
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
+class Lifetime(enum.StrEnum):
+    """What becomes of the component when the process that runs the runtime dies."""
+
+    BOUND = "Bound"
+    """It is killed with its supervisor (Linux: PR_SET_PDEATHSIG)."""
+
+    INDEPENDENT = "Independent"
+    """It goes on, and the next supervisor adopts it."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file that the program reads, delivered with mode 0600 in a directory that nobody else may enter."""
+
+    content: bytes = field(repr=False)
+    reloaded: bool = False
+    """The program re-reads the file by itself, so that a change replaces it atomically and restarts nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A port that the program listens on; the number comes from `Runtime.reserve`."""
+
+    number: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """An HTTP GET that answers 200 when the component is ready. Plain HTTP where `ca` is None."""
+
+    port: str
+    """Name of the port."""
+    path: str
+    ca: str | None = None
+    """Name of the file (in `Component.files`) with the CA that signed the serving certificate."""
+    interval_seconds: float = 0.2
+    """Between probes until ready; afterwards the runtime probes at a slower pace."""
+    timeout_seconds: float = 5.0
+    failure_threshold: int = 3
+    """So many failures in a row make a ready component not ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Requests and limits in Kubernetes quantities; None leaves one unset."""
+
+    cpu_request: str | None = None
+    memory_request: str | None = None
+    memory_limit: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """One long-running program and all that it needs. Equal descriptions need no action."""
+
+    name: str
+    """Unique in its runtime; a DNS-1123 label."""
+    program: str
+    """The executable's name, "kube-apiserver"; each runtime knows where its programs are."""
+    args: tuple[str, ...]
+    """Arguments. `FILES` and `DATA` in them are replaced by directories. Never a secret: arguments are public."""
+    files: Mapping[str, File] = field(default_factory=dict)
+    """By file name."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """The whole environment besides PATH and HOME. Never a secret."""
+    ports: tuple[Port, ...] = ()
+    data: bool = False
+    """Whether the program keeps data (`DATA` is then a directory that only `Runtime.delete` removes)."""
+    readiness: Probe | None = None
+    """None: ready as soon as it runs."""
+    resources: Resources = Resources()
+    restart: RestartPolicy = RestartPolicy.ALWAYS
+    lifetime: Lifetime = Lifetime.INDEPENDENT
+    grace_seconds: float = 30.0
+    """Between the request to stop and the kill."""
+    labels: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,89 @@
+"""Where components run: the face that every runtime shows."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from workloads.component import Component
+
+__all__ = ["Address", "ComponentState", "Phase", "Runtime"]
+
+
+class Phase(enum.StrEnum):
+    """Where a component is in its life."""
+
+    ABSENT = "Absent"
+    STARTING = "Starting"
+    READY = "Ready"
+    UNREADY = "Unready"
+    """It runs, and its readiness probe fails."""
+    BACKOFF = "Backoff"
+    """It ended by itself and waits for its next start."""
+    STOPPING = "Stopping"
+    ENDED = "Ended"
+    """It ended by itself and is not started again (`RestartPolicy.NEVER`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a component is reached by others."""
+
+    host: str
+    """Name or address that other components use, and that its serving certificate must carry."""
+    ports: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentState:
+    """What a runtime knows of a component now."""
+
+    name: str
+    phase: Phase
+    message: str = ""
+    """For people: why it is not ready, with the last lines of its log where it ended by itself."""
+    restarts: int = 0
+    pid: int | None = None
+    exit_code: int | None = None
+    """Of the last end; negative: the signal's number. None where it never ended or is not known."""
+
+
+class Runtime(Protocol):
+    """Runs components. Every call may be repeated; every call returns when what it says is true."""
+
+    async def reserve(self, name: str, *, ports: Sequence[str]) -> Address:
+        """Give the address under which a component will be reached; the same one until it is deleted.
+
+        `ports` names the ports wanted. Raises `RuntimeFailure` where no address can be had.
+        """
+        ...
+
+    async def apply(self, component: Component) -> None:
+        """Have the component run as described: start it, replace it (awaited stop first), or leave it.
+
+        Returns when the process was started, not when it is ready: see `state` and `subscribe`.
+        Raises `RuntimeFailure` where it cannot be started at all (no such program, no disk).
+        """
+        ...
+
+    def state(self, name: str) -> ComponentState:
+        """Tell what is known of a component; phase ABSENT where there is none. Never blocks."""
+        ...
+
+    def names(self) -> Sequence[str]:
+        """Names of all components that exist here, those found from an earlier run included."""
+        ...
+
+    async def stop(self, name: str) -> None:
+        """End the component and wait for its end; its address, files and data stay. Absent: nothing happens."""
+        ...
+
+    async def delete(self, name: str) -> None:
+        """End the component, wait, and remove its address, files, logs and data. Absent: nothing happens."""
+        ...
+
+    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Call back with the name of each component whose state changed; returns the unsubscribe function."""
+        ...
