@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytest_plugins = ["embedded.pytest_plugin"]
+
 
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
