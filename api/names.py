@@ -8,10 +8,14 @@ from typing import Final
 
 __all__ = [
     "ALLOW_REGISTRATION_LABEL",
+    "API_VERSION",
+    "CA_KEY",
     "CONTROLLERS_SECRET_KEYS",
     "CONTROL_PLANE_LABEL",
     "FINALIZER",
     "GROUP",
+    "KUBECONFIG_EXTERNAL_KEY",
+    "KUBECONFIG_KEY",
     "REGISTRATION_LABEL",
     "VERSION",
     "controllers_secret_name",
@@ -50,36 +54,41 @@ CONTROLLERS_SECRET_KEYS: Final = {
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _MAX_LABEL = 63
-
-
-def _digest(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()[:8]
-
-
-def _label(name: str, *, prefix: str, suffix: str, kept: int, short_prefix: str | None = None) -> str:
-    """Join prefix, name and suffix into one DNS-1123 label, by digest where the name does not fit as it is."""
-    plain = f"{prefix}{name}{suffix}"
-    if len(plain) <= _MAX_LABEL and _DNS_LABEL.fullmatch(plain):
-        return plain
-    stem = re.sub(r"[^-a-z0-9]", "-", name.lower())[:kept].strip("-") or "x"
-    return f"{short_prefix if short_prefix is not None else prefix}{stem}{suffix}-{_digest(name)}"
+_STEM = 30
 
 
 def management_namespace(name: str) -> str:
     """Name of the namespace that a control plane owns in the management cluster."""
-    return _label(name, prefix="kplane-cp-", suffix="", kept=40)
+    return _label("kplane-cp-{}", "kplane-cpx-{}", name=name)
 
 
 def kubeconfig_secret_name(name: str) -> str:
     """Name of the Secret with the published kubeconfigs of a control plane."""
-    return _label(name, prefix="controlplane-", suffix="-kubeconfig", kept=30, short_prefix="cp-")
+    return _label("controlplane-{}-kubeconfig", "cp-{}-kubeconfig", name=name)
 
 
 def controllers_secret_name(name: str) -> str:
     """Name of the Secret with what controllers of a control plane need."""
-    return _label(name, prefix="controlplane-", suffix="-controllers", kept=30, short_prefix="cp-")
+    return _label("controlplane-{}-controllers", "cp-{}-controllers", name=name)
 
 
 def label_value(name: str) -> str:
     """Render an object's name as a label value: as it is where it fits, else a stem and a digest."""
-    return name if len(name) <= _MAX_LABEL else f"{name[:50].rstrip('-.')}-{_digest(name)}"
+    # No object's name has an underscore, so no name that fits is the value of one that does not.
+    return name if len(name) <= _MAX_LABEL else f"{name[:_STEM].rstrip('-.')}_{_digest(name)}"
+
+
+def _label(plain: str, hashed: str, *, name: str) -> str:
+    """Put a name into a DNS-1123 label: as it is where it fits, else a stem and a digest.
+
+    The two formats begin differently, so that nobody can choose a short name that gets the label of a long one.
+    """
+    label = plain.format(name)
+    if len(label) <= _MAX_LABEL and _DNS_LABEL.fullmatch(label):
+        return label
+    stem = re.sub(r"[^-a-z0-9]", "-", name.lower())[:_STEM].strip("-") or "x"
+    return hashed.format(f"{stem}-{_digest(name)}")
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
