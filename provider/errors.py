@@ -1,0 +1,151 @@
+"""What can go wrong when talking to clusters, as one family of exceptions."""
+
+# ruff: noqa: N818 - the names are those of Kubernetes' reasons and of multicluster-runtime
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+__all__ = [
+    "AlreadyExists",
+    "ApiError",
+    "ClusterNotFound",
+    "ClusterNotReady",
+    "Conflict",
+    "Expired",
+    "Forbidden",
+    "Invalid",
+    "KubeconfigError",
+    "NotFound",
+    "ProviderError",
+    "QueueClosed",
+    "ServerError",
+    "TooManyRequests",
+    "Unauthorized",
+    "Unreachable",
+    "UnreachableKind",
+    "api_error",
+]
+
+UnreachableKind = Literal["connect", "tls", "timeout", "protocol"]
+
+
+class ProviderError(Exception):
+    """Root of everything that this package raises on purpose."""
+
+
+class ClusterNotFound(ProviderError, LookupError):
+    """No cluster of that name is known."""
+
+
+class ClusterNotReady(ProviderError):
+    """The cluster is known, but it is being engaged or replaced right now; try again soon."""
+
+
+class KubeconfigError(ProviderError, ValueError):
+    """A kubeconfig, or the credentials in it, cannot be used."""
+
+
+class QueueClosed(ProviderError):
+    """The work queue was closed and has nothing left to give."""
+
+
+class Unreachable(ProviderError):
+    """No answer of an API server was received: connection, TLS, time-out, or an answer that is none.
+
+    `kind` says which of these; `reason` is the same as a condition reason: `CertificateInvalid` where the server's
+    certificate was refused, else `EndpointUnreachable`.
+    """
+
+    def __init__(self, message: str, *, kind: UnreachableKind, reason: str = "EndpointUnreachable") -> None:
+        super().__init__(message)
+        self.kind: Final = kind
+        self.reason: Final = reason
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether a deadline passed, so that the server may still have done what was asked."""
+        return self.kind == "timeout"
+
+
+class ApiError(ProviderError):
+    """The API server refused a request; `status` is the HTTP status, `reason` the one of Kubernetes' Status object."""
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        details: Mapping[str, Any] | None = None,
+        *,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status: Final = status
+        self.reason: Final = reason
+        self.message: Final = message
+        self.details: Final[Mapping[str, Any]] = details if details is not None else {}
+        self.retry_after_seconds: Final = retry_after_seconds
+
+
+class NotFound(ApiError):
+    """404: the object, or its kind, does not exist."""
+
+
+class Conflict(ApiError):
+    """409: the object changed meanwhile, another manager owns a field, or a precondition failed."""
+
+
+class AlreadyExists(Conflict):
+    """409 with reason AlreadyExists: the name is taken."""
+
+
+class Expired(ApiError):
+    """410: the resourceVersion or continue token is too old; list again."""
+
+
+class Unauthorized(ApiError):
+    """401: the credentials are not accepted."""
+
+
+class Forbidden(ApiError):
+    """403: the identity may not do this."""
+
+
+class Invalid(ApiError):
+    """422: the object breaks a rule of its schema or of an admission plugin."""
+
+
+class TooManyRequests(ApiError):
+    """429: asked too often; `retry_after_seconds` says when to come back."""
+
+
+class ServerError(ApiError):
+    """5xx: the server failed."""
+
+
+_BY_STATUS: Final[Mapping[int, type[ApiError]]] = {
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    410: Expired,
+    422: Invalid,
+    429: TooManyRequests,
+}
+
+
+def api_error(
+    status: int,
+    reason: str,
+    message: str,
+    details: Mapping[str, Any] | None = None,
+    *,
+    retry_after_seconds: float | None = None,
+) -> ApiError:
+    """Build the member of the `ApiError` family that stands for an HTTP status."""
+    kind = ServerError if status >= 500 else _BY_STATUS.get(status, ApiError)
+    if kind is Conflict and reason == "AlreadyExists":
+        kind = AlreadyExists
+    return kind(status, reason, message, details, retry_after_seconds=retry_after_seconds)

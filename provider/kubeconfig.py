@@ -1,0 +1,247 @@
+"""How to reach and authenticate to one API server."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import yaml
+from cryptography import x509
+
+from provider.errors import KubeconfigError
+
+__all__ = ["ClusterConfig"]
+
+_SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_REFUSED_USER_FIELDS: Final = {
+    "exec": "exec credential plugins are not run",
+    "auth-provider": "auth providers were removed from Kubernetes",
+    "username": "user name and password were removed from Kubernetes",
+    "password": "user name and password were removed from Kubernetes",
+    "as": "impersonation is not supported",
+    "as-groups": "impersonation is not supported",
+    "as-uid": "impersonation is not supported",
+    "as-user-extra": "impersonation is not supported",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """Address, trust and credentials of one API server. Its repr shows no secret.
+
+    `server` is an https URL, with a path where the API server is served below one. `ca_data` is PEM (None: the
+    system's CAs). `client_certificate` and `client_key` are PEM. `token_file` is read again while the client runs.
+    Raises KubeconfigError where a value cannot be used.
+    """
+
+    server: str
+    ca_data: bytes | None = field(default=None, repr=False)
+    tls_server_name: str | None = None
+    client_certificate: bytes | None = field(default=None, repr=False)
+    client_key: bytes | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    token_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "server", _checked_server(self.server))
+        if self.ca_data is not None:
+            _certificates(self.ca_data, what="the CA of the cluster")
+        if (self.client_certificate is None) != (self.client_key is None):
+            raise KubeconfigError(
+                "a client certificate needs its key and the other way round; only one of them is given"
+            )
+        if self.client_certificate is not None:
+            _certificates(self.client_certificate, what="the client certificate")
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token):
+            raise KubeconfigError("the token is empty or has characters that no HTTP header can carry")
+
+    @classmethod
+    def from_kubeconfig(
+        cls, source: str | bytes | Mapping[str, Any], *, context: str | None = None, directory: Path | None = None
+    ) -> ClusterConfig:
+        """Take one context (default: the current one) out of a kubeconfig.
+
+        `source` is its text or the parsed document. Files it refers to are looked up below `directory`; without one
+        they are refused, so that a kubeconfig that somebody else wrote cannot name files of this machine.
+        Raises KubeconfigError with what is wrong.
+        """
+        document = source if isinstance(source, Mapping) else _parse(source)
+        name = context if context is not None else document.get("current-context")
+        if not isinstance(name, str) or not name:
+            raise KubeconfigError("the kubeconfig has no current-context, and none was chosen")
+        chosen = _named(document, "contexts", "context", name)
+        cluster = _named(document, "clusters", "cluster", chosen.get("cluster"))
+        user = _named(document, "users", "user", chosen["user"]) if chosen.get("user") else {}
+        if cluster.get("insecure-skip-tls-verify"):
+            raise KubeconfigError(
+                "insecure-skip-tls-verify is set: connections are always verified; give the cluster's CA"
+            )
+        if cluster.get("proxy-url"):
+            raise KubeconfigError("proxy-url is set: proxies are not supported")
+        for refused, why in _REFUSED_USER_FIELDS.items():
+            if user.get(refused):
+                raise KubeconfigError(
+                    f"the user of context {name!r} has {refused!r}: {why}; use a token or a certificate"
+                )
+        token_file = _text(user, "tokenFile")
+        return cls(
+            server=_text(cluster, "server") or "",
+            ca_data=_data(cluster, "certificate-authority", directory),
+            tls_server_name=_text(cluster, "tls-server-name"),
+            client_certificate=_data(user, "client-certificate", directory),
+            client_key=_data(user, "client-key", directory),
+            token=None if token_file else _text(user, "token"),
+            token_file=_path(token_file, "tokenFile", directory) if token_file else None,
+        )
+
+    @classmethod
+    def load(cls, path: Path, *, context: str | None = None) -> ClusterConfig:
+        """Read a kubeconfig file; relative paths in it are relative to it."""
+        try:
+            source = path.read_bytes()
+        except OSError as error:
+            raise KubeconfigError(f"cannot read kubeconfig {path}: {error.strerror}") from error
+        return cls.from_kubeconfig(source, context=context, directory=path.absolute().parent)
+
+    @classmethod
+    def in_cluster(
+        cls, *, directory: Path = _SERVICE_ACCOUNT, environment: Mapping[str, str] | None = None
+    ) -> ClusterConfig:
+        """Use the ServiceAccount of the pod this runs in."""
+        variables = os.environ if environment is None else environment
+        host, port = variables.get("KUBERNETES_SERVICE_HOST"), variables.get("KUBERNETES_SERVICE_PORT", "443")
+        if not host:
+            raise KubeconfigError("not in a pod: KUBERNETES_SERVICE_HOST is not set; give a kubeconfig")
+        try:
+            ca_data = (directory / "ca.crt").read_bytes()
+        except OSError as error:
+            raise KubeconfigError(f"cannot read {directory / 'ca.crt'}: {error.strerror}") from error
+        address = f"[{host}]" if ":" in host else host
+        return cls(server=f"https://{address}:{port}", ca_data=ca_data, token_file=directory / "token")
+
+    def with_server(self, server: str) -> ClusterConfig:
+        """The same trust and credentials for another address."""
+        return replace(self, server=server)
+
+    def fingerprint(self) -> str:
+        """Digest of what makes it this cluster and this identity: it stays when a token or certificate is renewed."""
+        digest = hashlib.sha256()
+        for part in (self.server, self.tls_server_name or "", self.ca_data or b"", self._identity()):
+            content = part.encode() if isinstance(part, str) else part
+            digest.update(len(content).to_bytes(8, "big") + content)
+        return digest.hexdigest()
+
+    def to_kubeconfig(self) -> dict[str, Any]:
+        """A kubeconfig document with one context; it holds the credentials."""
+        cluster: dict[str, Any] = {"server": self.server}
+        if self.ca_data is not None:
+            cluster["certificate-authority-data"] = base64.b64encode(self.ca_data).decode()
+        if self.tls_server_name is not None:
+            cluster["tls-server-name"] = self.tls_server_name
+        user: dict[str, Any] = {}
+        if self.client_certificate is not None and self.client_key is not None:
+            user["client-certificate-data"] = base64.b64encode(self.client_certificate).decode()
+            user["client-key-data"] = base64.b64encode(self.client_key).decode()
+        if self.token_file is not None:
+            user["tokenFile"] = str(self.token_file)
+        elif self.token is not None:
+            user["token"] = self.token
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "default", "cluster": cluster}],
+            "users": [{"name": "default", "user": user}],
+            "contexts": [{"name": "default", "context": {"cluster": "default", "user": "default"}}],
+            "current-context": "default",
+        }
+
+    def _identity(self) -> str:
+        kinds = []
+        if self.client_certificate is not None:
+            subject = _certificates(self.client_certificate, what="the client certificate")[0].subject
+            kinds.append(f"certificate {subject.rfc4514_string()}")
+        if self.token_file is not None:
+            kinds.append(f"token file {self.token_file}")
+        elif self.token is not None:
+            kinds.append("token")
+        return ", ".join(kinds)
+
+
+def _checked_server(server: str) -> str:
+    try:
+        url = urlsplit(server)
+        host, _ = url.hostname, url.port
+    except ValueError as error:
+        raise KubeconfigError(f"server {server!r} is no URL: {error}") from error
+    if url.scheme != "https" or not host:
+        raise KubeconfigError(f"server {server!r} has to be an https URL, such as https://10.0.0.1:6443")
+    if url.username or url.password or url.query or url.fragment or not (server.isascii() and server.isprintable()):
+        raise KubeconfigError(f"server of host {host!r} may only have a host, a port and a path")
+    if any(part in {".", ".."} for part in url.path.split("/")) or " " in server:
+        raise KubeconfigError(f"server {server!r} has a path that is not in its plain form")
+    return server.rstrip("/")
+
+
+def _certificates(pem: bytes, *, what: str) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise KubeconfigError(f"{what} is no certificate in PEM form") from error
+
+
+def _parse(source: str | bytes) -> Mapping[str, Any]:
+    try:
+        document = yaml.safe_load(source)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise KubeconfigError("the kubeconfig is no YAML document") from error
+    if not isinstance(document, Mapping):
+        raise KubeconfigError("the kubeconfig is empty or no YAML mapping")
+    return document
+
+
+def _named(document: Mapping[str, Any], section: str, kind: str, name: object) -> Mapping[str, Any]:
+    entries = document.get(section)
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, Mapping) and entry.get("name") == name and isinstance(entry.get(kind), Mapping):
+            found: Mapping[str, Any] = entry[kind]
+            return found
+    raise KubeconfigError(f"the kubeconfig has no {kind} {name!r} in {section}")
+
+
+def _text(section: Mapping[str, Any], key: str) -> str | None:
+    value = section.get(key)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        raise KubeconfigError(f"{key!r} in the kubeconfig has to be text")
+    return value.strip()
+
+
+def _data(section: Mapping[str, Any], key: str, directory: Path | None) -> bytes | None:
+    inline = _text(section, f"{key}-data")
+    if inline is not None:
+        try:
+            return base64.b64decode(inline, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise KubeconfigError(f"'{key}-data' in the kubeconfig is not base64") from error
+    name = _text(section, key)
+    if name is None:
+        return None
+    path = _path(name, key, directory)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise KubeconfigError(f"cannot read {path}, the {key!r} of the kubeconfig: {error.strerror}") from error
+
+
+def _path(name: str, key: str, directory: Path | None) -> Path:
+    if directory is None:
+        raise KubeconfigError(f"{key!r} in the kubeconfig refers to a file; here only inline data is accepted")
+    return directory / name

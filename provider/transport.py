@@ -1,0 +1,175 @@
+"""Authenticated HTTPS exchanges with one API server, over connections that are all closed in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+from typing_extensions import override
+from yarl import URL
+
+from provider.errors import KubeconfigError, ProviderError
+from provider.kubeconfig import ClusterConfig
+from provider.tls import ssl_context
+from provider.wire import translated
+
+__all__ = ["Request", "Transport"]
+
+_TOKEN_CACHED_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request: `path` is encoded and below the server's own path; `query` is encoded as well."""
+
+    method: str
+    path: str
+    query: str = ""
+    body: bytes | None = None
+    content_type: str = "application/json"
+    accept: str = "application/json"
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    http: aiohttp.ClientSession
+    users: int = 0
+    retired: bool = False
+
+
+class Transport:
+    """Sends requests to the server of a `ClusterConfig`; its connections are made on first use, in the running loop."""
+
+    def __init__(self, config: ClusterConfig, *, connect_timeout_seconds: float) -> None:
+        self._config = config
+        self._connect_timeout_seconds = connect_timeout_seconds
+        self._session: _Session | None = None
+        self._sessions: set[_Session] = set()
+        self._lock = asyncio.Lock()
+        self._closed = False
+        self._token: str | None = None
+        self._token_read_at = 0.0
+
+    @property
+    def config(self) -> ClusterConfig:
+        """What the next request uses."""
+        return self._config
+
+    @contextlib.asynccontextmanager
+    async def exchange(self, request: Request) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send the request and give the answer's head; on exit its connection is free again, or closed if unread.
+
+        Sets no deadline but the one for connecting. Raises Unreachable, or KubeconfigError for unusable credentials.
+        """
+        session = await self._acquire()
+        try:
+            with translated(server=self._config.server, asked=str(request)):
+                response = await self._send(session.http, request)
+                try:
+                    yield response
+                finally:
+                    response.close()
+        finally:
+            session.users -= 1
+            if session.retired and not session.users:
+                await self._discard(session)
+
+    async def update(self, config: ClusterConfig) -> None:
+        """Use renewed credentials from now on; exchanges under way end on the old ones."""
+        async with self._lock:
+            old, self._config, self._token = self._config, config, None
+            same_tls = (old.client_certificate, old.client_key) == (config.client_certificate, config.client_key)
+            retired = self._session
+            if same_tls or retired is None:
+                return
+            self._session = None
+            retired.retired = True
+            if not retired.users:
+                await self._discard(retired)
+
+    async def aclose(self) -> None:
+        """Close every connection; whoever waits for an answer gets Unreachable."""
+        self._closed = True
+        async with self._lock:
+            for session in tuple(self._sessions):
+                await self._discard(session)
+
+    async def _discard(self, session: _Session) -> None:
+        self._sessions.discard(session)
+        await session.http.close()
+        # Transports of connections that were closed unread finish in the loop's next rounds.
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    async def _acquire(self) -> _Session:
+        async with self._lock:
+            if self._closed:
+                raise ProviderError(f"the client of {self._config.server} is closed")
+            if self._session is None:
+                context = await asyncio.to_thread(ssl_context, self._config)
+                self._session = _Session(
+                    aiohttp.ClientSession(
+                        connector=aiohttp.TCPConnector(ssl=context, limit=0),
+                        cookie_jar=aiohttp.DummyCookieJar(),
+                        timeout=aiohttp.ClientTimeout(total=None, connect=self._connect_timeout_seconds),
+                        trust_env=False,
+                    )
+                )
+                self._sessions.add(self._session)
+            self._session.users += 1
+            return self._session
+
+    async def _send(self, http: aiohttp.ClientSession, request: Request) -> aiohttp.ClientResponse:
+        token = await self._read_token()
+        response = await self._send_once(http, request, token=token)
+        if response.status == HTTPStatus.UNAUTHORIZED and self._config.token_file is not None:
+            self._token = None
+            renewed = await self._read_token()
+            if renewed != token:
+                response.close()
+                return await self._send_once(http, request, token=renewed)
+        return response
+
+    async def _send_once(
+        self, http: aiohttp.ClientSession, request: Request, *, token: str | None
+    ) -> aiohttp.ClientResponse:
+        if http.closed:
+            raise ProviderError(f"the client of {self._config.server} is closed")
+        headers = {"Accept": request.accept, "User-Agent": "kplane"}
+        if request.body is not None:
+            headers["Content-Type"] = request.content_type
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        query = f"?{request.query}" if request.query else ""
+        return await http.request(
+            request.method,
+            URL(f"{self._config.server}{request.path}{query}", encoded=True),
+            headers=headers,
+            data=request.body,
+            allow_redirects=False,
+            server_hostname=self._config.tls_server_name,
+        )
+
+    async def _read_token(self) -> str | None:
+        path = self._config.token_file
+        if path is None:
+            return self._config.token
+        if self._token is None or time.monotonic() - self._token_read_at > _TOKEN_CACHED_SECONDS:
+            try:
+                token = (await asyncio.to_thread(path.read_text, "ascii")).strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise KubeconfigError(f"cannot read the token file {path}: {error}") from error
+            if not token or not token.isprintable():
+                raise KubeconfigError(f"the token file {path} holds no token")
+            self._token, self._token_read_at = token, time.monotonic()
+        return self._token

@@ -1,0 +1,162 @@
+"""One watch: the stream of changes of a collection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, Final, Self
+
+import aiohttp
+
+from provider.errors import Unreachable
+from provider.resources import Resource
+from provider.transport import Request, Transport
+from provider.wire import MAX_BODY_BYTES, decode, error_of, read_object, status_error, translated
+
+__all__ = ["Watch", "WatchEvent"]
+
+_TYPES: Final = frozenset({"ADDED", "MODIFIED", "DELETED", "BOOKMARK"})
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """`type` is ADDED, MODIFIED, DELETED or BOOKMARK; a bookmark's object has nothing but a resourceVersion."""
+
+    type: str
+    object: dict[str, Any]
+
+
+class Watch:
+    """Iterate over it (`async for event in watch`), inside of `async with watch` so that its connection is closed.
+
+    It ends when the server ends it. Raises Expired when the resourceVersion is too old, other ApiErrors, and
+    Unreachable when the connection fails, an event is cut off, or nothing (not even a bookmark) comes for
+    `idle_timeout_seconds`. `open_timeout_seconds` is the deadline for the server to begin.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        resource: Resource,
+        request: Request,
+        open_timeout_seconds: float,
+        idle_timeout_seconds: float,
+    ) -> None:
+        self._transport = transport
+        self._resource = resource
+        self._request = request
+        self._open_timeout_seconds = open_timeout_seconds
+        self._idle_timeout_seconds = idle_timeout_seconds
+        self._stack = contextlib.AsyncExitStack()
+        self._response: aiohttp.ClientResponse | None = None
+        self._closed = False
+        self._lines: deque[bytes] = deque()
+        self._partial: list[bytes] = []
+        self._partial_size = 0
+
+    async def open(self) -> None:
+        """Send the request and wait until the server begins; iteration does it by itself otherwise."""
+        if self._response is not None or self._closed:
+            return
+        server, asked = self._transport.config.server, f"watch of {self._resource.plural}"
+        refusal: Exception | None = None
+        try:
+            with translated(server=server, asked=asked):
+                async with asyncio.timeout(self._open_timeout_seconds):
+                    response = await self._stack.enter_async_context(self._transport.exchange(self._request))
+                    if response.status != HTTPStatus.OK:
+                        refusal = await error_of(response, server=server, asked=asked)
+        except BaseException:
+            await self.aclose()
+            raise
+        if refusal is not None:
+            await self.aclose()
+            raise refusal
+        self._response = response
+
+    async def aclose(self) -> None:
+        """End the watch and close its connection."""
+        self._closed = True
+        self._response = None
+        self._lines.clear()
+        await self._stack.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> WatchEvent:
+        try:
+            await self.open()
+            while not self._lines and await self._read():
+                pass
+            if self._lines:
+                return self._event(self._lines.popleft())
+        except BaseException:
+            await self.aclose()
+            raise
+        await self.aclose()
+        raise StopAsyncIteration
+
+    async def _read(self) -> bool:
+        if self._response is None:
+            return False
+        server = self._transport.config.server
+        try:
+            with translated(server=server, asked=f"watch of {self._resource.plural}"):
+                async with asyncio.timeout(self._idle_timeout_seconds):
+                    chunk = await self._response.content.readany()
+        except Unreachable as error:
+            if error.timed_out:
+                raise Unreachable(
+                    f"watch of {self._resource.plural}: {server} sent nothing for {self._idle_timeout_seconds:g} s",
+                    kind="timeout",
+                ) from error
+            raise
+        if not chunk:
+            if self._partial_size:
+                raise Unreachable(
+                    f"watch of {self._resource.plural}: {server} ended it in the middle of an event", kind="connect"
+                )
+            return False
+        self._split(chunk, server=server)
+        return True
+
+    def _split(self, chunk: bytes, *, server: str) -> None:
+        head, separator, rest = chunk.rpartition(b"\n")
+        if not separator:
+            self._partial.append(chunk)
+            self._partial_size += len(chunk)
+            if self._partial_size > MAX_BODY_BYTES:
+                raise Unreachable(
+                    f"{server} sent an event of more than {MAX_BODY_BYTES // 1024**2} MiB", kind="protocol"
+                )
+            return
+        complete = b"".join([*self._partial, head])
+        self._partial = [rest] if rest else []
+        self._partial_size = len(rest)
+        self._lines.extend(line for line in complete.split(b"\n") if line.strip())
+
+    def _event(self, line: bytes) -> WatchEvent:
+        server = self._transport.config.server
+        event = decode(line, server=server)
+        kind = event.get("type") if isinstance(event, dict) else None
+        content = event.get("object") if isinstance(event, dict) else None
+        if kind == "ERROR" and isinstance(content, dict):
+            raise status_error(content, asked=f"watch of {self._resource.plural}")
+        if kind not in _TYPES:
+            raise Unreachable(f"{server} sent something that is no watch event", kind="protocol")
+        found = read_object(content, server=server, api_version=self._resource.api_version, kind=self._resource.kind)
+        return WatchEvent(str(kind), found)
