@@ -16,6 +16,7 @@ from typing import Self
 from embedded import lock
 from embedded.errors import DaemonFailed, LeftRunning
 from embedded.handle import LOG_FILE, READY_FILE, Handle
+from tools.binaries import Binaries
 from workloads import end_processes, find_processes
 
 __all__ = ["Daemon", "end", "tail"]
@@ -43,7 +44,9 @@ def _python_path() -> str:
 class Daemon:
     """`python -m embedded`, as a child. A context manager that ends it; raises what `stop` raises."""
 
-    def __init__(self, directory: Path, *, operators: bool = True, fsync: bool = True, bound: bool = True) -> None:
+    def __init__(
+        self, directory: Path, *, binaries: Binaries, operators: bool = True, fsync: bool = True, bound: bool = True
+    ) -> None:
         """Start the daemon over a directory, which is made where it is not there.
 
         `bound`: it ends by itself when this process ends, in whatever way. Otherwise it goes on until `end`.
@@ -54,6 +57,7 @@ class Daemon:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         (directory / READY_FILE).unlink(missing_ok=True)
         command = [sys.executable, "-m", "embedded", "--directory", str(directory)]
+        command += ["--kubernetes-programs", str(binaries.kubernetes), "--etcd-programs", str(binaries.etcd)]
         command += [] if operators else ["--no-operators"]
         command += [] if fsync else ["--no-fsync"]
         command += ["--until-stdin-closes"] if bound else []

@@ -57,7 +57,7 @@ class Handle:
 
     @property
     def logs(self) -> tuple[Path, ...]:
-        """Log files of everything that runs here, the tenants' and instances' included, as far as there is something in."""
+        """Log files of everything that runs here, the tenants' and instances' included, that are not empty."""
         candidates = [self.directory / LOG_FILE, *sorted(self.directory.rglob("log"))]
         return tuple(log for log in candidates if log.is_file() and log.stat().st_size)
 

@@ -36,13 +36,13 @@ def binaries() -> Binaries:
 
 
 @contextlib.contextmanager
-def start_cluster(*, operators: bool) -> Iterator[Handle]:
+def start_cluster(binaries: Binaries, *, operators: bool) -> Iterator[Handle]:
     """Run a management cluster in a directory of its own, which goes with it. Without fsync: its data is not kept."""
     from embedded.daemon import Daemon
 
     directory = Path(tempfile.mkdtemp(prefix="kplane-test-"))
     try:
-        with Daemon(directory, operators=operators, fsync=False) as daemon:
+        with Daemon(directory, binaries=binaries, operators=operators, fsync=False) as daemon:
             yield daemon.wait_ready(timeout_seconds=_READY_SECONDS)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -51,7 +51,7 @@ def start_cluster(*, operators: bool) -> Iterator[Handle]:
 @pytest.fixture(scope="session")
 def management_cluster(binaries: Binaries, pytestconfig: pytest.Config) -> Iterator[Handle]:
     """A management cluster with both operators."""
-    with start_cluster(operators=True) as handle:
+    with start_cluster(binaries, operators=True) as handle:
         pytestconfig.stash.setdefault(_CLUSTERS, {})["management_cluster"] = handle
         yield handle
 
@@ -59,14 +59,14 @@ def management_cluster(binaries: Binaries, pytestconfig: pytest.Config) -> Itera
 @pytest.fixture(scope="session")
 def api_server(binaries: Binaries, pytestconfig: pytest.Config) -> Iterator[Handle]:
     """A management cluster without operators: etcd, kube-apiserver, kube-controller-manager, our CRDs and RBAC."""
-    with start_cluster(operators=False) as handle:
+    with start_cluster(binaries, operators=False) as handle:
         pytestconfig.stash.setdefault(_CLUSTERS, {})["api_server"] = handle
         yield handle
 
 
 @pytest.fixture
 def kubectl(binaries: Binaries) -> Callable[..., Awaitable[str]]:
-    """`await kubectl(kubeconfig, *args, stdin=None)`: what the real kubectl prints; raises with what it says on errors."""
+    """`await kubectl(kubeconfig, *args, stdin=None)`: what kubectl prints; raises `KubectlFailed` on errors."""
     from embedded.kubectl import Kubectl
 
     async def run(kubeconfig: Path, *args: str, stdin: str | None = None) -> str:

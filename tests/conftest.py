@@ -15,7 +15,7 @@ pytest_plugins = ["embedded.pytest_plugin"]
 
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
-    """`await eventually(probe, accept, timeout=10.0)`: probe until accepted; on time-out show the last value or error."""
+    """`await eventually(probe, accept, timeout=10.0)`: probe until accepted; on time-out show the last value."""
 
     async def wait(probe: Callable[[], Any], accept: Callable[[Any], bool] = bool, *, timeout: float = 10.0) -> Any:
         deadline = time.monotonic() + timeout
