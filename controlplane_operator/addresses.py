@@ -1,0 +1,100 @@
+"""The URLs under which a control plane is reached, taken from a ControlPlaneEndpoint."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from api import ControlPlane, ControlPlaneEndpoint, EndpointAddress, EndpointType
+from controlplane_operator.trouble import Trouble
+
+__all__ = ["Addresses", "addresses_of", "realm_of", "tenant_url"]
+
+_CLUSTERS: Final = "clusters"
+_CONTROL_PLANE: Final = "control-plane"
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """The three URLs of a control plane, each where its own is not given the next best."""
+
+    internal: str
+    external: str
+    join: str
+
+    def published(self) -> list[EndpointAddress]:
+        """Return them as `status.endpoints`."""
+        return [
+            EndpointAddress(type=EndpointType.INTERNAL, url=self.internal),
+            EndpointAddress(type=EndpointType.EXTERNAL, url=self.external),
+            EndpointAddress(type=EndpointType.JOIN, url=self.join),
+        ]
+
+
+def addresses_of(endpoint: ControlPlaneEndpoint, *, control_plane: ControlPlane) -> Addresses:
+    """Take a control plane's URLs out of an endpoint: those of the status win, then those of the spec.
+
+    An endpoint that kplane made for this control plane is taken as it is, and so is any for mode Dedicated. Otherwise
+    `/clusters/<clusterPath>/control-plane` is appended where it is missing. Raises Trouble: EndpointPending where there
+    is no URL yet, EndpointInvalid where the endpoint or its URL belongs to another control plane.
+    """
+    owner = next((ref for ref in endpoint.metadata.owner_references if ref.kind == ControlPlane.resource.kind), None)
+    if owner is not None and owner.uid != control_plane.metadata.uid:
+        raise Trouble(
+            "EndpointInvalid",
+            f"ControlPlaneEndpoint {endpoint.name} belongs to control plane {owner.name}; name another one",
+        )
+    internal, external, join = (
+        _in_force(endpoint, field) for field in ("endpoint", "external_endpoint", "join_endpoint")
+    )
+    if internal is None:
+        raise Trouble(
+            "EndpointPending",
+            f"ControlPlaneEndpoint {endpoint.name} has no spec.endpoint (nor status.endpoint) yet",
+            waits_for_event=True,
+        )
+    external = external or internal
+    urls = [internal, external, join or external]
+    if owner is None and control_plane.spec.mode == "Virtual":
+        urls = [tenant_url(url, cluster_path=control_plane.cluster_path) for url in urls]
+    return Addresses(*(url.rstrip("/") for url in urls))
+
+
+def _in_force(endpoint: ControlPlaneEndpoint, field: str) -> str | None:
+    observed: str | None = getattr(endpoint.status, field)
+    wanted: str | None = getattr(endpoint.spec, field)
+    current = endpoint.status.observed_generation in (None, endpoint.metadata.generation)
+    return observed or wanted if current else wanted or observed
+
+
+def tenant_url(url: str, *, cluster_path: str) -> str:
+    """Return the URL with `/clusters/<clusterPath>/control-plane` in it, appended where it is missing.
+
+    Raises Trouble (EndpointInvalid) where the URL names another tenant's path, or is written so that a server could
+    read it in another way than we do.
+    """
+    segments = [unquote(segment) for segment in urlsplit(url).path.strip("/").split("/")]
+    if segments != [""] and any(segment in {"", ".", ".."} or "/" in segment for segment in segments):
+        raise Trouble("EndpointInvalid", f"{url}: write the path without empty, '.' and '..' segments and without %2F")
+    named = [
+        segments[at + 1]
+        for at in range(len(segments) - 2)
+        if segments[at] == _CLUSTERS and segments[at + 2] == _CONTROL_PLANE
+    ]
+    foreign = next((name for name in named if name != cluster_path), None)
+    if foreign is not None:
+        raise Trouble(
+            "EndpointInvalid",
+            f"{url} is the address of clusterPath {foreign!r}, and this control plane's is {cluster_path!r};"
+            " correct the endpoint's URL",
+        )
+    return url if named else f"{url.rstrip('/')}/{_CLUSTERS}/{cluster_path}/{_CONTROL_PLANE}"
+
+
+def realm_of(url: str) -> str:
+    """Name the API server behind a tenant's URL: two tenants of one realm must not share a clusterPath."""
+    parts = urlsplit(url)
+    base = re.sub(rf"/{_CLUSTERS}/[^/]+/{_CONTROL_PLANE}/?$", "", parts.path).rstrip("/")
+    return f"https://{(parts.hostname or '').lower()}:{parts.port or 443}{base}"

@@ -1,0 +1,61 @@
+"""Objects that a control plane brings along in the management cluster: its endpoint and its default registration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from api import ControlPlane, ControlPlaneClass, ControlPlaneEndpoint
+from controlplane_operator.addresses import Addresses
+from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANE_REGISTRATIONS
+from controlplane_operator.management import Management
+from controlplane_operator.namespaces import owner_of
+from controlplane_operator.trouble import Trouble
+from provider import AlreadyExists
+
+__all__ = ["ensure_default_registration", "ensure_endpoint"]
+
+
+async def ensure_endpoint(management: Management, control_plane: ControlPlane, *, addresses: Addresses) -> None:
+    """Have the ControlPlaneEndpoint of a control plane that kplane runs say where it is.
+
+    Raises Trouble (EndpointInvalid) where somebody else made one of that name: it is not overwritten.
+    """
+    name = control_plane.name
+    store = management.stores.endpoints
+    spec = {"endpoint": addresses.internal, "externalEndpoint": addresses.external, "joinEndpoint": addresses.join}
+    known = store.get(("", name))
+    if known is None:
+        try:
+            made = await management.client.create(CONTROL_PLANE_ENDPOINTS, _owned(control_plane, spec))
+        except AlreadyExists:
+            made = await management.client.get(CONTROL_PLANE_ENDPOINTS, name)
+        store.apply(made)
+        known = made
+    owners = [owner.uid for owner in ControlPlaneEndpoint.model_validate(known).metadata.owner_references]
+    if control_plane.metadata.uid not in owners:
+        raise Trouble(
+            "EndpointInvalid",
+            f"ControlPlaneEndpoint {name} exists and does not belong to this control plane, so it is not overwritten;"
+            " name it in spec.endpointRef, or delete it",
+        )
+    if any(known["spec"].get(field) != url for field, url in spec.items()):
+        store.apply(await management.client.apply(CONTROL_PLANE_ENDPOINTS, _owned(control_plane, spec)))
+
+
+async def ensure_default_registration(
+    management: Management, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None
+) -> None:
+    """Have a registration of the control plane's name exist where the class wants one; none is ever changed."""
+    services = chosen.spec.default_services if chosen is not None else []
+    store = management.stores.registrations
+    if not services or store.get(("", control_plane.name)) is not None:
+        return
+    spec = {"controlPlaneRef": {"name": control_plane.name}, "services": [str(service) for service in services]}
+    try:
+        store.apply(await management.client.create(CONTROL_PLANE_REGISTRATIONS, _owned(control_plane, spec)))
+    except AlreadyExists:
+        return
+
+
+def _owned(control_plane: ControlPlane, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"metadata": {"name": control_plane.name, "ownerReferences": [owner_of(control_plane)]}, "spec": spec}

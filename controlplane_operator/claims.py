@@ -1,0 +1,74 @@
+"""Who holds which clusterPath."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from api import ControlPlane, ControlPlaneMode
+from controlplane_operator.fanout import Stores
+from controlplane_operator.validation import Claim, check_unclaimed
+
+__all__ = ["Claims"]
+
+
+class Claims:
+    """Grants each clusterPath of a realm to one control plane at a time.
+
+    What was granted is in the status of the control plane; until that is seen in the cache, it is remembered here.
+    """
+
+    def __init__(self, stores: Stores, *, realm: Callable[[ControlPlane], str | None]) -> None:
+        """`realm` names what a control plane's path must be unique in."""
+        self._stores = stores
+        self._realm = realm
+        self._granted: dict[str, tuple[str, str]] = {}
+
+    def take(self, control_plane: ControlPlane) -> None:
+        """Grant a control plane its path; raises Trouble (ClusterPathInUse) where another one has the better right.
+
+        Never waits, so that no other control plane can be granted the path in between.
+        """
+        claim = self._claim(control_plane)
+        if claim is None:
+            return
+        check_unclaimed(claim, others=self._others(control_plane))
+        self._granted[claim.uid] = claim.realm, claim.cluster_path
+
+    def release(self, uid: str) -> None:
+        """The control plane with this uid is gone."""
+        self._granted.pop(uid, None)
+
+    def holds(self, control_plane: ControlPlane) -> bool:
+        """Tell whether nobody else has the better right to the control plane's path."""
+        claim = self._claim(control_plane)
+        return claim is None or not any(
+            (other.realm, other.cluster_path) == (claim.realm, claim.cluster_path) and other.goes_before(claim)
+            for other in self._others(control_plane)
+        )
+
+    def _others(self, control_plane: ControlPlane) -> list[Claim]:
+        found = [
+            ControlPlane.model_validate(obj) for obj in self._stores.control_planes.by("path", control_plane.cluster_path)
+        ]
+        claims = [self._claim(other) for other in found if other.metadata.uid != control_plane.metadata.uid]
+        return [claim for claim in claims if claim is not None]
+
+    def _claim(self, control_plane: ControlPlane) -> Claim | None:
+        if control_plane.spec.mode is not ControlPlaneMode.VIRTUAL:
+            return None
+        realm = self._realm(control_plane)
+        if realm is None:
+            return None
+        uid, path = control_plane.metadata.uid or "", control_plane.cluster_path
+        held = control_plane.status.cluster_path == path or self._granted.get(uid) == (realm, path)
+        if control_plane.deleting and not held:
+            return None
+        return Claim(
+            name=control_plane.name,
+            uid=uid,
+            realm=realm,
+            cluster_path=path,
+            held=held,
+            created=control_plane.metadata.creation_timestamp or datetime.max.replace(tzinfo=UTC),
+        )

@@ -1,0 +1,195 @@
+"""Reconciles ControlPlane: checks it, has an API server run for it, publishes how to get in, and takes it down."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from api import ControlPlane, ControlPlaneClass, ControlPlaneMode, ControlPlanePhase, ControlPlaneStatus
+from api.names import FINALIZER
+from controlplane_operator.backoff import Backoff
+from controlplane_operator.cache import Key
+from controlplane_operator.claims import Claims
+from controlplane_operator.kinds import CONTROL_PLANES
+from controlplane_operator.logs import about
+from controlplane_operator.management import Management
+from controlplane_operator.namespaces import ManagementNamespaces
+from controlplane_operator.provision import Provisioner
+from controlplane_operator.publication import Publication, not_acted_on
+from controlplane_operator.removal import Removal, policy_of
+from controlplane_operator.status import with_condition, with_supported
+from controlplane_operator.trouble import Trouble
+from controlplane_operator.validation import check_class, check_cluster_path
+from provider import Result
+
+__all__ = ["ControlPlaneReconciler", "Provisioners"]
+
+_WAITING: Final = frozenset({"ClassNotFound", "ClusterPathInUse", "EndpointPending", "CredentialsMissing"})
+_UNDER_WAY: Final = frozenset({"Provisioning", "Bootstrapping"})
+_MAY_PASS: Final = frozenset({"EndpointUnreachable", "CertificateInvalid"})
+
+
+class Provisioners:
+    """The three ways to an API server, and which of them is a control plane's."""
+
+    def __init__(self, *, virtual: Provisioner, dedicated: Provisioner, external: Provisioner) -> None:
+        self.virtual: Final = virtual
+        self.dedicated: Final = dedicated
+        self.external: Final = external
+
+    def wanted(self, control_plane: ControlPlane) -> Provisioner:
+        """Return the way that the spec asks for."""
+        if control_plane.spec.endpoint_ref is not None:
+            return self.external
+        return self.managed(control_plane)
+
+    def managed(self, control_plane: ControlPlane) -> Provisioner:
+        """Return the way by which kplane itself would run the API server."""
+        return self.dedicated if control_plane.spec.mode is ControlPlaneMode.DEDICATED else self.virtual
+
+    def used(self, control_plane: ControlPlane) -> Provisioner:
+        """Return the way that was gone for an existing control plane, whatever its spec says by now."""
+        managed = self.managed(control_plane)
+        return managed if managed.made(control_plane) else self.wanted(control_plane)
+
+    def realm(self, control_plane: ControlPlane) -> str | None:
+        """Name what the control plane's path must be unique in."""
+        return self.wanted(control_plane).realm(control_plane)
+
+
+class ControlPlaneReconciler:
+    """Makes control planes real."""
+
+    def __init__(
+        self,
+        management: Management,
+        *,
+        provisioners: Provisioners,
+        namespaces: ManagementNamespaces,
+        publication: Publication,
+        removal: Removal,
+        claims: Claims,
+    ) -> None:
+        self._management = management
+        self._provisioners = provisioners
+        self._namespaces = namespaces
+        self._publication = publication
+        self._removal = removal
+        self._claims = claims
+        self._backoff: Backoff[Key] = Backoff()
+        self._uids: dict[Key, str] = {}
+
+    async def reconcile(self, key: Key) -> Result | None:
+        """Bring one control plane as far as it gets now, and say in its status where it is."""
+        obj = self._management.stores.control_planes.get(key)
+        self._forget_former(key, obj["metadata"]["uid"] if obj is not None else None)
+        if obj is None:
+            return None
+        with about("ControlPlane", name=key[1]):
+            control_plane = ControlPlane.model_validate(obj)
+            chosen = self._class(control_plane)
+            if control_plane.deleting:
+                return await self._removal.remove(control_plane, chosen=chosen)
+            try:
+                result = await self._bring_up(control_plane, chosen=chosen)
+            except Trouble as trouble:
+                await self._tell(key, trouble, chosen=chosen)
+                return None if trouble.waits_for_event else Result(self._backoff.next(key))
+            self._backoff.forget(key)
+            return result
+
+    async def _bring_up(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Result | None:
+        if control_plane.spec.mode is ControlPlaneMode.VIRTUAL:
+            check_cluster_path(control_plane)
+        check_class(control_plane, chosen=chosen)
+        provisioner = self._provisioners.wanted(control_plane)
+        if provisioner is not self._provisioners.used(control_plane):
+            raise Trouble(
+                "EndpointInvalid",
+                "spec.endpointRef cannot be set on a control plane whose API server is run by kplane; remove it again",
+                waits_for_event=True,
+            )
+        self._claims.take(control_plane)
+        control_plane = await self._begin(control_plane, chosen=chosen)
+        await self._namespaces.ensure(control_plane)
+        provision = await provisioner.ensure(control_plane)
+        return await self._publication.publish(control_plane, provision=provision, chosen=chosen)
+
+    async def _begin(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> ControlPlane:
+        """Write down, before anything is made, what will have to be removed: finalizer, path, policy."""
+        if FINALIZER not in control_plane.metadata.finalizers:
+            body = {
+                "metadata": {
+                    "finalizers": [*control_plane.metadata.finalizers, FINALIZER],
+                    "resourceVersion": control_plane.metadata.resource_version,
+                }
+            }
+            stored = await self._management.client.patch(CONTROL_PLANES, control_plane.name, body)
+            self._management.stores.control_planes.apply(stored)
+            control_plane = ControlPlane.model_validate(stored)
+        virtual = control_plane.spec.mode is ControlPlaneMode.VIRTUAL
+        decided = {
+            "cluster_path": control_plane.cluster_path if virtual else None,
+            "deletion_policy": policy_of(control_plane, chosen=chosen),
+        }
+        status = control_plane.status.model_copy(update=decided)
+        if status.phase in (None, ControlPlanePhase.PENDING):
+            status = self._status_of(
+                control_plane.model_copy(update={"status": status}),
+                Trouble("Provisioning", "the control plane is being made"),
+                chosen=chosen,
+            )
+        await self._write(control_plane, status=status)
+        return control_plane.model_copy(update={"status": status})
+
+    async def _tell(self, key: Key, trouble: Trouble, *, chosen: ControlPlaneClass | None) -> None:
+        obj = self._management.stores.control_planes.get(key)
+        if obj is not None:
+            control_plane = ControlPlane.model_validate(obj)
+            await self._write(control_plane, status=self._status_of(control_plane, trouble, chosen=chosen))
+
+    def _class(self, control_plane: ControlPlane) -> ControlPlaneClass | None:
+        reference = control_plane.spec.class_ref
+        obj = self._management.stores.classes.get(("", reference.name)) if reference is not None else None
+        return ControlPlaneClass.model_validate(obj) if obj is not None else None
+
+    def _forget_former(self, key: Key, uid: str | None) -> None:
+        former = self._uids.get(key)
+        if former is not None and former != uid:
+            self._claims.release(former)
+            self._publication.forget(former)
+            self._backoff.forget(key)
+            del self._uids[key]
+        if uid is not None:
+            self._uids[key] = uid
+
+    def _status_of(
+        self, control_plane: ControlPlane, trouble: Trouble, *, chosen: ControlPlaneClass | None
+    ) -> ControlPlaneStatus:
+        """Return the present status, with what is published left in place and the trouble in its conditions."""
+        conditions = with_condition(
+            control_plane.status.conditions,
+            of=control_plane,
+            status="False",
+            reason=trouble.reason,
+            message=trouble.message,
+        )
+        return control_plane.status.model_copy(
+            update={
+                "phase": _phase(trouble, published=control_plane.status.endpoint is not None),
+                "observed_generation": control_plane.metadata.generation,
+                "conditions": with_supported(
+                    conditions, of=control_plane, missing=not_acted_on(control_plane, chosen=chosen)
+                ),
+            }
+        )
+
+    async def _write(self, control_plane: ControlPlane, *, status: ControlPlaneStatus) -> None:
+        await self._management.status.write(self._management.stores.control_planes, control_plane, status=status)
+
+
+def _phase(trouble: Trouble, *, published: bool) -> ControlPlanePhase:
+    if trouble.reason in _WAITING:
+        return ControlPlanePhase.PENDING
+    if trouble.reason in _UNDER_WAY or (trouble.reason in _MAY_PASS and not published):
+        return ControlPlanePhase.PROVISIONING
+    return ControlPlanePhase.FAILED

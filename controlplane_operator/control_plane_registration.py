@@ -1,0 +1,154 @@
+"""Reconciles ControlPlaneRegistration: resolves it, grants its Secret, publishes both as one pair."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from api import (
+    ControllersSettings,
+    ControlPlane,
+    ControlPlaneClass,
+    ControlPlaneEndpoint,
+    ControlPlaneRegistration,
+    RegistrationMode,
+    SecretReference,
+    Service,
+)
+from api.names import ALLOW_REGISTRATION_LABEL, management_namespace
+from controlplane_operator.backoff import jittered
+from controlplane_operator.cache import Key
+from controlplane_operator.logs import about
+from controlplane_operator.management import Management
+from controlplane_operator.resolution import Resolution, SecretStanding, resolve, secret_wanted
+from controlplane_operator.secrets import find_secret
+from controlplane_operator.status import with_condition, with_supported
+from controlplane_operator.trouble import Trouble
+from provider import Result
+
+__all__ = ["ControlPlaneRegistrationReconciler"]
+
+_PERIOD_SECONDS: Final = 600.0
+_RETRY_SECONDS: Final = 5.0
+
+
+class ControlPlaneRegistrationReconciler:
+    """Resolves registrations."""
+
+    def __init__(self, management: Management) -> None:
+        self._management = management
+        self._uids: dict[Key, str] = {}
+
+    async def reconcile(self, key: Key) -> Result | None:
+        """Resolve one registration, or take back what a deleted one was granted."""
+        obj = self._management.stores.registrations.get(key)
+        uid = obj["metadata"]["uid"] if obj is not None else None
+        with about("ControlPlaneRegistration", name=key[1]):
+            former = self._uids.get(key)
+            if former is not None and former != uid:
+                await self._management.access.revoke(former)
+                del self._uids[key]
+            if obj is None or uid is None:
+                return None
+            self._uids[key] = uid
+            return await self._resolve(ControlPlaneRegistration.model_validate(obj))
+
+    async def _resolve(self, registration: ControlPlaneRegistration) -> Result | None:
+        control_plane = self._control_plane(registration)
+        try:
+            if registration.deleting:
+                raise Trouble("Deleting", "the registration is being deleted", waits_for_event=True)
+            resolution = resolve(
+                registration,
+                control_plane=control_plane,
+                endpoint=self._endpoint(registration),
+                standing=await self._standing(registration, control_plane=control_plane),
+            )
+        except Trouble as trouble:
+            # First nobody is told to use the Secret, then nobody may.
+            await self._publish(registration, trouble)
+            await self._management.access.revoke(registration.metadata.uid or "")
+            return None if trouble.waits_for_event else Result(jittered(_RETRY_SECONDS))
+        secret = resolution.controllers_secret or resolution.kubeconfig_secret
+        await self._management.access.grant(registration, secret=secret)
+        await self._publish(registration, resolution, control_plane=control_plane)
+        await self._management.access.revoke(registration.metadata.uid or "", keep=secret)
+        return Result(jittered(_PERIOD_SECONDS))
+
+    def _control_plane(self, registration: ControlPlaneRegistration) -> ControlPlane | None:
+        obj = self._management.stores.control_planes.get(("", registration.spec.control_plane_ref.name))
+        return ControlPlane.model_validate(obj) if obj is not None else None
+
+    def _endpoint(self, registration: ControlPlaneRegistration) -> ControlPlaneEndpoint | None:
+        reference = registration.spec.endpoint_ref
+        obj = self._management.stores.endpoints.get(("", reference.name)) if reference is not None else None
+        return ControlPlaneEndpoint.model_validate(obj) if obj is not None else None
+
+    async def _standing(
+        self, registration: ControlPlaneRegistration, *, control_plane: ControlPlane | None
+    ) -> SecretStanding:
+        secret = secret_wanted(registration, control_plane=control_plane)
+        if secret is None or control_plane is None:
+            return SecretStanding.ABSENT
+        if secret == control_plane.status.kubeconfig_secret_ref:
+            # Where somebody deleted it, it is back in a moment: no reason to stop what runs.
+            return SecretStanding.USABLE
+        return await self._standing_of_other(secret, own_namespace=management_namespace(control_plane.name))
+
+    async def _standing_of_other(self, secret: SecretReference, *, own_namespace: str) -> SecretStanding:
+        found = await find_secret(self._management, namespace=secret.namespace, name=secret.name)
+        if found is None:
+            return SecretStanding.ABSENT
+        opened = (found["metadata"].get("labels") or {}).get(ALLOW_REGISTRATION_LABEL) == "true"
+        return SecretStanding.USABLE if opened or secret.namespace == own_namespace else SecretStanding.NOT_ALLOWED
+
+    def _profile(self, current: ControlPlaneRegistration, *, control_plane: ControlPlane | None) -> ControllersSettings:
+        reference = control_plane.spec.class_ref if control_plane is not None else None
+        if reference is None:
+            return ControllersSettings()
+        obj = self._management.stores.classes.get(("", reference.name))
+        if obj is None:
+            # The class is gone or not here yet: what it said before stays in force.
+            return current.status.controllers or ControllersSettings()
+        return ControlPlaneClass.model_validate(obj).spec.controllers
+
+    async def _publish(
+        self,
+        current: ControlPlaneRegistration,
+        outcome: Resolution | Trouble,
+        *,
+        control_plane: ControlPlane | None = None,
+    ) -> None:
+        resolved = outcome if isinstance(outcome, Resolution) else None
+        ready = with_condition(
+            current.status.conditions,
+            of=current,
+            status="True" if resolved is not None else "False",
+            reason=outcome.reason if isinstance(outcome, Trouble) else "Resolved",
+            message=outcome.message if isinstance(outcome, Trouble) else "services can run",
+        )
+        status = current.status.model_copy(
+            update={
+                "ready": resolved is not None,
+                "resolved_endpoint": resolved.endpoint if resolved else None,
+                "resolved_kubeconfig_secret_ref": resolved.kubeconfig_secret if resolved else None,
+                "resolved_controllers_secret_ref": resolved.controllers_secret if resolved else None,
+                "control_plane_uid": resolved.control_plane_uid if resolved else None,
+                "version": resolved.version if resolved else None,
+                "controllers": self._profile(current, control_plane=control_plane) if resolved else None,
+                "services": current.spec.services,
+                "mode": current.spec.mode or RegistrationMode.SHARED,
+                "observed_generation": current.metadata.generation,
+                "conditions": with_supported(ready, of=current, missing=_unsupported(current)),
+            }
+        )
+        await self._management.status.write(self._management.stores.registrations, current, status=status)
+
+
+def _unsupported(registration: ControlPlaneRegistration) -> list[str]:
+    told = []
+    missing = [service for service in registration.spec.services if service is not Service.CONTROLLERS]
+    if missing:
+        told.append(f"{' and '.join(missing)} in spec.services: accepted, and not run yet; Controllers is")
+    if registration.spec.mode is RegistrationMode.DEDICATED:
+        told.append("spec.mode Dedicated: accepted, and served as Shared")
+    return told

@@ -1,0 +1,187 @@
+"""What one control plane needs for life, and the certificates issued from it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+from controlplane_operator.credentials.pki import (
+    KeyPair,
+    create_authority,
+    create_signing_key,
+    hosts_of,
+    issue_client,
+    issue_serving,
+    issued_by,
+    renewal_due,
+)
+from controlplane_operator.errors import CredentialsInvalid
+
+__all__ = ["CONTROLLERS_USER", "TenantAuthorities", "TenantCertificates"]
+
+CONTROLLERS_USER: Final = "kplane:controller-manager"
+"""The user that a control plane's controllers authenticate as, by client certificate."""
+
+_FRONT_PROXY_USER: Final = "front-proxy-client"
+_ADMINISTRATOR_USER: Final = "kplane:controlplane-operator"
+_ADMINISTRATOR_GROUP: Final = "system:masters"
+_ADMINISTRATOR_LIFETIME: Final = dt.timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantAuthorities:
+    """The authorities of a control plane and its ServiceAccount key. Losing them makes its credentials worthless.
+
+    Serving and client certificates come from different authorities, so that a server cannot pose as a user.
+    """
+
+    serving: KeyPair
+    client: KeyPair
+    front_proxy: KeyPair
+    etcd: KeyPair
+    """Of a dedicated control plane's own etcd."""
+    service_account_key: bytes = field(repr=False)
+
+    @classmethod
+    def create(cls, name: str) -> Self:
+        """Create everything anew for the control plane of that name."""
+        return cls(
+            serving=create_authority(_common_name(name, "serving")),
+            client=create_authority(_common_name(name, "client")),
+            front_proxy=create_authority(_common_name(name, "front-proxy")),
+            etcd=create_authority(_common_name(name, "etcd")),
+            service_account_key=create_signing_key(),
+        )
+
+    @classmethod
+    def from_secret(cls, data: Mapping[str, bytes]) -> Self:
+        """Read what `to_secret` wrote. Raises CredentialsInvalid with the entry that is missing."""
+        return cls(
+            serving=_read(data, "serving-ca"),
+            client=_read(data, "client-ca"),
+            front_proxy=_read(data, "front-proxy-ca"),
+            etcd=_read(data, "etcd-ca"),
+            service_account_key=_entry(data, "sa.key"),
+        )
+
+    def to_secret(self) -> dict[str, bytes]:
+        """Return the data of a Secret that only the operator may read."""
+        return {
+            **_entries("serving-ca", self.serving),
+            **_entries("client-ca", self.client),
+            **_entries("front-proxy-ca", self.front_proxy),
+            **_entries("etcd-ca", self.etcd),
+            "sa.key": self.service_account_key,
+        }
+
+    def issue_administrator(self) -> KeyPair:
+        """Issue a client certificate of one day for the operator itself, as administrator of the control plane."""
+        return issue_client(
+            self.client, user=_ADMINISTRATOR_USER, groups=[_ADMINISTRATOR_GROUP], lifetime=_ADMINISTRATOR_LIFETIME
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TenantCertificates:
+    """Leaf certificates of a control plane's programs, kept in a Secret so that they stay until they are due."""
+
+    api_server: KeyPair
+    """The API server's serving certificate."""
+    front_proxy: KeyPair
+    """The API server's certificate towards extension API servers."""
+    etcd_client: KeyPair
+    """The API server's certificate towards etcd; its CN is the etcd user."""
+    controllers: KeyPair
+    """Client certificate of the user `CONTROLLERS_USER`."""
+    etcd_server: KeyPair | None = None
+    """Serving and peer certificate of a dedicated control plane's own etcd."""
+
+    @classmethod
+    def renewed(
+        cls,
+        previous: Self | None,
+        *,
+        authorities: TenantAuthorities,
+        hosts: Sequence[str],
+        etcd_authority: KeyPair,
+        etcd_user: str,
+        etcd_hosts: Sequence[str] = (),
+        now: dt.datetime,
+    ) -> Self:
+        """Return `previous` where nothing is due; else a copy with new certificates in the place of those that are.
+
+        A certificate is due when two thirds of its life have gone, when its issuer is another one now, or when a
+        serving certificate lacks one of `hosts`. `etcd_authority` signs the clients of the etcd in use, the shared or
+        the own one. `etcd_hosts` is empty where the control plane has no etcd of its own.
+        """
+        renewed = cls(
+            api_server=_kept(previous and previous.api_server, authorities.serving, now=now, hosts=hosts)
+            or issue_serving(authorities.serving, common_name="kube-apiserver", hosts=hosts),
+            front_proxy=_kept(previous and previous.front_proxy, authorities.front_proxy, now=now)
+            or issue_client(authorities.front_proxy, user=_FRONT_PROXY_USER),
+            etcd_client=_kept(previous and previous.etcd_client, etcd_authority, now=now)
+            or issue_client(etcd_authority, user=etcd_user),
+            controllers=_kept(previous and previous.controllers, authorities.client, now=now)
+            or issue_client(authorities.client, user=CONTROLLERS_USER),
+            etcd_server=(
+                _kept(previous and previous.etcd_server, authorities.etcd, now=now, hosts=etcd_hosts)
+                or issue_serving(authorities.etcd, common_name="etcd", hosts=etcd_hosts, client=True)
+            )
+            if etcd_hosts
+            else None,
+        )
+        return previous if previous == renewed else renewed
+
+    @classmethod
+    def from_secret(cls, data: Mapping[str, bytes]) -> Self:
+        """Read what `to_secret` wrote. Raises CredentialsInvalid with the entry that is missing."""
+        return cls(
+            api_server=_read(data, "apiserver"),
+            front_proxy=_read(data, "front-proxy-client"),
+            etcd_client=_read(data, "etcd-client"),
+            controllers=_read(data, "controllers"),
+            etcd_server=_read(data, "etcd-server") if "etcd-server.crt" in data else None,
+        )
+
+    def to_secret(self) -> dict[str, bytes]:
+        """Return the data of a Secret that only the operator may read."""
+        return {
+            **_entries("apiserver", self.api_server),
+            **_entries("front-proxy-client", self.front_proxy),
+            **_entries("etcd-client", self.etcd_client),
+            **_entries("controllers", self.controllers),
+            **(_entries("etcd-server", self.etcd_server) if self.etcd_server is not None else {}),
+        }
+
+
+def _common_name(name: str, role: str) -> str:
+    # RFC 5280, appendix A: a common name has 64 characters at most.
+    return f"kplane-{name[:40]}-{role}"
+
+
+def _kept(
+    previous: KeyPair | None, authority: KeyPair, *, now: dt.datetime, hosts: Sequence[str] = ()
+) -> KeyPair | None:
+    """Return the pair where it need not be renewed."""
+    if previous is None or not issued_by(previous.certificate, authority=authority):
+        return None
+    if renewal_due(previous.certificate, now=now) or not hosts_of(previous.certificate).issuperset(hosts):
+        return None
+    return previous
+
+
+def _entries(name: str, pair: KeyPair) -> dict[str, bytes]:
+    return {f"{name}.crt": pair.certificate, f"{name}.key": pair.key}
+
+
+def _read(data: Mapping[str, bytes], name: str) -> KeyPair:
+    return KeyPair(certificate=_entry(data, f"{name}.crt"), key=_entry(data, f"{name}.key"))
+
+
+def _entry(data: Mapping[str, bytes], name: str) -> bytes:
+    try:
+        return data[name]
+    except KeyError:
+        raise CredentialsInvalid(f"the Secret has no entry {name}") from None

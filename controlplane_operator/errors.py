@@ -1,0 +1,17 @@
+"""The root of what the operator raises."""
+
+from __future__ import annotations
+
+__all__ = ["CredentialsInvalid", "KeyspaceError", "OperatorError"]
+
+
+class OperatorError(Exception):
+    """Root of the operator's own errors."""
+
+
+class CredentialsInvalid(OperatorError):
+    """Stored keys or certificates are missing or not what they should be; the message names the entry."""
+
+
+class KeyspaceError(OperatorError):
+    """The shared etcd did not do what was asked; the message says what was asked and what etcd said."""

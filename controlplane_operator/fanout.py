@@ -1,0 +1,214 @@
+"""Which objects a change concerns: every reconciler is woken by whatever its result depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from api.names import ALLOW_REGISTRATION_LABEL, CONTROL_PLANE_LABEL, management_namespace
+from controlplane_operator.cache import Change, Key, Object, Store
+from controlplane_operator.components import apiserver_name, etcd_name
+from controlplane_operator.kinds import (
+    CONTROL_PLANE_CLASSES,
+    CONTROL_PLANE_ENDPOINTS,
+    CONTROL_PLANE_REGISTRATIONS,
+    CONTROL_PLANES,
+)
+from provider import NAMESPACES, SECRETS, WorkQueue
+
+__all__ = ["ALLOWED_SECRETS", "LABEL_SELECTORS", "Queues", "Stores", "connect", "wake_by_component"]
+
+
+def _field(*path: str) -> Callable[[Object], list[str]]:
+    def values(obj: Object) -> list[str]:
+        value: Any = obj
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        return [value] if isinstance(value, str) and value else []
+
+    return values
+
+
+def _cluster_path(obj: Object) -> list[str]:
+    given = _field("spec", "virtual", "clusterPath")(obj)
+    return given or [obj["metadata"]["name"]]
+
+
+def _namespace(obj: Object) -> list[str]:
+    return [management_namespace(obj["metadata"]["name"])]
+
+
+def _components(obj: Object) -> list[str]:
+    name = obj["metadata"]["name"]
+    return [apiserver_name(name), etcd_name(name)]
+
+
+def _kubeconfig_secret(obj: Object) -> list[str]:
+    secrets = (obj.get("spec", {}).get("kubeconfigSecretRef"), obj.get("status", {}).get("resolvedKubeconfigSecretRef"))
+    return [_reference(secret) for secret in secrets if secret]
+
+
+def _reference(secret: Object) -> str:
+    return f"{secret.get('namespace')}/{secret.get('name')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """What is known of the management cluster."""
+
+    control_planes: Store = field(
+        default_factory=lambda: Store(
+            CONTROL_PLANES,
+            indexers={
+                "class": _field("spec", "classRef", "name"),
+                "endpoint": _field("spec", "endpointRef", "name"),
+                "path": _cluster_path,
+                "namespace": _namespace,
+                "component": _components,
+            },
+        )
+    )
+    classes: Store = field(default_factory=lambda: Store(CONTROL_PLANE_CLASSES))
+    endpoints: Store = field(
+        default_factory=lambda: Store(
+            CONTROL_PLANE_ENDPOINTS,
+            indexers={
+                "credentials": lambda obj: [
+                    _reference(secret) for secret in [obj["spec"].get("credentialsSecretRef")] if secret
+                ]
+            },
+        )
+    )
+    registrations: Store = field(
+        default_factory=lambda: Store(
+            CONTROL_PLANE_REGISTRATIONS,
+            indexers={
+                "control plane": _field("spec", "controlPlaneRef", "name"),
+                "endpoint": _field("spec", "endpointRef", "name"),
+                "secret": _kubeconfig_secret,
+            },
+        )
+    )
+    namespaces: Store = field(default_factory=lambda: Store(NAMESPACES))
+    secrets: Store = field(default_factory=lambda: Store(SECRETS))
+    """Those of control planes."""
+    allowed_secrets: Store = field(default_factory=lambda: Store(SECRETS))
+    """Those that their owners opened to registrations."""
+
+    def watched(self) -> tuple[Store, ...]:
+        """Return the stores that kopf feeds."""
+        return (
+            self.control_planes,
+            self.classes,
+            self.endpoints,
+            self.registrations,
+            self.namespaces,
+            self.secrets,
+        )
+
+
+LABEL_SELECTORS: Final = {SECRETS: CONTROL_PLANE_LABEL, NAMESPACES: CONTROL_PLANE_LABEL}
+"""So that no other Secret and Namespace of the cluster is read."""
+
+ALLOWED_SECRETS: Final = f"{ALLOW_REGISTRATION_LABEL}=true"
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """Keys that wait for their reconciler, one queue a kind."""
+
+    control_planes: WorkQueue[Key] = field(default_factory=WorkQueue)
+    classes: WorkQueue[Key] = field(default_factory=WorkQueue)
+    endpoints: WorkQueue[Key] = field(default_factory=WorkQueue)
+    registrations: WorkQueue[Key] = field(default_factory=WorkQueue)
+
+    def by_name(self) -> dict[str, WorkQueue[Key]]:
+        """Return them by the names of their controllers."""
+        return {
+            "controlplane": self.control_planes,
+            "controlplaneclass": self.classes,
+            "controlplaneendpoint": self.endpoints,
+            "controlplaneregistration": self.registrations,
+        }
+
+
+def connect(stores: Stores, *, queues: Queues) -> None:
+    """Have every change in the stores enqueue what depends on the object."""
+    wiring = _Fanout(stores, queues)
+    stores.control_planes.listen(wiring.control_plane)
+    stores.classes.listen(wiring.control_plane_class)
+    stores.endpoints.listen(wiring.control_plane_endpoint)
+    stores.registrations.listen(wiring.registration)
+    stores.namespaces.listen(wiring.namespace)
+    stores.secrets.listen(wiring.secret)
+    stores.allowed_secrets.listen(wiring.secret)
+
+
+def wake_by_component(component: str, *, stores: Stores, queues: Queues) -> None:
+    """Enqueue the control plane that a component of the runtime belongs to."""
+    for obj in stores.control_planes.by("component", component):
+        queues.control_planes.add(("", obj["metadata"]["name"]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Fanout:
+    stores: Stores
+    queues: Queues
+
+    def control_plane(self, change: Change) -> None:
+        self.queues.control_planes.add(change.key)
+        self._registrations("control plane", change.key[1])
+        if change.new is None and change.old is not None:
+            # Its clusterPath is free now: whoever was refused because of it gets another look.
+            for path in _cluster_path(change.old):
+                self._control_planes("path", path)
+
+    def control_plane_class(self, change: Change) -> None:
+        self.queues.classes.add(change.key)
+        for control_plane in self._control_planes("class", change.key[1]):
+            self._registrations("control plane", control_plane)
+
+    def control_plane_endpoint(self, change: Change) -> None:
+        self.queues.endpoints.add(change.key)
+        self._control_planes("endpoint", change.key[1])
+        self._registrations("endpoint", change.key[1])
+        self._owner(change)
+
+    def registration(self, change: Change) -> None:
+        self.queues.registrations.add(change.key)
+        names = {
+            name for obj in (change.old, change.new) if obj for name in _field("spec", "controlPlaneRef", "name")(obj)
+        }
+        for name in names:
+            control_plane = self.stores.control_planes.get(("", name))
+            # A control plane that goes waits for its registrations; one of which a default registration went makes it anew.
+            if control_plane is not None and (change.new is None or "deletionTimestamp" in control_plane["metadata"]):
+                self.queues.control_planes.add(("", name))
+
+    def namespace(self, change: Change) -> None:
+        self._control_planes("namespace", change.key[1])
+
+    def secret(self, change: Change) -> None:
+        namespace, name = change.key
+        self._control_planes("namespace", namespace)
+        self._registrations("secret", f"{namespace}/{name}")
+        for endpoint in self.stores.endpoints.by("credentials", f"{namespace}/{name}"):
+            self.queues.endpoints.add(("", endpoint["metadata"]["name"]))
+            self._control_planes("endpoint", endpoint["metadata"]["name"])
+
+    def _owner(self, change: Change) -> None:
+        for obj in (change.old, change.new):
+            for owner in obj["metadata"].get("ownerReferences", ()) if obj else ():
+                if owner.get("kind") == CONTROL_PLANES.kind and self.stores.control_planes.get(("", owner["name"])):
+                    self.queues.control_planes.add(("", owner["name"]))
+
+    def _control_planes(self, index: str, value: str) -> list[str]:
+        names = [obj["metadata"]["name"] for obj in self.stores.control_planes.by(index, value)]
+        for name in names:
+            self.queues.control_planes.add(("", name))
+        return names
+
+    def _registrations(self, index: str, value: str) -> None:
+        for obj in self.stores.registrations.by(index, value):
+            self.queues.registrations.add(("", obj["metadata"]["name"]))

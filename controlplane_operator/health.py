@@ -1,0 +1,63 @@
+"""Serves /healthz, /readyz and /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+__all__ = ["Check", "serve_health"]
+
+Check = Callable[[], Awaitable[str | None]]
+"""Returns None where all is well, else a sentence that says what is wrong."""
+
+_DEADLINE_SECONDS: Final = 3.0
+
+
+@asynccontextmanager
+async def serve_health(
+    host: str, *, port: int, checks: Mapping[str, Check], metrics: CollectorRegistry
+) -> AsyncIterator[None]:
+    """Serve while within: /healthz as long as the loop turns, /readyz by the checks, /metrics from the registry.
+
+    Raises OSError where the address cannot be had.
+    """
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(_: web.Request) -> web.Response:
+        problems = await asyncio.gather(*(_problem(name, check) for name, check in checks.items()))
+        lines = [
+            f"[{'-' if problem else '+'}]{name} {problem or 'ok'}" for name, problem in zip(checks, problems, strict=True)
+        ]
+        return web.Response(text="\n".join(lines) + "\n", status=503 if any(problems) else 200)
+
+    async def show_metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(metrics), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    application = web.Application()
+    application.add_routes(
+        [web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", show_metrics)]
+    )
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+async def _problem(name: str, check: Check) -> str | None:
+    try:
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            return await check()
+    except TimeoutError:
+        return f"{name} did not answer within {_DEADLINE_SECONDS:g} s"
+    except Exception as error:  # noqa: BLE001 - whatever the check meets, the answer is "not ready"
+        return f"{type(error).__name__}: {error}"

@@ -1,0 +1,58 @@
+"""The program `controlplane-operator`: builds the operator from its flags and runs it until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import uvloop
+
+from controlplane_operator.errors import OperatorError
+from controlplane_operator.logs import json_logging
+from controlplane_operator.operator import run_operator
+from controlplane_operator.settings import Settings, SettingsError, parse_arguments
+from provider import ProviderError
+from workloads import WorkloadsError
+
+__all__ = ["main"]
+
+_log: Final = logging.getLogger(__name__)
+
+_OK: Final = 0
+_FAILED: Final = 1
+_BAD_USAGE: Final = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the operator; returns 0 after SIGTERM or SIGINT, 1 where it cannot go on, 2 for flags that cannot be used."""
+    try:
+        settings = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+    except SettingsError as error:
+        sys.stderr.write(f"controlplane-operator: {error}\n")
+        return _BAD_USAGE
+    with json_logging(settings.log_level), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            runner.run(_run(settings))
+        except (OperatorError, ProviderError, WorkloadsError, OSError) as error:
+            _log.error("cannot run: %s", error)
+            return _FAILED
+        except ExceptionGroup:
+            _log.exception("stopped by an error")
+            return _FAILED
+    return _OK
+
+
+async def _run(settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await run_operator(settings, stop=stop)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

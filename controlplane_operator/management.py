@@ -1,0 +1,25 @@
+"""The management cluster as the reconcilers work with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from controlplane_operator.access import Access
+from controlplane_operator.events import Events
+from controlplane_operator.fanout import Queues, Stores
+from controlplane_operator.status import StatusWriter
+from provider import Client
+
+__all__ = ["Management"]
+
+
+@dataclass(frozen=True, slots=True)
+class Management:
+    """Client, caches, queues and writers, shared by all reconcilers of one operator."""
+
+    client: Client
+    stores: Stores
+    queues: Queues
+    status: StatusWriter
+    events: Events
+    access: Access

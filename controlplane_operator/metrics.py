@@ -1,0 +1,98 @@
+"""What the operator counts and measures, under controller-runtime's names where those exist."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from api import ControlPlanePhase
+from controlplane_operator.cache import Key, Store
+from provider import Result, WorkQueue
+
+__all__ = ["Metrics"]
+
+Reconcile = Callable[[Key], Awaitable[Result | None]]
+
+_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """The metrics of one operator, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._total = Counter(
+            "controller_runtime_reconcile_total",
+            "Reconciliations by controller and result: success, requeue_after or error",
+            ["controller", "result"],
+            registry=self.registry,
+        )
+        self._errors = Counter(
+            "controller_runtime_reconcile_errors_total",
+            "Reconciliations that failed unexpectedly",
+            ["controller"],
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "controller_runtime_reconcile_time_seconds",
+            "How long reconciliations took",
+            ["controller"],
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self._active = Gauge(
+            "controller_runtime_active_workers",
+            "Reconciliations going on now",
+            ["controller"],
+            registry=self.registry,
+        )
+
+    def timed(self, controller: str, *, reconcile: Reconcile) -> Reconcile:
+        """Return the reconcile function, measured under the controller's name."""
+        active, seconds = self._active.labels(controller), self._seconds.labels(controller)
+
+        async def measured(key: Key) -> Result | None:
+            started = time.perf_counter()
+            outcome = "error"
+            with active.track_inprogress():
+                try:
+                    result = await reconcile(key)
+                    outcome = "success" if result is None else "requeue_after"
+                    return result
+                except Exception:
+                    self._errors.labels(controller).inc()
+                    raise
+                finally:
+                    self._total.labels(controller, outcome).inc()
+                    seconds.observe(time.perf_counter() - started)
+
+        return measured
+
+    def observe(self, *, control_planes: Store, queues: Mapping[str, WorkQueue[Key]]) -> None:
+        """Count, whenever asked, the control planes by phase and the keys that wait in each queue."""
+        self.registry.register(_Inventory(control_planes, queues))
+
+
+class _Inventory(Collector):
+    def __init__(self, control_planes: Store, queues: Mapping[str, WorkQueue[Key]]) -> None:
+        self._control_planes = control_planes
+        self._queues = queues
+
+    def collect(self) -> Iterable[Metric]:
+        phases = Tally(obj.get("status", {}).get("phase") or "Pending" for obj in self._control_planes)
+        by_phase = GaugeMetricFamily("kplane_control_planes", "Control planes by phase", labels=["phase"])
+        for phase in ControlPlanePhase:
+            by_phase.add_metric([phase], phases[phase])
+        yield by_phase
+        depth = GaugeMetricFamily("workqueue_depth", "Keys that wait for a worker", labels=["name"])
+        for name, queue in self._queues.items():
+            depth.add_metric([name], len(queue))
+        yield depth

@@ -1,0 +1,46 @@
+"""How a control plane gets its API server: one protocol, a strategy for each way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from api import ControlPlane, ControlPlaneClass, DeletionPolicy
+from controlplane_operator.addresses import Addresses
+from controlplane_operator.credentials import TenantAuthorities
+from provider import ClusterConfig
+
+__all__ = ["Provision", "Provisioner"]
+
+
+@dataclass(frozen=True, slots=True)
+class Provision:
+    """An API server that serves a control plane, and how to get in as its administrator."""
+
+    addresses: Addresses
+    administrator: ClusterConfig
+    authorities: TenantAuthorities | None
+    """None where somebody else runs the API server, and so keeps its keys."""
+
+
+class Provisioner(Protocol):
+    """One way to an API server. Every call may be repeated, and goes on where an earlier one was cut off."""
+
+    managed: bool
+    """Whether kplane runs the API server, and so provides the endpoint."""
+
+    def realm(self, control_plane: ControlPlane) -> str | None:
+        """Name what the clusterPath must be unique in; None where there is no path, or no address yet."""
+        ...
+
+    def made(self, control_plane: ControlPlane) -> bool:
+        """Tell whether there is something of this control plane that `ensure` made."""
+        ...
+
+    async def ensure(self, control_plane: ControlPlane) -> Provision:
+        """Have an API server run that answers. Raises Trouble while it does not."""
+        ...
+
+    async def remove(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
+        """Undo what `ensure` did, and the data with it if the policy is Destroy. Raises Trouble while not done."""
+        ...

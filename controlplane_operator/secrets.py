@@ -1,0 +1,88 @@
+"""Reads Secrets of the management cluster, and writes those of control planes where they differ."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+
+from api import ControlPlane
+from api.names import CONTROL_PLANE_LABEL, label_value, management_namespace
+from controlplane_operator.cache import Object
+from controlplane_operator.management import Management
+from controlplane_operator.namespaces import owner_of
+from provider import SECRETS, NotFound
+
+__all__ = ["create_secret", "data_of", "find_secret", "write_secret"]
+
+
+async def find_secret(management: Management, *, namespace: str, name: str) -> Object | None:
+    """Return a Secret from what is watched, else from the API server; None where it does not exist."""
+    for store in (management.stores.secrets, management.stores.allowed_secrets):
+        known = store.get((namespace, name))
+        if known is not None:
+            return known
+    try:
+        return await management.client.get(SECRETS, name, namespace=namespace)
+    except NotFound:
+        return None
+
+
+def data_of(secret: Object) -> dict[str, bytes]:
+    """Return the decoded data of a Secret, without entries that are not base64."""
+    decoded = {}
+    for name, value in (secret.get("data") or {}).items():
+        try:
+            decoded[name] = base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            continue
+    return decoded
+
+
+async def write_secret(
+    management: Management,
+    control_plane: ControlPlane,
+    *,
+    name: str,
+    data: Mapping[str, bytes],
+    annotations: Mapping[str, str] | None = None,
+) -> None:
+    """Have a Secret of the control plane's namespace carry exactly this; nothing is written where it does."""
+    body = _body(control_plane, name=name, data=data, annotations=annotations or {})
+    known = management.stores.secrets.get((management_namespace(control_plane.name), name))
+    if known is None or not _carries(known, body):
+        management.stores.secrets.apply(await management.client.apply(SECRETS, body))
+
+
+async def create_secret(
+    management: Management, control_plane: ControlPlane, *, name: str, data: Mapping[str, bytes]
+) -> None:
+    """Create a Secret in the control plane's namespace; raises AlreadyExists, so that nothing is overwritten."""
+    body = _body(control_plane, name=name, data=data, annotations={})
+    management.stores.secrets.apply(await management.client.create(SECRETS, body))
+
+
+def _body(
+    control_plane: ControlPlane, *, name: str, data: Mapping[str, bytes], annotations: Mapping[str, str]
+) -> Object:
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": management_namespace(control_plane.name),
+            "labels": {CONTROL_PLANE_LABEL: label_value(control_plane.name)},
+            "annotations": dict(annotations),
+            "ownerReferences": [owner_of(control_plane)],
+        },
+        "type": "Opaque",
+        "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
+    }
+
+
+def _carries(known: Object, wanted: Object) -> bool:
+    metadata, data = known["metadata"], known.get("data") or {}
+    return (
+        all(data.get(key) == value for key, value in wanted["data"].items())
+        and all((metadata.get("labels") or {}).get(k) == v for k, v in wanted["metadata"]["labels"].items())
+        and all((metadata.get("annotations") or {}).get(k) == v for k, v in wanted["metadata"]["annotations"].items())
+        and "deletionTimestamp" not in metadata
+    )

@@ -1,0 +1,151 @@
+"""What the operator was told to do, checked before anything starts."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from controlplane_operator.errors import OperatorError
+
+__all__ = ["Settings", "SettingsError", "SharedEtcd", "parse_arguments"]
+
+
+class SettingsError(OperatorError):
+    """A flag is missing, or its value cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedEtcd:
+    """The etcd that virtual control planes share; `credentials` holds ca.crt, ca.key, client.crt and client.key."""
+
+    endpoint: str
+    credentials: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Flags of `controlplane-operator`, see its `--help`."""
+
+    kubeconfig: Path
+    state_directory: Path
+    program_directories: tuple[Path, ...]
+    listen_host: str
+    listen_port: int
+    shared_etcd: SharedEtcd | None = None
+    cluster_kubeconfig: Path | None = None
+    mcm_namespace: str = "kplane-system"
+    mcm_service_account: str = "mcm"
+    workers: int = 16
+    log_level: str = "INFO"
+
+
+def parse_arguments(arguments: Sequence[str]) -> Settings:
+    """Turn command line arguments into settings.
+
+    Raises SettingsError with a sentence that names the flag; exits (as argparse does) for `--help` and unknown flags.
+    """
+    given = _parser().parse_args(arguments)
+    host, port = _address(given.listen)
+    namespace, service_account = _service_account(given.mcm_service_account)
+    if given.workers < 1:
+        raise SettingsError(f"--workers {given.workers}: at least 1 is needed")
+    return Settings(
+        kubeconfig=_file("--kubeconfig", given.kubeconfig),
+        state_directory=given.state_dir.absolute(),
+        program_directories=tuple(_directory("--programs-dir", path) for path in given.programs_dir),
+        listen_host=host,
+        listen_port=port,
+        shared_etcd=_shared_etcd(given.shared_etcd_endpoint, given.shared_etcd_credentials),
+        cluster_kubeconfig=_file("--cluster-kubeconfig", given.cluster_kubeconfig) if given.cluster_kubeconfig else None,
+        mcm_namespace=namespace,
+        mcm_service_account=service_account,
+        workers=given.workers,
+        log_level=given.log_level,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="controlplane-operator",
+        description="Makes ControlPlane objects real and resolves ControlPlaneRegistrations.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--kubeconfig", type=Path, required=True, metavar="FILE", help="of the management cluster")
+    add("--runtime", choices=["process"], default="process", help="where API servers and etcds run")
+    add("--state-dir", type=Path, required=True, metavar="DIR", help="for what running components keep: files, data, logs")
+    add(
+        "--programs-dir",
+        type=Path,
+        required=True,
+        action="append",
+        metavar="DIR",
+        help="where kube-apiserver and etcd are; may be repeated",
+    )
+    add("--shared-etcd-endpoint", metavar="URL", help="etcd of the virtual control planes, such as https://10.0.0.5:2379")
+    add(
+        "--shared-etcd-credentials",
+        type=Path,
+        metavar="DIR",
+        help="with ca.crt and ca.key, which sign the tenants' client certificates, and client.crt and client.key of root",
+    )
+    add("--listen", default="127.0.0.1:8080", metavar="HOST:PORT", help="for /healthz, /readyz and /metrics")
+    add(
+        "--cluster-kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="bootstrap credentials for external endpoints that name none themselves",
+    )
+    add(
+        "--mcm-service-account",
+        default="kplane-system/mcm",
+        metavar="NAMESPACE/NAME",
+        help="who may read the Secrets that registrations resolve to",
+    )
+    add("--workers", type=int, default=16, metavar="N", help="objects of a kind worked on at once")
+    add("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], default="INFO")
+    return parser
+
+
+def _address(value: str) -> tuple[str, int]:
+    host, separator, port = value.rpartition(":")
+    if not separator or not host or not port.isdecimal() or int(port) > 65535:
+        raise SettingsError(f"--listen {value}: this is not HOST:PORT, such as 127.0.0.1:8080")
+    return host.strip("[]"), int(port)
+
+
+def _service_account(value: str) -> tuple[str, str]:
+    namespace, separator, name = value.partition("/")
+    if not separator or not namespace or not name or "/" in name:
+        raise SettingsError(f"--mcm-service-account {value}: this is not NAMESPACE/NAME, such as kplane-system/mcm")
+    return namespace, name
+
+
+def _file(flag: str, path: Path) -> Path:
+    if not path.is_file():
+        raise SettingsError(f"{flag} {path}: there is no such file")
+    return path.absolute()
+
+
+def _directory(flag: str, path: Path) -> Path:
+    if not path.is_dir():
+        raise SettingsError(f"{flag} {path}: there is no such directory")
+    return path.absolute()
+
+
+def _shared_etcd(endpoint: str | None, credentials: Path | None) -> SharedEtcd | None:
+    if endpoint is None and credentials is None:
+        return None
+    if endpoint is None or credentials is None:
+        raise SettingsError("--shared-etcd-endpoint and --shared-etcd-credentials go together; only one of them is given")
+    parts = urlsplit(endpoint)
+    if parts.scheme != "https" or not parts.hostname:
+        raise SettingsError(f"--shared-etcd-endpoint {endpoint}: an https URL is needed, such as https://10.0.0.5:2379")
+    directory = _directory("--shared-etcd-credentials", credentials)
+    for name in ("ca.crt", "ca.key", "client.crt", "client.key"):
+        if not (directory / name).is_file():
+            raise SettingsError(f"--shared-etcd-credentials {credentials}: {name} is missing there")
+    return SharedEtcd(endpoint, directory)

@@ -1,0 +1,91 @@
+"""What a control plane must satisfy before anything is made for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from api import CLUSTER_PATH_PATTERN, RESERVED_CLUSTER_PATHS, ControlPlane, ControlPlaneClass
+from controlplane_operator.trouble import Trouble
+
+__all__ = ["Claim", "check_class", "check_cluster_path", "check_unclaimed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A control plane's wish for a clusterPath in a realm, the API server or etcd in which it must be unique."""
+
+    name: str
+    uid: str
+    realm: str
+    cluster_path: str
+    held: bool
+    """The path was already granted to this one: data may lie under it."""
+    created: datetime
+
+    def goes_before(self, other: Claim) -> bool:
+        """Whether this one has the better right to a path that both want: the holder, then the older, then by uid."""
+        return (not self.held, self.created, self.uid) < (not other.held, other.created, other.uid)
+
+
+def check_cluster_path(control_plane: ControlPlane) -> None:
+    """Raise Trouble where the path cannot be one: InvalidClusterPath, ClusterPathReserved."""
+    path = control_plane.cluster_path
+    granted = control_plane.status.cluster_path
+    how = "" if control_plane.spec.virtual is not None else " (the object's name, as spec.virtual.clusterPath is not set)"
+    if len(path) > 63 or not re.fullmatch(CLUSTER_PATH_PATTERN.strip("^$"), path):
+        raise Trouble(
+            "InvalidClusterPath",
+            f"clusterPath {path!r}{how} is no DNS label: set spec.virtual.clusterPath to at most 63 lower-case letters,"
+            " digits and '-', with a letter or digit at both ends",
+            waits_for_event=True,
+        )
+    if path in RESERVED_CLUSTER_PATHS:
+        raise Trouble(
+            "ClusterPathReserved",
+            f"clusterPath {path!r}{how} is reserved; set spec.virtual.clusterPath to another one",
+            waits_for_event=True,
+        )
+    if granted is not None and granted != path:
+        raise Trouble(
+            "InvalidClusterPath",
+            f"clusterPath cannot change from {granted!r} to {path!r}, because the data lies under it;"
+            " set spec.virtual.clusterPath back",
+            waits_for_event=True,
+        )
+
+
+def check_unclaimed(claim: Claim, *, others: Iterable[Claim]) -> None:
+    """Raise Trouble (ClusterPathInUse) where another control plane of the realm has the better right to the path."""
+    for other in others:
+        same = other.realm == claim.realm and other.cluster_path == claim.cluster_path
+        if same and other.uid != claim.uid and other.goes_before(claim):
+            raise Trouble(
+                "ClusterPathInUse",
+                f"clusterPath {claim.cluster_path!r} is in use by control plane {other.name} on the same API server;"
+                " choose another spec.virtual.clusterPath, or delete that one",
+                waits_for_event=True,
+            )
+
+
+def check_class(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> None:
+    """Raise Trouble where the class is missing or forbids the mode: ClassNotFound, ModeNotAllowed."""
+    reference = control_plane.spec.class_ref
+    if reference is None:
+        return
+    if chosen is None:
+        raise Trouble(
+            "ClassNotFound",
+            f"ControlPlaneClass {reference.name}, named by spec.classRef, does not exist; create it or name another one",
+            waits_for_event=True,
+        )
+    allowed = chosen.spec.modes_allowed
+    if allowed and control_plane.spec.mode not in allowed:
+        raise Trouble(
+            "ModeNotAllowed",
+            f"mode {control_plane.spec.mode} is not allowed by ControlPlaneClass {chosen.name}, which allows"
+            f" {' and '.join(allowed)}",
+            waits_for_event=True,
+        )

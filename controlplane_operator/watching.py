@@ -1,0 +1,114 @@
+"""Follows the management cluster with kopf: each handler parses an event and hands it to a store, and nothing else.
+
+kopf runs in a thread with an event loop of its own, because when it stops it cancels every task of its loop that is
+younger than itself, whoever made it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import aiohttp
+import kopf
+import uvloop
+
+from controlplane_operator.backoff import Backoff
+from controlplane_operator.cache import Object, Store
+from provider import ClusterConfig, Resource
+from provider.tls import ssl_context
+
+__all__ = ["Watching"]
+
+_log: Final = logging.getLogger(__name__)
+
+_STEADY_SECONDS: Final = 60.0
+_STOP_SECONDS: Final = 15.0
+
+
+class Watching:
+    """Feeds stores with the events of their kinds, and starts again by itself whenever kopf gives up."""
+
+    def __init__(
+        self, load_config: Callable[[], ClusterConfig], *, stores: Sequence[Store], label_selectors: dict[Resource, str]
+    ) -> None:
+        """`load_config` is called for every connection, so that renewed credentials count."""
+        self._load_config = load_config
+        self._stores = tuple(stores)
+        self._label_selectors = label_selectors
+
+    async def run(self) -> None:
+        """Follow until cancelled. Never raises anything else."""
+        backoff: Backoff[None] = Backoff()
+        loop = asyncio.get_running_loop()
+        while True:
+            started = loop.time()
+            await self._follow_once()
+            if loop.time() - started > _STEADY_SECONDS:
+                backoff.forget(None)
+            await asyncio.sleep(backoff.next(None))
+
+    async def _follow_once(self) -> None:
+        loop = asyncio.get_running_loop()
+        stop, ended = threading.Event(), asyncio.Event()
+        thread = threading.Thread(target=self._run_kopf, args=(loop, stop, ended), name="kopf", daemon=True)
+        thread.start()
+        try:
+            await ended.wait()
+        finally:
+            stop.set()
+            async with asyncio.timeout(_STOP_SECONDS):
+                await asyncio.shield(ended.wait())
+
+    def _run_kopf(self, loop: asyncio.AbstractEventLoop, stop: threading.Event, ended: asyncio.Event) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._operator(loop, stop))
+        except Exception:
+            _log.exception("watching the management cluster failed; it starts again")
+        finally:
+            loop.call_soon_threadsafe(ended.set)
+
+    async def _operator(self, loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
+        registry = kopf.OperatorRegistry()
+        kopf.on.login(registry=registry)(self._login)
+        for store in self._stores:
+            self._register(store, registry=registry, loop=loop)
+        await kopf.operator(registry=registry, settings=self._settings(), clusterwide=True, stop_flag=stop)
+
+    def _register(self, store: Store, *, registry: kopf.OperatorRegistry, loop: asyncio.AbstractEventLoop) -> None:
+        group, _, version = store.resource.api_version.rpartition("/")
+
+        @kopf.on.event(group, version, store.resource.plural, registry=registry)
+        async def handle(event: kopf.RawEvent, **_: Any) -> None:
+            obj: Object = copy.deepcopy(dict(event["object"]))
+            loop.call_soon_threadsafe(store.remove if event["type"] == "DELETED" else store.apply, obj)
+
+    async def _login(self, **_: Any) -> kopf.AiohttpSession:
+        config = self._load_config()
+        token = config.token if config.token_file is None else config.token_file.read_text().strip()
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=ssl_context(config)),
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+        )
+        return kopf.AiohttpSession(server=config.server, aiohttp_session=session)
+
+    def _settings(self) -> kopf.OperatorSettings:
+        settings = kopf.OperatorSettings()
+        settings.process.ultimate_exiting_timeout = None  # else kopf kills our process when its loop is slow to end
+        settings.scanning.disabled = True
+        settings.peering.standalone = True
+        settings.posting.enabled = False
+        settings.queueing.idle_timeout = 0.1
+        settings.networking.error_backoffs = (0.5, 1, 2, 4)
+        settings.networking.connect_timeout = 5.0
+        settings.networking.request_timeout = 30.0
+        settings.watching.connect_timeout = 5.0
+        settings.watching.chunk_size = 500
+        for resource, selector in self._label_selectors.items():
+            settings.watching.label_selectors[resource.api_version, resource.plural] = selector
+        return settings
