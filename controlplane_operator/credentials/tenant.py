@@ -117,16 +117,16 @@ class TenantCertificates:
         the own one. `etcd_hosts` is empty where the control plane has no etcd of its own.
         """
         renewed = cls(
-            api_server=_kept(previous and previous.api_server, authorities.serving, now=now, hosts=hosts)
+            api_server=_kept(previous.api_server if previous else None, authorities.serving, now=now, hosts=hosts)
             or issue_serving(authorities.serving, common_name="kube-apiserver", hosts=hosts),
-            front_proxy=_kept(previous and previous.front_proxy, authorities.front_proxy, now=now)
+            front_proxy=_kept(previous.front_proxy if previous else None, authorities.front_proxy, now=now)
             or issue_client(authorities.front_proxy, user=_FRONT_PROXY_USER),
-            etcd_client=_kept(previous and previous.etcd_client, etcd_authority, now=now)
+            etcd_client=_kept(previous.etcd_client if previous else None, etcd_authority, now=now)
             or issue_client(etcd_authority, user=etcd_user),
-            controllers=_kept(previous and previous.controllers, authorities.client, now=now)
+            controllers=_kept(previous.controllers if previous else None, authorities.client, now=now)
             or issue_client(authorities.client, user=CONTROLLERS_USER),
             etcd_server=(
-                _kept(previous and previous.etcd_server, authorities.etcd, now=now, hosts=etcd_hosts)
+                _kept(previous.etcd_server if previous else None, authorities.etcd, now=now, hosts=etcd_hosts)
                 or issue_serving(authorities.etcd, common_name="etcd", hosts=etcd_hosts, client=True)
             )
             if etcd_hosts
