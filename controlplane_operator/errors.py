@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["CredentialsInvalid", "KeyspaceError", "OperatorError"]
+__all__ = ["BootstrapFailed", "CredentialsInvalid", "KeyspaceError", "OperatorError"]
 
 
 class OperatorError(Exception):
     """Root of the operator's own errors."""
+
+
+class BootstrapFailed(OperatorError):
+    """A control plane cannot be set up from inside; the message says what is missing."""
 
 
 class CredentialsInvalid(OperatorError):

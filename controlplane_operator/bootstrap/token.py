@@ -1,0 +1,40 @@
+"""Bound ServiceAccount tokens of a control plane."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass, field
+from typing import Any
+
+from controlplane_operator.bootstrap.tenant import TENANT_NAMESPACE
+from controlplane_operator.errors import BootstrapFailed
+from provider import Client
+
+__all__ = ["Token", "request_token"]
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A bearer token and the end of its life as the API server granted it."""
+
+    value: str = field(repr=False)
+    expires_at: dt.datetime
+
+
+async def request_token(client: Client, *, service_account: str, lifetime: dt.timedelta) -> Token:
+    """Ask for a token of a ServiceAccount in `TENANT_NAMESPACE`; the API server may grant a shorter or longer life.
+
+    Raises BootstrapFailed where the answer is no token, and what `client` raises.
+    """
+    path = f"/api/v1/namespaces/{TENANT_NAMESPACE}/serviceaccounts/{service_account}/token"
+    body = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"expirationSeconds": int(lifetime.total_seconds())},
+    }
+    answer: Any = await client.request("POST", path, body=body)
+    try:
+        value, expires = answer["status"]["token"], answer["status"]["expirationTimestamp"]
+        return Token(value=str(value), expires_at=dt.datetime.fromisoformat(expires))
+    except (KeyError, TypeError, ValueError):
+        raise BootstrapFailed(f"the API server gave no token for ServiceAccount {service_account}") from None

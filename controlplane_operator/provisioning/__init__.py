@@ -1,0 +1,23 @@
+"""The programs and the storage behind a control plane that kplane runs itself."""
+
+from controlplane_operator.provisioning.apiserver import (
+    API_SERVER_PORTS,
+    api_server_component,
+    server_url,
+    serving_hosts,
+)
+from controlplane_operator.provisioning.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
+from controlplane_operator.provisioning.keyspace import Keyspace, key_prefix
+
+__all__ = [
+    "API_SERVER_PORTS",
+    "ETCD_PORTS",
+    "EtcdAccess",
+    "Keyspace",
+    "api_server_component",
+    "client_url",
+    "etcd_component",
+    "key_prefix",
+    "server_url",
+    "serving_hosts",
+]

@@ -1,0 +1,127 @@
+"""A control plane's kube-apiserver."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import yaml
+
+from controlplane_operator.credentials import KeyPair, TenantAuthorities, TenantCertificates, public_key
+from controlplane_operator.provisioning.etcd import EtcdAccess
+from workloads import FILES, Address, Component, File, Port, Probe
+
+__all__ = ["API_SERVER_PORTS", "api_server_component", "server_url", "serving_hosts"]
+
+_HTTPS: Final = "https"
+API_SERVER_PORTS: Final = (_HTTPS,)
+"""What `Runtime.reserve` is asked for."""
+
+_SERVICE_RANGE: Final = "10.96.0.0/16"
+_SERVICE_ADDRESS: Final = "10.96.0.1"
+"""First address of the range: the Service default/kubernetes."""
+_ISSUER: Final = "https://kubernetes.default.svc.cluster.local"
+"""The same for every control plane: the keys differ, and a tenant that moves keeps its tokens."""
+_ANONYMOUS_PATHS: Final = ("/livez", "/readyz", "/healthz")
+
+_ENVIRONMENT: Final = {"GOGC": "50"}
+"""Measured: 150 MiB (PSS) in the place of 200, see docs/measured.md."""
+
+
+def serving_hosts(address: Address) -> tuple[str, ...]:
+    """Names and addresses that the API server's certificate must be for."""
+    names = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
+    return (address.host, *names, "kubernetes.default.svc.cluster.local", _SERVICE_ADDRESS)
+
+
+def server_url(address: Address) -> str:
+    """URL under which the API server is reached."""
+    return f"https://{address.host}:{address.ports[_HTTPS]}"
+
+
+def api_server_component(
+    name: str,
+    *,
+    address: Address,
+    authorities: TenantAuthorities,
+    certificates: TenantCertificates,
+    etcd: EtcdAccess,
+    etcd_prefix: str,
+    etcd_shared: bool,
+) -> Component:
+    """Describe the kube-apiserver of a control plane. Equal arguments give an equal description.
+
+    `etcd_prefix` is where its keys lie, without a slash at the end. An API server on an etcd that others share
+    (`etcd_shared`) neither compacts it nor looks into its size: both would need rights beyond its prefix.
+    """
+    port = address.ports[_HTTPS]
+    return Component(
+        name=name,
+        program="kube-apiserver",
+        args=(
+            f"--bind-address={address.host}",
+            f"--advertise-address={address.host}",
+            f"--secure-port={port}",
+            # Pods that would look up default/kubernetes need a routable address, which loopback is not.
+            "--endpoint-reconciler-type=none",
+            f"--service-cluster-ip-range={_SERVICE_RANGE}",
+            f"--etcd-servers={','.join(etcd.endpoints)}",
+            f"--etcd-prefix={etcd_prefix}",
+            f"--etcd-cafile={FILES}/etcd-ca.crt",
+            f"--etcd-certfile={FILES}/etcd-client.crt",
+            f"--etcd-keyfile={FILES}/etcd-client.key",
+            *(("--etcd-compaction-interval=0", "--etcd-db-metric-poll-interval=0") if etcd_shared else ()),
+            f"--tls-cert-file={FILES}/server.crt",
+            f"--tls-private-key-file={FILES}/server.key",
+            f"--client-ca-file={FILES}/client-ca.crt",
+            f"--authentication-config={FILES}/authentication.yaml",
+            "--enable-bootstrap-token-auth=true",
+            f"--requestheader-client-ca-file={FILES}/front-proxy-ca.crt",
+            "--requestheader-allowed-names=front-proxy-client",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            f"--proxy-client-cert-file={FILES}/front-proxy-client.crt",
+            f"--proxy-client-key-file={FILES}/front-proxy-client.key",
+            f"--service-account-issuer={_ISSUER}",
+            f"--service-account-key-file={FILES}/sa.pub",
+            f"--service-account-signing-key-file={FILES}/sa.key",
+            "--authorization-mode=Node,RBAC",
+            "--profiling=false",
+            # Otherwise a stop waits up to a minute for open watches.
+            "--shutdown-watch-termination-grace-period=2s",
+        ),
+        files={
+            # kube-apiserver re-reads its serving certificate, its client CAs and its etcd client certificate.
+            **_pair("server", certificates.api_server),
+            **_pair("etcd-client", certificates.etcd_client),
+            **_pair("front-proxy-client", certificates.front_proxy),
+            "client-ca.crt": File(authorities.client.certificate, reloaded=True),
+            "serving-ca.crt": File(authorities.serving.certificate, reloaded=True),
+            "front-proxy-ca.crt": File(authorities.front_proxy.certificate, reloaded=True),
+            "etcd-ca.crt": File(etcd.ca),
+            "sa.key": File(authorities.service_account_key),
+            "sa.pub": File(public_key(authorities.service_account_key)),
+            "authentication.yaml": File(_authentication()),
+        },
+        env=_ENVIRONMENT,
+        ports=(Port(number=port, name=_HTTPS),),
+        readiness=Probe(port=_HTTPS, path="/readyz", ca="serving-ca.crt"),
+        grace_seconds=10.0,
+    )
+
+
+def _pair(name: str, pair: KeyPair) -> dict[str, File]:
+    return {
+        f"{name}.crt": File(pair.certificate, reloaded=True),
+        f"{name}.key": File(pair.key, reloaded=True),
+    }
+
+
+def _authentication() -> bytes:
+    """Let nobody in without credentials, but for the health of the API server."""
+    configuration = {
+        "apiVersion": "apiserver.config.k8s.io/v1",
+        "kind": "AuthenticationConfiguration",
+        "anonymous": {"enabled": True, "conditions": [{"path": path} for path in _ANONYMOUS_PATHS]},
+    }
+    return yaml.safe_dump(configuration, sort_keys=False).encode()

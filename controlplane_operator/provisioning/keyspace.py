@@ -1,0 +1,140 @@
+"""The shared etcd: a key prefix and a user for each virtual control plane.
+
+The real etcdctl does the work, because etcd's JSON gateway knows no users by certificate
+(https://etcd.io/docs/v3.6/op-guide/authentication/rbac/).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from controlplane_operator.errors import KeyspaceError
+from workloads import ProgramFailed, ProgramTimedOut, run_program
+
+__all__ = ["Keyspace", "key_prefix"]
+
+_PREFIX: Final = re.compile(r"/clusters/[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/")
+_ROOT: Final = "root"
+_TIMEOUT_SECONDS: Final = 10.0
+
+
+def key_prefix(cluster_path: str) -> str:
+    """Return the prefix of a virtual control plane's keys; its slash at the end keeps `a` apart from `aa` and `a-b`.
+
+    Raises KeyspaceError where the path cannot be one segment of a key.
+    """
+    return _checked(f"/clusters/{cluster_path}/")
+
+
+def _checked(prefix: str) -> str:
+    if not _PREFIX.fullmatch(prefix):
+        raise KeyspaceError(f"{prefix!r} is not the prefix of a control plane; it must be /clusters/<clusterPath>/")
+    return prefix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keyspace:
+    """The shared etcd, as its administrator: the user `root` by client certificate.
+
+    Every method may be repeated, and goes on where an earlier call was cut off. Each raises KeyspaceError where etcd
+    cannot be reached, does not answer in time or refuses.
+    """
+
+    etcdctl: Path
+    endpoints: tuple[str, ...]
+    credentials: Path
+    """Directory with `ca.crt`, `client.crt` and `client.key`."""
+    timeout_seconds: float = _TIMEOUT_SECONDS
+    """Deadline of each call of etcdctl."""
+
+    async def ensure_authentication(self) -> None:
+        """Turn access control on: from then on every user has its own rights only."""
+        if (await self._json("auth", "status")).get("enabled"):
+            return
+        await self._unless("already exists", "user", "add", _ROOT, "--no-password")
+        await self._unless("already exists", "role", "add", _ROOT)
+        await self._run("user", "grant-role", _ROOT, _ROOT)
+        await self._run("auth", "enable")
+
+    async def healthy(self) -> bool:
+        """Tell whether the etcd answers and has a leader."""
+        try:
+            await self._run("endpoint", "health")
+        except KeyspaceError:
+            return False
+        return True
+
+    async def grant(self, user: str, *, prefix: str) -> None:
+        """Let a user, known by the CN of its client certificate, read and write below a prefix, and nothing else."""
+        _checked(prefix)
+        if await self._granted(user, prefix=prefix):
+            return
+        await self._unless("already exists", "role", "add", user)
+        await self._run("role", "grant-permission", "--prefix=true", user, "readwrite", prefix)
+        await self._unless("already exists", "user", "add", user, "--no-password")
+        await self._run("user", "grant-role", user, user)
+
+    async def revoke(self, user: str) -> None:
+        """Take a user and its rights away."""
+        await self._unless("not found", "user", "delete", user)
+        await self._unless("not found", "role", "delete", user)
+
+    async def count(self, prefix: str) -> int:
+        """Return the number of keys below a prefix."""
+        answer = await self._json("get", _checked(prefix), "--prefix", "--count-only")
+        return int(answer.get("count", 0))
+
+    async def delete_prefix(self, prefix: str) -> int:
+        """Delete every key below a prefix by one range delete, and see that none is left.
+
+        Returns the number of deleted keys. Raises KeyspaceError where keys are there afterwards: somebody still writes.
+        """
+        answer = await self._json("del", _checked(prefix), "--prefix")
+        left = await self.count(prefix)
+        if left:
+            raise KeyspaceError(f"{left} keys are left below {prefix} after its deletion: something still writes there")
+        return int(answer.get("deleted", 0))
+
+    async def _granted(self, user: str, *, prefix: str) -> bool:
+        try:
+            roles = (await self._json("user", "get", user)).get("roles") or []
+            permissions = (await self._json("role", "get", user)).get("perm") or [] if user in roles else []
+        except KeyspaceError as error:
+            if "not found" in str(error):
+                return False
+            raise
+        return len(permissions) == 1 and _key_of(permissions[0]) == prefix
+
+    async def _unless(self, expected: str, *args: str) -> None:
+        """Run etcdctl; an answer with `expected` in it says that there was nothing to do."""
+        try:
+            await self._run(*args)
+        except KeyspaceError as error:
+            if expected not in str(error):
+                raise
+
+    async def _json(self, *args: str) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(await self._run(*args, "-w", "json"))
+        return answer
+
+    async def _run(self, *args: str) -> bytes:
+        connection = (
+            f"--endpoints={','.join(self.endpoints)}",
+            f"--cacert={self.credentials}/ca.crt",
+            f"--cert={self.credentials}/client.crt",
+            f"--key={self.credentials}/client.key",
+            f"--command-timeout={self.timeout_seconds:.0f}s",
+        )
+        try:
+            return await run_program(self.etcdctl, [*connection, *args], timeout_seconds=self.timeout_seconds + 2)
+        except (ProgramFailed, ProgramTimedOut) as error:
+            raise KeyspaceError(f"etcdctl {' '.join(args[:3])}: {error}") from error
+
+
+def _key_of(permission: dict[str, Any]) -> str:
+    return base64.b64decode(permission.get("key", "")).decode(errors="replace")
