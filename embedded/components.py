@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from embedded.authority import Pair
+from controlplane_operator.credentials.pki import KeyPair, public_key
 from workloads import DATA, FILES, Component, File, Lifetime, Port, Probe
 
 __all__ = [
@@ -51,7 +51,7 @@ _CONTROLLERS: Final = (
 _PACKAGES: Final = Path(__file__).resolve().parent.parent
 
 
-def _pair(pair: Pair, *, name: str) -> dict[str, File]:
+def _pair(pair: KeyPair, *, name: str) -> dict[str, File]:
     return {f"{name}.crt": File(pair.certificate), f"{name}.key": File(pair.key)}
 
 
@@ -59,7 +59,7 @@ def _ports(ports: dict[str, int]) -> tuple[Port, ...]:
     return tuple(Port(number=number, name=name) for name, number in ports.items())
 
 
-def etcd(name: str, *, host: str, ports: dict[str, int], ca: bytes, server: Pair, fsync: bool) -> Component:
+def etcd(name: str, *, host: str, ports: dict[str, int], ca: bytes, server: KeyPair, fsync: bool) -> Component:
     """Describe an etcd of one member that takes clients with a certificate of `ca` only."""
     client, peer, metrics = (ports[each] for each in ETCD_PORTS)
     tls = (
@@ -101,11 +101,11 @@ def api_server(
     port: int,
     etcd_url: str,
     etcd_ca: bytes,
-    etcd_client: Pair,
+    etcd_client: KeyPair,
     ca: bytes,
-    server: Pair,
+    server: KeyPair,
     front_proxy_ca: bytes,
-    front_proxy: Pair,
+    front_proxy: KeyPair,
     service_account_key: bytes,
 ) -> Component:
     """Describe the management cluster's kube-apiserver."""
@@ -136,7 +136,7 @@ def api_server(
             f"--proxy-client-cert-file={FILES}/front-proxy.crt",
             f"--proxy-client-key-file={FILES}/front-proxy.key",
             "--service-account-issuer=https://kubernetes.default.svc",
-            f"--service-account-key-file={FILES}/sa.key",
+            f"--service-account-key-file={FILES}/sa.pub",
             f"--service-account-signing-key-file={FILES}/sa.key",
         ),
         files={
@@ -144,6 +144,7 @@ def api_server(
             "etcd-ca.crt": File(etcd_ca),
             "front-proxy-ca.crt": File(front_proxy_ca),
             "sa.key": File(service_account_key),
+            "sa.pub": File(public_key(service_account_key)),
             **_pair(server, name="server"),
             **_pair(etcd_client, name="etcd-client"),
             **_pair(front_proxy, name="front-proxy"),
@@ -156,7 +157,7 @@ def api_server(
 
 
 def controller_manager(
-    *, host: str, ports: dict[str, int], kubeconfig: bytes, ca: bytes, server: Pair, service_account_key: bytes
+    *, host: str, ports: dict[str, int], kubeconfig: bytes, ca: bytes, server: KeyPair, service_account_key: bytes
 ) -> Component:
     """Describe the management cluster's kube-controller-manager: the controllers that every Kubernetes API needs."""
     return Component(

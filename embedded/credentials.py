@@ -7,7 +7,8 @@ from typing import Final
 
 import yaml
 
-from embedded.authority import Authority, Pair, keep_key, write_private
+from controlplane_operator.credentials.pki import KeyPair, issue_client, issue_serving
+from embedded.keeping import keep_authority, keep_signing_key, write_private
 from provider import ClusterConfig
 
 __all__ = ["MCM_USER", "OPERATOR_USER", "Credentials"]
@@ -28,14 +29,12 @@ class Credentials:
         self.directory = directory
         self.tenants_etcd = directory / "tenants-etcd"
         self._host = host
-        self._ca = Authority.keep(directory / "cluster", name="kplane-management")
-        self._front_proxy_ca = Authority.keep(directory / "front-proxy", name="kplane-management-front-proxy")
-        self._etcd_ca = Authority.keep(directory / "etcd", name="kplane-management-etcd")
-        self._tenants_etcd_ca = Authority.keep(self.tenants_etcd, name="kplane-tenants-etcd")
-        service_account_key = directory / "sa.key"
-        keep_key(service_account_key)
-        self.service_account_key = service_account_key.read_bytes()
-        root = self._tenants_etcd_ca.issue("root")
+        self._ca = keep_authority(directory / "cluster", name="kplane-management")
+        self._front_proxy_ca = keep_authority(directory / "front-proxy", name="kplane-management-front-proxy")
+        self._etcd_ca = keep_authority(directory / "etcd", name="kplane-management-etcd")
+        self._tenants_etcd_ca = keep_authority(self.tenants_etcd, name="kplane-tenants-etcd")
+        self.service_account_key = keep_signing_key(directory / "sa.key")
+        root = issue_client(self._tenants_etcd_ca, user="root")
         write_private(self.tenants_etcd / "client.crt", content=root.certificate)
         write_private(self.tenants_etcd / "client.key", content=root.key)
 
@@ -59,29 +58,29 @@ class Credentials:
         """CA of the tenants' etcd and of its clients."""
         return self._tenants_etcd_ca.certificate
 
-    def api_server(self) -> Pair:
+    def api_server(self) -> KeyPair:
         """Serving certificate of the API server."""
-        return self._ca.issue("kube-apiserver", hosts=(self._host, *_HOSTS))
+        return issue_serving(self._ca, common_name="kube-apiserver", hosts=(self._host, *_HOSTS))
 
-    def controller_manager(self) -> Pair:
+    def controller_manager(self) -> KeyPair:
         """Serving certificate of kube-controller-manager."""
-        return self._ca.issue("kube-controller-manager", hosts=(self._host, "localhost"))
+        return issue_serving(self._ca, common_name="kube-controller-manager", hosts=(self._host,))
 
-    def front_proxy(self) -> Pair:
+    def front_proxy(self) -> KeyPair:
         """The API server's own certificate towards extension API servers."""
-        return self._front_proxy_ca.issue("front-proxy-client")
+        return issue_client(self._front_proxy_ca, user="front-proxy-client")
 
-    def etcd_client(self) -> Pair:
+    def etcd_client(self) -> KeyPair:
         """The API server's certificate towards etcd."""
-        return self._etcd_ca.issue("kube-apiserver")
+        return issue_client(self._etcd_ca, user="kube-apiserver")
 
-    def etcd_server(self) -> Pair:
+    def etcd_server(self) -> KeyPair:
         """Serving certificate of the management etcd."""
-        return self._etcd_ca.issue("etcd", hosts=(self._host, "localhost"))
+        return issue_serving(self._etcd_ca, common_name="etcd", hosts=(self._host,), client=True)
 
-    def tenants_etcd_server(self) -> Pair:
+    def tenants_etcd_server(self) -> KeyPair:
         """Serving certificate of the tenants' etcd."""
-        return self._tenants_etcd_ca.issue("etcd", hosts=(self._host, "localhost"))
+        return issue_serving(self._tenants_etcd_ca, common_name="etcd", hosts=(self._host,), client=True)
 
     def administrator(self, server: str) -> ClusterConfig:
         """Access as cluster administrator."""
@@ -102,7 +101,7 @@ class Credentials:
         return file
 
     def _config(self, server: str, *, user: str, groups: tuple[str, ...] = ()) -> ClusterConfig:
-        pair = self._ca.issue(user, organizations=groups)
+        pair = issue_client(self._ca, user=user, groups=groups)
         return ClusterConfig(server=server, ca_data=self.ca, client_certificate=pair.certificate, client_key=pair.key)
 
 

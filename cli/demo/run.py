@@ -1,0 +1,153 @@
+"""Runs the demo from nothing to nothing, or to a cluster that is left for a person to look around."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from cli.demo import site
+from cli.demo.display import Display
+from cli.demo.steps import STEPS, Demo
+from cli.errors import CliError, DemoFailed
+from embedded import lock
+from embedded.daemon import Daemon, end, tail
+from embedded.errors import EmbeddedError
+from embedded.handle import LOG_FILE, Handle
+from tools.binaries import BinariesError, resolve
+from workloads import WorkloadsError, find_processes
+
+__all__ = ["end_demo", "run_demo"]
+
+_OWN_STEPS: Final = 3
+_READY_SECONDS: Final = 90.0
+_TAIL_LINES: Final = 12
+_ERRORS: Final = (BinariesError, CliError, EmbeddedError, WorkloadsError, OSError)
+
+
+def run_demo(directory: Path, *, keep: bool) -> int:
+    """Run the demo and return the exit status: 0 only where each step was verified."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    display = Display(Console(), steps=len(STEPS) + _OWN_STEPS)
+    directory = directory.absolute()
+    try:
+        site.take(directory)
+    except _ERRORS as error:
+        display.line(f"error: {error}", style="red")
+        return 1
+    try:
+        return _run_guarded(directory, display=display, keep=keep)
+    except KeyboardInterrupt:
+        display.line("Interrupted; ending everything.", style="red")
+        return _give_up(directory, display=display, status=130)
+
+
+def _run_guarded(directory: Path, *, display: Display, keep: bool) -> int:
+    status = 0
+    try:
+        _run(directory, display=display, keep=keep)
+    except* _ERRORS as group:
+        _explain(directory, display=display, group=group)
+        status = _give_up(directory, display=display, status=1)
+    return status
+
+
+def end_demo(directory: Path) -> int:
+    """End what runs over the directory and remove it; return the exit status."""
+    display = Display(Console(), steps=1)
+    directory = directory.absolute()
+    if not directory.exists():
+        display.line(f"No demo is kept in {directory}.")
+        return 0
+    try:
+        with display.step(f"End the demo in {directory}"):
+            if ended := site.clear(directory):
+                display.note(f"processes {ended} were left by a crash and are ended now")
+    except _ERRORS as error:
+        display.line(f"error: {error}", style="red")
+        return 1
+    return 0
+
+
+def _run(directory: Path, *, display: Display, keep: bool) -> None:
+    with display.step("Set up the Kubernetes and etcd programs"):
+        binaries = resolve(report=display.note)
+        for programs in dict.fromkeys(binaries.directories):
+            display.note(str(programs))
+    with display.step("Start the management cluster and both operators"):
+        # Kept, it lives on without this process; otherwise it may not, however this process ends.
+        daemon = Daemon(directory, binaries=binaries, bound=not keep)
+        handle = daemon.wait_ready(timeout_seconds=_READY_SECONDS)
+        display.note(", ".join(f"{part} {seconds:.1f} s" for part, seconds in handle.seconds.items()))
+    demo = Demo(handle=handle, note=display.note)
+    asyncio.run(_verify(demo, display=display))
+    with display.step("Keep everything running" if keep else "Stop everything"):
+        if keep:
+            _describe(demo, display=display)
+        else:
+            _stop(daemon, display=display)
+
+
+async def _verify(demo: Demo, *, display: Display) -> None:
+    for step in STEPS:
+        with display.step(step.title):
+            await step.run(demo)
+
+
+def _stop(daemon: Daemon, *, display: Display) -> None:
+    pids = [daemon.pid, *find_processes(daemon.directory)]
+    daemon.stop()
+    alive = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    if alive or find_processes(daemon.directory):
+        raise DemoFailed(f"Processes are left running: {alive or find_processes(daemon.directory)}.")
+    shutil.rmtree(daemon.directory)
+    display.note(f"{len(pids)} processes ended, 0 left; {daemon.directory} removed")
+
+
+def _describe(demo: Demo, *, display: Display) -> None:
+    handle = demo.handle
+    kubectl = f"{handle.kubectl_program} --kubeconfig"
+    kinds = "controlplanes,controlplaneregistrations"
+    lines = [
+        f"management cluster:  {kubectl} {handle.admin_kubeconfig} get {kinds}",
+        *(
+            f"control plane {name}:  {kubectl} {tenant.kubectl.kubeconfig} get all --all-namespaces"
+            for name, tenant in demo.tenants.items()
+        ),
+        f"operator:  curl {handle.operator_url}/readyz    its metrics: {handle.operator_url}/metrics",
+        f"mcm:  curl {handle.mcm_url}/readyz    its metrics: {handle.mcm_url}/metrics",
+        f"end it:  kplane demo-down --directory {handle.directory}    (or: make demo-down)",
+    ]
+    for line in lines:
+        display.note(line)
+
+
+def _explain(directory: Path, *, display: Display, group: BaseExceptionGroup[BaseException]) -> None:
+    logs = Handle.load(directory).logs if (directory / "ready.json").exists() else (directory / LOG_FILE,)
+    for log in logs:
+        display.line(f"--- {log}")
+        display.line(tail(log, lines=_TAIL_LINES), style="dim")
+    for error in _leaves(group):
+        display.line(f"error: {error}", style="red")
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    leaves: list[BaseException] = []
+    for error in group.exceptions:
+        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return leaves
+
+
+def _give_up(directory: Path, *, display: Display, status: int) -> int:
+    """End everything after a failure; the directory stays, for its logs, until the next demo."""
+    try:
+        end(directory)
+    except EmbeddedError as error:
+        display.line(f"error: {error}", style="red")
+    if lock.holder(directory) is None and not find_processes(directory):
+        display.line(f"Nothing is left running. Logs are in {directory} until the next demo.")
+    return status
