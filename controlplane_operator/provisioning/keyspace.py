@@ -86,7 +86,7 @@ class Keyspace:
 
     async def count(self, prefix: str) -> int:
         """Return the number of keys below a prefix."""
-        answer = await self._json("get", _checked(prefix), "--prefix", "--count-only")
+        answer = await self._json("get", _checked(prefix), "--prefix", "--keys-only", "--limit=1")
         return int(answer.get("count", 0))
 
     async def delete_prefix(self, prefix: str) -> int:

@@ -1,0 +1,135 @@
+"""A shared etcd and tenants' API servers on it, of the components that the operator runs."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from controlplane_operator.credentials import (
+    KeyPair,
+    TenantAuthorities,
+    TenantCertificates,
+    create_authority,
+    issue_client,
+    issue_serving,
+)
+from controlplane_operator.provisioning import (
+    API_SERVER_PORTS,
+    ETCD_PORTS,
+    EtcdAccess,
+    Keyspace,
+    api_server_component,
+    client_url,
+    etcd_component,
+    key_prefix,
+    server_url,
+    serving_hosts,
+)
+from provider import ClusterConfig
+from workloads import Phase, ProcessRuntime
+
+if TYPE_CHECKING:
+    from tools.binaries import Binaries
+
+
+@dataclass(frozen=True)
+class SharedEtcd:
+    runtime: ProcessRuntime
+    authority: KeyPair
+    url: str
+    keyspace: Keyspace
+
+    def access(self, user: str) -> EtcdAccess:
+        return EtcdAccess((self.url,), self.authority.certificate, issue_client(self.authority, user=user))
+
+
+@dataclass(frozen=True)
+class Tenant:
+    component: str
+    administrator: ClusterConfig
+
+
+@pytest.fixture
+def ready(eventually: Callable[..., Awaitable[object]]) -> Callable[[ProcessRuntime, str], Awaitable[object]]:
+    async def wait(runtime: ProcessRuntime, name: str) -> object:
+        return await eventually(lambda: runtime.state(name), lambda state: state.phase is Phase.READY, timeout=40)
+
+    return wait
+
+
+@pytest.fixture
+async def shared_etcd(
+    binaries: Binaries, tmp_path: Path, ready: Callable[..., Awaitable[object]]
+) -> AsyncIterator[SharedEtcd]:
+    authority = create_authority("shared-etcd")
+    async with ProcessRuntime(tmp_path / "runtime", programs=binaries.directories) as runtime:
+        try:
+            address = await runtime.reserve("shared-etcd", ports=ETCD_PORTS)
+            server = issue_serving(authority, common_name="etcd", hosts=[address.host], client=True)
+            await runtime.apply(etcd_component("shared-etcd", address=address, ca=authority.certificate, server=server))
+            await ready(runtime, "shared-etcd")
+            credentials = tmp_path / "root"
+            credentials.mkdir(mode=0o700)
+            root = issue_client(authority, user="root")
+            for name, content in (
+                ("ca.crt", authority.certificate),
+                ("client.crt", root.certificate),
+                ("client.key", root.key),
+            ):
+                (credentials / name).write_bytes(content)
+            keyspace = Keyspace(
+                etcdctl=binaries.path("etcdctl"), endpoints=(client_url(address),), credentials=credentials
+            )
+            await keyspace.ensure_authentication()
+            yield SharedEtcd(runtime, authority, client_url(address), keyspace)
+        finally:
+            await asyncio.gather(*(runtime.delete(name) for name in runtime.names()))
+
+
+@pytest.fixture
+def start_tenant(
+    shared_etcd: SharedEtcd, ready: Callable[..., Awaitable[object]]
+) -> Callable[[str], Awaitable[Tenant]]:
+    async def start(path: str) -> Tenant:
+        runtime = shared_etcd.runtime
+        name = f"apiserver-{path}"
+        await shared_etcd.keyspace.grant(path, prefix=key_prefix(path))
+        address = await runtime.reserve(name, ports=API_SERVER_PORTS)
+        authorities = TenantAuthorities.create(path)
+        certificates = TenantCertificates.renewed(
+            None,
+            authorities=authorities,
+            hosts=serving_hosts(address),
+            etcd_authority=shared_etcd.authority,
+            etcd_user=path,
+            now=dt.datetime.now(dt.UTC),
+        )
+        component = api_server_component(
+            name,
+            address=address,
+            authorities=authorities,
+            certificates=certificates,
+            etcd=EtcdAccess((shared_etcd.url,), shared_etcd.authority.certificate, certificates.etcd_client),
+            etcd_prefix=key_prefix(path).rstrip("/"),
+            etcd_shared=True,
+        )
+        await runtime.apply(component)
+        await ready(runtime, name)
+        administrator = authorities.issue_administrator()
+        return Tenant(
+            name,
+            ClusterConfig(
+                server=server_url(address),
+                ca_data=authorities.serving.certificate,
+                client_certificate=administrator.certificate,
+                client_key=administrator.key,
+            ),
+        )
+
+    return start

@@ -1,0 +1,90 @@
+"""Descriptions of tenants' programs are equal at every call and show no secret."""
+
+from __future__ import annotations
+
+import datetime as dt
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane_operator.credentials import TenantAuthorities, TenantCertificates
+from controlplane_operator.errors import KeyspaceError
+from controlplane_operator.provisioning import (
+    EtcdAccess,
+    api_server_component,
+    etcd_component,
+    key_prefix,
+    serving_hosts,
+)
+from workloads import Address, Component
+
+ADDRESS = Address(host="127.0.0.1", ports={"https": 6443, "client": 2379, "peer": 2380, "metrics": 2381})
+AUTHORITIES = TenantAuthorities.create("a")
+CERTIFICATES = TenantCertificates.renewed(
+    None,
+    authorities=AUTHORITIES,
+    hosts=serving_hosts(ADDRESS),
+    etcd_authority=AUTHORITIES.etcd,
+    etcd_user="a",
+    etcd_hosts=["127.0.0.1"],
+    now=dt.datetime.now(dt.UTC),
+)
+
+
+def _api_server(*, shared: bool) -> Component:
+    access = EtcdAccess(("https://127.0.0.1:2379",), AUTHORITIES.etcd.certificate, CERTIFICATES.etcd_client)
+    return api_server_component(
+        "apiserver-a",
+        address=ADDRESS,
+        authorities=AUTHORITIES,
+        certificates=CERTIFICATES,
+        etcd=access,
+        etcd_prefix="/clusters/a",
+        etcd_shared=shared,
+    )
+
+
+def _etcd() -> Component:
+    assert CERTIFICATES.etcd_server is not None
+    return etcd_component("etcd-a", address=ADDRESS, ca=AUTHORITIES.etcd.certificate, server=CERTIFICATES.etcd_server)
+
+
+@pytest.mark.parametrize("component", [_api_server(shared=True), _api_server(shared=False), _etcd()])
+def test_secrets_are_in_files_only(component: Component) -> None:
+    secrets = [file.content.decode() for file in component.files.values() if b"PRIVATE KEY" in file.content]
+    assert secrets
+    public = [*component.args, *component.env.values(), repr(component)]
+    assert not [text for text in public for secret in secrets if secret in text or "PRIVATE KEY" in text]
+
+
+def test_equal_arguments_give_equal_descriptions() -> None:
+    assert _api_server(shared=True) == _api_server(shared=True)
+    assert _etcd() == _etcd()
+
+
+def test_only_a_shared_etcd_is_left_uncompacted() -> None:
+    assert "--etcd-compaction-interval=0" in _api_server(shared=True).args
+    assert "--etcd-compaction-interval=0" not in _api_server(shared=False).args
+
+
+_PATHS = st.one_of(
+    st.sampled_from(["a", "aa", "a-b", "a-", "clusters", "registry", "0", "a0"]),
+    st.text(alphabet=string.ascii_lowercase + string.digits + "-", min_size=1, max_size=63),
+)
+
+
+@given(_PATHS, _PATHS)
+def test_no_key_is_below_two_prefixes(one: str, other: str) -> None:
+    try:
+        prefixes = key_prefix(one), key_prefix(other)
+    except KeyspaceError:
+        return
+    assert one == other or not (prefixes[0].startswith(prefixes[1]) or prefixes[1].startswith(prefixes[0]))
+
+
+@pytest.mark.parametrize("path", ["", "a/b", "..", "a/", "/", "A", "a_b", "a.b", "-a", "x" * 64, "a\n"])
+def test_what_is_no_path_segment_gets_no_prefix(path: str) -> None:
+    with pytest.raises(KeyspaceError, match="clusterPath"):
+        key_prefix(path)
