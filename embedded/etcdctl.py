@@ -43,7 +43,7 @@ class Etcdctl:
 
     async def count(self, prefix: str) -> int:
         """Tell how many keys there are below a prefix."""
-        answer = await self.json("get", prefix, "--prefix", "--count-only")
+        answer = await self.json("get", prefix, "--prefix", "--keys-only", "--limit=1")
         return int(answer.get("count", 0))
 
     async def digests(self, prefix: str, *, of_interest: Callable[[str], bool]) -> Mapping[str, str]:
