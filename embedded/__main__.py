@@ -13,6 +13,7 @@ from pathlib import Path
 
 import uvloop
 
+from controlplane_operator.errors import OperatorError
 from embedded.cluster import ManagementCluster
 from embedded.errors import EmbeddedError
 from provider import ProviderError
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             given.directory, binaries=binaries, operators=not given.no_operators, fsync=not given.no_fsync
         )
         uvloop.run(_serve(cluster, until_stdin_closes=given.until_stdin_closes))
-    except* (BinariesError, EmbeddedError, OSError, ProviderError, WorkloadsError) as group:
+    except* (BinariesError, EmbeddedError, OperatorError, OSError, ProviderError, WorkloadsError) as group:
         for error in _leaves(group):
             logger.critical("%s", error)
         status = 1

@@ -6,21 +6,39 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from controlplane_operator.credentials import TenantCertificates
+from controlplane_operator.provisioning import (
+    API_SERVER_PORTS,
+    ETCD_PORTS,
+    EtcdAccess,
+    Keyspace,
+    api_server_component,
+    client_url,
+    etcd_component,
+    server_url,
+    serving_hosts,
+)
 from embedded import components, lock
-from embedded.credentials import MCM_USER, OPERATOR_USER, Credentials, kubeconfig
+from embedded.credentials import (
+    ADMINISTRATOR_GROUPS,
+    MCM_USER,
+    OPERATOR_USER,
+    SERVICE_ACCOUNT_GROUPS,
+    Credentials,
+    write_private,
+)
 from embedded.errors import EmbeddedError, LeftRunning, NotReadyInTime
 from embedded.etcdctl import Etcdctl
 from embedded.handle import READY_FILE, Handle
 from embedded.manifests import install
-from embedded.tenants_etcd import enable_access_control
-from provider import Client
+from provider import Client, ClusterConfig
 from tools.binaries import Binaries
-from workloads import Component, Phase, ProcessRuntime, end_processes, find_processes
+from workloads import Address, Component, Phase, ProcessRuntime, end_processes, find_processes
 
 __all__ = ["ManagementCluster"]
 
@@ -103,123 +121,108 @@ class ManagementCluster:
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
         begun = time.monotonic()
-        async with self._timed("credentials"):
-            credentials = Credentials(self._directory / "credentials", host=_HOST)
+        credentials = Credentials(self._directory / "credentials", host=_HOST)
+        addresses = await self._reserve()
+        certificates = credentials.certificates(hosts=serving_hosts(addresses[components.API_SERVER]))
         async with self._timed("etcd"), asyncio.TaskGroup() as tasks:
-            management = tasks.create_task(self._start_etcd(credentials), name="start etcd")
-            tenants = tasks.create_task(self._start_tenants_etcd(credentials), name="start tenants' etcd")
+            tasks.create_task(self._start_etcd(credentials, certificates, addresses), name="start etcd")
+            tenants = tasks.create_task(self._start_tenants_etcd(credentials, addresses), name="start tenants' etcd")
         async with self._timed("kube-apiserver"):
-            server = await self._start_api_server(credentials, etcd_url=management.result())
-        administrator = credentials.administrator(server)
-        client = await stack.enter_async_context(Client(administrator, field_manager="embedded"))
+            await self._start_api_server(credentials, certificates, addresses)
+        handle = self._describe(credentials, addresses, tenants_etcd=tenants.result())
+        config = ClusterConfig.load(handle.admin_kubeconfig)
+        client = await stack.enter_async_context(Client(config, field_manager="embedded"))
         async with self._timed("manifests"), asyncio.TaskGroup() as tasks:
             tasks.create_task(install(client, timeout_seconds=_READY_SECONDS), name="install CRDs and RBAC")
-            tasks.create_task(self._start_controllers(credentials, server=server), name="start controllers")
-        handle = Handle(
-            directory=self._directory,
-            pid=os.getpid(),
-            server=server,
-            admin_kubeconfig=credentials.write_kubeconfig("admin.kubeconfig", config=administrator),
-            operator_kubeconfig=credentials.write_kubeconfig(
-                "operator.kubeconfig", config=credentials.service_account(server, user=OPERATOR_USER)
-            ),
-            mcm_kubeconfig=credentials.write_kubeconfig(
-                "mcm.kubeconfig", config=credentials.service_account(server, user=MCM_USER)
-            ),
-            programs=self._binaries.directories,
-            kubectl_program=self._binaries.path("kubectl"),
-            tenants_etcd=tenants.result(),
-            tenants_etcd_credentials=credentials.tenants_etcd,
-            operator_directory=self._directory / "operator",
-            mcm_directory=self._directory / "mcm",
-            operator_url=await self._url(components.OPERATOR),
-            mcm_url=await self._url(components.MCM),
-            seconds=self._seconds,
-        )
+            tasks.create_task(self._start_controllers(credentials, addresses), name="start controllers")
         if self._operators:
             async with self._timed("operators"):
-                await self._start_operators(handle)
+                await self._start_operators(handle, addresses)
         self._seconds["total"] = round(time.monotonic() - begun, 3)
         self._handle, self._client = handle, client
         handle.save()
 
-    async def _start_etcd(self, credentials: Credentials) -> str:
-        ports = dict((await self.runtime.reserve(components.ETCD, ports=components.ETCD_PORTS)).ports)
-        await self._run(
-            components.etcd(
-                components.ETCD,
-                host=_HOST,
-                ports=ports,
-                ca=credentials.etcd_ca,
-                server=credentials.etcd_server(),
-                fsync=self._fsync,
-            )
-        )
-        return f"https://{_HOST}:{ports['https']}"
+    async def _reserve(self) -> dict[str, Address]:
+        ports = {
+            components.ETCD: ETCD_PORTS,
+            components.TENANTS_ETCD: ETCD_PORTS,
+            components.API_SERVER: API_SERVER_PORTS,
+            components.CONTROLLER_MANAGER: components.CONTROLLER_MANAGER_PORTS,
+            components.OPERATOR: components.OPERATOR_PORTS,
+            components.MCM: components.OPERATOR_PORTS,
+        }
+        return {name: await self.runtime.reserve(name, ports=names) for name, names in ports.items()}
 
-    async def _start_tenants_etcd(self, credentials: Credentials) -> Etcdctl:
-        ports = dict((await self.runtime.reserve(components.TENANTS_ETCD, ports=components.ETCD_PORTS)).ports)
-        await self._run(
-            components.etcd(
-                components.TENANTS_ETCD,
-                host=_HOST,
-                ports=ports,
-                ca=credentials.tenants_etcd_ca,
-                server=credentials.tenants_etcd_server(),
-                fsync=self._fsync,
-            )
+    async def _start_etcd(
+        self, credentials: Credentials, certificates: TenantCertificates, addresses: Mapping[str, Address]
+    ) -> None:
+        if certificates.etcd_server is None:
+            raise EmbeddedError("The management etcd has no serving certificate.")
+        component = etcd_component(
+            components.ETCD,
+            address=addresses[components.ETCD],
+            ca=credentials.authorities.etcd.certificate,
+            server=certificates.etcd_server,
         )
-        etcdctl = Etcdctl(
-            program=self._binaries.path("etcdctl"),
-            endpoint=f"https://{_HOST}:{ports['https']}",
-            ca=credentials.tenants_etcd / "ca.crt",
-            certificate=credentials.tenants_etcd / "client.crt",
-            key=credentials.tenants_etcd / "client.key",
-        )
-        await enable_access_control(etcdctl)
-        return etcdctl
+        await self._run(components.bound(component, args=self._etcd_arguments))
 
-    async def _start_api_server(self, credentials: Credentials, *, etcd_url: str) -> str:
-        port = (await self.runtime.reserve(components.API_SERVER, ports=["https"])).ports["https"]
-        await self._run(
-            components.api_server(
-                host=_HOST,
-                port=port,
-                etcd_url=etcd_url,
-                etcd_ca=credentials.etcd_ca,
-                etcd_client=credentials.etcd_client(),
-                ca=credentials.ca,
-                server=credentials.api_server(),
-                front_proxy_ca=credentials.front_proxy_ca,
-                front_proxy=credentials.front_proxy(),
-                service_account_key=credentials.service_account_key,
-            )
+    async def _start_tenants_etcd(self, credentials: Credentials, addresses: Mapping[str, Address]) -> Etcdctl:
+        address = addresses[components.TENANTS_ETCD]
+        component = etcd_component(
+            components.TENANTS_ETCD,
+            address=address,
+            ca=credentials.tenants_etcd_authority.certificate,
+            server=credentials.tenants_etcd(),
         )
-        return f"https://{_HOST}:{port}"
-
-    async def _start_controllers(self, credentials: Credentials, *, server: str) -> None:
-        name = components.CONTROLLER_MANAGER
-        address = await self.runtime.reserve(name, ports=components.CONTROLLER_MANAGER_PORTS)
-        await self._run(
-            components.controller_manager(
-                host=_HOST,
-                ports=dict(address.ports),
-                kubeconfig=kubeconfig(credentials.controllers(server)),
-                ca=credentials.ca,
-                server=credentials.controller_manager(),
-                service_account_key=credentials.service_account_key,
-            )
+        await self._run(components.bound(component, args=self._etcd_arguments))
+        directory = credentials.tenants_etcd_directory
+        etcdctl = self._binaries.path("etcdctl")
+        keyspace = Keyspace(etcdctl=etcdctl, endpoints=(client_url(address),), credentials=directory)
+        await keyspace.ensure_authentication()
+        return Etcdctl(
+            program=etcdctl,
+            endpoint=client_url(address),
+            ca=directory / "ca.crt",
+            certificate=directory / "client.crt",
+            key=directory / "client.key",
         )
 
-    async def _url(self, name: str) -> str | None:
-        if not self._operators:
-            return None
-        return f"http://{_HOST}:{(await self.runtime.reserve(name, ports=['http'])).ports['http']}"
+    @property
+    def _etcd_arguments(self) -> tuple[str, ...]:
+        return () if self._fsync else ("--unsafe-no-fsync",)
 
-    async def _start_operators(self, handle: Handle) -> None:
+    async def _start_api_server(
+        self, credentials: Credentials, certificates: TenantCertificates, addresses: Mapping[str, Address]
+    ) -> None:
+        etcd = EtcdAccess(
+            endpoints=(client_url(addresses[components.ETCD]),),
+            ca=credentials.authorities.etcd.certificate,
+            client=certificates.etcd_client,
+        )
+        component = api_server_component(
+            components.API_SERVER,
+            address=addresses[components.API_SERVER],
+            authorities=credentials.authorities,
+            certificates=certificates,
+            etcd=etcd,
+            etcd_prefix="/registry",
+            etcd_shared=False,
+        )
+        await self._run(components.bound(component))
+
+    async def _start_controllers(self, credentials: Credentials, addresses: Mapping[str, Address]) -> None:
+        server = server_url(addresses[components.API_SERVER])
+        component = components.controller_manager(
+            address=addresses[components.CONTROLLER_MANAGER],
+            kubeconfig=credentials.kubeconfig(server, user="system:kube-controller-manager"),
+            ca=credentials.authorities.serving.certificate,
+            server=credentials.controller_manager(),
+            service_account_key=credentials.authorities.service_account_key,
+        )
+        await self._run(component)
+
+    async def _start_operators(self, handle: Handle, addresses: Mapping[str, Address]) -> None:
         programs = [f"--programs-dir={directory}" for directory in dict.fromkeys(handle.programs)]
-        operator_port = (await self.runtime.reserve(components.OPERATOR, ports=["http"])).ports["http"]
-        mcm_port = (await self.runtime.reserve(components.MCM, ports=["http"])).ports["http"]
         self._operator = components.python(
             components.OPERATOR,
             module="controlplane_operator.main",
@@ -230,21 +233,48 @@ class ManagementCluster:
                 f"--shared-etcd-endpoint={handle.tenants_etcd.endpoint}",
                 f"--shared-etcd-credentials={handle.tenants_etcd_credentials}",
             ),
-            host=_HOST,
-            port=operator_port,
+            address=addresses[components.OPERATOR],
             kubeconfig=handle.operator_kubeconfig.read_bytes(),
         )
         self._mcm = components.python(
             components.MCM,
             module="mcm.main",
             args=(f"--state-dir={handle.mcm_directory}", *programs),
-            host=_HOST,
-            port=mcm_port,
+            address=addresses[components.MCM],
             kubeconfig=handle.mcm_kubeconfig.read_bytes(),
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.start_operator(), name="start controlplane-operator")
             tasks.create_task(self.start_mcm(), name="start mcm")
+
+    def _describe(self, credentials: Credentials, addresses: Mapping[str, Address], *, tenants_etcd: Etcdctl) -> Handle:
+        server = server_url(addresses[components.API_SERVER])
+        identities = {
+            "admin": ("kubernetes-admin", ADMINISTRATOR_GROUPS),
+            "operator": (OPERATOR_USER, SERVICE_ACCOUNT_GROUPS),
+            "mcm": (MCM_USER, SERVICE_ACCOUNT_GROUPS),
+        }
+        kubeconfigs = {name: credentials.directory / f"{name}.kubeconfig" for name in identities}
+        for name, (user, groups) in identities.items():
+            write_private(kubeconfigs[name], content=credentials.kubeconfig(server, user=user, groups=groups))
+        operator, mcm = (_url(addresses[name]) for name in (components.OPERATOR, components.MCM))
+        return Handle(
+            directory=self._directory,
+            pid=os.getpid(),
+            server=server,
+            admin_kubeconfig=kubeconfigs["admin"],
+            operator_kubeconfig=kubeconfigs["operator"],
+            mcm_kubeconfig=kubeconfigs["mcm"],
+            programs=self._binaries.directories,
+            kubectl_program=self._binaries.path("kubectl"),
+            tenants_etcd=tenants_etcd,
+            tenants_etcd_credentials=credentials.tenants_etcd_directory,
+            operator_directory=self._directory / "operator",
+            mcm_directory=self._directory / "mcm",
+            operator_url=operator if self._operators else None,
+            mcm_url=mcm if self._operators else None,
+            seconds=self._seconds,
+        )
 
     async def _run(self, component: Component) -> None:
         """Have a component run, and wait until it is ready."""
@@ -291,6 +321,10 @@ class ManagementCluster:
         begun = time.monotonic()
         yield
         self._seconds[part] = round(time.monotonic() - begun, 3)
+
+
+def _url(address: Address) -> str:
+    return f"http://{address.host}:{address.ports['http']}"
 
 
 def _described(component: Component | None) -> Component:

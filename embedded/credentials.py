@@ -2,109 +2,108 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import os
 from pathlib import Path
 from typing import Final
 
-import yaml
+from controlplane_operator.credentials import (
+    KeyPair,
+    TenantAuthorities,
+    TenantCertificates,
+    create_authority,
+    issue_client,
+    issue_serving,
+    render_kubeconfig,
+)
 
-from controlplane_operator.credentials.pki import KeyPair, issue_client, issue_serving
-from embedded.keeping import keep_authority, keep_signing_key, write_private
-from provider import ClusterConfig
+__all__ = [
+    "ADMINISTRATOR_GROUPS",
+    "MCM_USER",
+    "OPERATOR_USER",
+    "SERVICE_ACCOUNT_GROUPS",
+    "Credentials",
+    "write_private",
+]
 
-__all__ = ["MCM_USER", "OPERATOR_USER", "Credentials"]
+_NAMESPACE: Final = "kplane-system"
+OPERATOR_USER: Final = f"system:serviceaccount:{_NAMESPACE}:controlplane-operator"
+MCM_USER: Final = f"system:serviceaccount:{_NAMESPACE}:mcm"
+SERVICE_ACCOUNT_GROUPS: Final = ("system:serviceaccounts", f"system:serviceaccounts:{_NAMESPACE}")
+ADMINISTRATOR_GROUPS: Final = ("system:masters",)
+_ETCD_USER: Final = "kube-apiserver"
 
-NAMESPACE: Final = "kplane-system"
-OPERATOR_USER: Final = f"system:serviceaccount:{NAMESPACE}:controlplane-operator"
-MCM_USER: Final = f"system:serviceaccount:{NAMESPACE}:mcm"
-_SERVICE_ACCOUNT_GROUPS: Final = ("system:serviceaccounts", f"system:serviceaccounts:{NAMESPACE}")
-_HOSTS: Final = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "10.96.0.1")
+
+def write_private(file: Path, *, content: bytes) -> None:
+    """Write a file that only this user may read, in one step."""
+    partial = file.with_name(f".{file.name}.partial")
+    partial.unlink(missing_ok=True)
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as out:
+        out.write(content)
+        out.flush()
+        os.fsync(out.fileno())
+    partial.replace(file)
 
 
 class Credentials:
-    """Authorities that stay for the life of the directory, and certificates that are issued anew at each start."""
+    """Authorities stay for the life of the directory, so that data and kubeconfigs do; certificates are issued anew."""
 
     def __init__(self, directory: Path, *, host: str) -> None:
-        """Read what is in the directory and make what is missing. Raises OSError and ValueError where that fails."""
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Read what is in the directory, and make what is missing. `host` is where everything listens.
+
+        Raises OSError, and `controlplane_operator.errors.CredentialsInvalid` where a file was damaged.
+        """
         self.directory = directory
-        self.tenants_etcd = directory / "tenants-etcd"
+        self.tenants_etcd_directory = directory / "tenants-etcd"
         self._host = host
-        self._ca = keep_authority(directory / "cluster", name="kplane-management")
-        self._front_proxy_ca = keep_authority(directory / "front-proxy", name="kplane-management-front-proxy")
-        self._etcd_ca = keep_authority(directory / "etcd", name="kplane-management-etcd")
-        self._tenants_etcd_ca = keep_authority(self.tenants_etcd, name="kplane-tenants-etcd")
-        self.service_account_key = keep_signing_key(directory / "sa.key")
-        root = issue_client(self._tenants_etcd_ca, user="root")
-        write_private(self.tenants_etcd / "client.crt", content=root.certificate)
-        write_private(self.tenants_etcd / "client.key", content=root.key)
+        self.tenants_etcd_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.authorities = self._keep_authorities()
+        self.tenants_etcd_authority = self._keep_tenants_etcd_authority()
+        root = issue_client(self.tenants_etcd_authority, user="root")
+        write_private(self.tenants_etcd_directory / "client.crt", content=root.certificate)
+        write_private(self.tenants_etcd_directory / "client.key", content=root.key)
 
-    @property
-    def ca(self) -> bytes:
-        """CA of the API server and of its clients."""
-        return self._ca.certificate
-
-    @property
-    def front_proxy_ca(self) -> bytes:
-        """CA of what may tell the API server who a user is."""
-        return self._front_proxy_ca.certificate
-
-    @property
-    def etcd_ca(self) -> bytes:
-        """CA of the management etcd and of its clients."""
-        return self._etcd_ca.certificate
-
-    @property
-    def tenants_etcd_ca(self) -> bytes:
-        """CA of the tenants' etcd and of its clients."""
-        return self._tenants_etcd_ca.certificate
-
-    def api_server(self) -> KeyPair:
-        """Serving certificate of the API server."""
-        return issue_serving(self._ca, common_name="kube-apiserver", hosts=(self._host, *_HOSTS))
+    def certificates(self, *, hosts: tuple[str, ...]) -> TenantCertificates:
+        """Issue the certificates of the API server, under these hosts, and of its etcd."""
+        return TenantCertificates.renewed(
+            None,
+            authorities=self.authorities,
+            hosts=hosts,
+            etcd_authority=self.authorities.etcd,
+            etcd_user=_ETCD_USER,
+            etcd_hosts=(self._host,),
+            now=dt.datetime.now(dt.UTC),
+        )
 
     def controller_manager(self) -> KeyPair:
-        """Serving certificate of kube-controller-manager."""
-        return issue_serving(self._ca, common_name="kube-controller-manager", hosts=(self._host,))
+        """Issue kube-controller-manager's serving certificate."""
+        return issue_serving(self.authorities.serving, common_name="kube-controller-manager", hosts=(self._host,))
 
-    def front_proxy(self) -> KeyPair:
-        """The API server's own certificate towards extension API servers."""
-        return issue_client(self._front_proxy_ca, user="front-proxy-client")
+    def tenants_etcd(self) -> KeyPair:
+        """Issue the serving certificate of the tenants' etcd."""
+        return issue_serving(self.tenants_etcd_authority, common_name="etcd", hosts=(self._host,), client=True)
 
-    def etcd_client(self) -> KeyPair:
-        """The API server's certificate towards etcd."""
-        return issue_client(self._etcd_ca, user="kube-apiserver")
+    def kubeconfig(self, server: str, *, user: str, groups: tuple[str, ...] = ()) -> bytes:
+        """Issue a client certificate for a user of the API server, and render a kubeconfig with it."""
+        client = issue_client(self.authorities.client, user=user, groups=groups)
+        return render_kubeconfig(server=server, ca=self.authorities.serving.certificate, user=user, client=client)
 
-    def etcd_server(self) -> KeyPair:
-        """Serving certificate of the management etcd."""
-        return issue_serving(self._etcd_ca, common_name="etcd", hosts=(self._host,), client=True)
+    def _keep_authorities(self) -> TenantAuthorities:
+        directory = self.directory / "authorities"
+        complete = directory / "complete"
+        if not complete.exists():
+            # What an interrupted attempt left has issued nothing yet.
+            directory.mkdir(mode=0o700, exist_ok=True)
+            for name, content in TenantAuthorities.create("management").to_secret().items():
+                write_private(directory / name, content=content)
+            write_private(complete, content=b"")
+        return TenantAuthorities.from_secret({file.name: file.read_bytes() for file in directory.iterdir()})
 
-    def tenants_etcd_server(self) -> KeyPair:
-        """Serving certificate of the tenants' etcd."""
-        return issue_serving(self._tenants_etcd_ca, common_name="etcd", hosts=(self._host,), client=True)
-
-    def administrator(self, server: str) -> ClusterConfig:
-        """Access as cluster administrator."""
-        return self._config(server, user="kubernetes-admin", groups=("system:masters",))
-
-    def controllers(self, server: str) -> ClusterConfig:
-        """Access of kube-controller-manager."""
-        return self._config(server, user="system:kube-controller-manager")
-
-    def service_account(self, server: str, *, user: str) -> ClusterConfig:
-        """Access as one of the ServiceAccounts in our namespace, by the user's full name."""
-        return self._config(server, user=user, groups=_SERVICE_ACCOUNT_GROUPS)
-
-    def write_kubeconfig(self, name: str, *, config: ClusterConfig) -> Path:
-        """Write a kubeconfig into the directory."""
-        file = self.directory / name
-        write_private(file, content=kubeconfig(config))
-        return file
-
-    def _config(self, server: str, *, user: str, groups: tuple[str, ...] = ()) -> ClusterConfig:
-        pair = issue_client(self._ca, user=user, groups=groups)
-        return ClusterConfig(server=server, ca_data=self.ca, client_certificate=pair.certificate, client_key=pair.key)
-
-
-def kubeconfig(config: ClusterConfig) -> bytes:
-    """Render a kubeconfig as text."""
-    return yaml.safe_dump(config.to_kubeconfig(), sort_keys=False).encode()
+    def _keep_tenants_etcd_authority(self) -> KeyPair:
+        certificate, key = (self.tenants_etcd_directory / name for name in ("ca.crt", "ca.key"))
+        if not certificate.exists():
+            # The certificate comes last: where it is, its key is.
+            authority = create_authority("kplane-tenants-etcd")
+            write_private(key, content=authority.key)
+            write_private(certificate, content=authority.certificate)
+        return KeyPair(certificate=certificate.read_bytes(), key=key.read_bytes())

@@ -135,9 +135,7 @@ async def destroy(demo: Demo) -> None:
     others = [tenant.cluster_path for tenant in demo.tenants.values()]
     keys = await count_keys(etcd, victim.cluster_path)
     if not keys:
-        raise DemoFailed(
-            f"{victim.name} has no keys below /clusters/{victim.cluster_path}/ even before."
-        )
+        raise DemoFailed(f"{victim.name} has no keys below /clusters/{victim.cluster_path}/ even before.")
     before = await _settled(demo, others)
     await demo.handle.kubectl.run("delete", "controlplane", victim.name, "--wait=true", "--timeout=60s")
     left = await count_keys(etcd, victim.cluster_path)
