@@ -10,7 +10,7 @@ from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANE_R
 from controlplane_operator.management import Management
 from controlplane_operator.namespaces import owner_of
 from controlplane_operator.trouble import Trouble
-from provider import AlreadyExists
+from provider import AlreadyExists, Resource
 
 __all__ = ["ensure_default_registration", "ensure_endpoint"]
 
@@ -26,7 +26,7 @@ async def ensure_endpoint(management: Management, control_plane: ControlPlane, *
     known = store.get(("", name))
     if known is None:
         try:
-            made = await management.client.create(CONTROL_PLANE_ENDPOINTS, _owned(control_plane, spec))
+            made = await management.client.create(CONTROL_PLANE_ENDPOINTS, _owned(store.resource, control_plane, spec))
         except AlreadyExists:
             made = await management.client.get(CONTROL_PLANE_ENDPOINTS, name)
         store.apply(made)
@@ -39,7 +39,7 @@ async def ensure_endpoint(management: Management, control_plane: ControlPlane, *
             " name it in spec.endpointRef, or delete it",
         )
     if any(known["spec"].get(field) != url for field, url in spec.items()):
-        store.apply(await management.client.apply(CONTROL_PLANE_ENDPOINTS, _owned(control_plane, spec)))
+        store.apply(await management.client.apply(CONTROL_PLANE_ENDPOINTS, _owned(store.resource, control_plane, spec)))
 
 
 async def ensure_default_registration(
@@ -52,10 +52,17 @@ async def ensure_default_registration(
         return
     spec = {"controlPlaneRef": {"name": control_plane.name}, "services": [str(service) for service in services]}
     try:
-        store.apply(await management.client.create(CONTROL_PLANE_REGISTRATIONS, _owned(control_plane, spec)))
+        store.apply(
+            await management.client.create(CONTROL_PLANE_REGISTRATIONS, _owned(store.resource, control_plane, spec))
+        )
     except AlreadyExists:
         return
 
 
-def _owned(control_plane: ControlPlane, spec: dict[str, Any]) -> dict[str, Any]:
-    return {"metadata": {"name": control_plane.name, "ownerReferences": [owner_of(control_plane)]}, "spec": spec}
+def _owned(resource: Resource, control_plane: ControlPlane, spec: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": {"name": control_plane.name, "ownerReferences": [owner_of(control_plane)]},
+        "spec": spec,
+    }

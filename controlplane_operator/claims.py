@@ -49,7 +49,8 @@ class Claims:
 
     def _others(self, control_plane: ControlPlane) -> list[Claim]:
         found = [
-            ControlPlane.model_validate(obj) for obj in self._stores.control_planes.by("path", control_plane.cluster_path)
+            ControlPlane.model_validate(obj)
+            for obj in self._stores.control_planes.by("path", control_plane.cluster_path)
         ]
         claims = [self._claim(other) for other in found if other.metadata.uid != control_plane.metadata.uid]
         return [claim for claim in claims if claim is not None]

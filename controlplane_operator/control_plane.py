@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from api import ControlPlane, ControlPlaneClass, ControlPlaneMode, ControlPlanePhase, ControlPlaneStatus
+from api import (
+    Condition,
+    ControlPlane,
+    ControlPlaneClass,
+    ControlPlaneMode,
+    ControlPlanePhase,
+    ControlPlaneStatus,
+    find_condition,
+)
 from api.names import FINALIZER
 from controlplane_operator.backoff import Backoff
 from controlplane_operator.cache import Key
@@ -22,6 +30,9 @@ from controlplane_operator.validation import check_class, check_cluster_path
 from provider import Result
 
 __all__ = ["ControlPlaneReconciler", "Provisioners"]
+
+MANAGED: Final = "Managed"
+"""The condition that records whether kplane runs the API server; decided once, because the removal depends on it."""
 
 _WAITING: Final = frozenset({"ClassNotFound", "ClusterPathInUse", "EndpointPending", "CredentialsMissing"})
 _UNDER_WAY: Final = frozenset({"Provisioning", "Bootstrapping"})
@@ -48,12 +59,14 @@ class Provisioners:
 
     def used(self, control_plane: ControlPlane) -> Provisioner:
         """Return the way that was gone for an existing control plane, whatever its spec says by now."""
-        managed = self.managed(control_plane)
-        return managed if managed.made(control_plane) else self.wanted(control_plane)
+        recorded = find_condition(control_plane.status.conditions, MANAGED)
+        if recorded is None:
+            return self.wanted(control_plane)
+        return self.managed(control_plane) if recorded.status == "True" else self.external
 
     def realm(self, control_plane: ControlPlane) -> str | None:
         """Name what the control plane's path must be unique in."""
-        return self.wanted(control_plane).realm(control_plane)
+        return self.used(control_plane).realm(control_plane)
 
 
 class ControlPlaneReconciler:
@@ -105,7 +118,8 @@ class ControlPlaneReconciler:
         if provisioner is not self._provisioners.used(control_plane):
             raise Trouble(
                 "EndpointInvalid",
-                "spec.endpointRef cannot be set on a control plane whose API server is run by kplane; remove it again",
+                "spec.endpointRef was added or removed, and that would exchange the API server under its users;"
+                " undo it, or create a second control plane",
                 waits_for_event=True,
             )
         self._claims.take(control_plane)
@@ -130,6 +144,7 @@ class ControlPlaneReconciler:
         decided = {
             "cluster_path": control_plane.cluster_path if virtual else None,
             "deletion_policy": policy_of(control_plane, chosen=chosen),
+            "conditions": self._recorded(control_plane),
         }
         status = control_plane.status.model_copy(update=decided)
         if status.phase in (None, ControlPlanePhase.PENDING):
@@ -140,6 +155,17 @@ class ControlPlaneReconciler:
             )
         await self._write(control_plane, status=status)
         return control_plane.model_copy(update={"status": status})
+
+    def _recorded(self, control_plane: ControlPlane) -> list[Condition]:
+        managed = self._provisioners.wanted(control_plane) is not self._provisioners.external
+        return with_condition(
+            control_plane.status.conditions,
+            of=control_plane,
+            type=MANAGED,
+            status="True" if managed else "False",
+            reason="RunByKplane" if managed else "EndpointReferenced",
+            message="kplane runs the API server" if managed else "the API server at spec.endpointRef is used",
+        )
 
     async def _tell(self, key: Key, trouble: Trouble, *, chosen: ControlPlaneClass | None) -> None:
         obj = self._management.stores.control_planes.get(key)

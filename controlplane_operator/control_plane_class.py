@@ -22,7 +22,9 @@ def unsupported_addons(chosen: ControlPlaneClass) -> list[str]:
     missing = [addon for addon in chosen.spec.addons if addon not in _KNOWN_ADDONS]
     if not missing:
         return []
-    return [f"add-ons {', '.join(missing)} of ControlPlaneClass {chosen.name} are not installed: no such bundle is known"]
+    return [
+        f"add-ons {', '.join(missing)} of ControlPlaneClass {chosen.name} are not installed: no such bundle is known"
+    ]
 
 
 class ControlPlaneClassReconciler:

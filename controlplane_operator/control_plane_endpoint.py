@@ -74,7 +74,9 @@ class ControlPlaneEndpointReconciler:
             secret = await find_secret(self._management, namespace=reference.namespace, name=reference.name)
             kubeconfig = data_of(secret).get(KUBECONFIG_KEY) if secret is not None else None
             return ClusterConfig.from_kubeconfig(kubeconfig).ca_data if kubeconfig is not None else None
-        owner = next((ref for ref in endpoint.metadata.owner_references if ref.kind == ControlPlane.resource.kind), None)
+        owner = next(
+            (ref for ref in endpoint.metadata.owner_references if ref.kind == ControlPlane.resource.kind), None
+        )
         if owner is not None:
             key = management_namespace(owner.name), kubeconfig_secret_name(owner.name)
             published = self._management.stores.secrets.get(key)

@@ -33,7 +33,8 @@ async def serve_health(
     async def readyz(_: web.Request) -> web.Response:
         problems = await asyncio.gather(*(_problem(name, check) for name, check in checks.items()))
         lines = [
-            f"[{'-' if problem else '+'}]{name} {problem or 'ok'}" for name, problem in zip(checks, problems, strict=True)
+            f"[{'-' if problem else '+'}]{name} {problem or 'ok'}"
+            for name, problem in zip(checks, problems, strict=True)
         ]
         return web.Response(text="\n".join(lines) + "\n", status=503 if any(problems) else 200)
 

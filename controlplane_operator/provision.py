@@ -7,7 +7,7 @@ from typing import Protocol
 
 from api import ControlPlane, ControlPlaneClass, DeletionPolicy
 from controlplane_operator.addresses import Addresses
-from controlplane_operator.credentials import TenantAuthorities
+from controlplane_operator.credentials import KeyPair, TenantAuthorities
 from provider import ClusterConfig
 
 __all__ = ["Provision", "Provisioner"]
@@ -21,20 +21,15 @@ class Provision:
     administrator: ClusterConfig
     authorities: TenantAuthorities | None
     """None where somebody else runs the API server, and so keeps its keys."""
+    controllers: KeyPair | None = None
+    """Client certificate of the controllers; None where they get a token."""
 
 
 class Provisioner(Protocol):
     """One way to an API server. Every call may be repeated, and goes on where an earlier one was cut off."""
 
-    managed: bool
-    """Whether kplane runs the API server, and so provides the endpoint."""
-
     def realm(self, control_plane: ControlPlane) -> str | None:
         """Name what the clusterPath must be unique in; None where there is no path, or no address yet."""
-        ...
-
-    def made(self, control_plane: ControlPlane) -> bool:
-        """Tell whether there is something of this control plane that `ensure` made."""
         ...
 
     async def ensure(self, control_plane: ControlPlane) -> Provision:

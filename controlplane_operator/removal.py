@@ -9,6 +9,7 @@ from typing import Final
 from api import ControlPlane, ControlPlaneClass, ControlPlanePhase, ControlPlaneRegistration, DeletionPolicy
 from api.names import FINALIZER, management_namespace
 from controlplane_operator.backoff import Backoff
+from controlplane_operator.claims import Claims
 from controlplane_operator.kinds import CONTROL_PLANES
 from controlplane_operator.management import Management
 from controlplane_operator.namespaces import ManagementNamespaces
@@ -41,11 +42,13 @@ class Removal:
         *,
         namespaces: ManagementNamespaces,
         provisioner: Callable[[ControlPlane], Provisioner],
+        claims: Claims,
     ) -> None:
         """`provisioner` tells which one made a control plane."""
         self._management = management
         self._namespaces = namespaces
         self._provisioner = provisioner
+        self._claims = claims
         self._backoff: Backoff[str] = Backoff(first_seconds=0.2, limit_seconds=15.0)
 
     async def remove(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Result | None:
@@ -56,8 +59,8 @@ class Removal:
         policy = policy_of(control_plane, chosen=chosen)
         try:
             self._check_registrations(control_plane)
-            # What was never granted a path or address has nothing there; what lies there is somebody else's.
-            if control_plane.status.deletion_policy is not None:
+            # Under a path that was never granted, or that somebody else has the better right to, nothing is ours.
+            if control_plane.status.deletion_policy is not None and self._claims.holds(control_plane):
                 await self._provisioner(control_plane).remove(control_plane, policy=policy)
             if not await self._namespaces.remove(control_plane):
                 name = management_namespace(control_plane.name)

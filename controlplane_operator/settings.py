@@ -59,7 +59,9 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
         listen_host=host,
         listen_port=port,
         shared_etcd=_shared_etcd(given.shared_etcd_endpoint, given.shared_etcd_credentials),
-        cluster_kubeconfig=_file("--cluster-kubeconfig", given.cluster_kubeconfig) if given.cluster_kubeconfig else None,
+        cluster_kubeconfig=_file("--cluster-kubeconfig", given.cluster_kubeconfig)
+        if given.cluster_kubeconfig
+        else None,
         mcm_namespace=namespace,
         mcm_service_account=service_account,
         workers=given.workers,
@@ -76,7 +78,13 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--kubeconfig", type=Path, required=True, metavar="FILE", help="of the management cluster")
     add("--runtime", choices=["process"], default="process", help="where API servers and etcds run")
-    add("--state-dir", type=Path, required=True, metavar="DIR", help="for what running components keep: files, data, logs")
+    add(
+        "--state-dir",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="for what running components keep: files, data, logs",
+    )
     add(
         "--programs-dir",
         type=Path,
@@ -85,7 +93,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="where kube-apiserver and etcd are; may be repeated",
     )
-    add("--shared-etcd-endpoint", metavar="URL", help="etcd of the virtual control planes, such as https://10.0.0.5:2379")
+    add(
+        "--shared-etcd-endpoint",
+        metavar="URL",
+        help="etcd of the virtual control planes, such as https://10.0.0.5:2379",
+    )
     add(
         "--shared-etcd-credentials",
         type=Path,
@@ -140,7 +152,9 @@ def _shared_etcd(endpoint: str | None, credentials: Path | None) -> SharedEtcd |
     if endpoint is None and credentials is None:
         return None
     if endpoint is None or credentials is None:
-        raise SettingsError("--shared-etcd-endpoint and --shared-etcd-credentials go together; only one of them is given")
+        raise SettingsError(
+            "--shared-etcd-endpoint and --shared-etcd-credentials go together; only one of them is given"
+        )
     parts = urlsplit(endpoint)
     if parts.scheme != "https" or not parts.hostname:
         raise SettingsError(f"--shared-etcd-endpoint {endpoint}: an https URL is needed, such as https://10.0.0.5:2379")

@@ -34,7 +34,9 @@ def check_cluster_path(control_plane: ControlPlane) -> None:
     """Raise Trouble where the path cannot be one: InvalidClusterPath, ClusterPathReserved."""
     path = control_plane.cluster_path
     granted = control_plane.status.cluster_path
-    how = "" if control_plane.spec.virtual is not None else " (the object's name, as spec.virtual.clusterPath is not set)"
+    how = (
+        "" if control_plane.spec.virtual is not None else " (the object's name, as spec.virtual.clusterPath is not set)"
+    )
     if len(path) > 63 or not re.fullmatch(CLUSTER_PATH_PATTERN.strip("^$"), path):
         raise Trouble(
             "InvalidClusterPath",

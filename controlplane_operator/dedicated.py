@@ -1,0 +1,87 @@
+"""Control planes of mode Dedicated: an etcd and a kube-apiserver of their own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from api import ControlPlane, DeletionPolicy
+from controlplane_operator.components import apiserver_name, etcd_name
+from controlplane_operator.keys import TenantKeys
+from controlplane_operator.managed import check_ready, provision_at, troubles
+from controlplane_operator.management import Management
+from controlplane_operator.provision import Provision
+from controlplane_operator.provisioning import (
+    API_SERVER_PORTS,
+    ETCD_PORTS,
+    EtcdAccess,
+    api_server_component,
+    client_url,
+    etcd_component,
+    serving_hosts,
+)
+from controlplane_operator.trouble import Trouble
+from workloads import Runtime
+
+__all__ = ["DedicatedProvisioner"]
+
+_ETCD_USER: Final = "kube-apiserver"
+_PREFIX: Final = "/registry"
+
+
+class DedicatedProvisioner:
+    """Runs an etcd and an API server for each control plane."""
+
+    def __init__(self, management: Management, *, runtime: Runtime) -> None:
+        self._keys = TenantKeys(management)
+        self._runtime = runtime
+
+    def realm(self, control_plane: ControlPlane) -> str | None:  # noqa: ARG002 - it has no path
+        """There is no path that could be shared."""
+        return None
+
+    async def ensure(self, control_plane: ControlPlane) -> Provision:
+        """Have etcd run, then the API server on it."""
+        name, etcd = apiserver_name(control_plane.name), etcd_name(control_plane.name)
+
+        async def has_data() -> bool:
+            return etcd in self._runtime.names()
+
+        with troubles("Provisioning"):
+            authorities = await self._keys.authorities(control_plane, has_data=has_data)
+            etcd_address = await self._runtime.reserve(etcd, ports=ETCD_PORTS)
+            address = await self._runtime.reserve(name, ports=API_SERVER_PORTS)
+            certificates = await self._keys.certificates(
+                control_plane,
+                authorities=authorities,
+                hosts=serving_hosts(address),
+                etcd_authority=authorities.etcd,
+                etcd_user=_ETCD_USER,
+                etcd_hosts=(etcd_address.host, "localhost"),
+            )
+            if certificates.etcd_server is None:
+                raise Trouble("Failed", "the etcd of this control plane has no certificate")
+            ca = authorities.etcd.certificate
+            await self._runtime.apply(
+                etcd_component(etcd, address=etcd_address, ca=ca, server=certificates.etcd_server)
+            )
+            check_ready(self._runtime, etcd, what="etcd")
+            await self._runtime.apply(
+                api_server_component(
+                    name,
+                    address=address,
+                    authorities=authorities,
+                    certificates=certificates,
+                    etcd=EtcdAccess((client_url(etcd_address),), ca, certificates.etcd_client),
+                    etcd_prefix=_PREFIX,
+                    etcd_shared=False,
+                )
+            )
+        check_ready(self._runtime, name, what="kube-apiserver")
+        return provision_at(address, authorities=authorities, certificates=certificates)
+
+    async def remove(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
+        """End both; the data of etcd go if the policy is Destroy."""
+        etcd = etcd_name(control_plane.name)
+        with troubles("Deleting"):
+            await self._runtime.delete(apiserver_name(control_plane.name))
+            await (self._runtime.delete(etcd) if policy is DeletionPolicy.DESTROY else self._runtime.stop(etcd))

@@ -1,0 +1,104 @@
+"""Keeps a managed control plane's keys and certificates in Secrets of its management namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from api import ControlPlane
+from api.names import management_namespace
+from controlplane_operator.credentials import KeyPair, TenantAuthorities, TenantCertificates
+from controlplane_operator.errors import CredentialsInvalid
+from controlplane_operator.management import Management
+from controlplane_operator.secrets import create_secret, data_of, find_secret, write_secret
+from controlplane_operator.trouble import Trouble
+from provider import AlreadyExists
+
+__all__ = ["TenantKeys"]
+
+_AUTHORITIES: Final = "control-plane-authorities"
+_CERTIFICATES: Final = "control-plane-certificates"
+
+
+class TenantKeys:
+    """Reads what exists and creates what is missing."""
+
+    def __init__(self, management: Management) -> None:
+        self._management = management
+
+    async def authorities(
+        self, control_plane: ControlPlane, *, has_data: Callable[[], Awaitable[bool]]
+    ) -> TenantAuthorities:
+        """Return the authorities, created at the first call.
+
+        Raises Trouble (Failed) where they are missing although the control plane has data or was published: new ones
+        would lock out everybody who trusts the old ones.
+        """
+        where = f"{management_namespace(control_plane.name)}/{_AUTHORITIES}"
+        known = await self._data(control_plane, _AUTHORITIES)
+        if known is None:
+            if control_plane.status.endpoint is not None or await has_data():
+                raise Trouble(
+                    "Failed",
+                    f"there are data of this control plane, and Secret {where} with its keys is gone; restore the Secret,"
+                    " or remove the data by deleting the control plane with deletionPolicy Destroy",
+                )
+            known = await self._create(control_plane)
+        try:
+            return TenantAuthorities.from_secret(known)
+        except CredentialsInvalid as error:
+            raise Trouble("Failed", f"Secret {where} is damaged: {error}; restore it") from error
+
+    async def certificates(
+        self,
+        control_plane: ControlPlane,
+        *,
+        authorities: TenantAuthorities,
+        hosts: Sequence[str],
+        etcd_authority: KeyPair,
+        etcd_user: str,
+        etcd_hosts: Sequence[str] = (),
+    ) -> TenantCertificates:
+        """Return the leaf certificates, those that are due renewed."""
+        known = await self._data(control_plane, _CERTIFICATES)
+        try:
+            previous = TenantCertificates.from_secret(known) if known is not None else None
+            certificates = self._renewed(previous, authorities, hosts, etcd_authority, etcd_user, etcd_hosts)
+        except CredentialsInvalid:
+            # Leaf certificates are cheap: damaged ones are replaced.
+            certificates = self._renewed(None, authorities, hosts, etcd_authority, etcd_user, etcd_hosts)
+        await write_secret(self._management, control_plane, name=_CERTIFICATES, data=certificates.to_secret())
+        return certificates
+
+    async def _data(self, control_plane: ControlPlane, name: str) -> dict[str, bytes] | None:
+        namespace = management_namespace(control_plane.name)
+        found = await find_secret(self._management, namespace=namespace, name=name)
+        return data_of(found) if found is not None else None
+
+    async def _create(self, control_plane: ControlPlane) -> dict[str, bytes]:
+        created = TenantAuthorities.create(control_plane.name).to_secret()
+        try:
+            await create_secret(self._management, control_plane, name=_AUTHORITIES, data=created)
+        except AlreadyExists:
+            return await self._data(control_plane, _AUTHORITIES) or {}
+        return created
+
+    @staticmethod
+    def _renewed(
+        previous: TenantCertificates | None,
+        authorities: TenantAuthorities,
+        hosts: Sequence[str],
+        etcd_authority: KeyPair,
+        etcd_user: str,
+        etcd_hosts: Sequence[str],
+    ) -> TenantCertificates:
+        return TenantCertificates.renewed(
+            previous,
+            authorities=authorities,
+            hosts=hosts,
+            etcd_authority=etcd_authority,
+            etcd_user=etcd_user,
+            etcd_hosts=etcd_hosts,
+            now=datetime.now(UTC),
+        )

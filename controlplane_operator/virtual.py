@@ -1,0 +1,153 @@
+"""Control planes of mode Virtual: a kube-apiserver each, on an etcd that all share, below a key prefix each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from api import ControlPlane, DeletionPolicy
+from controlplane_operator.components import apiserver_name
+from controlplane_operator.credentials import KeyPair
+from controlplane_operator.keys import TenantKeys
+from controlplane_operator.managed import check_ready, provision_at, troubles
+from controlplane_operator.management import Management
+from controlplane_operator.provision import Provision
+from controlplane_operator.provisioning import (
+    API_SERVER_PORTS,
+    EtcdAccess,
+    Keyspace,
+    api_server_component,
+    key_prefix,
+    serving_hosts,
+)
+from controlplane_operator.settings import Settings
+from controlplane_operator.trouble import Trouble
+from workloads import Runtime
+
+__all__ = ["VirtualProvisioner"]
+
+_REALM: Final = "shared etcd"
+_NO_ETCD: Final = (
+    "this operator has no shared etcd for control planes of mode Virtual: start it with --shared-etcd-endpoint and"
+    " --shared-etcd-credentials, or set spec.endpointRef"
+)
+
+
+class VirtualProvisioner:
+    """Runs API servers on the shared etcd."""
+
+    def __init__(self, management: Management, *, runtime: Runtime, settings: Settings) -> None:
+        self._management = management
+        self._runtime = runtime
+        self._keys = TenantKeys(management)
+        self._shared = _SharedEtcd.of(settings)
+        self._granted: set[str] = set()
+        self._guarded = False
+
+    async def problem(self) -> str | None:
+        """Say what is wrong with the shared etcd, for /readyz."""
+        if self._shared is None or await self._shared.keyspace.healthy():
+            return None
+        return f"the shared etcd at {', '.join(self._shared.keyspace.endpoints)} is not healthy"
+
+    def realm(self, control_plane: ControlPlane) -> str | None:  # noqa: ARG002 - one etcd for all
+        """All share one etcd."""
+        return _REALM
+
+    async def ensure(self, control_plane: ControlPlane) -> Provision:
+        """Grant the key prefix and have the API server run."""
+        shared = self._required()
+        prefix = key_prefix(control_plane.cluster_path)
+        name = apiserver_name(control_plane.name)
+        user = _etcd_user(control_plane)
+
+        async def has_data() -> bool:
+            return await shared.keyspace.count(prefix) > 0
+
+        with troubles("Provisioning"):
+            authorities = await self._keys.authorities(control_plane, has_data=has_data)
+            address = await self._runtime.reserve(name, ports=API_SERVER_PORTS)
+            certificates = await self._keys.certificates(
+                control_plane,
+                authorities=authorities,
+                hosts=serving_hosts(address),
+                etcd_authority=shared.authority,
+                etcd_user=user,
+            )
+            await self._grant(shared.keyspace, user, prefix=prefix)
+            await self._runtime.apply(
+                api_server_component(
+                    name,
+                    address=address,
+                    authorities=authorities,
+                    certificates=certificates,
+                    etcd=EtcdAccess(shared.keyspace.endpoints, shared.authority.certificate, certificates.etcd_client),
+                    etcd_prefix=prefix.rstrip("/"),
+                    etcd_shared=True,
+                )
+            )
+        check_ready(self._runtime, name, what="kube-apiserver")
+        return provision_at(address, authorities=authorities, certificates=certificates)
+
+    async def remove(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
+        """End the API server, delete its keys if the policy is Destroy, and take its access to the etcd away."""
+        shared = self._required()
+        user = _etcd_user(control_plane)
+        with troubles("Deleting"):
+            await self._runtime.delete(apiserver_name(control_plane.name))
+            if policy is DeletionPolicy.DESTROY:
+                deleted = await shared.keyspace.delete_prefix(key_prefix(control_plane.cluster_path))
+                if deleted:
+                    self._management.events.record(
+                        control_plane, reason="DataDeleted", message=f"deleted {deleted} keys, none is left"
+                    )
+            self._granted.discard(user)
+            await shared.keyspace.revoke(user)
+
+    def _required(self) -> _SharedEtcd:
+        if self._shared is None:
+            raise Trouble("Failed", _NO_ETCD)
+        return self._shared
+
+    async def _grant(self, keyspace: Keyspace, user: str, *, prefix: str) -> None:
+        if user in self._granted:
+            return
+        if not self._guarded:
+            await keyspace.ensure_authentication()
+            self._guarded = True
+        await keyspace.grant(user, prefix=prefix)
+        self._granted.add(user)
+
+
+class _SharedEtcd:
+    """The shared etcd, and the authority that signs its clients."""
+
+    def __init__(self, keyspace: Keyspace, authority: KeyPair) -> None:
+        self.keyspace: Final = keyspace
+        self.authority: Final = authority
+
+    @classmethod
+    def of(cls, settings: Settings) -> _SharedEtcd | None:
+        """Read the credentials that the settings name; None where they name no shared etcd."""
+        if settings.shared_etcd is None:
+            return None
+        directory = settings.shared_etcd.credentials
+        authority = KeyPair((directory / "ca.crt").read_bytes(), (directory / "ca.key").read_bytes())
+        keyspace = Keyspace(
+            etcdctl=_program("etcdctl", settings.program_directories),
+            endpoints=(settings.shared_etcd.endpoint,),
+            credentials=directory,
+        )
+        return cls(keyspace, authority)
+
+
+def _program(name: str, directories: tuple[Path, ...]) -> Path:
+    for directory in directories:
+        if (directory / name).is_file():
+            return directory / name
+    raise FileNotFoundError(f"{name} is in none of --programs-dir {', '.join(map(str, directories))}")
+
+
+def _etcd_user(control_plane: ControlPlane) -> str:
+    # By uid: a certificate of an earlier control plane of the same path must never be worth anything again.
+    return f"cp-{control_plane.metadata.uid}"

@@ -1,0 +1,106 @@
+"""URLs of control planes: taken over, completed, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api import ControlPlane, ControlPlaneEndpoint
+from controlplane_operator.addresses import addresses_of, realm_of, tenant_url
+from controlplane_operator.trouble import Trouble
+
+_BASE = "https://api.example:6443"
+_PATHS = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
+
+
+def control_plane(mode: str = "Virtual") -> ControlPlane:
+    return ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "u1"}, "spec": {"mode": mode}})
+
+
+def endpoint(spec: dict[str, Any], *, status: dict[str, Any] | None = None, **metadata: Any) -> ControlPlaneEndpoint:
+    return ControlPlaneEndpoint.model_validate(
+        {"metadata": {"name": "e", "generation": 2, **metadata}, "spec": spec, "status": status or {}}
+    )
+
+
+def test_a_bare_url_gets_the_tenants_path() -> None:
+    assert tenant_url(f"{_BASE}/", cluster_path="acme") == f"{_BASE}/clusters/acme/control-plane"
+
+
+def test_a_url_with_the_tenants_own_path_is_taken_as_it_is() -> None:
+    url = f"{_BASE}/base/clusters/acme/control-plane"
+    assert tenant_url(url, cluster_path="acme") == url
+
+
+@given(own=_PATHS, other=_PATHS)
+def test_the_result_never_names_another_tenant(own: str, other: str) -> None:
+    url = f"{_BASE}/clusters/{other}/control-plane"
+    if own == other:
+        assert tenant_url(url, cluster_path=own) == url
+    else:
+        with pytest.raises(Trouble, match="address of clusterPath"):
+            tenant_url(url, cluster_path=own)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/clusters/%62ob/control-plane",
+        "/clusters/acme/control-plane/clusters/bob/control-plane",
+        "/clusters/acme/control-plane/../../bob/control-plane",
+        "/clusters//acme/control-plane",
+        "/clusters/bob%2Fcontrol-plane",
+        "/clusters/./bob/control-plane",
+    ],
+)
+def test_disguised_paths_are_refused(path: str) -> None:
+    with pytest.raises(Trouble) as refused:
+        tenant_url(f"{_BASE}{path}", cluster_path="acme")
+    assert refused.value.reason == "EndpointInvalid"
+
+
+def test_external_and_join_fall_back_to_the_next_best() -> None:
+    found = addresses_of(endpoint({"endpoint": _BASE}), control_plane=control_plane("Dedicated"))
+    assert (found.internal, found.external, found.join) == (_BASE, _BASE, _BASE)
+    found = addresses_of(
+        endpoint({"endpoint": _BASE, "externalEndpoint": "https://out.example"}), control_plane=control_plane()
+    )
+    assert found.internal == f"{_BASE}/clusters/acme/control-plane"
+    assert found.external == found.join == "https://out.example/clusters/acme/control-plane"
+
+
+def test_observed_urls_win_until_the_spec_is_newer() -> None:
+    spec, observed = {"endpoint": "https://new.example"}, "https://observed.example"
+    current = endpoint(spec, status={"endpoint": observed, "observedGeneration": 2})
+    stale = endpoint(spec, status={"endpoint": observed, "observedGeneration": 1})
+    assert addresses_of(current, control_plane=control_plane("Dedicated")).internal == observed
+    assert addresses_of(stale, control_plane=control_plane("Dedicated")).internal == "https://new.example"
+
+
+def test_the_endpoint_of_another_control_plane_is_refused() -> None:
+    owner = {"apiVersion": "controlplane.kplane.dev/v1alpha1", "kind": "ControlPlane", "name": "bob", "uid": "u2"}
+    with pytest.raises(Trouble, match="belongs to control plane bob") as refused:
+        addresses_of(endpoint({"endpoint": _BASE}, ownerReferences=[owner]), control_plane=control_plane())
+    assert refused.value.reason == "EndpointInvalid"
+
+
+def test_its_own_managed_endpoint_is_taken_without_a_path() -> None:
+    owner = {"apiVersion": "controlplane.kplane.dev/v1alpha1", "kind": "ControlPlane", "name": "acme", "uid": "u1"}
+    found = addresses_of(endpoint({"endpoint": _BASE}, ownerReferences=[owner]), control_plane=control_plane())
+    assert found.internal == _BASE
+
+
+def test_an_endpoint_without_url_is_pending() -> None:
+    with pytest.raises(Trouble) as refused:
+        addresses_of(endpoint({}), control_plane=control_plane())
+    assert refused.value.reason == "EndpointPending"
+
+
+def test_tenants_of_one_server_share_a_realm() -> None:
+    realm = realm_of("https://API.example/clusters/a/control-plane")
+    assert realm == realm_of("https://api.example:443/clusters/b/control-plane/")
+    assert realm != realm_of("https://api.example:6443/clusters/a/control-plane")
+    assert realm != realm_of("https://api.example/base/clusters/a/control-plane")

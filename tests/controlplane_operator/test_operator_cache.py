@@ -1,0 +1,126 @@
+"""The cache keeps the newest state, whichever of watch, list and own writes brings it first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane_operator.cache import Change, Store
+from controlplane_operator.fanout import Queues, Stores, connect
+from provider import SECRETS
+
+
+def secret(name: str, version: int, **data: str) -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": "ns", "resourceVersion": str(version)}, "data": data}
+
+
+def recorded(store: Store) -> list[Change]:
+    changes: list[Change] = []
+    store.listen(changes.append)
+    return changes
+
+
+def test_an_older_state_never_replaces_a_newer_one() -> None:
+    store = Store(SECRETS)
+    store.apply(secret("a", 5, value="new"))
+    store.apply(secret("a", 4, value="old"))
+    store.replace([secret("a", 3, value="older")], resource_version="3")
+    assert store.get(("ns", "a")) == secret("a", 5, value="new")
+
+
+def test_a_list_tells_of_missed_deletes_and_keeps_what_came_later() -> None:
+    store = Store(SECRETS)
+    store.apply(secret("gone", 4))
+    store.apply(secret("later", 9))
+    changes = recorded(store)
+    store.replace([secret("kept", 5)], resource_version="8")
+    assert {obj["metadata"]["name"] for obj in store} == {"kept", "later"}
+    assert [change.key[1] for change in changes if change.new is None] == ["gone"]
+
+
+def test_an_older_list_does_not_bring_a_deleted_object_back() -> None:
+    store = Store(SECRETS)
+    store.apply(secret("a", 4))
+    store.remove(secret("a", 7))
+    store.replace([secret("a", 4)], resource_version="6")
+    assert store.get(("ns", "a")) is None
+    store.apply(secret("a", 9))
+    assert store.get(("ns", "a")) is not None
+
+
+def test_the_same_state_twice_is_one_change() -> None:
+    store = Store(SECRETS)
+    changes = recorded(store)
+    store.apply(secret("a", 1))
+    store.replace([secret("a", 1)], resource_version="3")
+    assert len(changes) == 1
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["x", "y", None])), max_size=30))
+def test_an_index_always_agrees_with_the_objects(steps: list[tuple[str, str | None]]) -> None:
+    store = Store(SECRETS, indexers={"value": lambda obj: obj["data"].values()})
+    for version, (name, value) in enumerate(steps, start=1):
+        if value is None:
+            store.remove(secret(name, version))
+        else:
+            store.apply(secret(name, version, value=value))
+    for value in ("x", "y"):
+        expected = sorted(obj["metadata"]["name"] for obj in store if obj["data"]["value"] == value)
+        assert [obj["metadata"]["name"] for obj in store.by("value", value)] == expected
+
+
+def obj(name: str, version: int, *, namespace: str | None = None, **body: Any) -> dict[str, Any]:
+    metadata = {"name": name, "resourceVersion": str(version)} | ({"namespace": namespace} if namespace else {})
+    return {"metadata": metadata, "spec": {}, **body}
+
+
+async def woken(stores: Stores, queues: Queues) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for name, queue in queues.by_name().items():
+        while len(queue):
+            key = await queue.get()
+            queue.done(key)
+            found.setdefault(name, set()).add(key[1])
+    return found
+
+
+async def test_every_related_object_wakes_what_depends_on_it() -> None:
+    stores, queues = Stores(), Queues()
+    stores.control_planes.apply(obj("cp", 1, spec={"classRef": {"name": "gold"}, "endpointRef": {"name": "door"}}))
+    stores.registrations.apply(
+        obj(
+            "reg",
+            2,
+            spec={
+                "controlPlaneRef": {"name": "cp"},
+                "endpointRef": {"name": "side-door"},
+                "kubeconfigSecretRef": {"namespace": "ns", "name": "own"},
+            },
+        )
+    )
+    connect(stores, queues=queues)
+    expected: list[tuple[Store, dict[str, Any], dict[str, set[str]]]] = [
+        (stores.classes, obj("gold", 3), {"controlplaneclass": {"gold"}, "controlplane": {"cp"}}),
+        (stores.endpoints, obj("door", 4), {"controlplaneendpoint": {"door"}, "controlplane": {"cp"}}),
+        (stores.endpoints, obj("side-door", 5), {"controlplaneendpoint": {"side-door"}}),
+        (stores.allowed_secrets, obj("own", 6, namespace="ns"), {}),
+        (stores.secrets, obj("any", 7, namespace="kplane-cp-cp"), {"controlplane": {"cp"}}),
+        (stores.namespaces, obj("kplane-cp-cp", 8), {"controlplane": {"cp"}}),
+    ]
+    registered = {"gold", "side-door", "own"}
+    for store, changed, wakes in expected:
+        if changed["metadata"]["name"] in registered:
+            wakes = wakes | {"controlplaneregistration": {"reg"}}
+        store.apply(changed)
+        assert await woken(stores, queues) == wakes, changed["metadata"]["name"]
+
+
+async def test_a_missed_delete_frees_the_path_for_those_who_wait() -> None:
+    stores, queues = Stores(), Queues()
+    stores.control_planes.apply(obj("first", 1, spec={"virtual": {"clusterPath": "shared"}}))
+    stores.control_planes.apply(obj("second", 2, spec={"virtual": {"clusterPath": "shared"}}))
+    connect(stores, queues=queues)
+    stores.control_planes.replace([obj("second", 2, spec={"virtual": {"clusterPath": "shared"}})], resource_version="9")
+    assert (await woken(stores, queues))["controlplane"] == {"first", "second"}
