@@ -89,5 +89,5 @@ class Access:
 
 
 def _key(uid: str, secret: SecretReference) -> Key:
-    digest = hashlib.sha256("\0".join((uid, secret.namespace, secret.name)).encode()).hexdigest()
+    digest = hashlib.sha256(f"{uid}/{secret.namespace}/{secret.name}".encode()).hexdigest()
     return secret.namespace, f"kplane-registration-{digest[:16]}"

@@ -55,8 +55,6 @@ class ControlPlaneRegistrationReconciler:
     async def _resolve(self, registration: ControlPlaneRegistration) -> Result | None:
         control_plane = self._control_plane(registration)
         try:
-            if registration.deleting:
-                raise Trouble("Deleting", "the registration is being deleted", waits_for_event=True)
             resolution = resolve(
                 registration,
                 control_plane=control_plane,

@@ -111,8 +111,8 @@ class ExternalProvisioner:
         if credentials.tls_server_name is not None:
             raise Trouble(
                 "CredentialsMissing",
-                f"{where} has a kubeconfig with tls-server-name, which published kubeconfigs do not carry; use a URL whose"
-                " host is in the server's certificate",
+                f"{where} has a kubeconfig with tls-server-name, which published kubeconfigs do not carry; use a URL"
+                " whose host is in the server's certificate",
             )
         return credentials
 

@@ -182,7 +182,7 @@ class _Fanout:
         }
         for name in names:
             control_plane = self.stores.control_planes.get(("", name))
-            # A control plane that goes waits for its registrations; one of which a default registration went makes it anew.
+            # One that is being deleted waits for its registrations; another one makes its default registration anew.
             if control_plane is not None and (change.new is None or "deletionTimestamp" in control_plane["metadata"]):
                 self.queues.control_planes.add(("", name))
 

@@ -41,8 +41,8 @@ class TenantKeys:
             if control_plane.status.endpoint is not None or await has_data():
                 raise Trouble(
                     "Failed",
-                    f"there are data of this control plane, and Secret {where} with its keys is gone; restore the Secret,"
-                    " or remove the data by deleting the control plane with deletionPolicy Destroy",
+                    f"there are data of this control plane, and Secret {where} with its keys is gone; restore the"
+                    " Secret, or remove the data by deleting the control plane with deletionPolicy Destroy",
                 )
             known = await self._create(control_plane)
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import json
 import logging
 import logging.handlers
@@ -11,7 +11,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
+
+from typing_extensions import override
 
 __all__ = ["about", "json_logging"]
 
@@ -32,7 +34,7 @@ def about(kind: str, *, name: str) -> Iterator[None]:
 
 @contextmanager
 def json_logging(level: str, *, stream: TextIO = sys.stderr) -> Iterator[None]:
-    """Log to the stream as JSON lines from here on; written by a thread, so that a slow reader never blocks the loop."""
+    """Log to the stream as JSON lines; a thread writes them, so that a slow reader never blocks the loop."""
     records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
     front = _Front(records)
     back = logging.StreamHandler(stream)
@@ -56,15 +58,17 @@ def json_logging(level: str, *, stream: TextIO = sys.stderr) -> Iterator[None]:
 class _Front(logging.handlers.QueueHandler):
     """Notes the object while still in the context of the one who logs."""
 
-    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+    @override
+    def prepare(self, record: logging.LogRecord) -> Any:
         record.object = _object.get()
         return super().prepare(record)
 
 
 class _JsonFormatter(logging.Formatter):
+    @override
     def format(self, record: logging.LogRecord) -> str:
         line = {
-            "time": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds"),
+            "time": dt.datetime.fromtimestamp(record.created, dt.UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
+from typing_extensions import override
 
 from api import ControlPlanePhase
 from controlplane_operator.cache import Key, Store
@@ -65,11 +66,12 @@ class Metrics:
             with active.track_inprogress():
                 try:
                     result = await reconcile(key)
-                    outcome = "success" if result is None else "requeue_after"
-                    return result
                 except Exception:
                     self._errors.labels(controller).inc()
                     raise
+                else:
+                    outcome = "success" if result is None else "requeue_after"
+                    return result
                 finally:
                     self._total.labels(controller, outcome).inc()
                     seconds.observe(time.perf_counter() - started)
@@ -86,6 +88,7 @@ class _Inventory(Collector):
         self._control_planes = control_planes
         self._queues = queues
 
+    @override
     def collect(self) -> Iterable[Metric]:
         phases = Tally(obj.get("status", {}).get("phase") or "Pending" for obj in self._control_planes)
         by_phase = GaugeMetricFamily("kplane_control_planes", "Control planes by phase", labels=["phase"])

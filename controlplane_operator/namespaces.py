@@ -10,7 +10,7 @@ from controlplane_operator.cache import Object
 from controlplane_operator.kinds import CONTROL_PLANES
 from controlplane_operator.management import Management
 from controlplane_operator.trouble import Trouble
-from provider import NAMESPACES, AlreadyExists, Conflict, NotFound
+from provider import NAMESPACES, AlreadyExists, NotFound
 
 __all__ = ["ManagementNamespaces", "owner_of"]
 
@@ -50,21 +50,18 @@ class ManagementNamespaces:
         if _terminating(found):
             raise Trouble("Provisioning", f"namespace {name} is being deleted; waiting until it is gone")
 
-    async def remove(self, control_plane: ControlPlane) -> bool:
-        """Delete the namespace if it is this control plane's; return whether it is gone, or was never ours."""
+    async def remove(self, control_plane: ControlPlane) -> None:
+        """Delete the namespace, unless it was never ours. Raises Trouble (Deleting) until it is gone."""
         name = management_namespace(control_plane.name)
         try:
             found = await self._management.client.get(NAMESPACES, name)
-        except NotFound:
-            return True
-        if not _owned(found, control_plane):
-            return True
-        if not _terminating(found):
-            try:
+            if not _owned(found, control_plane):
+                return
+            if not _terminating(found):
                 await self._management.client.delete(NAMESPACES, name, uid=found["metadata"]["uid"])
-            except (NotFound, Conflict):
-                return False
-        return False
+        except NotFound:
+            return
+        raise Trouble("Deleting", f"waiting until namespace {name} is gone")
 
     async def _create(self, control_plane: ControlPlane, name: str) -> Object:
         body = {

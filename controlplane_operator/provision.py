@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from api import ControlPlane, ControlPlaneClass, DeletionPolicy
+from api import ControlPlane, DeletionPolicy
 from controlplane_operator.addresses import Addresses
 from controlplane_operator.credentials import KeyPair, TenantAuthorities
 from provider import ClusterConfig

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from api import ControlPlane, ControlPlaneClass, ControlPlanePhase, ControlPlaneRegistration, DeletionPolicy
-from api.names import FINALIZER, management_namespace
+from api.names import FINALIZER
 from controlplane_operator.backoff import Backoff
 from controlplane_operator.claims import Claims
 from controlplane_operator.kinds import CONTROL_PLANES
@@ -62,9 +62,7 @@ class Removal:
             # Under a path that was never granted, or that somebody else has the better right to, nothing is ours.
             if control_plane.status.deletion_policy is not None and self._claims.holds(control_plane):
                 await self._provisioner(control_plane).remove(control_plane, policy=policy)
-            if not await self._namespaces.remove(control_plane):
-                name = management_namespace(control_plane.name)
-                raise Trouble("Deleting", f"waiting until namespace {name} is gone")
+            await self._namespaces.remove(control_plane)
         except Trouble as trouble:
             await self._tell(control_plane, policy=policy, message=trouble.message)
             return Result(self._backoff.next(uid))

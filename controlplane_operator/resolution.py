@@ -54,6 +54,8 @@ def resolve(
     KubeconfigPending, SecretNotFound or SecretNotAllowed.
     """
     name = registration.spec.control_plane_ref.name
+    if registration.deleting:
+        raise Trouble("Deleting", "the registration is being deleted", waits_for_event=True)
     if control_plane is None:
         raise Trouble("ControlPlaneNotFound", f"control plane {name} does not exist", waits_for_event=True)
     if control_plane.deleting:
@@ -110,6 +112,7 @@ def _check_standing(secret: SecretReference, *, standing: SecretStanding, contro
     if standing is SecretStanding.NOT_ALLOWED:
         raise Trouble(
             "SecretNotAllowed",
-            f"Secret {secret.namespace}/{secret.name} is outside of namespace {management_namespace(control_plane.name)};"
+            f"Secret {secret.namespace}/{secret.name} is outside of namespace"
+            f" {management_namespace(control_plane.name)};"
             f' to let registrations use it, label it {ALLOW_REGISTRATION_LABEL}="true"',
         )

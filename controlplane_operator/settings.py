@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         "--shared-etcd-credentials",
         type=Path,
         metavar="DIR",
-        help="with ca.crt and ca.key, which sign the tenants' client certificates, and client.crt and client.key of root",
+        help="with ca.crt and ca.key, which sign tenants' client certificates, and client.crt and client.key of root",
     )
     add("--listen", default="127.0.0.1:8080", metavar="HOST:PORT", help="for /healthz, /readyz and /metrics")
     add(

@@ -80,7 +80,7 @@ def check_class(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None
     if chosen is None:
         raise Trouble(
             "ClassNotFound",
-            f"ControlPlaneClass {reference.name}, named by spec.classRef, does not exist; create it or name another one",
+            f"ControlPlaneClass {reference.name}, named by spec.classRef, does not exist; create it or name another",
             waits_for_event=True,
         )
     allowed = chosen.spec.modes_allowed

@@ -68,7 +68,7 @@ class Watching:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._operator(loop, stop))
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever ends kopf, it is started again
             _log.exception("watching the management cluster failed; it starts again")
         finally:
             loop.call_soon_threadsafe(ended.set)
