@@ -1,0 +1,75 @@
+"""Logging as JSON lines, each with what was being worked on."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import logging
+import logging.handlers
+import queue
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final, TextIO
+
+from typing_extensions import override
+
+__all__ = ["json_logging", "log_fields"]
+
+_fields: Final[ContextVar[Mapping[str, str]]] = ContextVar("log fields", default={})  # noqa: B039 - never mutated
+
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "fields"}
+
+
+@contextmanager
+def log_fields(**fields: str) -> Iterator[None]:
+    """Have every record within carry these fields: `log_fields(cluster="a")`. Tasks started within inherit them."""
+    token = _fields.set({**_fields.get(), **fields})
+    try:
+        yield
+    finally:
+        _fields.reset(token)
+
+
+@contextmanager
+def json_logging(level: str, *, stream: TextIO = sys.stderr) -> Iterator[None]:
+    """Log JSON lines to the stream while within; a thread writes them, so that a slow reader never blocks the loop."""
+    records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    back = logging.StreamHandler(stream)
+    back.setFormatter(_JsonFormatter())
+    listener = logging.handlers.QueueListener(records, back)
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    root.handlers[:] = [_Front(records)]
+    root.setLevel(level)
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    listener.start()
+    try:
+        yield
+    finally:
+        listener.stop()
+        root.handlers[:], root.level = before
+
+
+class _Front(logging.handlers.QueueHandler):
+    """Notes the fields while still in the context of the one who logs."""
+
+    @override
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        record.fields = _fields.get()
+        return super().prepare(record)
+
+
+class _JsonFormatter(logging.Formatter):
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": dt.datetime.fromtimestamp(record.created, dt.UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        return json.dumps(line | extra, default=str)
