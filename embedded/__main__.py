@@ -15,7 +15,7 @@ import uvloop
 
 from controlplane_operator.errors import OperatorError
 from embedded.cluster import ManagementCluster
-from embedded.errors import EmbeddedError
+from embedded.errors import EmbeddedError, leaves
 from provider import ProviderError
 from tools.binaries import Binaries, BinariesError, resolve
 from workloads import WorkloadsError
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         uvloop.run(_serve(cluster, until_stdin_closes=given.until_stdin_closes))
     except* (BinariesError, EmbeddedError, OperatorError, OSError, ProviderError, WorkloadsError) as group:
-        for error in _leaves(group):
+        for error in leaves(group):
             logger.critical("%s", error)
         status = 1
     return status
@@ -84,13 +84,6 @@ async def _run(cluster: ManagementCluster) -> None:
     async with cluster:
         logger.info("ready: %s, seconds: %s", cluster.handle.server, dict(cluster.handle.seconds))
         await asyncio.Event().wait()
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    leaves: list[BaseException] = []
-    for error in group.exceptions:
-        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return leaves
 
 
 if __name__ == "__main__":

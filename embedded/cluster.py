@@ -44,6 +44,7 @@ __all__ = ["ManagementCluster"]
 
 _HOST: Final = "127.0.0.1"
 _READY_SECONDS: Final = 60.0
+_HOPELESS_RESTARTS: Final = 4
 _TENANT_GRACE_SECONDS: Final = 3.0
 
 
@@ -53,7 +54,8 @@ class ManagementCluster:
     Its data and credentials are in `directory`: over the same directory it comes back as it was. `operators` adds
     controlplane-operator and mcm. Without `fsync` a crash of the machine loses data: for tests.
     On exit everything is ended, the tenants' components too, and that is verified (`LeftRunning`).
-    Entering raises `DirectoryInUse`, `NotReadyInTime`, `workloads.RuntimeFailure`, `provider.ProviderError`.
+    Entering raises `DirectoryInUse`, `NotReadyInTime`, `workloads.WorkloadsError`, `provider.ProviderError`, and
+    `controlplane_operator.errors.OperatorError`, in an ExceptionGroup where parts start at the same time.
     """
 
     def __init__(self, directory: Path, *, binaries: Binaries, operators: bool = True, fsync: bool = True) -> None:
@@ -284,16 +286,20 @@ class ManagementCluster:
             await self.runtime.apply(component)
             async with asyncio.timeout(_READY_SECONDS):
                 while self.runtime.state(component.name).phase is not Phase.READY:
+                    if self.runtime.state(component.name).restarts >= _HOPELESS_RESTARTS:
+                        raise self._not_ready(component.name, since="several attempts")
                     await changed.wait()
                     changed.clear()
         except TimeoutError:
-            state = self.runtime.state(component.name)
-            raise NotReadyInTime(
-                f"{component.name} was {state.phase} after {_READY_SECONDS:.0f} s: {state.message} "
-                f"Its log is {self.runtime.log_path(component.name)}."
-            ) from None
+            raise self._not_ready(component.name, since=f"{_READY_SECONDS:.0f} s") from None
         finally:
             unsubscribe()
+
+    def _not_ready(self, name: str, *, since: str) -> NotReadyInTime:
+        state = self.runtime.state(name)
+        return NotReadyInTime(
+            f"{name} is {state.phase} after {since}: {state.message}\nIts log is {self.runtime.log_path(name)}."
+        )
 
     async def _stop(self) -> None:
         """End everything, those that use others first."""

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["DaemonFailed", "DirectoryInUse", "EmbeddedError", "KubectlFailed", "LeftRunning", "NotReadyInTime"]
+__all__ = [
+    "DaemonFailed",
+    "DirectoryInUse",
+    "EmbeddedError",
+    "KubectlFailed",
+    "LeftRunning",
+    "NotReadyInTime",
+    "leaves",
+]
 
 
 class EmbeddedError(Exception):
@@ -27,3 +35,11 @@ class LeftRunning(EmbeddedError):
 
 class KubectlFailed(EmbeddedError):
     """kubectl exited with an error, which is the message."""
+
+
+def leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    """Give the errors in a group, and in the groups in it, one by one."""
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found

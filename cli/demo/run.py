@@ -16,7 +16,7 @@ from cli.demo.steps import STEPS, Demo
 from cli.errors import CliError, DemoFailed
 from embedded import lock
 from embedded.daemon import Daemon, end, tail
-from embedded.errors import EmbeddedError
+from embedded.errors import EmbeddedError, leaves
 from embedded.handle import LOG_FILE, Handle
 from tools.binaries import BinariesError, resolve
 from workloads import WorkloadsError, find_processes
@@ -131,15 +131,8 @@ def _explain(directory: Path, *, display: Display, group: BaseExceptionGroup[Bas
     for log in logs:
         display.line(f"--- {log}")
         display.line(tail(log, lines=_TAIL_LINES), style="dim")
-    for error in _leaves(group):
+    for error in leaves(group):
         display.line(f"error: {error}", style="red")
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    leaves: list[BaseException] = []
-    for error in group.exceptions:
-        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return leaves
 
 
 def _give_up(directory: Path, *, display: Display, status: int) -> int:

@@ -1,0 +1,78 @@
+"""The management cluster in a process of its own: ended in every way, it leaves nothing running."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from embedded import lock
+from embedded.daemon import Daemon, end
+from embedded.errors import DaemonFailed
+from tools.binaries import Binaries
+from workloads import find_processes
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="kplane-daemon-"))
+    yield path
+    end(path)
+    shutil.rmtree(path)
+
+
+def _started(directory: Path, binaries: Binaries) -> Daemon:
+    daemon = Daemon(directory, binaries=binaries, operators=False, fsync=False)
+    daemon.wait_ready(timeout_seconds=60)
+    assert find_processes(directory)
+    return daemon
+
+
+def test_ends_with_all_that_it_runs(directory: Path, binaries: Binaries) -> None:
+    with _started(directory, binaries) as daemon:
+        assert lock.holder(directory) == daemon.pid
+    assert find_processes(directory) == []
+    assert lock.holder(directory) is None
+    assert not (directory / "ready.json").exists()
+
+
+async def test_ends_when_whoever_started_it_is_gone(directory: Path, binaries: Binaries, eventually) -> None:
+    daemon = _started(directory, binaries)
+    # What the kernel does with the pipe of a process that dies, however it dies.
+    daemon._process.stdin.close()
+    await eventually(lambda: find_processes(directory), lambda left: not left, timeout=30)
+    assert daemon._process.wait(10) == 0
+
+
+async def test_killed_outright_it_takes_its_programs_along(directory: Path, binaries: Binaries, eventually) -> None:
+    daemon = _started(directory, binaries)
+    os.kill(daemon.pid, signal.SIGKILL)
+    daemon._process.wait(10)
+    await eventually(lambda: find_processes(directory), lambda left: not left)
+    daemon._process.stdin.close()
+
+
+def test_stops_while_it_starts(directory: Path, binaries: Binaries) -> None:
+    daemon = Daemon(directory, binaries=binaries, operators=False, fsync=False)
+    while not find_processes(directory):
+        assert daemon._process.poll() is None
+    daemon.stop()
+    assert find_processes(directory) == []
+
+
+def test_says_why_it_did_not_start(directory: Path, tmp_path: Path) -> None:
+    daemon = Daemon(directory, binaries=Binaries(kubernetes=tmp_path, etcd=tmp_path))
+    with pytest.raises(DaemonFailed, match="etcd"):
+        daemon.wait_ready(timeout_seconds=60)
+    daemon._process.stdin.close()
+
+
+def test_end_finds_nothing_to_do_where_nothing_runs(tmp_path: Path) -> None:
+    assert end(tmp_path / "never") == []

@@ -1,0 +1,23 @@
+"""One holder for each directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from embedded import lock
+from embedded.errors import DirectoryInUse
+
+
+def test_names_its_holder_until_it_is_let_go(tmp_path: Path) -> None:
+    assert lock.holder(tmp_path) is None
+    with lock.hold(tmp_path):
+        assert lock.holder(tmp_path) == os.getpid()
+        with pytest.raises(DirectoryInUse, match=str(os.getpid())), lock.hold(tmp_path):
+            pass
+        assert lock.holder(tmp_path) == os.getpid()
+    assert lock.holder(tmp_path) is None
+    with lock.hold(tmp_path):
+        pass

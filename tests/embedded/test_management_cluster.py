@@ -1,0 +1,98 @@
+"""The management cluster as a library, over real programs."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from embedded.cluster import ManagementCluster
+from embedded.errors import DirectoryInUse, KubectlFailed
+from embedded.handle import Handle
+from embedded.kubectl import Kubectl
+from provider import NAMESPACES, Client, ClusterConfig, Unauthorized
+from tools.binaries import Binaries
+from workloads import find_processes
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="kplane-embedded-"))
+    yield path
+    shutil.rmtree(path)
+
+
+async def test_comes_back_over_the_same_directory_with_its_data_and_its_credentials(
+    directory: Path, binaries: Binaries
+) -> None:
+    async with ManagementCluster(directory, binaries=binaries, operators=False, fsync=False) as cluster:
+        await cluster.handle.kubectl.run("create", "namespace", "kept")
+        earlier = directory / "earlier.kubeconfig"
+        shutil.copy(cluster.handle.admin_kubeconfig, earlier)
+    assert find_processes(directory) == []
+
+    async with ManagementCluster(directory, binaries=binaries, operators=False, fsync=False) as cluster:
+        with_earlier_credentials = Kubectl(program=binaries.path("kubectl"), kubeconfig=earlier)
+        assert "kept" in await with_earlier_credentials.names("namespaces")
+        assert "kept" in await cluster.handle.kubectl.names("namespaces")
+    assert find_processes(directory) == []
+
+
+async def test_two_run_at_once_and_know_nothing_of_each_other(directory: Path, binaries: Binaries) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        first, second = [
+            await stack.enter_async_context(
+                ManagementCluster(directory / name, binaries=binaries, operators=False, fsync=False)
+            )
+            for name in ("first", "second")
+        ]
+        await first.handle.kubectl.run("create", "namespace", "only-first")
+        assert "only-first" not in await second.handle.kubectl.names("namespaces")
+        with pytest.raises(KubectlFailed, match=r"certificate signed by unknown authority|x509"):
+            await first.handle.kubectl.run("get", "namespaces", f"--server={second.handle.server}")
+    assert find_processes(directory) == []
+
+
+async def test_refuses_a_directory_that_is_in_use(directory: Path, binaries: Binaries) -> None:
+    async with ManagementCluster(directory, binaries=binaries, operators=False, fsync=False) as cluster:
+        with pytest.raises(DirectoryInUse, match="already"):
+            await ManagementCluster(directory, binaries=binaries, operators=False).__aenter__()
+        assert "default" in await cluster.handle.kubectl.names("namespaces")
+
+
+async def test_serves_our_kinds_and_keeps_credentials_private(api_server: Handle) -> None:
+    for kind in ("controlplanes", "controlplaneclasses", "controlplaneendpoints", "controlplaneregistrations"):
+        assert await api_server.kubectl.items(kind) == []
+    directory = api_server.directory / "credentials"
+    files = [file for pattern in ("*.key", "*.kubeconfig") for file in directory.rglob(pattern) if file.is_file()]
+    assert len(files) >= 10
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+
+
+async def test_namespaces_get_what_they_need_and_really_go(api_server: Handle, eventually) -> None:
+    kubectl = api_server.kubectl
+    await kubectl.run("create", "namespace", "short-lived")
+    await eventually(lambda: kubectl.names("serviceaccounts", "-n", "short-lived"), lambda names: "default" in names)
+    await eventually(
+        lambda: kubectl.names("configmaps", "-n", "short-lived"), lambda names: "kube-root-ca.crt" in names
+    )
+    await kubectl.run("delete", "namespace", "short-lived", "--timeout=30s")
+    assert "short-lived" not in await kubectl.names("namespaces")
+
+
+async def test_tenants_etcd_refuses_whoever_has_no_role(api_server: Handle) -> None:
+    status = await api_server.tenants_etcd.json("auth", "status")
+    assert status["enabled"] is True
+
+
+async def test_nobody_gets_in_without_credentials(api_server: Handle) -> None:
+    administrator = ClusterConfig.load(api_server.admin_kubeconfig)
+    async with Client(ClusterConfig(server=api_server.server, ca_data=administrator.ca_data)) as nobody:
+        with pytest.raises(Unauthorized):
+            await nobody.list(NAMESPACES)
