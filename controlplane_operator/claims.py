@@ -40,9 +40,11 @@ class Claims:
         self._granted.pop(uid, None)
 
     def holds(self, control_plane: ControlPlane) -> bool:
-        """Tell whether nobody else has the better right to the control plane's path."""
+        """Tell whether what lies under the control plane's path is its own; true where there is no path to share."""
+        if control_plane.spec.mode is not ControlPlaneMode.VIRTUAL or self._realm(control_plane) is None:
+            return True
         claim = self._claim(control_plane)
-        return claim is None or not any(
+        return claim is not None and not any(
             (other.realm, other.cluster_path) == (claim.realm, claim.cluster_path) and other.goes_before(claim)
             for other in self._others(control_plane)
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from api import (
+    READY,
     Condition,
     ControlPlane,
     ControlPlaneClass,
@@ -14,7 +15,7 @@ from api import (
     find_condition,
 )
 from api.names import FINALIZER
-from controlplane_operator.backoff import Backoff
+from controlplane_operator.backoff import Backoff, jittered
 from controlplane_operator.cache import Key
 from controlplane_operator.claims import Claims
 from controlplane_operator.kinds import CONTROL_PLANES
@@ -35,6 +36,7 @@ MANAGED: Final = "Managed"
 """The condition that records whether kplane runs the API server; decided once, because the removal depends on it."""
 
 _WAITING: Final = frozenset({"ClassNotFound", "ClusterPathInUse", "EndpointPending", "CredentialsMissing"})
+_CREDENTIALS_SECONDS: Final = 3.0
 _UNDER_WAY: Final = frozenset({"Provisioning", "Bootstrapping"})
 _MAY_PASS: Final = frozenset({"EndpointUnreachable", "CertificateInvalid"})
 
@@ -106,7 +108,7 @@ class ControlPlaneReconciler:
                 result = await self._bring_up(control_plane, chosen=chosen)
             except Trouble as trouble:
                 await self._tell(key, trouble, chosen=chosen)
-                return None if trouble.waits_for_event else Result(self._backoff.next(key))
+                return None if trouble.waits_for_event else Result(self._pause(key, trouble))
             self._backoff.forget(key)
             return result
 
@@ -147,7 +149,7 @@ class ControlPlaneReconciler:
             "conditions": self._recorded(control_plane),
         }
         status = control_plane.status.model_copy(update=decided)
-        if status.phase in (None, ControlPlanePhase.PENDING):
+        if find_condition(status.conditions, READY) is None:
             status = self._status_of(
                 control_plane.model_copy(update={"status": status}),
                 Trouble("Provisioning", "the control plane is being made"),
@@ -177,6 +179,11 @@ class ControlPlaneReconciler:
         reference = control_plane.spec.class_ref
         obj = self._management.stores.classes.get(("", reference.name)) if reference is not None else None
         return ControlPlaneClass.model_validate(obj) if obj is not None else None
+
+    def _pause(self, key: Key, trouble: Trouble) -> float:
+        pause = self._backoff.next(key)
+        # Credentials are in somebody else's Secret, which is not watched: one look at it is cheap.
+        return min(pause, jittered(_CREDENTIALS_SECONDS)) if trouble.reason == "CredentialsMissing" else pause
 
     def _forget_former(self, key: Key, uid: str | None) -> None:
         former = self._uids.get(key)

@@ -41,6 +41,7 @@ class DedicatedProvisioner:
 
     async def ensure(self, control_plane: ControlPlane) -> Provision:
         """Have etcd run, then the API server on it."""
+        published = control_plane.status.endpoint is not None
         name, etcd = apiserver_name(control_plane.name), etcd_name(control_plane.name)
 
         async def has_data() -> bool:
@@ -64,7 +65,7 @@ class DedicatedProvisioner:
             await self._runtime.apply(
                 etcd_component(etcd, address=etcd_address, ca=ca, server=certificates.etcd_server)
             )
-            check_ready(self._runtime, etcd, what="etcd")
+            await check_ready(self._runtime, etcd, what="etcd", published=published)
             await self._runtime.apply(
                 api_server_component(
                     name,
@@ -76,7 +77,7 @@ class DedicatedProvisioner:
                     etcd_shared=False,
                 )
             )
-        check_ready(self._runtime, name, what="kube-apiserver")
+        await check_ready(self._runtime, name, what="kube-apiserver", published=published)
         return provision_at(address, authorities=authorities, certificates=certificates)
 
     async def remove(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:

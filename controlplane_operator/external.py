@@ -18,7 +18,7 @@ from provider import Client, ClusterConfig, KubeconfigError, ProviderError
 __all__ = ["ExternalProvisioner"]
 
 _CALL_SECONDS: Final = 5.0
-_REVOKE_SECONDS: Final = 30.0
+_REVOKE_SECONDS: Final = 20.0
 """So long after the deletion was asked for it is tried to take our identities back."""
 
 

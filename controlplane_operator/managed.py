@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from controlplane_operator.addresses import Addresses
 from controlplane_operator.credentials import TenantAuthorities, TenantCertificates
@@ -16,13 +18,35 @@ from workloads import Address, Phase, Runtime, WorkloadsError
 
 __all__ = ["check_ready", "provision_at", "troubles"]
 
+_PATIENCE_SECONDS: Final = 3.0
 
-def check_ready(runtime: Runtime, component: str, *, what: str) -> None:
-    """Raise Trouble (Provisioning) unless the component is ready; `what` names it for people."""
+
+async def check_ready(runtime: Runtime, component: str, *, what: str, published: bool) -> None:
+    """Raise Trouble (Provisioning) unless the component is ready; `what` names it for people.
+
+    For one that was published before, a start is waited for a little: after a restart of ours every component is looked
+    at anew, and that must not make the control planes seem to be down.
+    """
+    if published:
+        await _settle(runtime, component)
     state = runtime.state(component)
     if state.phase is not Phase.READY:
         told = f": {state.message}" if state.message else ""
         raise Trouble("Provisioning", f"waiting for {what}, which is {state.phase}{told}")
+
+
+async def _settle(runtime: Runtime, component: str) -> None:
+    changed = asyncio.Event()
+    unsubscribe = runtime.subscribe(lambda name: changed.set() if name == component else None)
+    try:
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            while runtime.state(component).phase is Phase.STARTING:
+                changed.clear()
+                await changed.wait()
+    except TimeoutError:
+        return
+    finally:
+        unsubscribe()
 
 
 def provision_at(address: Address, *, authorities: TenantAuthorities, certificates: TenantCertificates) -> Provision:

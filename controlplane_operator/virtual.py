@@ -86,7 +86,8 @@ class VirtualProvisioner:
                     etcd_shared=True,
                 )
             )
-        check_ready(self._runtime, name, what="kube-apiserver")
+        published = control_plane.status.endpoint is not None
+        await check_ready(self._runtime, name, what="kube-apiserver", published=published)
         return provision_at(address, authorities=authorities, certificates=certificates)
 
     async def remove(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:

@@ -1,0 +1,118 @@
+"""Registrations resolve by what exists now, not by the order in which it came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from api import ControlPlane, ControlPlaneEndpoint, ControlPlaneRegistration
+from controlplane_operator.resolution import Resolution, SecretStanding, resolve, secret_wanted
+from controlplane_operator.trouble import Trouble
+
+_OWN = {"name": "controlplane-cp-kubeconfig", "namespace": "kplane-cp-cp"}
+_CONTROLLERS = {"name": "controlplane-cp-controllers", "namespace": "kplane-cp-cp"}
+_PUBLISHED = {
+    "endpoint": "https://cp.example:1",
+    "kubeconfigSecretRef": _OWN,
+    "controllersSecretRef": _CONTROLLERS,
+    "version": "v1.36.3",
+}
+
+
+def control_plane(status: dict[str, Any] | None = None, *, deleting: bool = False) -> ControlPlane:
+    metadata = {"name": "cp", "uid": "uid-1"} | ({"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleting else {})
+    return ControlPlane.model_validate({"metadata": metadata, "spec": {}, "status": status or {}})
+
+
+def registration(**spec: Any) -> ControlPlaneRegistration:
+    return ControlPlaneRegistration.model_validate(
+        {"metadata": {"name": "reg", "uid": "uid-2"}, "spec": {"controlPlaneRef": {"name": "cp"}, **spec}}
+    )
+
+
+def resolved(
+    one: ControlPlaneRegistration,
+    of: ControlPlane | None,
+    *,
+    endpoint: ControlPlaneEndpoint | None = None,
+    standing: SecretStanding = SecretStanding.USABLE,
+) -> Resolution:
+    return resolve(one, control_plane=of, endpoint=endpoint, standing=standing)
+
+
+def reason(*args: Any, **kwargs: Any) -> str:
+    with pytest.raises(Trouble) as refused:
+        resolved(*args, **kwargs)
+    return refused.value.reason
+
+
+def test_the_control_planes_own_values_are_the_default() -> None:
+    found = resolved(registration(), control_plane(_PUBLISHED))
+    assert found.endpoint == "https://cp.example:1"
+    assert found.kubeconfig_secret.model_dump() == _OWN
+    assert found.controllers_secret is not None
+    assert found.controllers_secret.model_dump() == _CONTROLLERS
+    assert (found.control_plane_uid, found.version) == ("uid-1", "v1.36.3")
+
+
+def test_a_transient_not_ready_keeps_registrations_resolved() -> None:
+    condition = {
+        "type": "Ready",
+        "status": "False",
+        "reason": "EndpointUnreachable",
+        "message": "no answer",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    assert resolved(registration(), control_plane(_PUBLISHED | {"conditions": [condition]})).version == "v1.36.3"
+
+
+def test_each_missing_piece_has_its_reason() -> None:
+    assert reason(registration(), None) == "ControlPlaneNotFound"
+    assert reason(registration(), control_plane()) == "EndpointPending"
+    assert reason(registration(), control_plane({"endpoint": "https://x"})) == "KubeconfigPending"
+    assert reason(registration(), control_plane(_PUBLISHED, deleting=True)) == "ControlPlaneNotReady"
+    assert reason(registration(endpointRef={"name": "e"}), control_plane(_PUBLISHED)) == "EndpointPending"
+
+
+def test_a_control_plane_that_never_was_ready_says_why() -> None:
+    condition = {
+        "type": "Ready",
+        "status": "False",
+        "reason": "ClassNotFound",
+        "message": "class gold does not exist",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    with pytest.raises(Trouble, match="class gold does not exist") as refused:
+        resolved(registration(), control_plane({"conditions": [condition]}))
+    assert refused.value.reason == "ControlPlaneNotReady"
+
+
+def test_another_secret_is_used_only_where_it_may_be() -> None:
+    foreign = {"name": "mine", "namespace": "elsewhere"}
+    one = registration(kubeconfigSecretRef=foreign)
+    assert resolved(one, control_plane(_PUBLISHED)).controllers_secret is None
+    assert reason(one, control_plane(_PUBLISHED), standing=SecretStanding.ABSENT) == "SecretNotFound"
+    assert reason(one, control_plane(_PUBLISHED), standing=SecretStanding.NOT_ALLOWED) == "SecretNotAllowed"
+    wanted = secret_wanted(one, control_plane=control_plane(_PUBLISHED))
+    assert wanted is not None
+    assert wanted.model_dump() == foreign
+
+
+def test_naming_the_published_secret_oneself_is_the_same_as_not_naming_it() -> None:
+    named = resolved(registration(kubeconfigSecretRef=_OWN), control_plane(_PUBLISHED))
+    assert named == resolved(registration(), control_plane(_PUBLISHED))
+
+
+def test_an_endpoint_of_choice_gets_the_tenants_path() -> None:
+    door = ControlPlaneEndpoint.model_validate({"metadata": {"name": "e"}, "spec": {"endpoint": "https://door"}})
+    found = resolved(registration(endpointRef={"name": "e"}), control_plane(_PUBLISHED), endpoint=door)
+    assert found.endpoint == "https://door/clusters/cp/control-plane"
+
+
+def test_an_endpoint_of_another_tenant_is_refused() -> None:
+    door = ControlPlaneEndpoint.model_validate(
+        {"metadata": {"name": "e"}, "spec": {"endpoint": "https://door/clusters/other/control-plane"}}
+    )
+    one = registration(endpointRef={"name": "e"})
+    assert reason(one, control_plane(_PUBLISHED), endpoint=door) == "EndpointInvalid"
