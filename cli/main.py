@@ -28,7 +28,7 @@ _Directory = Annotated[
 ]
 
 
-@app.command()
+@app.command(short_help="Show the whole suite at work.")
 def demo(
     *,
     keep: Annotated[bool, typer.Option("--keep", help="Leave everything running; `kplane demo-down` ends it.")] = False,
@@ -41,7 +41,7 @@ def demo(
     raise typer.Exit(run_demo(directory or default_directory(), keep=keep))
 
 
-@app.command()
+@app.command(short_help="End a demo that was kept.")
 def demo_down(*, directory: _Directory = None) -> None:
     """End a demo that was kept, or what a crashed one left, and remove its directory."""
     from cli.demo.run import end_demo
@@ -50,7 +50,7 @@ def demo_down(*, directory: _Directory = None) -> None:
     raise typer.Exit(end_demo(directory or default_directory()))
 
 
-@app.command()
+@app.command(short_help="Get the Kubernetes programs.")
 def binaries() -> None:
     """Get the Kubernetes and etcd programs where they are missing, and print the directories they are in."""
     from tools.binaries import main as print_directories

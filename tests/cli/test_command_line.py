@@ -1,0 +1,75 @@
+"""`kplane` as typed by a person."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.demo.site import default_directory
+from embedded import lock
+
+HEAVY = (
+    "aiohttp",
+    "cryptography",
+    "embedded",
+    "kopf",
+    "kubernetes",
+    "orjson",
+    "pydantic",
+    "rich",
+    "uvloop",
+    "workloads",
+    "yaml",
+)
+
+
+def _kplane(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cli.main", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_help_names_the_commands_and_loads_nothing_heavy() -> None:
+    program = (
+        "import sys\n"
+        "from cli.main import app\n"
+        "app(['--help'], standalone_mode=False)\n"
+        f"print('loaded:', sorted(set({HEAVY!r}) & set(sys.modules)))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "loaded: []" in result.stdout
+    for command in ("demo", "demo-down", "binaries"):
+        assert command in result.stdout
+
+
+def test_demo_down_is_fine_where_nothing_runs(tmp_path: Path) -> None:
+    result = _kplane("demo-down", "--directory", str(tmp_path / "never"))
+    assert result.returncode == 0
+    assert "No demo is kept" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["demo", "demo-down"])
+def test_takes_no_directory_with_files_of_others(tmp_path: Path, command: str) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    result = _kplane(command, "--directory", str(tmp_path))
+    assert result.returncode == 1
+    assert "holds files that no demo wrote" in result.stdout
+    assert precious.read_text() == "mine"
+
+
+def test_refuses_a_second_demo_over_the_same_directory(tmp_path: Path) -> None:
+    with lock.hold(tmp_path):
+        result = _kplane("demo", "--directory", str(tmp_path))
+    assert result.returncode == 1
+    assert f"kplane demo-down --directory {tmp_path}" in " ".join(result.stdout.split())
+
+
+def test_keeps_state_where_the_desktop_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert default_directory() == tmp_path / "kplane" / "demo"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_directory() == tmp_path / ".local" / "state" / "kplane" / "demo"

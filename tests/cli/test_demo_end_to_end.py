@@ -1,0 +1,103 @@
+"""The whole demo, as `make demo` runs it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from embedded import lock
+from embedded.daemon import end
+from tools.binaries import Binaries
+from workloads import find_processes
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("binaries")]
+
+STEPS = 11
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    root = Path(tempfile.mkdtemp(prefix="kplane-demo-"))
+    yield root / "demo"
+    end(root / "demo")
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def environment(binaries: Binaries) -> dict[str, str]:
+    return {**os.environ, "COLUMNS": "200"}
+
+
+@pytest.mark.timeout(400)
+def test_verifies_every_step_and_leaves_nothing(directory: Path, environment: dict[str, str]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "cli.main", "demo", "--directory", str(directory)],
+        capture_output=True,
+        text=True,
+        timeout=380,
+        env=environment,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    ended = [line for line in result.stdout.splitlines() if ": ok (" in line]
+    assert len(ended) == STEPS, result.stdout
+    assert f"[{STEPS}/{STEPS}] Stop everything: ok" in result.stdout
+    assert find_processes(directory) == []
+    assert not directory.exists()
+
+
+@pytest.mark.timeout(200)
+def test_is_interrupted_without_leaving_anything(directory: Path, environment: dict[str, str]) -> None:
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "cli.main", "demo", "--directory", str(directory)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    assert demo.stdout is not None
+    with demo.stdout as output:
+        for line in output:
+            if "Wait until each is Ready" in line:
+                break
+        demo.send_signal(signal.SIGINT)
+        rest = output.read()
+    assert demo.wait(90) == 130, rest
+    assert "Nothing is left running" in rest
+    assert find_processes(directory) == []
+
+
+@pytest.mark.timeout(400)
+def test_kept_it_runs_until_demo_down(directory: Path, environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "cli.main"]
+    kept = subprocess.run(
+        [*command, "demo", "--keep", "--directory", str(directory)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,
+        check=False,
+    )
+    assert kept.returncode == 0, kept.stdout + kept.stderr
+    assert "get controlplanes" in kept.stdout
+    assert lock.holder(directory) is not None
+    assert find_processes(directory)
+
+    down = subprocess.run(
+        [*command, "demo-down", "--directory", str(directory)],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        env=environment,
+        check=False,
+    )
+    assert down.returncode == 0, down.stdout
+    assert find_processes(directory) == []
+    assert not directory.exists()

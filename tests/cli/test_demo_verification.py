@@ -1,0 +1,54 @@
+"""The demo's checks fail where what they check is not so."""
+
+from __future__ import annotations
+
+import pytest
+
+from cli.demo.steps import EXAMPLES
+from cli.demo.store import difference, prefix
+from cli.demo.waiting import wait_for
+from cli.errors import DemoFailed
+from embedded.errors import KubectlFailed
+
+
+def test_difference_names_keys_added_removed_and_written() -> None:
+    before = {"/a": "1", "/b": "1", "/c": "1"}
+    after = {"/b": "2", "/c": "1", "/d": "1"}
+    assert difference(before, after) == ["/a", "/b", "/d"]
+    assert difference(before, dict(before)) == []
+
+
+def test_a_prefix_is_not_that_of_a_longer_name() -> None:
+    assert not prefix("a-b").startswith(prefix("a"))
+    assert not prefix("aa").startswith(prefix("a"))
+
+
+async def test_waiting_ends_with_the_last_thing_seen() -> None:
+    async def probe() -> list[str]:
+        return ["Pending"]
+
+    with pytest.raises(DemoFailed, match=r"Pods: not so after 0 s\. Last seen: \['Pending'\]"):
+        await wait_for("Pods", probe, lambda found: not found, timeout_seconds=0.0)
+
+
+async def test_waiting_outlasts_errors_of_kubectl_and_shows_the_last() -> None:
+    answers = iter([KubectlFailed("refused"), "there"])
+
+    async def probe() -> str:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert await wait_for("object", probe, lambda found: found == "there", timeout_seconds=5.0) == "there"
+
+    async def failing() -> str:
+        raise KubectlFailed("refused")
+
+    with pytest.raises(DemoFailed, match="refused"):
+        await wait_for("object", failing, lambda found: True, timeout_seconds=0.0)
+
+
+def test_finds_its_examples() -> None:
+    for name in ("class.yaml", "control-planes.yaml", "dedicated.yaml", "deployment.yaml"):
+        assert (EXAMPLES / name).is_file()
