@@ -13,7 +13,7 @@ from embedded.errors import EmbeddedError
 from embedded.etcdctl import Etcdctl
 from embedded.kubectl import Kubectl
 
-__all__ = ["LOG_FILE", "READY_FILE", "Handle"]
+__all__ = ["LOG_FILE", "READY_FILE", "Handle", "log_files"]
 
 LOG_FILE = "daemon.log"
 READY_FILE = "ready.json"
@@ -58,8 +58,7 @@ class Handle:
     @property
     def logs(self) -> tuple[Path, ...]:
         """Log files of everything that runs here, the tenants' and instances' included, that are not empty."""
-        candidates = [self.directory / LOG_FILE, *sorted(self.directory.rglob("log"))]
-        return tuple(log for log in candidates if log.is_file() and log.stat().st_size)
+        return log_files(self.directory)
 
     def save(self) -> None:
         """Write the handle to `READY_FILE` in the directory, atomically."""
@@ -78,6 +77,12 @@ class Handle:
             raise EmbeddedError(f"No management cluster is ready over {directory}: {file} is not there.") from None
         except ValueError as error:
             raise EmbeddedError(f"{file} is not what a management cluster writes: {error}") from error
+
+
+def log_files(directory: Path) -> tuple[Path, ...]:
+    """Find the logs of a management cluster that are not empty, whether it runs or not."""
+    candidates = [directory / LOG_FILE, *sorted(directory.rglob("log"))]
+    return tuple(log for log in candidates if log.is_file() and log.stat().st_size)
 
 
 _ADAPTER = TypeAdapter(Handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import signal
 from pathlib import Path
@@ -17,7 +18,7 @@ from cli.errors import CliError, DemoFailed
 from embedded import lock
 from embedded.daemon import Daemon, end, tail
 from embedded.errors import EmbeddedError, leaves
-from embedded.handle import LOG_FILE, Handle
+from embedded.handle import log_files
 from tools.binaries import BinariesError, resolve
 from workloads import WorkloadsError, find_processes
 
@@ -78,13 +79,18 @@ def _run(directory: Path, *, display: Display, keep: bool) -> None:
         binaries = resolve(report=display.note)
         for programs in dict.fromkeys(binaries.directories):
             display.note(str(programs))
-    with display.step("Start the management cluster and both operators"):
-        # Kept, it lives on without this process; otherwise it may not, however this process ends.
-        daemon = Daemon(directory, binaries=binaries, bound=not keep)
-        handle = daemon.wait_ready(timeout_seconds=_READY_SECONDS)
-        display.note(", ".join(f"{part} {seconds:.1f} s" for part, seconds in handle.seconds.items()))
-    demo = Demo(handle=handle, note=display.note)
-    asyncio.run(_verify(demo, display=display))
+    # Kept, it lives on without this process; otherwise it may not, however this process ends.
+    daemon = Daemon(directory, binaries=binaries, bound=not keep)
+    try:
+        with display.step("Start the management cluster and both operators"):
+            handle = daemon.wait_ready(timeout_seconds=_READY_SECONDS)
+            display.note(", ".join(f"{part} {seconds:.1f} s" for part, seconds in handle.seconds.items()))
+        demo = Demo(handle=handle, note=display.note)
+        asyncio.run(_verify(demo, display=display))
+    except BaseException:
+        with contextlib.suppress(EmbeddedError):
+            daemon.stop()
+        raise
     with display.step("Keep everything running" if keep else "Stop everything"):
         if keep:
             _describe(demo, display=display)
@@ -101,11 +107,19 @@ async def _verify(demo: Demo, *, display: Display) -> None:
 def _stop(daemon: Daemon, *, display: Display) -> None:
     pids = [daemon.pid, *find_processes(daemon.directory)]
     daemon.stop()
-    alive = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-    if alive or find_processes(daemon.directory):
-        raise DemoFailed(f"Processes are left running: {alive or find_processes(daemon.directory)}.")
+    if left := sorted({pid for pid in pids if _alive(pid)} | set(find_processes(daemon.directory))):
+        raise DemoFailed(f"Processes are left running: {left}.")
     shutil.rmtree(daemon.directory)
     display.note(f"{len(pids)} processes ended, 0 left; {daemon.directory} removed")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    # A zombie has ended; when it goes from the table is up to its parent, here often process 1.
+    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def _describe(demo: Demo, *, display: Display) -> None:
@@ -127,8 +141,7 @@ def _describe(demo: Demo, *, display: Display) -> None:
 
 
 def _explain(directory: Path, *, display: Display, group: BaseExceptionGroup[BaseException]) -> None:
-    logs = Handle.load(directory).logs if (directory / "ready.json").exists() else (directory / LOG_FILE,)
-    for log in logs:
+    for log in log_files(directory):
         display.line(f"--- {log}")
         display.line(tail(log, lines=_TAIL_LINES), style="dim")
     for error in leaves(group):
