@@ -1,0 +1,139 @@
+"""An operator in the test's own loop, on a real management cluster, with the operator's own identity."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane_operator.kinds import (
+    CONTROL_PLANE_CLASSES,
+    CONTROL_PLANE_ENDPOINTS,
+    CONTROL_PLANE_REGISTRATIONS,
+    CONTROL_PLANES,
+)
+from controlplane_operator.operator import run_operator
+from controlplane_operator.settings import Settings, SharedEtcd
+from embedded.handle import Handle
+from provider import Client, ClusterConfig, NotFound, Resource
+from workloads import end_processes
+
+KINDS = {
+    resource.kind: resource
+    for resource in (CONTROL_PLANES, CONTROL_PLANE_CLASSES, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANE_REGISTRATIONS)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What a test works with: the management cluster as its administrator, and where the operator keeps its state."""
+
+    client: Client
+    handle: Handle
+    state: Path
+    eventually: Callable[..., Any]
+
+    async def create(self, kind: str, name: str, **spec: Any) -> dict[str, Any]:
+        resource = KINDS[kind]
+        body = {"apiVersion": resource.api_version, "kind": kind, "metadata": {"name": name}, "spec": spec}
+        return await self.client.create(resource, body)
+
+    async def get(self, kind: str, name: str) -> dict[str, Any]:
+        return await self.client.get(KINDS[kind], name)
+
+    async def reason(self, kind: str, name: str, condition: str = "Ready") -> str:
+        conditions = (await self.get(kind, name)).get("status", {}).get("conditions", [])
+        return next((item["reason"] for item in conditions if item["type"] == condition), "")
+
+    async def becomes(self, kind: str, name: str, reason: str, *, timeout: float = 30.0) -> dict[str, Any]:
+        async def told() -> str:
+            return await self.reason(kind, name)
+
+        await self.eventually(told, lambda found: found == reason, timeout=timeout)
+        return await self.get(kind, name)
+
+    async def gone(self, resource: Resource, name: str, *, timeout: float = 40.0) -> None:
+        async def absent() -> bool | dict[str, Any]:
+            try:
+                return (await self.client.get(resource, name)).get("status", {"still": "there"})
+            except NotFound:
+                return True
+
+        await self.eventually(absent, lambda found: found is True, timeout=timeout)
+
+    async def tenant(self, name: str, *, secret: str = "kubeconfigSecretRef") -> ClusterConfig:
+        import base64
+
+        from provider import SECRETS
+
+        reference = (await self.get("ControlPlane", name))["status"][secret]
+        found = await self.client.get(SECRETS, reference["name"], namespace=reference["namespace"])
+        return ClusterConfig.from_kubeconfig(base64.b64decode(found["data"]["kubeconfig"]))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.asynccontextmanager
+async def running_operator(handle: Handle, state: Path) -> AsyncIterator[str]:
+    """Run the operator within; gives the URL of its health and metrics."""
+    stop, port = asyncio.Event(), _free_port()
+    settings = Settings(
+        kubeconfig=handle.operator_kubeconfig,
+        state_directory=state,
+        program_directories=handle.programs,
+        listen_host="127.0.0.1",
+        listen_port=port,
+        shared_etcd=SharedEtcd(handle.tenants_etcd.endpoint, handle.tenants_etcd_credentials),
+    )
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run_operator(settings, stop=stop), name="operator under test")
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            stop.set()
+
+
+@pytest.fixture
+async def field(api_server: Handle, eventually: Callable[..., Any]) -> AsyncIterator[Field]:
+    """A management cluster with our operator running; everything that a test made is deleted afterwards."""
+    state = Path(tempfile.mkdtemp(prefix="kplane-operator-"))
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+        made = Field(client, api_server, state, eventually)
+        try:
+            async with running_operator(api_server, state):
+                try:
+                    yield made
+                finally:
+                    await _clean(made)
+        finally:
+            await end_processes(state, grace_seconds=2.0)
+            shutil.rmtree(state, ignore_errors=True)
+
+
+async def _clean(field: Field) -> None:
+    # Adopted control planes first, while the API servers that they lead to still run.
+    control_planes = (await field.client.list(CONTROL_PLANES)).items
+    for adopted in (True, False):
+        chosen = [obj["metadata"]["name"] for obj in control_planes if ("endpointRef" in obj["spec"]) is adopted]
+        for name in chosen:
+            with contextlib.suppress(NotFound):
+                await field.client.delete(CONTROL_PLANES, name)
+        for name in chosen:
+            await field.gone(CONTROL_PLANES, name, timeout=60.0)
+    for resource in (CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANE_CLASSES):
+        for obj in (await field.client.list(resource)).items:
+            with contextlib.suppress(NotFound):
+                await field.client.delete(resource, obj["metadata"]["name"])

@@ -1,0 +1,102 @@
+"""Who may do what in the management cluster, asked of the API server itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from provider import SECRETS, Client, ClusterConfig
+
+pytestmark = pytest.mark.integration
+
+_GROUP = "controlplane.kplane.dev"
+
+
+async def may(client: Client, verb: str, resource: str, *, group: str = "", **attributes: str) -> bool:
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {"verb": verb, "resource": resource, "group": group, **attributes}},
+    }
+    answer = await client.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=review)
+    return bool(answer["status"]["allowed"])
+
+
+async def test_mcm_reads_registrations_and_the_one_secret_each_resolves_to(field: Any) -> None:
+    await field.create("ControlPlane", "served", deletionPolicy="Destroy")
+    await field.create(
+        "ControlPlaneRegistration", "served", controlPlaneRef={"name": "served"}, services=["controllers"]
+    )
+    found = await field.becomes("ControlPlaneRegistration", "served", "Resolved", timeout=60.0)
+    secret = found["status"]["resolvedControllersSecretRef"]
+    async with Client(ClusterConfig.load(field.handle.mcm_kubeconfig)) as mcm:
+        for verb in ("get", "watch"):
+            assert await may(mcm, verb, "secrets", **secret)
+        assert (await mcm.get(SECRETS, secret["name"], namespace=secret["namespace"]))["data"]["sa.key"]
+        for verb in ("get", "list", "watch"):
+            assert await may(mcm, verb, "controlplaneregistrations", group=_GROUP)
+            assert not await may(mcm, verb, "controlplanes", group=_GROUP)
+            assert not await may(mcm, verb, "secrets", namespace=secret["namespace"])
+            assert not await may(mcm, verb, "secrets")
+        for name in ("control-plane-authorities", "controlplane-served-kubeconfig"):
+            assert not await may(mcm, "get", "secrets", name=name, namespace=secret["namespace"])
+        for verb in ("create", "update", "patch", "delete"):
+            assert not await may(mcm, verb, "secrets", **secret)
+            assert not await may(mcm, verb, "controlplaneregistrations", group=_GROUP)
+        from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS
+
+        await field.client.delete(CONTROL_PLANE_REGISTRATIONS, "served")
+
+        async def still_allowed() -> bool:
+            return await may(mcm, "get", "secrets", **secret)
+
+        await field.eventually(still_allowed, lambda allowed: not allowed)
+
+
+async def test_a_foreign_secret_is_used_only_with_its_owners_consent(field: Any) -> None:
+    await field.create("ControlPlane", "guest", deletionPolicy="Destroy")
+    guest = await field.becomes("ControlPlane", "guest", "Reconciled", timeout=60.0)
+    reference = guest["status"]["kubeconfigSecretRef"]
+    published = await field.client.get(SECRETS, reference["name"], namespace=reference["namespace"])
+    body = {"metadata": {"name": "private", "namespace": "default"}, "data": published["data"]}
+    await field.client.apply(SECRETS, body)
+    await field.create(
+        "ControlPlaneRegistration",
+        "curious",
+        controlPlaneRef={"name": "guest"},
+        services=["controllers"],
+        kubeconfigSecretRef={"name": "private", "namespace": "default"},
+    )
+    await field.becomes("ControlPlaneRegistration", "curious", "SecretNotAllowed")
+    async with Client(ClusterConfig.load(field.handle.mcm_kubeconfig)) as mcm:
+        assert not await may(mcm, "get", "secrets", name="private", namespace="default")
+        label = {"metadata": {"labels": {f"{_GROUP}/allow-registration": "true"}}}
+        await field.client.patch(SECRETS, "private", label, namespace="default")
+        await field.becomes("ControlPlaneRegistration", "curious", "Resolved", timeout=5.0)
+        assert await may(mcm, "get", "secrets", name="private", namespace="default")
+        await field.client.delete(SECRETS, "private", namespace="default")
+        await field.becomes("ControlPlaneRegistration", "curious", "SecretNotFound", timeout=5.0)
+
+        async def allowed() -> bool:
+            return await may(mcm, "get", "secrets", name="private", namespace="default")
+
+        await field.eventually(allowed, lambda found: not found)
+
+
+async def test_the_operator_may_do_no_more_than_it_does(field: Any) -> None:
+    async with Client(ClusterConfig.load(field.handle.operator_kubeconfig)) as operator:
+        assert await may(operator, "patch", "controlplanes", group=_GROUP, subresource="status")
+        for verb, resource, group in (
+            ("delete", "controlplanes", _GROUP),
+            ("create", "controlplaneclasses", _GROUP),
+            ("patch", "controlplaneregistrations", _GROUP),
+            ("delete", "secrets", ""),
+            ("patch", "namespaces", ""),
+            ("list", "pods", ""),
+            ("create", "clusterroles", "rbac.authorization.k8s.io"),
+            ("escalate", "roles", "rbac.authorization.k8s.io"),
+            ("bind", "roles", "rbac.authorization.k8s.io"),
+            ("impersonate", "users", ""),
+        ):
+            assert not await may(operator, verb, resource, group=group), (verb, resource)

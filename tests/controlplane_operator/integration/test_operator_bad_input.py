@@ -1,0 +1,128 @@
+"""Bad input ends in a condition with a reason, blocks nobody else, and never blocks deletion."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from controlplane_operator.kinds import CONTROL_PLANES
+from provider import NAMESPACES, SECRETS, ClusterConfig
+
+pytestmark = pytest.mark.integration
+
+
+@contextlib.asynccontextmanager
+async def silent_server() -> AsyncIterator[str]:
+    """Accepts connections and never says a word."""
+    open_connections: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: open_connections.append(writer), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        yield f"https://127.0.0.1:{port}"
+    finally:
+        server.close()
+        for writer in open_connections:
+            writer.close()
+
+
+async def give_credentials(field: Any, name: str, config: ClusterConfig) -> dict[str, str]:
+    kubeconfig = base64.b64encode(json.dumps(config.to_kubeconfig()).encode()).decode()
+    await field.client.apply(
+        SECRETS, {"metadata": {"name": name, "namespace": "default"}, "data": {"kubeconfig": kubeconfig}}
+    )
+    return {"name": name, "namespace": "default"}
+
+
+async def test_each_mistake_has_its_reason_and_harms_nobody(field: Any) -> None:
+    config = ClusterConfig.load(field.handle.admin_kubeconfig)
+    wrong = await give_credentials(field, "wrong", config)
+    await field.client.create(NAMESPACES, {"metadata": {"name": "kplane-cp-foreign"}})
+    await field.create("ControlPlaneClass", "strict", modesAllowed=["Dedicated"])
+    await field.create("ControlPlane", "first", virtual={"clusterPath": "wanted"}, deletionPolicy="Destroy")
+    first = await field.becomes("ControlPlane", "first", "Reconciled", timeout=60.0)
+    async with silent_server() as silent:
+        endpoints = {
+            "refusing": {"endpoint": "https://127.0.0.1:9", "credentialsSecretRef": wrong},
+            "silent": {"endpoint": silent, "credentialsSecretRef": wrong},
+            "wrong-ca": {"endpoint": first["status"]["endpoint"], "credentialsSecretRef": wrong},
+            "no-secret": {
+                "endpoint": "https://127.0.0.1:9",
+                "credentialsSecretRef": {"name": "absent", "namespace": "default"},
+            },
+            "other-path": {
+                "endpoint": "https://127.0.0.1:9/clusters/first/control-plane",
+                "credentialsSecretRef": wrong,
+            },
+            "no-url": {},
+        }
+        for name, spec in endpoints.items():
+            await field.create("ControlPlaneEndpoint", name, **spec)
+        adopted = {
+            "refusing": "EndpointUnreachable",
+            "silent": "EndpointUnreachable",
+            "wrong-ca": "CertificateInvalid",
+            "no-secret": "CredentialsMissing",
+            "other-path": "EndpointInvalid",
+            "no-url": "EndpointPending",
+            "no-endpoint": "EndpointPending",
+        }
+        specs: dict[str, tuple[dict[str, Any], str]] = {
+            name: ({"endpointRef": {"name": name}}, reason) for name, reason in adopted.items()
+        }
+        long = "x" * 64
+        specs |= {
+            "no-class": ({"classRef": {"name": "absent"}}, "ClassNotFound"),
+            "wrong-mode": ({"classRef": {"name": "strict"}}, "ModeNotAllowed"),
+            "second": ({"virtual": {"clusterPath": "wanted"}}, "ClusterPathInUse"),
+            "root": ({}, "ClusterPathReserved"),
+            "clusters": ({}, "ClusterPathReserved"),
+            "with.dots": ({}, "InvalidClusterPath"),
+            long: ({}, "InvalidClusterPath"),
+            "foreign": ({}, "NamespaceForeign"),
+            "good.name": ({"virtual": {"clusterPath": "good"}, "deletionPolicy": "Destroy"}, "Reconciled"),
+        }
+        for name, (spec, _) in specs.items():
+            await field.create("ControlPlane", name, **spec)
+        for name, (_, reason) in specs.items():
+            found = await field.becomes("ControlPlane", name, reason, timeout=60.0)
+            ready = next(item for item in found["status"]["conditions"] if item["type"] == "Ready")
+            assert ready["message"]
+        assert (await field.get("ControlPlane", "first"))["status"] == first["status"]
+        for name in specs:
+            await field.client.delete(CONTROL_PLANES, name)
+        for name in specs:
+            await field.gone(CONTROL_PLANES, name, timeout=60.0)
+    # What was there before is there still.
+    assert (await field.client.get(NAMESPACES, "kplane-cp-foreign"))["status"]["phase"] == "Active"
+    assert int(await field.handle.tenants_etcd.count("/clusters/wanted/")) > 100
+    await field.client.delete(NAMESPACES, "kplane-cp-foreign")
+
+
+async def test_the_next_one_gets_a_path_when_its_holder_is_gone(field: Any) -> None:
+    await field.create("ControlPlane", "holder", virtual={"clusterPath": "turns"}, deletionPolicy="Destroy")
+    await field.becomes("ControlPlane", "holder", "Reconciled", timeout=60.0)
+    await field.create("ControlPlane", "waiting", virtual={"clusterPath": "turns"}, deletionPolicy="Destroy")
+    await field.becomes("ControlPlane", "waiting", "ClusterPathInUse")
+    await field.client.delete(CONTROL_PLANES, "holder")
+    await field.becomes("ControlPlane", "waiting", "Reconciled", timeout=60.0)
+
+
+async def test_a_missing_class_later_keeps_what_is_published_and_the_policy(field: Any) -> None:
+    await field.create("ControlPlaneClass", "passing", deletionPolicy="Destroy")
+    await field.create("ControlPlane", "classless", classRef={"name": "passing"})
+    before = await field.becomes("ControlPlane", "classless", "Reconciled", timeout=60.0)
+    from controlplane_operator.kinds import CONTROL_PLANE_CLASSES
+
+    await field.client.delete(CONTROL_PLANE_CLASSES, "passing")
+    after = await field.becomes("ControlPlane", "classless", "ClassNotFound")
+    for published in ("endpoint", "kubeconfigSecretRef", "controllersSecretRef", "version", "deletionPolicy"):
+        assert after["status"][published] == before["status"][published]
+    await field.client.delete(CONTROL_PLANES, "classless")
+    await field.gone(CONTROL_PLANES, "classless")
+    assert int(await field.handle.tenants_etcd.count("/clusters/classless/")) == 0
