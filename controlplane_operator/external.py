@@ -118,5 +118,7 @@ class ExternalProvisioner:
 
 
 def _gives_up(control_plane: ControlPlane) -> bool:
+    if control_plane.status.endpoint is None:
+        return True  # nothing was published, so nobody holds anything that could be taken back
     asked = control_plane.metadata.deletion_timestamp
     return asked is not None and (datetime.now(UTC) - asked).total_seconds() > _REVOKE_SECONDS

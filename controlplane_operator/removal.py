@@ -49,7 +49,8 @@ class Removal:
         self._namespaces = namespaces
         self._provisioner = provisioner
         self._claims = claims
-        self._backoff: Backoff[str] = Backoff(first_seconds=0.2, limit_seconds=15.0)
+        self._backoff: Backoff[str] = Backoff(first_seconds=0.2, limit_seconds=5.0)
+        self._undone: set[str] = set()
 
     async def remove(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Result | None:
         """Go on with the removal; returns None when the object can go."""
@@ -60,8 +61,10 @@ class Removal:
         try:
             self._check_registrations(control_plane)
             # Under a path that was never granted, or that somebody else has the better right to, nothing is ours.
-            if control_plane.status.deletion_policy is not None and self._claims.holds(control_plane):
+            made = control_plane.status.deletion_policy is not None and self._claims.holds(control_plane)
+            if made and uid not in self._undone:
                 await self._provisioner(control_plane).remove(control_plane, policy=policy)
+                self._undone.add(uid)
             await self._namespaces.remove(control_plane)
         except Trouble as trouble:
             await self._tell(control_plane, policy=policy, message=trouble.message)
@@ -71,6 +74,7 @@ class Removal:
             control_plane, reason="Deleted", message=f"the control plane is gone, its data by policy {policy}"
         )
         self._backoff.forget(uid)
+        self._undone.discard(uid)
         return None
 
     def _check_registrations(self, control_plane: ControlPlane) -> None:
