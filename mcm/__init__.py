@@ -1,0 +1,1 @@
+"""The multicluster controller manager: one unmodified kube-controller-manager for every registered control plane."""

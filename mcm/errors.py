@@ -1,4 +1,4 @@
-"""The root of what mcm raises."""
+"""What can go wrong in mcm itself."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ __all__ = ["ConfigurationError", "McmError"]
 
 
 class McmError(Exception):
-    """Root of mcm's own errors."""
+    """Root of the errors of this package."""
 
 
 class ConfigurationError(McmError):
-    """No instance can be configured from what a cluster came with; the message says what is missing."""
+    """A registration asks for something that no instance can be made of; the message says which value and why."""

@@ -1,96 +1,63 @@
-"""Keeps one kube-controller-manager running for each engaged cluster."""
+"""The instances of the whole fleet: one for each engaged cluster, none for any other."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from typing_extensions import override
 
-from mcm.instance import INSTANCE_PORTS, ServingCertificate, component_name, instance_component
-from mcm.profiles import Profile
-from provider import Aware, Cluster, Engagement
+from mcm.instance import Instance
+from provider import Aware, Engagement
 from provider.logs import log_fields
-from workloads import Phase, Runtime
+from workloads import Runtime
 
-__all__ = ["PROFILE_ATTRIBUTE", "Instance", "Instances"]
+__all__ = ["Instances", "remove_leftovers"]
 
-log: Final = logging.getLogger(__name__)
-
-PROFILE_ATTRIBUTE: Final = "profile"
-"""Attribute of a cluster that names its profile."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instance:
-    """What is known of the instance of one cluster."""
-
-    cluster: str
-    server: str
-    profile: Profile
-    phase: Phase
-    pid: int | None
-    restarts: int
-    message: str
+logger = logging.getLogger(__name__)
 
 
 class Instances(Aware):
-    """One instance for each engagement: it starts with it, and has ended when the engagement has."""
+    """Starts an instance when a cluster is engaged, and ends it, awaited, with the engagement.
 
-    def __init__(self, runtime: Runtime, *, host: str) -> None:
+    As the next engagement of a cluster begins only after the end of the one before, two instances never work on the
+    cluster of one registration.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._serving = ServingCertificate.create(host)
-        self._engaged: dict[str, Engagement] = {}
+        self._instances: dict[str, Instance] = {}
+
+    @property
+    def by_cluster(self) -> Mapping[str, Instance]:
+        """Each instance by the name of its cluster."""
+        return MappingProxyType(self._instances)
 
     @override
     async def engage(self, engagement: Engagement) -> None:
-        """Start the instance of a cluster, and keep its credentials current. Raises what keeps it from starting."""
-        name = engagement.cluster.name
-        with log_fields(cluster=name):
-            self._engaged[name] = engagement
-            engagement.on_close(lambda: self._end(engagement))
-            await self._apply(engagement.cluster)
-            engagement.spawn(self._follow(engagement), name="renew credentials")
+        """See `Aware.engage`."""
+        cluster = engagement.cluster
+        with log_fields(cluster=cluster.name):
+            instance = Instance(cluster, runtime=self._runtime)
+            self._instances[cluster.name] = instance
 
-    def list(self) -> list[Instance]:
-        """Tell about every instance, by the cluster's name."""
-        return [self._describe(engagement.cluster) for _, engagement in sorted(self._engaged.items())]
+            async def end() -> None:
+                with log_fields(cluster=cluster.name):
+                    try:
+                        await instance.aclose()
+                    finally:
+                        del self._instances[cluster.name]
 
-    async def _follow(self, engagement: Engagement) -> None:
-        async for cluster in engagement.changes():
-            try:
-                await self._apply(cluster)
-            except Exception:
-                # The instance goes on with what it has; the next change of the Secret is the next try.
-                log.exception("the renewed credentials of %s cannot be used", cluster.name)
-
-    async def _apply(self, cluster: Cluster) -> None:
-        component = component_name(cluster.name)
-        address = await self._runtime.reserve(component, ports=INSTANCE_PORTS)
-        profile = _profile_of(cluster)
-        await self._runtime.apply(instance_component(cluster, profile=profile, address=address, serving=self._serving))
-
-    async def _end(self, engagement: Engagement) -> None:
-        name = engagement.cluster.name
-        with log_fields(cluster=name):
-            await self._runtime.delete(component_name(name))
-            if self._engaged.get(name) is engagement:
-                del self._engaged[name]
-            log.info("the instance of %s has ended", name)
-
-    def _describe(self, cluster: Cluster) -> Instance:
-        state = self._runtime.state(component_name(cluster.name))
-        return Instance(
-            cluster=cluster.name,
-            server=cluster.config.server,
-            profile=_profile_of(cluster),
-            phase=state.phase,
-            pid=state.pid,
-            restarts=state.restarts,
-            message=state.message,
-        )
+            engagement.on_close(end)
+            await instance.start()
+            _ = engagement.spawn(instance.follow(engagement), name="follow changes")
 
 
-def _profile_of(cluster: Cluster) -> Profile:
-    return Profile(cluster.attributes.get(PROFILE_ATTRIBUTE) or Profile.NODELESS)
+async def remove_leftovers(runtime: Runtime) -> None:
+    """Remove what a run that did not end by itself has left: files with credentials, and the odd process."""
+    names = runtime.names()
+    if names:
+        logger.info("removing what an earlier run has left of %d instances", len(names))
+    await asyncio.gather(*(runtime.delete(name) for name in names))

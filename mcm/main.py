@@ -1,4 +1,4 @@
-"""The multicluster controller manager's process."""
+"""The command `mcm`."""
 
 from __future__ import annotations
 
@@ -7,74 +7,60 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from typing import Final
 
 import uvloop
-from provider.providers.registration import RegistrationProvider
 
 from api import Service
-from mcm.instances import Instances
+from mcm.errors import McmError
+from mcm.fleet import Fleet
+from mcm.instances import Instances, remove_leftovers
 from mcm.settings import Settings
 from mcm.status import serve_status
-from provider import Client, ClusterConfig, KubeconfigError, Manager
+from provider import Client, ClusterConfig, Manager, ProviderError
 from provider.logs import json_logging
+from provider.providers.registration import RegistrationProvider
 from workloads import ProcessRuntime, WorkloadsError
 
 __all__ = ["main", "run"]
 
-log: Final = logging.getLogger(__name__)
-
-_INSTANCE_HOST: Final = "127.0.0.1"
-
-
-async def run(settings: Settings, *, until: asyncio.Event) -> None:
-    """Run until the event is set; afterwards no instance is left.
-
-    Raises KubeconfigError, WorkloadsError and OSError where the process cannot do its work at all.
-    """
-    config = ClusterConfig.load(settings.kubeconfig) if settings.kubeconfig is not None else ClusterConfig.in_cluster()
-    async with AsyncExitStack() as stack:
-        runtime = await stack.enter_async_context(
-            ProcessRuntime(settings.state_directory, programs=settings.programs, host=_INSTANCE_HOST)
-        )
-        # Instances die with their mcm; what a killed one left in its directory are keys of tenants.
-        await asyncio.gather(*(runtime.delete(name) for name in runtime.names()))
-        client = await stack.enter_async_context(Client(config))
-        instances = Instances(runtime, host=_INSTANCE_HOST)
-        provider = RegistrationProvider(client, services=frozenset({Service.CONTROLLERS}))
-        manager = await stack.enter_async_context(Manager(provider, awares=[instances]))
-        await stack.enter_async_context(
-            serve_status(
-                settings.host,
-                port=settings.port,
-                instances=instances.list,
-                failure=manager.clusters.failure,
-                synced=lambda: provider.synced,
-            )
-        )
-        log.info("following the registrations of %s", config.server)
-        await until.wait()
-        log.info("stopping")
-
-
-async def _run_until_signal(settings: Settings) -> None:
-    until = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, until.set)
-    await run(settings, until=until)
+logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run mcm until SIGTERM or SIGINT. Exits with 1 and a message where it cannot start."""
+    """Run until SIGTERM or SIGINT. Ends the process with status 0 after a clean stop, 1 where it cannot run."""
     settings = Settings.parse(arguments)
-    with json_logging(settings.log_level):
+    with json_logging(settings.log_level.upper()):
         try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(_run_until_signal(settings))
-        except (KubeconfigError, WorkloadsError, OSError) as error:
-            log.critical("mcm cannot run: %s", error)
+            uvloop.run(_run_until_signalled(settings))
+        except (McmError, ProviderError, WorkloadsError) as error:
+            logger.error("mcm cannot run: %s", error)  # noqa: TRY400 - the sentence says it all
             sys.exit(1)
+
+
+async def run(settings: Settings, *, until: asyncio.Event) -> None:
+    """Run until the event is set; then every instance has ended. Raises McmError, ProviderError or WorkloadsError."""
+    config = ClusterConfig.load(settings.kubeconfig) if settings.kubeconfig else ClusterConfig.in_cluster()
+    async with (
+        ProcessRuntime(settings.state_dir, programs=settings.programs) as runtime,
+        Client(config, field_manager="mcm") as client,
+    ):
+        await remove_leftovers(runtime)
+        provider = RegistrationProvider(client, services=frozenset({Service.CONTROLLERS}))
+        instances = Instances(runtime)
+        manager = Manager(provider, awares=[instances])
+        fleet = Fleet(manager.clusters, instances=instances)
+        async with serve_status(settings.listen, fleet=fleet, synced=lambda: provider.synced):
+            logger.info("mcm runs instances for the registrations at %s", config.server)
+            await manager.run(until)
+            logger.info("all instances have ended")
+
+
+async def _run_until_signalled(settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await run(settings, until=stop)
 
 
 if __name__ == "__main__":

@@ -1,56 +1,81 @@
-"""Series about instances, made anew at each scrape: a cluster that is gone has none."""
+"""Metrics of mcm: a fixed set of series for each cluster, none for a cluster that is gone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from mcm.instances import Instance
-from workloads import Phase
+from mcm.fleet import ClusterSummary, Fleet, State
 
-__all__ = ["InstanceCollector"]
+__all__ = ["Metrics"]
 
-_KIB: Final = 1024
+_PSS_BUDGET_SECONDS: Final = 2.0
 
 
-class InstanceCollector(Collector):
-    """Exports the instances: whether they are up, their restarts, their memory, and how many are in which state."""
+class Metrics:
+    """Renders the fleet for Prometheus. Nothing is kept between scrapes."""
 
-    def __init__(self, instances: Sequence[Instance]) -> None:
-        self._instances = instances
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._scrape = asyncio.Lock()
+
+    async def render(self) -> bytes:
+        """The text format. Several scrapes at once wait for each other, so that they cost no more than one."""
+        async with self._scrape:
+            summaries = self._fleet.summaries()
+            pss = await asyncio.to_thread(_pss_by_pid, [found.pid for found in summaries if found.pid is not None])
+            registry = CollectorRegistry()
+            ProcessCollector(namespace="mcm", registry=registry)
+            registry.register(_FleetCollector(summaries, pss=pss))
+            return generate_latest(registry)
+
+
+class _FleetCollector(Collector):
+    def __init__(self, summaries: Sequence[ClusterSummary], *, pss: Mapping[int, int]) -> None:
+        self._summaries = summaries
+        self._pss = pss
 
     @override
-    def collect(self) -> Iterator[Metric]:
-        """Count, and read the memory of each process."""
-        up = GaugeMetricFamily("mcm_instance_up", "1 while the instance is healthy.", labels=["cluster"])
+    def collect(self) -> Iterable[Metric]:
+        clusters = GaugeMetricFamily("mcm_clusters", "Clusters by the state of their instance.", labels=["state"])
+        counts = Counter(found.state for found in self._summaries)
+        for state in State:
+            clusters.add_metric([state], counts[state])
+        up = GaugeMetricFamily("mcm_instance_up", "1 where the cluster's instance is ready.", labels=["cluster"])
         restarts = CounterMetricFamily(
-            "mcm_instance_restarts", "Starts of the instance after it ended by itself.", labels=["cluster"]
+            "mcm_instance_restarts", "Starts after the instance ended by itself.", labels=["cluster"]
         )
-        memory = GaugeMetricFamily(
-            "mcm_instance_pss_bytes", "Proportional share of memory that the instance uses.", labels=["cluster"]
+        pss = GaugeMetricFamily(
+            "mcm_instance_pss_bytes", "Memory of the instance, its share of shared pages included.", labels=["cluster"]
         )
-        states = GaugeMetricFamily("mcm_clusters", "Clusters by the state of their instance.", labels=["state"])
-        counts = dict.fromkeys(Phase, 0)
-        for instance in self._instances:
-            counts[instance.phase] += 1
-            up.add_metric([instance.cluster], float(instance.phase is Phase.READY))
-            restarts.add_metric([instance.cluster], instance.restarts)
-            if instance.pid is not None and (pss := _pss_bytes(instance.pid)) is not None:
-                memory.add_metric([instance.cluster], pss)
-        for phase, count in counts.items():
-            states.add_metric([phase.value], count)
-        yield from (up, restarts, memory, states)
+        for found in self._summaries:
+            up.add_metric([found.name], found.state is State.READY)
+            restarts.add_metric([found.name], found.restarts)
+            if found.pid is not None and found.pid in self._pss:
+                pss.add_metric([found.name], self._pss[found.pid])
+        return [clusters, up, restarts, pss]
 
 
-def _pss_bytes(pid: int) -> int | None:
-    """Read the PSS of a process; None where it has ended meanwhile."""
-    try:
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * _KIB for line in rollup.splitlines() if line.startswith("Pss:")), None)
+def _pss_by_pid(pids: Iterable[int]) -> dict[int, int]:
+    """Bytes by process; those that end meanwhile, or that the time does not suffice for, are left out."""
+    deadline = time.monotonic() + _PSS_BUDGET_SECONDS
+    found = {}
+    for pid in pids:
+        if time.monotonic() > deadline:
+            break
+        try:
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except OSError:
+            continue
+        if line := next((line for line in rollup.splitlines() if line.startswith("Pss:")), None):
+            found[pid] = int(line.split()[1]) * 1024
+    return found

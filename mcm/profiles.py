@@ -1,80 +1,74 @@
-"""Which controllers of kube-controller-manager run for a control plane.
-
-Names are those of Kubernetes 1.36 (`kube-controller-manager --help`).
-"""
+"""Which controllers an instance runs. Names are those of Kubernetes 1.36 (`kube-controller-manager --help`)."""
 
 from __future__ import annotations
 
-import enum
+from collections.abc import Collection, Mapping
 from typing import Final
 
-__all__ = ["Profile", "controllers_of"]
+from api import ControllersProfile
 
+__all__ = ["CORE", "NODELESS", "controllers"]
 
-class Profile(enum.StrEnum):
-    """Sets of controllers, each with all of the one before."""
-
-    CORE = "Core"
-    """What every Kubernetes API needs: namespaces end, ServiceAccounts and root CAs appear, garbage is collected."""
-    NODELESS = "Nodeless"
-    """And workloads, certificates and tokens: everything but what looks after nodes and volumes."""
-    FULL = "Full"
-    """Everything that kube-controller-manager runs by default."""
-
-
-_SERVICE_ACCOUNT_TOKENS: Final = "serviceaccount-token-controller"
-_SIGNING: Final = "certificatesigningrequest-signing-controller"
-
-_CORE: Final = (
-    "namespace-controller",
-    "serviceaccount-controller",
-    _SERVICE_ACCOUNT_TOKENS,
-    "root-ca-certificate-publisher-controller",
+CORE: Final = (
     "clusterrole-aggregation-controller",
     "garbage-collector-controller",
+    "namespace-controller",
+    # The API server puts finalizers on claims and volumes by itself; without these three nothing takes them off again,
+    # and a namespace with a claim in it is never gone.
+    "persistentvolume-protection-controller",
+    "persistentvolumeclaim-protection-controller",
+    "volumeattributesclass-protection-controller",
     "resourcequota-controller",
+    "root-ca-certificate-publisher-controller",
+    "serviceaccount-controller",
+    "serviceaccount-token-controller",
 )
+"""Without any of these a Kubernetes API does not keep what it promises."""
 
-_NODELESS: Final = (
-    *_CORE,
-    "deployment-controller",
-    "replicaset-controller",
-    "replicationcontroller-controller",
-    "statefulset-controller",
-    "daemonset-controller",
-    "job-controller",
+NODELESS: Final = (
+    *CORE,
+    "bootstrap-signer-controller",
+    "certificatesigningrequest-approving-controller",
+    "certificatesigningrequest-cleaner-controller",
+    "certificatesigningrequest-signing-controller",
     "cronjob-controller",
-    "ttl-after-finished-controller",
+    "daemonset-controller",
+    "deployment-controller",
+    "disruption-controller",
     "endpoints-controller",
     "endpointslice-controller",
     "endpointslice-mirroring-controller",
-    "disruption-controller",
     "horizontal-pod-autoscaler-controller",
-    "certificatesigningrequest-approving-controller",
-    "certificatesigningrequest-cleaner-controller",
-    _SIGNING,
-    "bootstrap-signer-controller",
-    "token-cleaner-controller",
+    "job-controller",
     "legacy-serviceaccount-token-cleaner-controller",
+    "replicaset-controller",
+    "replicationcontroller-controller",
+    "statefulset-controller",
+    "token-cleaner-controller",
+    "ttl-after-finished-controller",
     "validatingadmissionpolicy-status-controller",
 )
+"""And workloads, certificates and join tokens, but nothing that looks after nodes or volumes."""
+
+_FULL: Final = ("*", "bootstrap-signer-controller", "token-cleaner-controller")
+"""All that are on by default, and the two that bootstrap tokens need, which kubeadm turns on as well."""
+
+_NEEDS: Final[Mapping[str, frozenset[str]]] = {
+    "serviceaccount-token-controller": frozenset({"sa.key"}),
+    "certificatesigningrequest-signing-controller": frozenset({"signing-ca.crt", "signing-ca.key"}),
+    "root-ca-certificate-publisher-controller": frozenset({"ca.crt"}),
+}
 
 
-def controllers_of(profile: Profile, *, service_account_key: bool, signing_key: bool) -> str:
-    """Return the value of `--controllers`.
-
-    Controllers that would end the process because a key is missing are left out: the one that makes ServiceAccount
-    tokens without `service_account_key`, the one that signs CSRs without `signing_key`.
+def controllers(profile: ControllersProfile, *, keys: Collection[str]) -> tuple[str, ...]:
+    """List what `--controllers` gets. `keys` are those of the Secret that are there: without the keys that a controller
+    works with it is left out.
     """
-    missing = {*(() if service_account_key else (_SERVICE_ACCOUNT_TOKENS,)), *(() if signing_key else (_SIGNING,))}
+    lacking = sorted(name for name, needed in _NEEDS.items() if not needed.issubset(keys))
     match profile:
-        case Profile.FULL:
-            return ",".join(["*", "bootstrap-signer-controller", "token-cleaner-controller", *_without(missing)])
-        case Profile.NODELESS:
-            return ",".join(name for name in _NODELESS if name not in missing)
-        case Profile.CORE:
-            return ",".join(name for name in _CORE if name not in missing)
-
-
-def _without(missing: set[str]) -> list[str]:
-    return sorted(f"-{name}" for name in missing)
+        case ControllersProfile.CORE:
+            return tuple(name for name in CORE if name not in lacking)
+        case ControllersProfile.NODELESS:
+            return tuple(name for name in NODELESS if name not in lacking)
+        case ControllersProfile.FULL:
+            return (*_FULL, *(f"-{name}" for name in lacking))

@@ -6,58 +6,90 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
-__all__ = ["Settings"]
+__all__ = ["Listen", "Settings"]
+
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where health and metrics are served, over plain HTTP and without credentials."""
+
+    host: str
+    port: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of the process."""
+    """Everything that mcm can be told."""
 
     kubeconfig: Path | None
-    """Of the management cluster; None: the ServiceAccount of the Pod."""
-    state_directory: Path
-    """Where instances have their files and logs; only one mcm at a time uses it."""
+    """Of the management cluster; None: the ServiceAccount of the pod."""
+    state_dir: Path
+    """Belongs to one mcm: credentials and logs of the instances."""
     programs: tuple[Path, ...]
-    """Where kube-controller-manager is."""
-    host: str
-    port: int
-    """Where /healthz, /readyz and /metrics are served."""
+    """Directories in which kube-controller-manager is looked for, in this order."""
+    listen: Listen
     log_level: str
 
     @classmethod
-    def parse(cls, arguments: Sequence[str] | None = None) -> Self:
-        """Read command-line arguments. Ends the process with a message where they are wrong, as argparse does."""
+    def parse(cls, arguments: Sequence[str] | None = None) -> Settings:
+        """Read the command line (default: this process's). Ends the process with status 2 where it is wrong."""
         parser = argparse.ArgumentParser(
             prog="mcm",
-            description="Runs the upstream kube-controller-manager for every ControlPlaneRegistration that is ready.",
+            description="Runs kube-controller-manager for every ControlPlaneRegistration that is ready.",
+            allow_abbrev=False,
         )
-        parser.add_argument("--kubeconfig", type=Path, help="of the management cluster (default: in-cluster)")
-        parser.add_argument("--state-dir", type=Path, required=True, help="private directory for instances")
+        parser.add_argument(
+            "--kubeconfig",
+            type=Path,
+            metavar="FILE",
+            help="kubeconfig of the management cluster (default: the ServiceAccount of the pod)",
+        )
+        parser.add_argument(
+            "--state-dir",
+            type=Path,
+            required=True,
+            metavar="DIR",
+            help="directory of this mcm alone, for credentials and logs of the instances",
+        )
         parser.add_argument(
             "--programs-dir",
-            type=Path,
-            action="append",
+            type=_directory,
             required=True,
-            help="directory with kube-controller-manager; may be given more than once",
+            action="append",
+            dest="programs",
+            metavar="DIR",
+            help="directory with kube-controller-manager; may be given several times",
         )
         parser.add_argument(
-            "--listen", default="127.0.0.1:8081", metavar="HOST:PORT", help="for /healthz, /readyz and /metrics"
+            "--listen",
+            type=_listen,
+            default=Listen("127.0.0.1", 8081),
+            metavar="HOST:PORT",
+            help="address of /healthz, /readyz and /metrics (default: 127.0.0.1:8081)",
         )
-        parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+        parser.add_argument("--log-level", choices=_LEVELS, default="info", help="default: info")
         given = parser.parse_args(arguments)
-        host, _, port = given.listen.rpartition(":")
-        if not host or not port.isdigit():
-            parser.error(f"--listen is {given.listen!r}, which is not HOST:PORT")
-        for directory in given.programs_dir:
-            if not directory.is_dir():
-                parser.error(f"--programs-dir {directory} is not a directory")
         return cls(
             kubeconfig=given.kubeconfig,
-            state_directory=given.state_dir,
-            programs=tuple(given.programs_dir),
-            host=host,
-            port=int(port),
+            state_dir=given.state_dir,
+            programs=tuple(given.programs),
+            listen=given.listen,
             log_level=given.log_level,
         )
+
+
+def _directory(text: str) -> Path:
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is no directory")
+    return path.absolute()
+
+
+def _listen(text: str) -> Listen:
+    host, separator, port = text.rpartition(":")
+    if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} has to be HOST:PORT, such as 127.0.0.1:8081 or [::]:8081")
+    return Listen(host.removeprefix("[").removesuffix("]"), int(port))

@@ -2,77 +2,54 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, Final
+import contextlib
+from collections.abc import AsyncIterator, Callable
 
-import orjson
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
-from mcm.instances import Instance
-from mcm.metrics import InstanceCollector
-from workloads import Phase
+from mcm.errors import McmError
+from mcm.fleet import Fleet
+from mcm.metrics import Metrics
+from mcm.settings import Listen
 
 __all__ = ["serve_status"]
 
-_FAILED: Final = "Failed"
-"""State of a cluster that no instance can be started for."""
 
+@contextlib.asynccontextmanager
+async def serve_status(listen: Listen, *, fleet: Fleet, synced: Callable[[], bool]) -> AsyncIterator[None]:
+    """Serve while within. `synced` says whether all registrations have been read once.
 
-@asynccontextmanager
-async def serve_status(
-    host: str,
-    *,
-    port: int,
-    instances: Callable[[], Sequence[Instance]],
-    failure: Callable[[str], str | None],
-    synced: Callable[[], bool],
-) -> AsyncIterator[None]:
-    """Serve while within. Raises OSError where the address cannot be had.
-
-    /readyz is 200 once the registrations are known (`synced`), whatever single tenants are like: one that fails must
-    not take the others' controllers down with the Pod. `failure` tells why a cluster has no instance.
+    `/healthz` answers as long as the loop turns. `/readyz` is 200 from the time that the registrations are known, with
+    a summary for each cluster: instances that fail never make mcm itself unready, as that would help none of them.
+    Raises McmError where the address cannot be listened on.
     """
+    metrics = Metrics(fleet)
 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
     async def readyz(_: web.Request) -> web.Response:
         ready = synced()
-        body = {
+        document = {
             "ready": ready,
-            "clusters": {found.cluster: _summary(found, failure(found.cluster)) for found in instances()},
+            "message": "" if ready else "the registrations have not been read yet; see the log for what is in the way",
+            "clusters": {summary.name: summary.to_json() for summary in fleet.summaries()},
         }
-        return web.Response(body=orjson.dumps(body), status=200 if ready else 503, content_type="application/json")
+        return web.json_response(document, status=200 if ready else 503)
 
-    async def metrics(_: web.Request) -> web.Response:
-        registry = CollectorRegistry()
-        registry.register(InstanceCollector(instances()))
-        ProcessCollector(registry=registry)
-        # Memory is read from /proc, which takes a millisecond for each instance.
-        body = await asyncio.to_thread(generate_latest, registry)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+    async def show_metrics(_: web.Request) -> web.Response:
+        return web.Response(body=await metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    application = web.Application()
-    application.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", show_metrics)])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port).start()
+        try:
+            await web.TCPSite(runner, listen.host, listen.port).start()
+        except OSError as error:
+            raise McmError(f"cannot listen on {listen.host}:{listen.port} (--listen): {error.strerror}") from error
         yield
     finally:
         await runner.cleanup()
-
-
-def _summary(instance: Instance, failure: str | None) -> dict[str, Any]:
-    failed = failure is not None and instance.phase is Phase.ABSENT
-    return {
-        "state": _FAILED if failed else instance.phase,
-        "server": instance.server,
-        "profile": instance.profile,
-        "pid": instance.pid,
-        "restarts": instance.restarts,
-        "message": failure if failed else instance.message,
-    }

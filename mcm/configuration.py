@@ -1,0 +1,157 @@
+"""The effective configuration of an instance: what a cluster's description comes to, as a component."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from api import ControllersProfile
+from mcm.certificate import ServingCertificate
+from mcm.errors import ConfigurationError
+from mcm.profiles import controllers
+from provider import Cluster
+from provider.providers.registration import PROFILE_ATTRIBUTE
+from workloads import DATA, FILES, Address, Component, File, Lifetime, Port, Probe
+
+__all__ = ["PORT", "PROGRAM", "component_name", "configure", "profile_of"]
+
+PROGRAM: Final = "kube-controller-manager"
+PORT: Final = "https"
+
+_PLAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_PLAIN_LENGTH: Final = 55
+_STEM_LENGTH: Final = 40
+_DIGEST_LENGTH: Final = 16
+_CLIENT: Final = "client.pem"
+_TOKEN: Final = "token"  # noqa: S105 - a file's name
+_SERVER_CA: Final = "server-ca.crt"
+_ENVIRONMENT: Final = {
+    # Trade a little CPU for memory, of which there is an amount for each cluster. Measured: a smaller GOGC costs CPU
+    # and gains next to nothing.
+    "GOGC": "50",
+    "GOMAXPROCS": "1",
+}
+_GRACE_SECONDS: Final = 10.0
+
+
+def component_name(registration: str) -> str:
+    """Name of the instance of a registration: a DNS label, another one for each registration."""
+    if len(registration) <= _PLAIN_LENGTH and _PLAIN.fullmatch(registration) and "--" not in registration:
+        return f"kcm-{registration}"
+    stem = re.sub(r"[^a-z0-9]+", "-", registration.lower())[:_STEM_LENGTH].strip("-") or "x"
+    # Two hyphens mark a digest: no name of the first kind has them.
+    return f"kcm-{stem}--{hashlib.sha256(registration.encode()).hexdigest()[:_DIGEST_LENGTH]}"
+
+
+def profile_of(cluster: Cluster) -> ControllersProfile:
+    """Tell the profile that a registration resolves to. Raises ConfigurationError for one that is not known here."""
+    profile = cluster.attributes.get(PROFILE_ATTRIBUTE) or ControllersProfile.NODELESS
+    try:
+        return ControllersProfile(profile)
+    except ValueError:
+        known = ", ".join(ControllersProfile)
+        raise ConfigurationError(
+            f"registration {cluster.name}: controllers.profile {profile!r} is not known; there are {known}"
+        ) from None
+
+
+def configure(cluster: Cluster, *, address: Address, serving: ServingCertificate) -> Component:
+    """Describe the instance of a cluster.
+
+    Where two descriptions differ only in files that kube-controller-manager reads again by itself, the process goes on.
+    Raises ConfigurationError where the profile is not known or the kubeconfig has no credentials.
+    """
+    profile, keys = profile_of(cluster), _keys(cluster)
+    arguments = [
+        f"--kubeconfig={FILES}/kubeconfig",
+        # With this it asks the API server for something before it serves /healthz. Without, it says that it is healthy
+        # while it waits for an API server that refuses it, for 10 seconds, or that is silent, for ever.
+        f"--authentication-kubeconfig={FILES}/kubeconfig",
+        f"--bind-address={address.host}",
+        f"--secure-port={address.ports[PORT]}",
+        f"--tls-cert-file={FILES}/serving.crt",
+        f"--tls-private-key-file={FILES}/serving.key",
+        f"--controllers={','.join(controllers(profile, keys=keys))}",
+        # mcm ends one instance before it starts the next: a Lease in each tenant would cost writes and say the same.
+        "--leader-elect=false",
+        "--use-service-account-credentials=false",
+        "--profiling=false",
+        # Some controllers make this directory; the default is one of the machine's.
+        f"--flex-volume-plugin-dir={DATA}/flexvolumes",
+        *(f"{flag}={FILES}/{name}" for name, flag in _KEY_FLAGS.items() if name in keys),
+    ]
+    return Component(
+        name=component_name(cluster.name),
+        program=PROGRAM,
+        args=tuple(arguments),
+        files={
+            **_connection(cluster),
+            **{name: File(content, reloaded=name.startswith("signing-ca.")) for name, content in keys.items()},
+            "serving.crt": File(serving.certificate),
+            "serving.key": File(serving.key),
+        },
+        env=_ENVIRONMENT,
+        ports=(Port(number=address.ports[PORT], name=PORT),),
+        data=True,
+        readiness=Probe(port=PORT, path="/healthz", ca="serving.crt"),
+        lifetime=Lifetime.BOUND,
+        grace_seconds=_GRACE_SECONDS,
+    )
+
+
+_KEY_FLAGS: Final = {
+    "ca.crt": "--root-ca-file",
+    "sa.key": "--service-account-private-key-file",
+    "signing-ca.crt": "--cluster-signing-cert-file",
+    "signing-ca.key": "--cluster-signing-key-file",
+}
+
+
+def _keys(cluster: Cluster) -> dict[str, bytes]:
+    """Take what controllers work with out of the Secret; half a signing CA is none."""
+    keys = {name: cluster.credentials[name] for name in _KEY_FLAGS if cluster.credentials.get(name)}
+    if not {"signing-ca.crt", "signing-ca.key"} <= keys.keys():
+        keys = {name: content for name, content in keys.items() if not name.startswith("signing-ca.")}
+    if "ca.crt" not in keys and cluster.config.ca_data is not None:
+        keys["ca.crt"] = cluster.config.ca_data
+    return keys
+
+
+def _connection(cluster: Cluster) -> dict[str, File]:
+    """Make the kubeconfig and the files it refers to: credentials in files are read again, inline ones never."""
+    config = cluster.config
+    server: dict[str, Any] = {"server": config.server}
+    user: dict[str, Any] = {}
+    files: dict[str, File] = {}
+    if config.ca_data is not None:
+        server["certificate-authority"] = _SERVER_CA
+        files[_SERVER_CA] = File(config.ca_data)
+    if config.tls_server_name is not None:
+        server["tls-server-name"] = config.tls_server_name
+    if config.client_certificate is not None and config.client_key is not None:
+        # One file for both, because two cannot be replaced in one step.
+        user["client-certificate"] = user["client-key"] = _CLIENT
+        files[_CLIENT] = File(config.client_certificate.rstrip() + b"\n" + config.client_key, reloaded=True)
+    if config.token is not None:
+        user["tokenFile"] = _TOKEN
+        files[_TOKEN] = File(config.token.encode(), reloaded=True)
+    if not user:
+        raise ConfigurationError(
+            f"registration {cluster.name}: the kubeconfig has neither a client certificate nor a token for its user"
+        )
+    return {**files, "kubeconfig": File(_kubeconfig(server, user=user))}
+
+
+def _kubeconfig(server: Mapping[str, Any], *, user: Mapping[str, Any]) -> bytes:
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "default", "cluster": server}],
+        "users": [{"name": "default", "user": user}],
+        "contexts": [{"name": "default", "context": {"cluster": "default", "user": "default"}}],
+        "current-context": "default",
+    }
+    return json.dumps(document, indent=1).encode()  # JSON is YAML

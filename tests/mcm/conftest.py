@@ -1,0 +1,234 @@
+"""Real control planes for instances to work on, and mcm as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import datetime as dt
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane_operator.credentials import (
+    CONTROLLERS_USER,
+    KeyPair,
+    TenantAuthorities,
+    TenantCertificates,
+    create_authority,
+    issue_client,
+    issue_serving,
+    render_kubeconfig,
+)
+from controlplane_operator.provisioning import (
+    API_SERVER_PORTS,
+    ETCD_PORTS,
+    EtcdAccess,
+    api_server_component,
+    client_url,
+    etcd_component,
+    server_url,
+    serving_hosts,
+)
+from provider import ClusterConfig
+from tools.binaries import Binaries
+from workloads import Component, Lifetime, Phase, ProcessRuntime, find_processes
+
+_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A control plane without controllers: an API server with its own authorities, and nothing that acts on objects."""
+
+    server: str
+    authorities: TenantAuthorities
+
+    @property
+    def config(self) -> ClusterConfig:
+        return ClusterConfig.from_kubeconfig(self.kubeconfig(user="admin", groups=("system:masters",)))
+
+    def kubeconfig(self, *, user: str = CONTROLLERS_USER, groups: tuple[str, ...] = ()) -> bytes:
+        """A new certificate each time."""
+        client = issue_client(self.authorities.client, user=user, groups=groups)
+        return render_kubeconfig(server=self.server, ca=self.authorities.serving.certificate, user=user, client=client)
+
+    def controllers_secret(self) -> dict[str, bytes]:
+        return {
+            "kubeconfig": self.kubeconfig(groups=("system:masters",)),
+            "ca.crt": self.authorities.serving.certificate,
+            "sa.key": self.authorities.service_account_key,
+            "signing-ca.crt": self.authorities.client.certificate,
+            "signing-ca.key": self.authorities.client.key,
+        }
+
+
+async def _run_until_ready(runtime: ProcessRuntime, component: Component) -> None:
+    changed = asyncio.Event()
+    unsubscribe = runtime.subscribe(lambda _: changed.set())
+    await runtime.apply(component)
+    async with asyncio.timeout(60.0):
+        while runtime.state(component.name).phase is not Phase.READY:
+            await changed.wait()
+            changed.clear()
+    unsubscribe()
+
+
+async def _run_tenants(directory: Path, *, binaries: Binaries, names: tuple[str, ...]) -> Any:
+    etcd_authority = create_authority("etcd")
+    async with ProcessRuntime(directory, programs=binaries.directories, host=_HOST) as runtime:
+        address = await runtime.reserve("etcd", ports=ETCD_PORTS)
+        server = issue_serving(etcd_authority, common_name="etcd", hosts=(_HOST,), client=True)
+        etcd = etcd_component("etcd", address=address, ca=etcd_authority.certificate, server=server)
+        await _run_until_ready(runtime, _bound(etcd, "--unsafe-no-fsync"))
+        async with asyncio.TaskGroup() as group:
+            tasks = {
+                name: group.create_task(_run_tenant(runtime, name, etcd=client_url(address), etcd_ca=etcd_authority))
+                for name in names
+            }
+        yield {name: task.result() for name, task in tasks.items()}
+        for name in (*names, "etcd"):
+            await runtime.stop(name)
+
+
+async def _run_tenant(runtime: ProcessRuntime, name: str, *, etcd: str, etcd_ca: KeyPair) -> Tenant:
+    authorities = TenantAuthorities.create(name)
+    address = await runtime.reserve(name, ports=API_SERVER_PORTS)
+    certificates = TenantCertificates.renewed(
+        None,
+        authorities=authorities,
+        hosts=serving_hosts(address),
+        etcd_authority=etcd_ca,
+        etcd_user=name,
+        etcd_hosts=(_HOST,),
+        now=dt.datetime.now(dt.UTC),
+    )
+    component = api_server_component(
+        name,
+        address=address,
+        authorities=authorities,
+        certificates=certificates,
+        etcd=EtcdAccess(endpoints=(etcd,), ca=etcd_ca.certificate, client=certificates.etcd_client),
+        etcd_prefix=f"/clusters/{name}",
+        etcd_shared=True,
+    )
+    await _run_until_ready(runtime, _bound(component))
+    return Tenant(server=server_url(address), authorities=authorities)
+
+
+def _bound(component: Component, *args: str) -> Component:
+    return dataclasses.replace(component, args=(*component.args, *args), lifetime=Lifetime.BOUND)
+
+
+@pytest.fixture(scope="session")
+def tenants(binaries: Binaries) -> Iterator[dict[str, Tenant]]:
+    """Two control planes, `one` and `two`, on one etcd. They run in a thread's loop, so that any test can use them."""
+    directory = Path(tempfile.mkdtemp(prefix="kplane-test-"))
+    ready, stop = threading.Event(), threading.Event()
+    result: dict[str, Any] = {}
+
+    async def run() -> None:
+        try:
+            async for found in _run_tenants(directory, binaries=binaries, names=("one", "two")):
+                result["tenants"] = found
+                ready.set()
+                await asyncio.to_thread(stop.wait)
+        except BaseException as error:
+            result["error"] = error
+            raise
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), name="tenants")
+    thread.start()
+    try:
+        ready.wait()
+        if "error" in result:
+            raise result["error"]
+        yield result["tenants"]
+    finally:
+        stop.set()
+        thread.join()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class Mcm:
+    """mcm as a process of its own, with everything that one may look at from outside."""
+
+    def __init__(self, directory: Path, *, kubeconfig: Path, programs: tuple[Path, ...]) -> None:
+        self.state = directory / "state"
+        self.log = directory / "mcm.log"
+        with socket.socket() as probe:
+            probe.bind((_HOST, 0))
+            self.url = f"http://{_HOST}:{probe.getsockname()[1]}"
+        self._command = [
+            *(sys.executable, "-m", "mcm.main", f"--kubeconfig={kubeconfig}", f"--state-dir={self.state}"),
+            *(f"--programs-dir={path}" for path in programs),
+            f"--listen={self.url.removeprefix('http://')}",
+        ]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=Path(__file__).parents[2]
+            )
+
+    def end(self, number: int = signal.SIGTERM, *, timeout: float = 30.0) -> int:
+        """Signal it, wait for its end and tell its exit status."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(timeout)
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"{self.url}{path}", timeout=10.0) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def clusters(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.get("/readyz")[1])["clusters"]
+        return found
+
+    def instances(self) -> list[int]:
+        """Processes that carry the marker of this mcm's runtime, told by the system."""
+        return find_processes(self.state)
+
+    def directories(self) -> list[str]:
+        return sorted(path.name for path in self.state.iterdir() if path.is_dir())
+
+
+@pytest.fixture
+def mcm(api_server: Any, binaries: Binaries) -> Iterator[Mcm]:
+    """mcm on the management cluster, not started yet, with the identity and the rights that it has in production."""
+    directory = Path(tempfile.mkdtemp(prefix="kplane-test-"))
+    found = Mcm(directory, kubeconfig=api_server.mcm_kubeconfig, programs=binaries.directories)
+    try:
+        yield found
+        if found.process is not None and found.process.poll() is None:
+            assert found.end() == 0, found.log.read_text()
+        assert not found.instances()
+    finally:
+        if found.process is not None and found.process.poll() is None:
+            found.process.kill()
+            found.process.wait()
+        for pid in found.instances():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(directory, ignore_errors=True)

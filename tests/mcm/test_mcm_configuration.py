@@ -1,0 +1,173 @@
+"""What an instance of kube-controller-manager is started with."""
+
+from __future__ import annotations
+
+import base64
+import re
+import ssl
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcm.certificate import ServingCertificate
+from mcm.configuration import component_name, configure
+from mcm.errors import ConfigurationError
+from mcm.profiles import CORE
+from provider import Cluster, ClusterConfig
+from workloads import Address, Component, Lifetime
+
+SERVING = ServingCertificate.create(host="127.0.0.1")
+ADDRESS = Address(host="127.0.0.1", ports={"https": 10257})
+CA = SERVING.certificate
+KEYS = {"ca.crt": CA, "sa.key": b"sa-secret", "signing-ca.crt": CA, "signing-ca.key": b"signing-secret"}
+CLIENT = {"token": None, "client_certificate": CA, "client_key": b"key-secret"}
+
+
+def describe(
+    *, credentials: dict[str, bytes] | None = None, profile: str = "Core", name: str = "a", **config: Any
+) -> Component:
+    arguments: dict[str, Any] = {"server": "https://127.0.0.1:6443", "ca_data": CA, "token": "token-secret"}
+    cluster = Cluster(
+        name,
+        config=ClusterConfig(**(arguments | config)),
+        credentials=KEYS if credentials is None else credentials,
+        attributes={"profile": profile},
+    )
+    return configure(cluster, address=ADDRESS, serving=SERVING)
+
+
+def test_arguments_of_a_control_plane_with_all_keys() -> None:
+    component = describe()
+    assert component.program == "kube-controller-manager"
+    assert sorted(component.args) == [
+        "--authentication-kubeconfig=$(FILES)/kubeconfig",
+        "--bind-address=127.0.0.1",
+        "--cluster-signing-cert-file=$(FILES)/signing-ca.crt",
+        "--cluster-signing-key-file=$(FILES)/signing-ca.key",
+        "--controllers=" + ",".join(CORE),
+        "--flex-volume-plugin-dir=$(DATA)/flexvolumes",
+        "--kubeconfig=$(FILES)/kubeconfig",
+        "--leader-elect=false",
+        "--profiling=false",
+        "--root-ca-file=$(FILES)/ca.crt",
+        "--secure-port=10257",
+        "--service-account-private-key-file=$(FILES)/sa.key",
+        "--tls-cert-file=$(FILES)/serving.crt",
+        "--tls-private-key-file=$(FILES)/serving.key",
+        "--use-service-account-credentials=false",
+    ]
+
+
+def test_it_dies_with_mcm() -> None:
+    assert describe().lifetime is Lifetime.BOUND
+
+
+def test_the_kubeconfig_refers_to_files_beside_it() -> None:
+    component = describe(server="https://host:6443/clusters/a/control-plane", tls_server_name="inner")
+    kubeconfig = yaml.safe_load(component.files["kubeconfig"].content)
+    assert kubeconfig["clusters"][0]["cluster"] == {
+        "server": "https://host:6443/clusters/a/control-plane",
+        "certificate-authority": "server-ca.crt",
+        "tls-server-name": "inner",
+    }
+    assert kubeconfig["users"][0]["user"] == {"tokenFile": "token"}
+    assert component.files["server-ca.crt"].content == CA
+    assert component.files["token"].content == b"token-secret"
+
+
+def test_a_client_certificate_and_its_key_change_in_one_step() -> None:
+    component = describe(**CLIENT)
+    user = yaml.safe_load(component.files["kubeconfig"].content)["users"][0]["user"]
+    assert user == {"client-certificate": "client.pem", "client-key": "client.pem"}
+    assert component.files["client.pem"].content == CA.rstrip() + b"\nkey-secret"
+    assert component.files["client.pem"].reloaded
+
+
+@pytest.mark.parametrize("config", [{}, CLIENT], ids=["token", "certificate"])
+def test_secrets_are_in_files_only(config: dict[str, Any]) -> None:
+    component = describe(**config)
+    public = " ".join([*component.args, *component.env.values(), repr(component)])
+    for secret in ("sa-secret", "signing-secret", "token-secret", "key-secret", SERVING.key.decode()):
+        assert secret not in public
+        assert base64.b64encode(secret.encode()).decode() not in public
+        assert secret not in component.files["kubeconfig"].content.decode()
+
+
+def test_renewed_credentials_change_files_that_are_read_again_and_nothing_else() -> None:
+    before, after = describe(), describe(token="renewed")
+    changed = {name for name in before.files if before.files[name] != after.files[name]}
+    assert changed == {"token"}
+    assert after.files["token"].reloaded
+    assert before.args == after.args
+
+
+@pytest.mark.parametrize("key", ["ca.crt", "sa.key"])
+def test_keys_that_are_read_once_are_not_taken_for_reloaded_ones(key: str) -> None:
+    assert not describe().files[key].reloaded
+
+
+def test_without_root_ca_in_the_secret_the_server_ca_is_published() -> None:
+    component = describe(credentials={})
+    assert component.files["ca.crt"].content == CA
+    assert "--root-ca-file=$(FILES)/ca.crt" in component.args
+
+
+def test_half_a_signing_ca_is_none() -> None:
+    component = describe(credentials={"signing-ca.crt": CA}, profile="Nodeless")
+    assert "signing-ca.crt" not in component.files
+    assert "certificatesigningrequest-signing-controller" not in " ".join(component.args)
+
+
+def test_a_kubeconfig_without_credentials_is_refused_with_a_sentence() -> None:
+    with pytest.raises(ConfigurationError, match=r"registration a: .* neither a client certificate nor a token"):
+        describe(token=None)
+
+
+def test_an_unknown_profile_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigurationError, match="'Tiny' is not known; there are Core, Nodeless, Full"):
+        describe(profile="Tiny")
+
+
+def test_the_serving_certificate_is_trusted_by_itself_also_under_strict_rules() -> None:
+    client = ssl.create_default_context(cadata=SERVING.certificate.decode())
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    # A handshake in memory, so that it is OpenSSL who judges, for the address that the probe uses.
+    _load(server, SERVING)
+    ends = [ssl.MemoryBIO() for _ in range(2)]
+    asking = client.wrap_bio(ends[0], ends[1], server_hostname="127.0.0.1")
+    answering = server.wrap_bio(ends[1], ends[0], server_side=True)
+    done = {asking: False, answering: False}
+    for _ in range(10):
+        for end in done:
+            try:
+                end.do_handshake()
+                done[end] = True
+            except ssl.SSLWantReadError:
+                continue
+    assert all(done.values())
+
+
+def _load(context: ssl.SSLContext, serving: ServingCertificate) -> None:
+    import tempfile
+
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(serving.certificate + serving.key)
+        file.flush()
+        context.load_cert_chain(file.name)
+
+
+_NAMES = st.one_of(
+    st.sampled_from(["a", "a-b", "aa", "a.b", "a--b", "x" * 55, "x" * 56, "x" * 57, "x" * 253]),
+    st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,80}[a-z0-9])?", fullmatch=True),
+)
+
+
+@given(_NAMES, _NAMES)
+def test_component_names_are_labels_and_distinct(one: str, other: str) -> None:
+    for name in (one, other):
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", component_name(name))
+    assert (component_name(one) == component_name(other)) == (one == other)

@@ -1,0 +1,55 @@
+"""Which controllers a profile has, and that kube-controller-manager knows them all."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api import ControllersProfile
+from mcm.profiles import CORE, NODELESS, controllers
+from workloads import ProgramFailed, run_program
+
+ALL_KEYS = ("ca.crt", "sa.key", "signing-ca.crt", "signing-ca.key")
+
+
+def test_each_profile_has_all_of_the_smaller_one() -> None:
+    assert set(CORE) < set(NODELESS)
+    assert controllers(ControllersProfile.CORE, keys=ALL_KEYS) == CORE
+    assert controllers(ControllersProfile.NODELESS, keys=ALL_KEYS) == NODELESS
+    assert controllers(ControllersProfile.FULL, keys=ALL_KEYS)[0] == "*"
+
+
+def test_nodeless_looks_after_no_nodes() -> None:
+    assert not [name for name in NODELESS if name.startswith(("node-", "taint-", "pod-garbage", "ttl-controller"))]
+
+
+@pytest.mark.parametrize(
+    ("missing", "lacking"),
+    [
+        ("sa.key", "serviceaccount-token-controller"),
+        ("signing-ca.key", "certificatesigningrequest-signing-controller"),
+        ("ca.crt", "root-ca-certificate-publisher-controller"),
+    ],
+)
+def test_a_controller_without_its_keys_is_left_out(missing: str, lacking: str) -> None:
+    keys = [key for key in ALL_KEYS if key != missing]
+    assert set(NODELESS) - set(controllers(ControllersProfile.NODELESS, keys=keys)) == {lacking}
+    assert f"-{lacking}" in controllers(ControllersProfile.FULL, keys=keys)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("profile", ControllersProfile)
+@pytest.mark.parametrize("keys", [ALL_KEYS, ()], ids=["all keys", "no keys"])
+async def test_kube_controller_manager_knows_every_name(
+    binaries: Any, tmp_path: Path, profile: ControllersProfile, keys: tuple[str, ...]
+) -> None:
+    """It ends at the first name that it does not know, and names it: that has to be the one at the end."""
+    names = [*controllers(profile, keys=keys), "not-a-controller"]
+    program = binaries.path("kube-controller-manager")
+    with pytest.raises(ProgramFailed) as failure:
+        await run_program(program, ["--secure-port=0", f"--controllers={','.join(names)}"], timeout_seconds=30.0)
+    refused = re.findall(r'\\"([^"\\]+)\\" is not in the list of known controllers', failure.value.stderr.decode())
+    assert refused == ["not-a-controller"]
