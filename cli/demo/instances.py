@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from embedded.handle import Handle
-from mcm.instance import component_name
+from mcm.configuration import component_name
 from workloads import find_processes
 
 __all__ = ["instance_of"]

@@ -52,7 +52,8 @@ def _run_guarded(directory: Path, *, display: Display, keep: bool) -> int:
     try:
         _run(directory, display=display, keep=keep)
     except* _ERRORS as group:
-        _explain(directory, display=display, group=group)
+        for error in leaves(group):
+            display.line(f"error: {error}", style="red")
         status = _give_up(directory, display=display, status=1)
     return status
 
@@ -87,7 +88,10 @@ def _run(directory: Path, *, display: Display, keep: bool) -> None:
             display.note(", ".join(f"{part} {seconds:.1f} s" for part, seconds in handle.seconds.items()))
         demo = Demo(handle=handle, note=display.note)
         asyncio.run(_verify(demo, display=display))
-    except BaseException:
+    except BaseException as error:
+        if not isinstance(error, KeyboardInterrupt):
+            # Now, because all that is stopped next says so at length.
+            _show_logs(directory, display=display)
         with contextlib.suppress(EmbeddedError):
             daemon.stop()
         raise
@@ -140,12 +144,10 @@ def _describe(demo: Demo, *, display: Display) -> None:
         display.note(line)
 
 
-def _explain(directory: Path, *, display: Display, group: BaseExceptionGroup[BaseException]) -> None:
+def _show_logs(directory: Path, *, display: Display) -> None:
     for log in log_files(directory):
         display.line(f"--- {log}")
         display.line(tail(log, lines=_TAIL_LINES), style="dim")
-    for error in leaves(group):
-        display.line(f"error: {error}", style="red")
 
 
 def _give_up(directory: Path, *, display: Display, status: int) -> int:
