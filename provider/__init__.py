@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from provider.aware import Aware, Provider
+from provider.backoff import Backoff
 from provider.client import Client, ObjectList
+from provider.cluster import Cluster
+from provider.clusters import Clusters
+from provider.controller import Controller, Result
+from provider.engagement import Engagement
 from provider.errors import (
     AlreadyExists,
     ApiError,
@@ -22,6 +28,9 @@ from provider.errors import (
     Unreachable,
 )
 from provider.kubeconfig import ClusterConfig
+from provider.manager import Manager
+from provider.queue import WorkQueue
+from provider.reflector import Reflector
 from provider.resources import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
@@ -60,24 +69,35 @@ __all__ = [
     "SERVICE_ACCOUNTS",
     "AlreadyExists",
     "ApiError",
+    "Aware",
+    "Backoff",
     "Client",
+    "Cluster",
     "ClusterConfig",
     "ClusterNotFound",
     "ClusterNotReady",
+    "Clusters",
     "Conflict",
+    "Controller",
+    "Engagement",
     "Expired",
     "Forbidden",
     "Invalid",
     "KubeconfigError",
+    "Manager",
     "NotFound",
     "ObjectList",
+    "Provider",
     "ProviderError",
     "QueueClosed",
+    "Reflector",
     "Resource",
+    "Result",
     "ServerError",
     "TooManyRequests",
     "Unauthorized",
     "Unreachable",
     "Watch",
     "WatchEvent",
+    "WorkQueue",
 ]

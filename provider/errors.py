@@ -1,7 +1,5 @@
 """What can go wrong when talking to clusters, as one family of exceptions."""
 
-# ruff: noqa: N818 - the names are those of Kubernetes' reasons and of multicluster-runtime
-
 from __future__ import annotations
 
 from collections.abc import Mapping

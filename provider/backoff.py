@@ -1,0 +1,45 @@
+"""How long to wait before the next try."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+__all__ = ["Backoff"]
+
+
+class Backoff:
+    """Delays that grow from `initial_seconds` by `factor` to `maximum_seconds`, each shortened at random by up to half.
+
+    The jitter keeps many that failed together from trying again together. `uniform` is replaced in tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        initial_seconds: float,
+        maximum_seconds: float,
+        factor: float = 2.0,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self._initial = initial_seconds
+        self._maximum = maximum_seconds
+        self._factor = factor
+        self._uniform = uniform
+        self._failures = 0
+
+    @property
+    def failures(self) -> int:
+        """Tries since the last reset."""
+        return self._failures
+
+    def next_delay(self) -> float:
+        """Seconds to wait before the next try."""
+        # The exponent is bounded because floats overflow, long after the maximum is reached.
+        delay = min(self._maximum, self._initial * self._factor ** min(self._failures, 100))
+        self._failures += 1
+        return delay * self._uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        """Begin from the start again: the last try worked."""
+        self._failures = 0

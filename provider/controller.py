@@ -1,0 +1,88 @@
+"""Workers that bring the world in line with what keys stand for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from provider.errors import ProviderError, QueueClosed
+from provider.queue import WorkQueue
+
+__all__ = ["Controller", "Result"]
+
+log: Final = logging.getLogger(__name__)
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a reconcile asks for: to be called again in `requeue_after_seconds` even if nothing changes."""
+
+    requeue_after_seconds: float | None = None
+
+
+class Controller(Generic[K]):
+    """Calls `reconcile(key)` for the keys of a queue, up to `workers` at once, never one key twice at once.
+
+    A reconcile that raises, or takes longer than `timeout_seconds`, is logged and tried again with growing delays.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        reconcile: Callable[[K], Awaitable[Result | None]],
+        *,
+        queue: WorkQueue[K],
+        workers: int = 8,
+        timeout_seconds: float = 60.0,
+    ) -> None:
+        self.name: Final = name
+        self.queue: Final = queue
+        self._reconcile = reconcile
+        self._workers = workers
+        self._timeout_seconds = timeout_seconds
+
+    async def run(self) -> None:
+        """Work until cancelled (reconciles under way are cancelled and awaited), or the queue is closed and empty."""
+        async with asyncio.TaskGroup() as workers:
+            for number in range(self._workers):
+                workers.create_task(self._work(), name=f"{self.name} worker {number}")
+
+    async def _work(self) -> None:
+        while True:
+            try:
+                key = await self.queue.get()
+            except QueueClosed:
+                return
+            try:
+                await self._handle(key)
+            finally:
+                self.queue.done(key)
+
+    async def _handle(self, key: K) -> None:
+        deadline = asyncio.timeout(self._timeout_seconds)
+        try:
+            async with deadline:
+                result = await self._reconcile(key)
+        except (Exception, asyncio.CancelledError) as error:
+            worker = asyncio.current_task()
+            # A cancellation that nobody asked of this worker came out of the reconcile, and must not end the worker.
+            if isinstance(error, asyncio.CancelledError) and worker is not None and worker.cancelling():
+                raise
+            delay = self.queue.retry(key)
+            if deadline.expired():
+                log.warning(
+                    "%s: %s took longer than %g s, again in %.1f s", self.name, key, self._timeout_seconds, delay
+                )
+            elif isinstance(error, ProviderError):
+                log.warning("%s: %s failed, again in %.1f s: %s", self.name, key, delay, error)
+            else:
+                log.exception("%s: %s failed, again in %.1f s", self.name, key, delay)
+            return
+        self.queue.forget(key)
+        if result is not None and result.requeue_after_seconds is not None:
+            self.queue.add_after(key, result.requeue_after_seconds)

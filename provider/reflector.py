@@ -1,0 +1,219 @@
+"""Keep a local copy of a collection, or of one object, and tell a handler about every change."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+from typing_extensions import override
+
+from provider.backoff import Backoff
+from provider.client import Client
+from provider.errors import ApiError, Expired, NotFound, ProviderError, TooManyRequests, Unreachable
+from provider.resources import Resource
+from provider.watch import Watch, WatchEvent
+
+__all__ = ["Handler", "Key", "Reflector"]
+
+log: Final = logging.getLogger(__name__)
+
+_STEADY_SECONDS: Final = 5.0
+
+Key = tuple[str, str]
+"""Namespace (empty for cluster-scoped kinds) and name."""
+
+Handler = Callable[[str, dict[str, Any]], None]
+"""Called with ADDED, MODIFIED or DELETED, and the object (for DELETED: as last known)."""
+
+
+class Reflector:
+    """Mirrors a collection into `store` while `run` runs; `synced` is set once the store was complete.
+
+    Without `name` it lists in pages, watches from there, resumes after lost connections, and lists again when its
+    resourceVersion expired and at least every `relist_seconds` (with jitter), so that nothing missed stays missed.
+
+    With `name` it needs `get` and `watch` on that one name only (a Role with `resourceNames`): each round opens a watch
+    with the field selector `metadata.name=<name>`, which is what RBAC compares with `resourceNames`, and no
+    resourceVersion, then reads the object. Changes after the read come by the watch, and what the watch repeats from
+    before the read is known by its lower resourceVersion. So no change is lost between the two, an absent object is
+    known to be absent, and there is no resourceVersion that could expire. An identity that gets its permission only
+    later is tried again: first after half a second, after half a minute still every ten seconds.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        resource: Resource,
+        *,
+        namespace: str | None = None,
+        name: str | None = None,
+        label_selector: str | None = None,
+        relist_seconds: float = 600.0,
+        watch_seconds: float = 300.0,
+        idle_timeout_seconds: float = 120.0,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self.store: dict[Key, dict[str, Any]] = {}
+        self.synced: Final = asyncio.Event()
+        self._client = client
+        self._resource = resource
+        self._namespace = namespace
+        self._name = name
+        self._label_selector = label_selector
+        self._relist_seconds = relist_seconds
+        self._watch_seconds = watch_seconds
+        self._idle_timeout_seconds = idle_timeout_seconds
+        self._backoff = backoff or Backoff(initial_seconds=0.5, maximum_seconds=30.0, factor=1.5)
+        self._handler: Handler = _ignore
+        self._resource_version: str | None = None
+        self._relist_at = 0.0
+
+    @override
+    def __str__(self) -> str:
+        where = f" in {self._namespace}" if self._namespace else ""
+        return f"{self._resource.plural}{f' {self._name}' if self._name else ''}{where}"
+
+    async def run(self, handler: Handler | None = None) -> NoReturn:
+        """Mirror until cancelled. The handler is called in the loop and must not block; what it raises is logged."""
+        self._handler = handler or _ignore
+        while True:
+            try:
+                await (self._follow_collection() if self._name is None else self._follow_object(self._name))
+            except TooManyRequests as error:
+                await self._pause(error)
+            except ApiError as error:
+                self._resource_version = None
+                # A version that expired is no trouble of the server, unless it expires again and again.
+                if not isinstance(error, Expired) or self._backoff.failures:
+                    await self._pause(error)
+                else:
+                    self._backoff.next_delay()
+            except ProviderError as error:
+                await self._pause(error)
+            except Exception as error:
+                log.exception("unexpected failure while following %s", self)
+                self._resource_version = None
+                await self._pause(error)
+
+    async def _follow_collection(self) -> None:
+        now = asyncio.get_running_loop().time
+        if self._resource_version is None or now() >= self._relist_at:
+            found = await self._client.list(
+                self._resource, namespace=self._namespace, label_selector=self._label_selector
+            )
+            self._relist_at = now() + self._relist_seconds * random.uniform(0.8, 1.0)  # noqa: S311
+            self._replace(found.items)
+            self._resource_version = found.resource_version
+            self.synced.set()
+        seconds = min(self._watch_seconds * random.uniform(0.8, 1.0), max(1.0, self._relist_at - now()))  # noqa: S311
+        async with self._watch(resource_version=self._resource_version, seconds=seconds) as watch:
+            await watch.open()
+            await self._consume(watch, steady_seconds=min(_STEADY_SECONDS, seconds / 2))
+
+    async def _follow_object(self, name: str) -> None:
+        seconds = min(self._watch_seconds, self._relist_seconds) * random.uniform(0.8, 1.0)  # noqa: S311
+        async with self._watch(resource_version=None, seconds=seconds) as watch:
+            await watch.open()
+            try:
+                found = [await self._client.get(self._resource, name, namespace=self._namespace)]
+            except NotFound:
+                found = []
+            self._replace(found)
+            self.synced.set()
+            await self._consume(watch, steady_seconds=min(_STEADY_SECONDS, seconds / 2))
+
+    def _watch(self, *, resource_version: str | None, seconds: float) -> Watch:
+        return self._client.watch(
+            self._resource,
+            resource_version=resource_version,
+            namespace=self._namespace,
+            label_selector=self._label_selector,
+            field_selector=None if self._name is None else f"metadata.name={self._name}",
+            timeout_seconds=seconds,
+            idle_timeout_seconds=self._idle_timeout_seconds,
+        )
+
+    async def _consume(self, watch: Watch, *, steady_seconds: float) -> None:
+        now = asyncio.get_running_loop().time
+        began = now()
+        try:
+            async for event in watch:
+                self._take(event)
+        finally:
+            # Only a watch that lived for a while is a success: else a server that ends each at once is asked in a loop.
+            if now() - began >= steady_seconds:
+                self._backoff.reset()
+        if now() - began < steady_seconds:
+            raise Unreachable(f"watch of {self} ended as soon as it began", kind="protocol")
+
+    def _take(self, event: WatchEvent) -> None:
+        found = event.object
+        if event.type != "BOOKMARK" and not (self._name is not None and self._repeated(found)):
+            if event.type == "DELETED":
+                self._delete(found)
+            else:
+                self._upsert(found)
+        if self._name is None:
+            self._resource_version = _version(found) or self._resource_version
+
+    def _repeated(self, found: dict[str, Any]) -> bool:
+        """Whether an event is from before what was read; resourceVersions of one server that are numbers grow."""
+        known = self.store.get(_key(found))
+        with contextlib.suppress(ValueError):
+            return known is not None and int(_version(found)) < int(_version(known))
+        return False
+
+    def _replace(self, items: list[dict[str, Any]]) -> None:
+        present = {_key(item) for item in items}
+        for key in [key for key in self.store if key not in present]:
+            self._call("DELETED", self.store.pop(key))
+        for item in items:
+            self._upsert(item)
+
+    def _upsert(self, found: dict[str, Any]) -> None:
+        key = _key(found)
+        known = self.store.get(key)
+        if known is not None and known["metadata"].get("uid") != found["metadata"].get("uid"):
+            self._call("DELETED", self.store.pop(key))
+            known = None
+        if known is None:
+            self.store[key] = found
+            self._call("ADDED", found)
+        elif _version(found) != _version(known):
+            self.store[key] = found
+            self._call("MODIFIED", found)
+
+    def _delete(self, found: dict[str, Any]) -> None:
+        if self.store.pop(_key(found), None) is not None:
+            self._call("DELETED", found)
+
+    def _call(self, event: str, found: dict[str, Any]) -> None:
+        try:
+            self._handler(event, found)
+        except Exception:
+            log.exception("handler failed for %s of %s %s", event, self._resource, "/".join(_key(found)))
+
+    async def _pause(self, error: Exception) -> None:
+        delay = self._backoff.next_delay()
+        asked = error.retry_after_seconds if isinstance(error, TooManyRequests) else None
+        delay = max(delay, min(asked or 0.0, 60.0))
+        level = logging.INFO if self._backoff.failures == 1 else logging.WARNING
+        log.log(level, "cannot follow %s, again in %.1f s: %s", self, delay, error)
+        await asyncio.sleep(delay)
+
+
+def _ignore(_event: str, _object: dict[str, Any]) -> None:
+    """Take the place of a handler where only the store is read."""
+
+
+def _key(found: dict[str, Any]) -> Key:
+    metadata = found["metadata"]
+    return metadata.get("namespace", ""), metadata.get("name", "")
+
+
+def _version(found: dict[str, Any]) -> str:
+    return str(found["metadata"].get("resourceVersion", ""))
