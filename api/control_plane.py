@@ -198,10 +198,6 @@ class ControlPlaneStatus(ApiModel):
     """The state in detail; Ready sums it up."""
 
 
-_EFFECTIVE_PATH = "{0}.spec.?virtual.?clusterPath.orValue({0}.metadata.name)"
-_OLD_PATH = _EFFECTIVE_PATH.format("oldSelf")
-
-
 class ControlPlane(ResourceModel):
     """A Kubernetes control plane of its own: an API server with its own data, users and resource types."""
 
@@ -209,9 +205,8 @@ class ControlPlane(ResourceModel):
         json_schema_extra=rules(
             Rule(
                 rule=(
-                    f"{_EFFECTIVE_PATH.format('self')} == {_OLD_PATH}"
-                    f" || {_OLD_PATH} in {sorted(RESERVED_CLUSTER_PATHS)}"
-                    f" || !{_OLD_PATH}.matches('^[-a-z0-9]{{1,63}}$')"
+                    "!has(oldSelf.status) || !has(oldSelf.status.clusterPath)"
+                    " || self.spec.?virtual.?clusterPath.orValue(self.metadata.name) == oldSelf.status.clusterPath"
                 ),
                 message=(
                     "spec.virtual.clusterPath cannot be changed, because the data lies under it: create a second"
