@@ -1,0 +1,33 @@
+"""Runs components: one description, and a runtime that has it run."""
+
+from workloads.component import DATA, FILES, Component, File, Lifetime, Port, Probe, RestartPolicy
+from workloads.errors import ProgramFailed, ProgramTimedOut, RuntimeFailure, WorkloadsError
+from workloads.orphans import end_processes, find_processes
+from workloads.pace import Pace
+from workloads.process_runtime import ProcessRuntime
+from workloads.program import run_program
+from workloads.runtime import Address, ComponentState, Phase, Runtime
+
+__all__ = [
+    "DATA",
+    "FILES",
+    "Address",
+    "Component",
+    "ComponentState",
+    "File",
+    "Lifetime",
+    "Pace",
+    "Phase",
+    "Port",
+    "Probe",
+    "ProcessRuntime",
+    "ProgramFailed",
+    "ProgramTimedOut",
+    "RestartPolicy",
+    "Runtime",
+    "RuntimeFailure",
+    "WorkloadsError",
+    "end_processes",
+    "find_processes",
+    "run_program",
+]

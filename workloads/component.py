@@ -6,13 +6,13 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["FILES", "DATA", "Component", "File", "Lifetime", "Port", "Probe", "Resources", "RestartPolicy"]
+__all__ = ["FILES", "DATA", "Component", "File", "Lifetime", "Port", "Probe", "RestartPolicy"]
 
 FILES = "$(FILES)"
-"""Stands in arguments for the private directory that holds `Component.files`."""
+"""Stands in arguments and in values of `Component.env` for the private directory that holds `Component.files`."""
 
 DATA = "$(DATA)"
-"""Stands in arguments for the directory that survives restarts (`Component.data`)."""
+"""Stands in arguments and in values of `Component.env` for the directory that survives restarts (`Component.data`)."""
 
 
 class RestartPolicy(enum.StrEnum):
@@ -65,15 +65,6 @@ class Probe:
     """So many failures in a row make a ready component not ready."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """Requests and limits in Kubernetes quantities; None leaves one unset."""
-
-    cpu_request: str | None = None
-    memory_request: str | None = None
-    memory_limit: str | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
     """One long-running program and all that it needs. Equal descriptions need no action."""
@@ -81,7 +72,7 @@ class Component:
     name: str
     """Unique in its runtime; a DNS-1123 label."""
     program: str
-    """The executable's name, "kube-apiserver"; each runtime knows where its programs are."""
+    """The executable's name, "kube-apiserver"; each runtime knows where its programs are. An absolute path is taken as is."""
     args: tuple[str, ...]
     """Arguments. `FILES` and `DATA` in them are replaced by directories. Never a secret: arguments are public."""
     files: Mapping[str, File] = field(default_factory=dict)
@@ -93,9 +84,7 @@ class Component:
     """Whether the program keeps data (`DATA` is then a directory that only `Runtime.delete` removes)."""
     readiness: Probe | None = None
     """None: ready as soon as it runs."""
-    resources: Resources = Resources()
     restart: RestartPolicy = RestartPolicy.ALWAYS
     lifetime: Lifetime = Lifetime.INDEPENDENT
     grace_seconds: float = 30.0
     """Between the request to stop and the kill."""
-    labels: Mapping[str, str] = field(default_factory=dict)

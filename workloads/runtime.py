@@ -24,7 +24,7 @@ class Phase(enum.StrEnum):
     """It ended by itself and waits for its next start."""
     STOPPING = "Stopping"
     ENDED = "Ended"
-    """It ended by itself and is not started again (`RestartPolicy.NEVER`)."""
+    """It ended by itself and is not started again: `RestartPolicy.NEVER`, or not described since the supervisor started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ class Runtime(Protocol):
         ...
 
     def names(self) -> Sequence[str]:
-        """Names of all components that exist here, those found from an earlier run included."""
+        """Names of all components that own something here: reserved, running, stopped, or found from an earlier run."""
         ...
 
     async def stop(self, name: str) -> None:
-        """End the component and wait for its end; its address, files and data stay. Absent: nothing happens."""
+        """End the component and wait for its end; its address, files, logs and data stay. Absent: nothing happens."""
         ...
 
     async def delete(self, name: str) -> None:

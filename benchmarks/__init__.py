@@ -1,0 +1,1 @@
+"""Measurements on real programs; each prints JSON."""

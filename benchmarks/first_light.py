@@ -1,0 +1,168 @@
+"""How long a control plane takes, and what it costs in memory: `python -m benchmarks.first_light --control-planes 5`.
+
+Runs an embedded management cluster with both operators in a temporary directory, creates control planes one after the
+other and then as many at once, and prints JSON: seconds from create to Ready, from a ready registration to the first
+object that the instance wrote, and the memory (PSS) of every process. Everything runs on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from api import ControlPlane, ControlPlaneClass, ControlPlaneRegistration
+from api.names import kubeconfig_secret_name, management_namespace
+from embedded.daemon import Daemon
+from embedded.handle import Handle
+from provider import SECRETS, SERVICE_ACCOUNTS, Client, ClusterConfig, NotFound, ProviderError, Resource
+from workloads import find_processes
+
+_POLL_SECONDS: Final = 0.02
+_DEADLINE_SECONDS: Final = 300.0
+_CLASS: Final = "measured"
+
+
+def _resource(model: type[ControlPlane | ControlPlaneClass | ControlPlaneRegistration]) -> Resource:
+    info = model.resource
+    return Resource(info.api_version, info.kind, info.plural, namespaced=False)
+
+
+_CONTROL_PLANES: Final = _resource(ControlPlane)
+_CLASSES: Final = _resource(ControlPlaneClass)
+_REGISTRATIONS: Final = _resource(ControlPlaneRegistration)
+
+
+async def _until(client: Client, resource: Resource, name: str, *, accept: Any) -> dict[str, Any]:
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    while True:
+        try:
+            found: dict[str, Any] = await client.get(resource, name)
+            if accept(found.get("status") or {}):
+                return found
+        except NotFound:
+            pass
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{resource.kind} {name} did not get ready within {_DEADLINE_SECONDS} s")
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def _is_ready(status: dict[str, Any]) -> bool:
+    return any(found["type"] == "Ready" and found["status"] == "True" for found in status.get("conditions") or ())
+
+
+async def _tenant(client: Client, name: str) -> ClusterConfig:
+    secret = await client.get(SECRETS, kubeconfig_secret_name(name), namespace=management_namespace(name))
+    return ClusterConfig.from_kubeconfig(base64.b64decode(secret["data"]["kubeconfig"]))
+
+
+async def _measure(client: Client, name: str) -> dict[str, float]:
+    """Create one control plane and follow it until its instance has written something."""
+    began = time.monotonic()
+    spec = {"classRef": {"name": _CLASS}}
+    await client.create(_CONTROL_PLANES, {"metadata": {"name": name}, "spec": spec})
+    await _until(client, _CONTROL_PLANES, name, accept=_is_ready)
+    ready = time.monotonic()
+    await _until(client, _REGISTRATIONS, name, accept=lambda status: status.get("ready") is True)
+    registered = time.monotonic()
+    async with Client(await _tenant(client, name)) as tenant:
+        while True:
+            try:
+                await tenant.get(SERVICE_ACCOUNTS, "default", namespace="default")
+                break
+            except ProviderError:
+                await asyncio.sleep(_POLL_SECONDS)
+    written = time.monotonic()
+    return {
+        "create_to_ready": ready - began,
+        "ready_to_registered": registered - ready,
+        "registered_to_first_write": written - registered,
+    }
+
+
+def _pss_mib(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def _memory(handle: Handle) -> dict[str, list[float]]:
+    """PSS in MiB of each process, grouped by what it is."""
+    found: dict[str, list[float]] = {}
+    for pid in find_processes(handle.directory):
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        program = next(
+            (arg.decode() for arg in arguments[1:3] if arg.startswith((b"controlplane_operator", b"mcm"))), None
+        )
+        name = program or Path(arguments[0].decode()).name
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        if str(handle.operator_directory).encode() in environment:
+            name = f"tenant {name}"
+        elif str(handle.mcm_directory).encode() in environment:
+            name = f"instance {name}"
+        found.setdefault(name, []).append(round(_pss_mib(pid), 1))
+    return found
+
+
+def _summary(values: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    return {
+        "min": round(ordered[0], 3),
+        "p50": round(statistics.median(ordered), 3),
+        "max": round(ordered[-1], 3),
+    }
+
+
+def _summaries(runs: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
+    return {key: _summary([run[key] for run in runs]) for key in runs[0]}
+
+
+async def _run(handle: Handle, *, number: int, settle_seconds: float) -> dict[str, Any]:
+    async with Client(ClusterConfig.load(handle.admin_kubeconfig)) as client:
+        await client.create(
+            _CLASSES,
+            {
+                "metadata": {"name": _CLASS},
+                "spec": {"deletionPolicy": "Destroy", "defaultServices": ["Controllers"]},
+            },
+        )
+        one_by_one = [await _measure(client, f"one-{index}") for index in range(number)]
+        at_once = await asyncio.gather(*(_measure(client, f"many-{index}") for index in range(number)))
+        await asyncio.sleep(settle_seconds)
+        return {
+            "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
+            "start_seconds": {key: round(value, 2) for key, value in handle.seconds.items()},
+            "control_planes": number,
+            "one_by_one_seconds": _summaries(one_by_one),
+            "at_once_seconds": _summaries(at_once),
+            "settle_seconds": settle_seconds,
+            "pss_mib": {name: _summary(values) | {"n": len(values)} for name, values in _memory(handle).items()},
+        }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--control-planes", type=int, default=5, help="how many one by one, and again at once")
+    parser.add_argument("--settle-seconds", type=float, default=20.0, help="idle time before memory is read")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kplane-benchmark-") as directory, Daemon(Path(directory)) as daemon:
+        handle = daemon.wait_ready(timeout_seconds=120)
+        result = asyncio.run(_run(handle, number=arguments.control_planes, settle_seconds=arguments.settle_seconds))
+    json.dump(result, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    main()

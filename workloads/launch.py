@@ -1,0 +1,146 @@
+"""What is started for a component: its description, checked and resolved for one directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import ssl
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from workloads import launcher
+from workloads.component import DATA, FILES, Component, Lifetime
+from workloads.directory import ComponentDirectory
+from workloads.errors import RuntimeFailure
+from workloads.proctable import DIGEST_VARIABLE, MARKER_VARIABLE
+
+__all__ = ["Launch", "check_name", "prepare_launch"]
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,200}")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A program ready to be started."""
+
+    component: Component
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    digest: str
+    """Of everything that a running process cannot take up without a restart."""
+    tls: ssl.SSLContext | None = field(compare=False)
+    """For the readiness probe; None where that is plain HTTP or there is none."""
+
+
+def check_name(name: str) -> None:
+    """Raise RuntimeFailure unless this can be the name of a component."""
+    if not _NAME.fullmatch(name):
+        raise RuntimeFailure(
+            f"{name!r} cannot be the name of a component: at most 63 lower-case letters, digits and inner hyphens."
+        )
+
+
+def prepare_launch(component: Component, *, directory: ComponentDirectory, programs: Sequence[Path]) -> Launch:
+    """Check and resolve a description. Raises RuntimeFailure: which component, which field, what is wrong."""
+    check_name(component.name)
+    _check_placeholders(component)
+    _check_files(component)
+    program = _find_program(component, programs=programs)
+    digest = _digest(component, program=program)
+    places = {FILES: str(directory.files), DATA: str(directory.data)}
+    argv = (str(program), *(_substitute(arg, places=places) for arg in component.args))
+    if component.lifetime is Lifetime.BOUND:
+        argv = (sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), *argv)
+    environment = {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": os.environ.get("HOME", str(directory.path)),
+        **{name: _substitute(value, places=places) for name, value in component.env.items()},
+        MARKER_VARIABLE: str(directory.path),
+        DIGEST_VARIABLE: digest,
+    }
+    return Launch(component=component, argv=argv, environment=environment, digest=digest, tls=_probe_tls(component))
+
+
+def _substitute(text: str, *, places: dict[str, str]) -> str:
+    for placeholder, place in places.items():
+        text = text.replace(placeholder, place)
+    return text
+
+
+def _check_placeholders(component: Component) -> None:
+    texts = (*component.args, *component.env.values())
+    if not component.data and any(DATA in text for text in texts):
+        raise RuntimeFailure(f"Component {component.name}: {DATA} is used, but data is not set.")
+    for name in (MARKER_VARIABLE, DIGEST_VARIABLE):
+        if name in component.env:
+            raise RuntimeFailure(
+                f"Component {component.name}: env must not set {name}, which marks supervised processes."
+            )
+    if any("\0" in text for text in (*texts, *component.env)):
+        raise RuntimeFailure(f"Component {component.name}: args and env must not contain NUL characters.")
+
+
+def _check_files(component: Component) -> None:
+    for name in component.files:
+        if not _FILE_NAME.fullmatch(name):
+            raise RuntimeFailure(
+                f"Component {component.name}: {name!r} in files is no plain file name"
+                " (letters, digits, '-', '.', '_', the first one a letter or digit)."
+            )
+
+
+def _probe_tls(component: Component) -> ssl.SSLContext | None:
+    probe = component.readiness
+    if probe is None:
+        return None
+    if all(port.name != probe.port for port in component.ports):
+        raise RuntimeFailure(f"Component {component.name}: readiness names port {probe.port!r}, which is not in ports.")
+    if probe.ca is None:
+        return None
+    if probe.ca not in component.files:
+        raise RuntimeFailure(f"Component {component.name}: readiness names file {probe.ca!r}, which is not in files.")
+    try:
+        return ssl.create_default_context(cadata=component.files[probe.ca].content.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise RuntimeFailure(
+            f"Component {component.name}: file {probe.ca!r}, which readiness names, holds no CA certificate in PEM."
+        ) from error
+
+
+def _find_program(component: Component, *, programs: Sequence[Path]) -> Path:
+    if component.program.startswith("/"):
+        candidates = [Path(component.program)]
+    elif "/" in component.program or component.program in {"", ".", ".."}:
+        raise RuntimeFailure(
+            f"Component {component.name}: program {component.program!r} is neither a plain name nor an absolute path."
+        )
+    else:
+        candidates = [directory.absolute() / component.program for directory in programs]
+    for path in candidates:
+        if path.is_file() and os.access(path, os.X_OK):
+            return path
+    places = ", ".join(str(path) for path in candidates) or "nowhere, as no directories of programs are given"
+    raise RuntimeFailure(
+        f"Component {component.name}: there is no executable program {component.program!r}; looked for: {places}."
+    )
+
+
+def _digest(component: Component, *, program: Path) -> str:
+    files = {
+        name: "reloaded" if file.reloaded else hashlib.sha256(file.content).hexdigest()
+        for name, file in component.files.items()
+    }
+    description = [
+        str(program),
+        component.args,
+        files,
+        dict(component.env),
+        component.data,
+        component.lifetime.value,
+    ]
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]

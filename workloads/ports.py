@@ -1,0 +1,132 @@
+"""Ports for components, distinct over all runtimes of this user on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import random
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from workloads.directory import ComponentDirectory
+from workloads.errors import RuntimeFailure
+
+__all__ = ["PortRegistry"]
+
+_RANGE = range(16384, 30000)
+"""Below Linux' usual ephemeral ports (32768..), which outgoing connections take, and Kubernetes' NodePorts (30000..)."""
+_LOCK_SECONDS = 10.0
+_LOCK_RETRY_SECONDS = 0.01
+
+
+class PortRegistry:
+    """A directory with one file per claimed port, which names the owner's directory.
+
+    A claim counts while its owner's address names the port, so that what dies half-way leaves no port lost. The registry
+    is in the temporary directory; what is wiped there is claimed again when the owner's runtime starts.
+    """
+
+    def __init__(self, *, host: str, directory: Path | None = None) -> None:
+        self._host = host
+        self._directory = directory or Path(tempfile.gettempdir()) / f"kplane-ports-{os.geteuid()}"
+
+    async def claim(self, owner: ComponentDirectory, *, ports: Sequence[str]) -> dict[str, int]:
+        """Give a number to each name; those that the owner has already stay. Returns all of the owner's ports.
+
+        Raises RuntimeFailure where none is free or the registry cannot be used.
+        """
+        held = owner.read_ports()
+        missing = [name for name in ports if name not in held]
+        if not missing and owner.exists:
+            return held
+        async with self._locked():
+            try:
+                for name in missing:
+                    held[name] = self._take(owner)
+                owner.write_ports(held)
+            except OSError as error:
+                raise RuntimeFailure(f"No port can be reserved for {owner.path}: {error}.") from error
+        return held
+
+    async def restore(self, owner: ComponentDirectory) -> None:
+        """Claim again what the owner's address names, unless another owner has it by now. Raises RuntimeFailure."""
+        if numbers := owner.read_ports().values():
+            async with self._locked():
+                for number in numbers:
+                    if self._owner(number) is None:
+                        self._claim_file(number).write_text(str(owner.path))
+
+    async def release(self, owner: ComponentDirectory) -> None:
+        """Give the owner's ports up, before its directory is removed. Raises RuntimeFailure."""
+        if numbers := owner.read_ports().values():
+            async with self._locked():
+                for number in numbers:
+                    if self._owner(number) == owner.path:
+                        self._claim_file(number).unlink(missing_ok=True)
+
+    @contextlib.asynccontextmanager
+    async def _locked(self) -> AsyncIterator[None]:
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self._directory.lstat().st_uid != os.geteuid():
+                raise RuntimeFailure(f"{self._directory} belongs to another user: remove it, or set TMPDIR.")
+            descriptor = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise RuntimeFailure(f"The registry of ports {self._directory} cannot be used: {error}.") from error
+        try:
+            async with asyncio.timeout(_LOCK_SECONDS):
+                while not _try_lock(descriptor):
+                    await asyncio.sleep(_LOCK_RETRY_SECONDS)  # held for milliseconds; flock has no event to wait for
+            yield
+        except TimeoutError as error:
+            raise RuntimeFailure(
+                f"The registry of ports {self._directory} was locked for {_LOCK_SECONDS} s."
+            ) from error
+        finally:
+            os.close(descriptor)
+
+    def _claim_file(self, number: int) -> Path:
+        return self._directory / str(number)
+
+    def _owner(self, number: int) -> Path | None:
+        try:
+            owner = Path(self._claim_file(number).read_text())
+            return owner if number in ComponentDirectory(owner).read_ports().values() else None
+        except FileNotFoundError:
+            return None
+        except RuntimeFailure:
+            return owner  # its record is damaged: the port is left to it
+
+    def _take(self, owner: ComponentDirectory) -> int:
+        for number in random.sample(_RANGE, len(_RANGE)):
+            if self._owner(number) is None and self._free(number):
+                # The owner's address does not name it yet: only the lock keeps others away until it does.
+                self._claim_file(number).write_text(str(owner.path))
+                return number
+        raise RuntimeFailure(
+            f"No port from {_RANGE.start} to {_RANGE.stop - 1} is free on {self._host}; {owner.path} needs one."
+        )
+
+    def _free(self, number: int) -> bool:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        with socket.socket(family) as probe:
+            try:
+                probe.bind((self._host, number))
+            except OSError as error:
+                if error.errno in {errno.EADDRINUSE, errno.EACCES}:
+                    return False
+                raise
+        return True
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

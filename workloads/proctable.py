@@ -1,0 +1,123 @@
+"""The kernel's table of processes, and the marker by which ours are known again.
+
+Each supervised process carries its component's directory and the digest of its description in its environment. So there
+is no record that could be lost between a fork and a write, and a process that no supervisor knows of cannot exist.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = [
+    "DIGEST_VARIABLE",
+    "MARKER_VARIABLE",
+    "ProcessEntry",
+    "group_members",
+    "marked_processes",
+    "open_pidfd",
+    "uptime",
+]
+
+MARKER_VARIABLE = "KPLANE_COMPONENT"
+DIGEST_VARIABLE = "KPLANE_COMPONENT_HASH"
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEntry:
+    """One process of this user."""
+
+    pid: int
+    group: int
+    session: int
+    ticks: int
+    """Start, in clock ticks since boot: together with `pid` this names one process for ever."""
+    marker: str = ""
+    """Directory of the component that it belongs to; empty where it is none of ours, or dead already."""
+    digest: str = ""
+
+    @property
+    def leader(self) -> bool:
+        """Whether it is the main process of its component."""
+        return self.pid == self.session
+
+    @property
+    def started(self) -> float:
+        """Start, in seconds on the clock of `uptime`."""
+        return self.ticks / _TICKS
+
+
+def uptime() -> float:
+    """Tell the seconds since boot, suspension included: the clock of process starts."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def marked_processes(directory: Path) -> list[ProcessEntry]:
+    """List the processes of this user that belong to components below `directory`, oldest first."""
+    prefix = f"{directory.resolve()}/"
+    found = [entry for entry in _entries() if entry.marker.startswith(prefix)]
+    return sorted(found, key=lambda entry: (entry.ticks, entry.pid))
+
+
+def group_members(group: int) -> list[ProcessEntry]:
+    """List the processes of this user in one process group."""
+    return [entry for entry in _entries(group=group) if entry.group == group]
+
+
+def open_pidfd(entry: ProcessEntry) -> int | None:
+    """Open a descriptor that stands for exactly this process; None where it has ended and is gone."""
+    try:
+        pidfd = os.pidfd_open(entry.pid)
+    except ProcessLookupError:
+        return None
+    now = _read_stat(entry.pid)
+    if now is not None and now.ticks == entry.ticks:
+        return pidfd
+    os.close(pidfd)
+    return None
+
+
+def _entries(*, group: int | None = None) -> Iterator[ProcessEntry]:
+    user = os.geteuid()
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        try:
+            if os.stat(f"/proc/{name}").st_uid != user:
+                continue
+        except OSError:
+            continue  # it ended while the table was read
+        entry = _read_stat(int(name))
+        if entry is not None and group in {None, entry.group}:
+            yield _with_marker(entry)
+
+
+def _read_stat(pid: int) -> ProcessEntry | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The command's name is in parentheses and may hold anything; the numbers follow the last one.
+    fields = text[text.rindex(b")") + 2 :].split()
+    return ProcessEntry(pid=pid, group=int(fields[2]), session=int(fields[3]), ticks=int(fields[19]))
+
+
+def _with_marker(entry: ProcessEntry) -> ProcessEntry:
+    try:
+        environment = Path(f"/proc/{entry.pid}/environ").read_bytes()
+    except OSError:
+        return entry
+    values = dict(item.partition(b"=")[::2] for item in environment.split(b"\0"))
+    return ProcessEntry(
+        pid=entry.pid,
+        group=entry.group,
+        session=entry.session,
+        ticks=entry.ticks,
+        marker=os.fsdecode(values.get(MARKER_VARIABLE.encode(), b"")),
+        digest=os.fsdecode(values.get(DIGEST_VARIABLE.encode(), b"")),
+    )
