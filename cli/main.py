@@ -44,7 +44,7 @@ def demo(
 @app.command(short_help="End a demo that was kept.")
 def demo_down(*, directory: _Directory = None) -> None:
     """End a demo that was kept, or what a crashed one left, and remove its directory."""
-    from cli.demo.run import end_demo
+    from cli.demo.down import end_demo
     from cli.demo.site import default_directory
 
     raise typer.Exit(end_demo(directory or default_directory()))

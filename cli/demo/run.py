@@ -22,7 +22,7 @@ from embedded.handle import log_files
 from tools.binaries import BinariesError, resolve
 from workloads import WorkloadsError, find_processes
 
-__all__ = ["end_demo", "run_demo"]
+__all__ = ["run_demo"]
 
 _OWN_STEPS: Final = 3
 _READY_SECONDS: Final = 90.0
@@ -56,23 +56,6 @@ def _run_guarded(directory: Path, *, display: Display, keep: bool) -> int:
             display.line(f"error: {error}", style="red")
         status = _give_up(directory, display=display, status=1)
     return status
-
-
-def end_demo(directory: Path) -> int:
-    """End what runs over the directory and remove it; return the exit status."""
-    display = Display(Console(), steps=1)
-    directory = directory.absolute()
-    if not directory.exists():
-        display.line(f"No demo is kept in {directory}.")
-        return 0
-    try:
-        with display.step(f"End the demo in {directory}"):
-            if ended := site.clear(directory):
-                display.note(f"processes {ended} were left by a crash and are ended now")
-    except _ERRORS as error:
-        display.line(f"error: {error}", style="red")
-        return 1
-    return 0
 
 
 def _run(directory: Path, *, display: Display, keep: bool) -> None:
