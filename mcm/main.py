@@ -49,7 +49,7 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
         instances = Instances(runtime)
         manager = Manager(provider, awares=[instances])
         fleet = Fleet(manager.clusters, instances=instances)
-        async with serve_status(settings.listen, fleet=fleet, synced=lambda: provider.synced):
+        async with serve_status(settings.listen, fleet=fleet, synced=provider.synced.is_set):
             logger.info("mcm runs instances for the registrations at %s", config.server)
             await manager.run(until)
             logger.info("all instances have ended")

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import binascii
 import contextlib
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,11 +21,14 @@ from provider.kubeconfig import ClusterConfig
 from provider.reflector import Reflector
 from provider.resources import SECRETS, Resource
 
-__all__ = ["REGISTRATIONS", "RegistrationProvider"]
+__all__ = ["PROFILE_ATTRIBUTE", "REGISTRATIONS", "RegistrationProvider"]
 
 log: Final = logging.getLogger(__name__)
 
 REGISTRATIONS: Final = Resource(API_VERSION, "ControlPlaneRegistration", "controlplaneregistrations", namespaced=False)
+
+PROFILE_ATTRIBUTE: Final = "profile"
+"""Attribute of a cluster: the profile of controllers that its registration resolves to; empty where it names none."""
 
 Object = Mapping[str, Any]
 
@@ -54,7 +56,7 @@ class RegistrationProvider:
     A registration counts when the operator has answered its present spec (`status.observedGeneration`) with `ready`,
     it is not being deleted, and one of its services is in `services` (upper and lower case are the same). The cluster
     is made of `status.resolvedEndpoint` and the one Secret that the status names, controllers' before admin's; its
-    attributes are controlPlaneUID, services and controllers (JSON) of the status.
+    attributes are controlPlaneUID, services and the profile of controllers of the status.
 
     While the operator has not answered a changed spec, and while the Secret is missing or garbage, the cluster stays
     as it last was. `client` is one of the management cluster, and belongs to the caller.
@@ -225,7 +227,7 @@ def read_wish(registration: Object | None, *, services: frozenset[str]) -> _Wish
     attributes = {
         "controlPlaneUID": str(status.get("controlPlaneUID") or ""),
         "services": ",".join(sorted({name.title() for name in wanted})),
-        "controllers": json.dumps(_mapping(status.get("controllers")), sort_keys=True),
+        PROFILE_ATTRIBUTE: str(_mapping(status.get("controllers")).get("profile") or ""),
     }
     return _Wish(str(endpoint), str(namespace), str(secret), attributes)
 
