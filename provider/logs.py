@@ -58,7 +58,8 @@ class _Front(logging.handlers.QueueHandler):
     @override
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         record.fields = _fields.get()
-        return super().prepare(record)
+        prepared: logging.LogRecord = super().prepare(record)
+        return prepared
 
 
 class _JsonFormatter(logging.Formatter):
