@@ -1,29 +1,23 @@
-"""Clusters from ControlPlaneRegistrations: one for each that is ready and asks for a wanted service.
-
-It reads registrations, and of each one the single Secret that it resolves to, by name.
-"""
+"""Clusters from ControlPlaneRegistration objects: what mcm follows, and nothing else of the management cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import binascii
+import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic import ValidationError
-
-from api import ControlPlaneRegistration
-from api.names import KUBECONFIG_KEY
+from api.names import API_VERSION, KUBECONFIG_KEY
 from provider.backoff import Backoff
 from provider.client import Client
 from provider.cluster import Cluster
 from provider.clusters import Clusters
-from provider.errors import KubeconfigError
+from provider.errors import KubeconfigError, ProviderError
 from provider.kubeconfig import ClusterConfig
-from provider.queue import WorkQueue
 from provider.reflector import Reflector
 from provider.resources import SECRETS, Resource
 
@@ -31,47 +25,47 @@ __all__ = ["PROFILE_ATTRIBUTE", "REGISTRATIONS", "RegistrationProvider"]
 
 log: Final = logging.getLogger(__name__)
 
-REGISTRATIONS: Final = Resource(
-    ControlPlaneRegistration.resource.api_version,
-    ControlPlaneRegistration.resource.kind,
-    ControlPlaneRegistration.resource.plural,
-    namespaced=False,
-)
+REGISTRATIONS: Final = Resource(API_VERSION, "ControlPlaneRegistration", "controlplaneregistrations", namespaced=False)
 
 PROFILE_ATTRIBUTE: Final = "profile"
-"""Attribute of a cluster with the profile of controllers that its class asks for."""
+"""Attribute of a cluster: the profile of controllers that its registration resolves to; empty where it names none."""
 
-_CONTROL_PLANE_UID: Final = "controlPlaneUID"
-_SERVICES: Final = "services"
-_SECRET: Final = "secret"  # noqa: S105 - where it is, not what is in it
+Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Wish:
     """What a ready registration resolves to."""
 
+    endpoint: str
     namespace: str
     secret: str
-    server: str
-    attributes: tuple[tuple[str, str], ...]
+    attributes: Mapping[str, str]
+
+
+class _Keep:
+    """A registration that says nothing new: whatever is engaged stays."""
+
+
+_KEEP: Final = _Keep()
 
 
 class RegistrationProvider:
-    """Follows ControlPlaneRegistrations; the name of a cluster is that of its registration.
+    """Engages a cluster, named as the registration, for every registration that is ready and wants a known service.
 
-    A registration counts while its status is ready and answers the present generation, and its services include one
-    of `services`. While the operator has not answered a change of the spec yet, or the status makes no sense, what is
-    engaged stays. The cluster's server is `status.resolvedEndpoint`; its credentials come from the Secret that the
-    registration resolves to, the controllers' if there is one. A Secret that vanishes or cannot be read leaves the last
-    good credentials in place. `client` stays the caller's.
+    A registration counts when the operator has answered its present spec (`status.observedGeneration`) with `ready`,
+    it is not being deleted, and one of its services is in `services` (upper and lower case are the same). The cluster
+    is made of `status.resolvedEndpoint` and the one Secret that the status names, controllers' before admin's; its
+    attributes are controlPlaneUID, services and the profile of controllers of the status.
+
+    While the operator has not answered a changed spec, and while the Secret is missing or garbage, the cluster stays
+    as it last was. `client` is one of the management cluster, and belongs to the caller.
     """
 
     def __init__(self, client: Client, *, services: frozenset[str], label_selector: str | None = None) -> None:
         self._client = client
         self._services = frozenset(service.lower() for service in services)
         self._registrations = Reflector(client, REGISTRATIONS, label_selector=label_selector)
-        self._wanted: dict[str, _Wanted] = {}
-        self._followers: dict[str, asyncio.Task[None]] = {}
 
     @property
     def name(self) -> str:
@@ -79,124 +73,187 @@ class RegistrationProvider:
         return "registration"
 
     @property
-    def synced(self) -> bool:
-        """Whether all registrations were read."""
-        return self._registrations.synced.is_set()
+    def synced(self) -> asyncio.Event:
+        """Set once all registrations were read for the first time."""
+        return self._registrations.synced
 
     async def run(self, clusters: Clusters) -> None:
-        """Follow registrations until cancelled."""
-        changed: WorkQueue[str] = WorkQueue()
-        # After a failure: begin again with what is known, and with what is engaged.
-        self._wanted.clear()
-        self._followers.clear()
-        for name in {*(name for _, name in self._registrations.store), *clusters.names()}:
-            changed.add(name)
-        async with asyncio.TaskGroup() as group:
-            following = group.create_task(
-                self._registrations.run(lambda _, found: changed.add(found["metadata"]["name"])),
-                name="follow registrations",
-            )
-            while not following.done():
-                name = await changed.get()
-                self._registration_changed(name, group=group, clusters=clusters)
-                changed.done(name)
+        """Follow registrations and their Secrets until cancelled."""
+        followers: dict[str, _Follower] = {}
+        async with asyncio.TaskGroup() as tasks:
 
-    def _registration_changed(self, name: str, *, group: asyncio.TaskGroup, clusters: Clusters) -> None:
-        found = self._registrations.store.get(("", name))
-        if found is not None and _unanswered(found):
-            return
+            def follow(name: str) -> None:
+                if name not in followers:
+                    followers[name] = _Follower(name, self._client, clusters, services=self._services)
+                    task = tasks.create_task(followers[name].run(), name=f"registration {name}")
+                    task.add_done_callback(lambda _: followers.pop(name, None))
+
+            def handle(event: str, registration: dict[str, Any]) -> None:
+                name = registration["metadata"]["name"]
+                follow(name)
+                followers[name].see(None if event == "DELETED" else registration)
+
+            async def forget_strangers() -> None:
+                # Of an earlier run: their registrations may have gone in between.
+                await self._registrations.synced.wait()
+                for name in clusters.names():
+                    if ("", name) not in self._registrations.store:
+                        follow(name)
+                        followers[name].see(None)
+
+            for registration in self._registrations.store.values():
+                handle("ADDED", registration)
+            tasks.create_task(forget_strangers(), name="registrations that are gone")
+            await self._registrations.run(handle)
+
+
+class _Follower:
+    """Brings one cluster in line with its registration, at its own pace: a slow one blocks no other."""
+
+    def __init__(self, name: str, client: Client, clusters: Clusters, *, services: frozenset[str]) -> None:
+        self._name = name
+        self._client = client
+        self._clusters = clusters
+        self._services = services
+        self._registration: Object | None = None
+        self._seen = asyncio.Event()
+        self._backoff = Backoff(initial_seconds=0.5, maximum_seconds=30.0)
+        self._secret: Reflector | None = None
+        self._secret_at: tuple[str, str] | None = None
+        self._secret_task: asyncio.Task[None] | None = None
+
+    def see(self, registration: Object | None) -> None:
+        """Take note of the registration as it is now; None: it is gone."""
+        self._registration = registration
+        self._seen.set()
+
+    async def run(self) -> None:
+        """Follow until the registration is gone and its cluster closed."""
         try:
-            wanted = self._resolve(found) if found is not None else None
-        except ValidationError as error:
-            log.warning("registration %s makes no sense, what is engaged stays: %s", name, error)
+            while True:
+                await self._seen.wait()
+                self._seen.clear()
+                try:
+                    await self._reconcile()
+                except ProviderError as error:
+                    await self._retry(error)
+                except Exception as error:
+                    log.exception("registration %s: unexpected failure", self._name)
+                    await self._retry(error)
+                else:
+                    self._backoff.reset()
+                    if self._registration is None and not self._seen.is_set():
+                        return
+        finally:
+            await self._stop_secret()
+
+    async def _retry(self, error: Exception) -> None:
+        delay = self._backoff.next_delay()
+        log.warning("registration %s: again in %.1f s: %s", self._name, delay, error)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await self._seen.wait()
+        self._seen.set()
+
+    async def _reconcile(self) -> None:
+        wish = read_wish(self._registration, services=self._services)
+        if isinstance(wish, _Keep):
             return
-        if name in self._followers and wanted == self._wanted.get(name):
+        if wish is None:
+            await self._stop_secret()
+            await self._clusters.remove(self._name)
             return
-        previous = self._followers.pop(name, None)
-        if previous is not None:
-            previous.cancel()
-        self._wanted.pop(name, None)
-        if wanted is not None:
-            self._wanted[name] = wanted
-        self._followers[name] = group.create_task(
-            self._follow(name, wanted, after=previous, clusters=clusters), name=f"follow {name}"
+        await self._follow_secret(wish)
+        cluster = self._cluster(wish)
+        if cluster is not None:
+            await self._clusters.add_or_replace(cluster)
+
+    def _cluster(self, wish: _Wish) -> Cluster | None:
+        secret = None if self._secret is None else self._secret.store.get((wish.namespace, wish.secret))
+        where = f"Secret {wish.namespace}/{wish.secret}"
+        if secret is None:
+            if self._secret is not None and self._secret.synced.is_set():
+                log.warning("registration %s: %s is missing; what is engaged stays", self._name, where)
+            return None
+        try:
+            credentials = _read_secret(secret)
+            config = ClusterConfig.from_kubeconfig(credentials[KUBECONFIG_KEY])
+            config = config.with_server(wish.endpoint)
+        except KubeconfigError as error:
+            log.warning("registration %s: %s cannot be used, what is engaged stays: %s", self._name, where, error)
+            return None
+        return Cluster(self._name, config=config, credentials=credentials, attributes=wish.attributes)
+
+    async def _follow_secret(self, wish: _Wish) -> None:
+        if self._secret_at == (wish.namespace, wish.secret):
+            return
+        await self._stop_secret()
+        self._secret_at = (wish.namespace, wish.secret)
+        self._secret = Reflector(self._client, SECRETS, namespace=wish.namespace, name=wish.secret)
+        self._secret_task = asyncio.create_task(
+            self._secret.run(lambda _event, _secret: self._seen.set()),
+            name=f"registration {self._name}: Secret {wish.namespace}/{wish.secret}",
         )
 
-    async def _follow(
-        self, name: str, wanted: _Wanted | None, *, after: asyncio.Task[None] | None, clusters: Clusters
-    ) -> None:
-        """Bring about what is wanted for one registration and keep it current; for each name one such task at once."""
-        if after is not None:
-            await asyncio.wait([after])
-        if wanted is None:
-            await clusters.remove(name)
-            if self._followers.get(name) is asyncio.current_task():
-                del self._followers[name]
-            return
-        latest = asyncio.Event()
-        backoff = Backoff(initial_seconds=0.5, maximum_seconds=30.0)
-        secrets = Reflector(self._client, SECRETS, namespace=wanted.namespace, name=wanted.secret)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(secrets.run(lambda *_: latest.set()), name=f"follow the Secret of {name}")
-            while True:
-                await latest.wait()
-                latest.clear()
-                secret = secrets.store.get((wanted.namespace, wanted.secret))
-                if secret is None:
-                    log.warning("Secret %s/%s of %s is gone", wanted.namespace, wanted.secret, name)
-                    continue
-                try:
-                    cluster = _cluster(name, wanted, secret)
-                except KubeconfigError as error:
-                    log.warning("Secret %s/%s of %s: %s", wanted.namespace, wanted.secret, name, error)
-                    continue
-                try:
-                    await clusters.add_or_replace(cluster)
-                except Exception:
-                    # Of this cluster only: the others do not notice.
-                    delay = backoff.next_delay()
-                    log.exception("cluster %s cannot be engaged, again in %.1f s", name, delay)
-                    await asyncio.sleep(delay)
-                    latest.set()
-                else:
-                    backoff.reset()
+    async def _stop_secret(self) -> None:
+        task, self._secret_task, self._secret, self._secret_at = self._secret_task, None, None, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
 
-    def _resolve(self, found: Mapping[str, Any]) -> _Wanted | None:
-        if found["metadata"].get("deletionTimestamp") is not None:
-            return None
-        status = ControlPlaneRegistration.model_validate(found).status
-        secret = status.resolved_controllers_secret_ref or status.resolved_kubeconfig_secret_ref
-        services = sorted(service.value for service in status.services if service.lower() in self._services)
-        if not status.ready or not services:
-            return None
-        if secret is None or status.resolved_endpoint is None:
-            return None
-        attributes = {
-            _SERVICES: ",".join(services),
-            _CONTROL_PLANE_UID: status.control_plane_uid or "",
-            _SECRET: f"{secret.namespace}/{secret.name}",
+
+def read_wish(registration: Object | None, *, services: frozenset[str]) -> _Wish | _Keep | None:
+    """What a registration asks for: a cluster, none, or nothing new. Users write these objects: all is checked.
+
+    `services` are lower-case.
+    """
+    if registration is None:
+        return None
+    metadata, status = _mapping(registration.get("metadata")), _mapping(registration.get("status"))
+    if metadata.get("deletionTimestamp"):
+        return None
+    if status.get("observedGeneration") != metadata.get("generation"):
+        return _KEEP
+    wanted = _services(status.get("services")) or _services(_mapping(registration.get("spec")).get("services"))
+    if status.get("ready") is not True or not services.intersection(name.lower() for name in wanted):
+        return None
+    reference = _mapping(status.get("resolvedControllersSecretRef")) or _mapping(
+        status.get("resolvedKubeconfigSecretRef")
+    )
+    endpoint, namespace, secret = status.get("resolvedEndpoint"), reference.get("namespace"), reference.get("name")
+    if not (_is_text(endpoint) and _is_text(namespace) and _is_text(secret)):
+        log.warning("registration %s: its status is ready but names no endpoint or Secret", metadata.get("name"))
+        return _KEEP
+    attributes = {
+        "controlPlaneUID": str(status.get("controlPlaneUID") or ""),
+        "services": ",".join(sorted({name.title() for name in wanted})),
+        PROFILE_ATTRIBUTE: str(_mapping(status.get("controllers")).get("profile") or ""),
+    }
+    return _Wish(str(endpoint), str(namespace), str(secret), attributes)
+
+
+def _mapping(value: object) -> Object:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _services(value: object) -> list[str]:
+    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _read_secret(secret: Object) -> dict[str, bytes]:
+    """Decode a Secret's data; raises KubeconfigError where there is no kubeconfig in it."""
+    try:
+        data = {
+            key: base64.b64decode(value, validate=True)
+            for key, value in _mapping(secret.get("data")).items()
+            if isinstance(value, str)
         }
-        if status.controllers is not None:
-            attributes[PROFILE_ATTRIBUTE] = status.controllers.profile
-        return _Wanted(secret.namespace, secret.name, status.resolved_endpoint, tuple(sorted(attributes.items())))
-
-
-def _unanswered(found: Mapping[str, Any]) -> bool:
-    metadata, status = found["metadata"], found.get("status")
-    if metadata.get("deletionTimestamp") is not None:
-        return False
-    return not isinstance(status, Mapping) or status.get("observedGeneration") != metadata.get("generation")
-
-
-def _cluster(name: str, wanted: _Wanted, secret: Mapping[str, Any]) -> Cluster:
-    data: dict[str, bytes] = {}
-    for key, value in (secret.get("data") or {}).items():
-        try:
-            data[key] = base64.b64decode(value, validate=True)
-        except (binascii.Error, ValueError, TypeError):
-            raise KubeconfigError(f"entry {key} is not base64") from None
-    kubeconfig = data.pop(KUBECONFIG_KEY, None)
-    if kubeconfig is None:
-        raise KubeconfigError(f"it has no entry {KUBECONFIG_KEY}")
-    config = ClusterConfig.from_kubeconfig(kubeconfig).with_server(wanted.server)
-    return Cluster(name, config=config, credentials=data, attributes=dict(wanted.attributes))
+    except (binascii.Error, ValueError) as error:
+        raise KubeconfigError("its data is not base64") from error
+    if KUBECONFIG_KEY not in data:
+        raise KubeconfigError(f"it has no key {KUBECONFIG_KEY!r}")
+    return data
