@@ -64,24 +64,25 @@ async def bootstrap(client: Client, *, admin: Subject, admin_role: str, controll
     """Have everything in place; `client` is an administrator of the control plane.
 
     `admin` gets the ClusterRole `admin_role` in every namespace, `controllers` may do everything. Raises
-    BootstrapFailed where that ClusterRole does not exist, and what `client` raises.
+    BootstrapFailed where that ClusterRole does not exist, with all else in place, and what `client` raises.
     """
     present = {item["metadata"]["name"] for item in (await client.list(NAMESPACES)).items}
     for name in _SYSTEM_NAMESPACES:
         if name not in present:
             with contextlib.suppress(AlreadyExists):
                 await client.create(NAMESPACES, {"metadata": {"name": name}})
+    for subject in (admin, controllers):
+        if subject.kind == "ServiceAccount":
+            await _apply_account(client, subject.name)
+    # First of the bindings: the controllers serve the tenant whatever is wrong with the administrator's role.
+    await _bind(client, _CONTROLLERS_BINDING, role=_CONTROLLERS_ROLE, subject=controllers)
     try:
         await client.get(CLUSTER_ROLES, admin_role)
     except NotFound:
         raise BootstrapFailed(
             f"ClusterRole {admin_role} does not exist in the control plane; correct spec.auth.defaultRole of its class"
         ) from None
-    for subject in (admin, controllers):
-        if subject.kind == "ServiceAccount":
-            await _apply_account(client, subject.name)
     await _bind(client, _ADMIN_BINDING, role=admin_role, subject=admin)
-    await _bind(client, _CONTROLLERS_BINDING, role=_CONTROLLERS_ROLE, subject=controllers)
 
 
 async def revoke(client: Client) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "AUTHORITY_LIFETIME",
     "LEAF_LIFETIME",
     "KeyPair",
+    "check_pair",
     "create_authority",
     "create_signing_key",
     "expiry",
@@ -32,6 +33,7 @@ __all__ = [
     "issued_by",
     "public_key",
     "renewal_due",
+    "user_of",
 ]
 
 AUTHORITY_LIFETIME: Final = dt.timedelta(days=3650)
@@ -123,6 +125,18 @@ def hosts_of(certificate: bytes) -> frozenset[str]:
         return frozenset()
     addresses = {str(address) for address in names.get_values_for_type(x509.IPAddress)}
     return frozenset(names.get_values_for_type(x509.DNSName)) | addresses
+
+
+def user_of(certificate: bytes) -> str:
+    """Return the user that a client certificate authenticates; empty where it names none."""
+    names = _load(certificate).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if names else ""
+
+
+def check_pair(pair: KeyPair) -> None:
+    """Raise CredentialsInvalid unless certificate and key can be read and belong together."""
+    if _load(pair.certificate).public_key() != _load_key(pair.key).public_key():
+        raise CredentialsInvalid("certificate and key do not belong together")
 
 
 def issued_by(certificate: bytes, *, authority: KeyPair) -> bool:

@@ -9,13 +9,16 @@ from typing import Final, Self
 
 from controlplane_operator.credentials.pki import (
     KeyPair,
+    check_pair,
     create_authority,
     create_signing_key,
     hosts_of,
     issue_client,
     issue_serving,
     issued_by,
+    public_key,
     renewal_due,
+    user_of,
 )
 from controlplane_operator.errors import CredentialsInvalid
 
@@ -57,13 +60,13 @@ class TenantAuthorities:
 
     @classmethod
     def from_secret(cls, data: Mapping[str, bytes]) -> Self:
-        """Read what `to_secret` wrote. Raises CredentialsInvalid with the entry that is missing."""
+        """Read what `to_secret` wrote. Raises CredentialsInvalid with the entry that is missing or damaged."""
         return cls(
             serving=_read(data, "serving-ca"),
             client=_read(data, "client-ca"),
             front_proxy=_read(data, "front-proxy-ca"),
             etcd=_read(data, "etcd-ca"),
-            service_account_key=_entry(data, "sa.key"),
+            service_account_key=_signing_key(data, "sa.key"),
         )
 
     def to_secret(self) -> dict[str, bytes]:
@@ -112,16 +115,17 @@ class TenantCertificates:
     ) -> Self:
         """Return `previous` where nothing is due; else a copy with new certificates in the place of those that are.
 
-        A certificate is due when two thirds of its life have gone, when its issuer is another one now, or when a
-        serving certificate lacks one of `hosts`. `etcd_authority` signs the clients of the etcd in use, the shared or
-        the own one. `etcd_hosts` is empty where the control plane has no etcd of its own.
+        A certificate is due when two thirds of its life have gone, when its issuer is another one now, when a serving
+        certificate lacks one of `hosts`, or when the one for etcd is not for `etcd_user`. `etcd_authority` signs the
+        clients of the etcd in use, the shared or the own one. `etcd_hosts` is empty where the control plane has no etcd
+        of its own.
         """
         renewed = cls(
             api_server=_kept(previous.api_server if previous else None, authorities.serving, now=now, hosts=hosts)
             or issue_serving(authorities.serving, common_name="kube-apiserver", hosts=hosts),
             front_proxy=_kept(previous.front_proxy if previous else None, authorities.front_proxy, now=now)
             or issue_client(authorities.front_proxy, user=_FRONT_PROXY_USER),
-            etcd_client=_kept(previous.etcd_client if previous else None, etcd_authority, now=now)
+            etcd_client=_kept(previous.etcd_client if previous else None, etcd_authority, now=now, user=etcd_user)
             or issue_client(etcd_authority, user=etcd_user),
             controllers=_kept(previous.controllers if previous else None, authorities.client, now=now)
             or issue_client(authorities.client, user=CONTROLLERS_USER),
@@ -136,7 +140,7 @@ class TenantCertificates:
 
     @classmethod
     def from_secret(cls, data: Mapping[str, bytes]) -> Self:
-        """Read what `to_secret` wrote. Raises CredentialsInvalid with the entry that is missing."""
+        """Read what `to_secret` wrote. Raises CredentialsInvalid with the entry that is missing or damaged."""
         return cls(
             api_server=_read(data, "apiserver"),
             front_proxy=_read(data, "front-proxy-client"),
@@ -162,12 +166,19 @@ def _common_name(name: str, role: str) -> str:
 
 
 def _kept(
-    previous: KeyPair | None, authority: KeyPair, *, now: dt.datetime, hosts: Sequence[str] = ()
+    previous: KeyPair | None,
+    authority: KeyPair,
+    *,
+    now: dt.datetime,
+    hosts: Sequence[str] = (),
+    user: str | None = None,
 ) -> KeyPair | None:
     """Return the pair where it need not be renewed."""
     if previous is None or not issued_by(previous.certificate, authority=authority):
         return None
     if renewal_due(previous.certificate, now=now) or not hosts_of(previous.certificate).issuperset(hosts):
+        return None
+    if user is not None and user_of(previous.certificate) != user:
         return None
     return previous
 
@@ -177,7 +188,21 @@ def _entries(name: str, pair: KeyPair) -> dict[str, bytes]:
 
 
 def _read(data: Mapping[str, bytes], name: str) -> KeyPair:
-    return KeyPair(certificate=_entry(data, f"{name}.crt"), key=_entry(data, f"{name}.key"))
+    pair = KeyPair(certificate=_entry(data, f"{name}.crt"), key=_entry(data, f"{name}.key"))
+    try:
+        check_pair(pair)
+    except CredentialsInvalid as error:
+        raise CredentialsInvalid(f"entries {name}.crt and {name}.key: {error}") from None
+    return pair
+
+
+def _signing_key(data: Mapping[str, bytes], name: str) -> bytes:
+    key = _entry(data, name)
+    try:
+        public_key(key)
+    except CredentialsInvalid as error:
+        raise CredentialsInvalid(f"entry {name}: {error}") from None
+    return key
 
 
 def _entry(data: Mapping[str, bytes], name: str) -> bytes:

@@ -58,7 +58,12 @@ def etcd_component(name: str, *, address: Address, ca: bytes, server: KeyPair) -
             f"--auto-compaction-retention={_COMPACTION_RETENTION}",
             "--log-level=warn",
         ),
-        files={"ca.crt": File(ca), "server.crt": File(server.certificate), "server.key": File(server.key)},
+        files={
+            "ca.crt": File(ca),
+            # etcd reads these at every handshake, so that a renewal interrupts nobody.
+            "server.crt": File(server.certificate, reloaded=True),
+            "server.key": File(server.key, reloaded=True),
+        },
         ports=tuple(Port(number=address.ports[port], name=port) for port in ETCD_PORTS),
         data=True,
         readiness=Probe(port=_METRICS_PORT, path="/readyz"),

@@ -21,6 +21,11 @@ __all__ = ["Keyspace", "key_prefix"]
 _PREFIX: Final = re.compile(r"/clusters/[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/")
 _ROOT: Final = "root"
 _TIMEOUT_SECONDS: Final = 10.0
+_READWRITE: Final = 2
+_NO_USER: Final = "etcdserver: user name not found"
+_NO_ROLE: Final = "etcdserver: role name not found"
+_USER_EXISTS: Final = "etcdserver: user name already exists"
+_ROLE_EXISTS: Final = "etcdserver: role name already exists"
 
 
 def key_prefix(cluster_path: str) -> str:
@@ -56,8 +61,8 @@ class Keyspace:
         """Turn access control on: from then on every user has its own rights only."""
         if (await self._json("auth", "status")).get("enabled"):
             return
-        await self._unless("already exists", "user", "add", _ROOT, "--no-password")
-        await self._unless("already exists", "role", "add", _ROOT)
+        await self._unless(_USER_EXISTS, "user", "add", _ROOT, "--no-password")
+        await self._unless(_ROLE_EXISTS, "role", "add", _ROOT)
         await self._run("user", "grant-role", _ROOT, _ROOT)
         await self._run("auth", "enable")
 
@@ -70,19 +75,29 @@ class Keyspace:
         return True
 
     async def grant(self, user: str, *, prefix: str) -> None:
-        """Let a user, known by the CN of its client certificate, read and write below a prefix, and nothing else."""
-        _checked(prefix)
-        if await self._granted(user, prefix=prefix):
-            return
-        await self._unless("already exists", "role", "add", user)
-        await self._run("role", "grant-permission", "--prefix=true", user, "readwrite", prefix)
-        await self._unless("already exists", "user", "add", user, "--no-password")
-        await self._run("user", "grant-role", user, user)
+        """Let a user, known by the CN of its client certificate, read and write below a prefix, and nothing else.
+
+        What else it was allowed before is taken back.
+        """
+        wanted = [_below(_checked(prefix))]
+        permissions = await self._permissions(user)
+        if permissions != wanted:
+            if permissions is not None:
+                await self._unless(_NO_ROLE, "role", "delete", user)
+            await self._unless(_ROLE_EXISTS, "role", "add", user)
+            await self._run("role", "grant-permission", "--prefix=true", user, "readwrite", prefix)
+        roles = await self._roles(user)
+        if roles != [user]:
+            # A role that was deleted is gone from its users; any other one is not ours.
+            if roles:
+                await self._unless(_NO_USER, "user", "delete", user)
+            await self._unless(_USER_EXISTS, "user", "add", user, "--no-password")
+            await self._run("user", "grant-role", user, user)
 
     async def revoke(self, user: str) -> None:
         """Take a user and its rights away."""
-        await self._unless("not found", "user", "delete", user)
-        await self._unless("not found", "role", "delete", user)
+        await self._unless(_NO_USER, "user", "delete", user)
+        await self._unless(_NO_ROLE, "role", "delete", user)
 
     async def count(self, prefix: str) -> int:
         """Return the number of keys below a prefix."""
@@ -100,15 +115,25 @@ class Keyspace:
             raise KeyspaceError(f"{left} keys are left below {prefix} after its deletion: something still writes there")
         return int(answer.get("deleted", 0))
 
-    async def _granted(self, user: str, *, prefix: str) -> bool:
+    async def _permissions(self, role: str) -> list[dict[str, Any]] | None:
+        """Return what a role allows; None where there is no such role."""
         try:
-            roles = (await self._json("user", "get", user)).get("roles") or []
-            permissions = (await self._json("role", "get", user)).get("perm") or [] if user in roles else []
+            answer = await self._json("role", "get", role)
         except KeyspaceError as error:
-            if "not found" in str(error):
-                return False
+            if _NO_ROLE in str(error):
+                return None
             raise
-        return len(permissions) == 1 and _key_of(permissions[0]) == prefix
+        return list(answer.get("perm") or ())
+
+    async def _roles(self, user: str) -> list[str] | None:
+        """Return the roles of a user; None where there is no such user."""
+        try:
+            answer = await self._json("user", "get", user)
+        except KeyspaceError as error:
+            if _NO_USER in str(error):
+                return None
+            raise
+        return [str(role) for role in answer.get("roles") or ()]
 
     async def _unless(self, expected: str, *args: str) -> None:
         """Run etcdctl; an answer with `expected` in it says that there was nothing to do."""
@@ -133,8 +158,21 @@ class Keyspace:
         try:
             return await run_program(self.etcdctl, [*connection, *args], timeout_seconds=self.timeout_seconds + 2)
         except (ProgramFailed, ProgramTimedOut) as error:
-            raise KeyspaceError(f"etcdctl {' '.join(args[:3])}: {error}") from error
+            asked = f"etcdctl {' '.join(args[:3])} at {', '.join(self.endpoints)}"
+            raise KeyspaceError(f"{asked}: {_said(error)}") from error
 
 
-def _key_of(permission: dict[str, Any]) -> str:
-    return base64.b64decode(permission.get("key", "")).decode(errors="replace")
+def _below(prefix: str) -> dict[str, Any]:
+    """Return the permission for a prefix as etcdctl prints it; after the slash at its end comes a zero."""
+    key, end = (base64.b64encode(text.encode()).decode() for text in (prefix, f"{prefix[:-1]}0"))
+    return {"permType": _READWRITE, "key": key, "range_end": end}
+
+
+def _said(error: ProgramFailed | ProgramTimedOut) -> str:
+    """Return what etcd said, without the log lines around it."""
+    if isinstance(error, ProgramFailed):
+        lines = error.stderr.decode(errors="replace").splitlines()
+        said = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
+        if said:
+            return "; ".join(said)
+    return str(error)
