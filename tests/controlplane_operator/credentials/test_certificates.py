@@ -119,6 +119,10 @@ def test_certificates_stay_until_something_is_due() -> None:
     assert other_etcd.etcd_client != first.etcd_client
     assert other_etcd.api_server == first.api_server
 
+    other_user = _certificates(first, etcd_user="b")
+    assert other_user.etcd_client != first.etcd_client
+    assert other_user.api_server == first.api_server
+
     dedicated = _certificates(first, etcd_hosts=["127.0.0.1"])
     assert dedicated.etcd_server is not None
     assert TenantCertificates.from_secret(dedicated.to_secret()) == dedicated
@@ -130,6 +134,22 @@ def test_authorities_survive_their_secret_and_name_what_is_missing() -> None:
     del data["client-ca.key"]
     with pytest.raises(CredentialsInvalid, match=r"client-ca\.key"):
         TenantAuthorities.from_secret(data)
+
+
+@pytest.mark.parametrize(
+    ("entry", "content"),
+    [
+        ("client-ca.crt", b""),
+        ("client-ca.crt", AUTHORITIES.serving.certificate),
+        ("client-ca.key", b"damaged"),
+        ("client-ca.key", AUTHORITIES.serving.key),
+        ("sa.key", b"damaged"),
+        ("sa.key", AUTHORITIES.serving.certificate),
+    ],
+)
+def test_a_damaged_entry_is_named(entry: str, content: bytes) -> None:
+    with pytest.raises(CredentialsInvalid, match=entry.replace(".", r"\.")):
+        TenantAuthorities.from_secret(AUTHORITIES.to_secret() | {entry: content})
 
 
 def test_no_key_shows_in_a_repr() -> None:

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-import datetime as dt
 import json
-from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from controlplane_operator.bootstrap import (
-    ADMIN_ACCOUNT,
-    CONTROLLERS_CERTIFICATE_USER,
-    bootstrap,
-    request_token,
-    revoke,
-)
-from controlplane_operator.errors import BootstrapFailed
-from provider import (
-    CLUSTER_ROLE_BINDINGS,
-    CONFIG_MAPS,
-    NAMESPACES,
-    SERVICE_ACCOUNTS,
-    Client,
-    ClusterConfig,
-    Forbidden,
-    Unauthorized,
-)
+from controlplane_operator.errors import KeyspaceError
 from workloads import ProgramFailed, run_program
 
 pytestmark = pytest.mark.integration
@@ -107,59 +90,44 @@ async def test_a_revoked_user_is_refused_and_may_be_granted_again(shared_etcd: A
     assert (await _as_user(shared_etcd, "a", tmp_path / "a", "get", "/clusters/a/key"))["count"] == 1
 
 
-async def test_a_tenants_api_server_works_with_the_rights_of_its_prefix(
-    shared_etcd: Any, start_tenant: Callable[[str], Awaitable[Any]], ready: Callable[..., Awaitable[object]]
-) -> None:
-    tenant = await start_tenant("a")
-    async with Client(tenant.administrator) as client:
-        await client.create(NAMESPACES, {"metadata": {"name": "shop"}})
-        await client.create(CONFIG_MAPS, {"metadata": {"name": "prices", "namespace": "shop"}, "data": {"tea": "3"}})
+async def test_a_grant_takes_back_whatever_else_the_user_was_allowed(shared_etcd: Any, tmp_path: Path) -> None:
+    keyspace = shared_etcd.keyspace
+    await keyspace.grant("a", prefix="/clusters/old/")
+    await _as_user(shared_etcd, "root", tmp_path / "root-user", "role", "add", "spy")
+    await _as_user(shared_etcd, "root", tmp_path / "root-user", "role", "grant-permission", "spy", "read", "/secret")
+    await _as_user(shared_etcd, "root", tmp_path / "root-user", "user", "grant-role", "a", "spy")
 
-    await shared_etcd.runtime.stop(tenant.component)
-    assert await shared_etcd.keyspace.count("/clusters/a/") > 50
-    again = await start_tenant("a-b")
-    async with Client(again.administrator) as client:
-        assert "shop" not in {item["metadata"]["name"] for item in (await client.list(NAMESPACES)).items}
+    await keyspace.grant("a", prefix="/clusters/a/")
+
+    await _as_user(shared_etcd, "a", tmp_path / "a", "put", "/clusters/a/key", "1")
+    for foreign in ("/clusters/old/key", "/secret"):
+        with pytest.raises(ProgramFailed, match="permission denied"):
+            await _as_user(shared_etcd, "a", tmp_path / "a", "get", foreign)
 
 
-async def test_bootstrap_writes_once_mends_drift_and_can_be_revoked(
-    start_tenant: Callable[[str], Awaitable[Any]],
-) -> None:
-    tenant = await start_tenant("a")
-    settings: dict[str, Any] = {"admin": ADMIN_ACCOUNT, "controllers": CONTROLLERS_CERTIFICATE_USER}
+@pytest.mark.parametrize("left", [("role", "add", "a"), ("user", "add", "a", "--no-password")])
+async def test_a_grant_goes_on_where_it_was_cut_off(shared_etcd: Any, tmp_path: Path, left: tuple[str, ...]) -> None:
+    await _as_user(shared_etcd, "root", tmp_path / "root-user", *left)
+    await shared_etcd.keyspace.grant("a", prefix="/clusters/a/")
+    await _as_user(shared_etcd, "a", tmp_path / "a", "put", "/clusters/a/key", "1")
 
-    async def versions(client: Client) -> list[str]:
-        found = [
-            *(await client.list(CLUSTER_ROLE_BINDINGS)).items,
-            *(await client.list(SERVICE_ACCOUNTS)).items,
-            *(await client.list(NAMESPACES)).items,
-        ]
-        return sorted(f"{item['metadata']['name']}={item['metadata']['resourceVersion']}" for item in found)
 
-    async with Client(tenant.administrator) as client:
-        await bootstrap(client, admin_role="cluster-admin", **settings)
-        before = await versions(client)
-        await bootstrap(client, admin_role="cluster-admin", **settings)
-        assert await versions(client) == before
+async def test_an_etcd_that_never_answers_is_an_error_that_names_it(shared_etcd: Any) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
 
-        token = await request_token(client, service_account=ADMIN_ACCOUNT.name, lifetime=dt.timedelta(hours=2))
-        config = ClusterConfig(
-            server=tenant.administrator.server, ca_data=tenant.administrator.ca_data, token=token.value
-        )
-        async with Client(config) as admin:
-            await admin.create(NAMESPACES, {"metadata": {"name": "by-admin"}})
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    async with server:
+        url = "https://{}:{}".format(*server.sockets[0].getsockname())
+        keyspace = replace(shared_etcd.keyspace, endpoints=(url,), timeout_seconds=1.0)
+        async with asyncio.timeout(5):
+            with pytest.raises(KeyspaceError, match=url):
+                await keyspace.count("/clusters/a/")
+            assert not await keyspace.healthy()
 
-        await client.delete(SERVICE_ACCOUNTS, ADMIN_ACCOUNT.name, namespace="kplane-system")
-        await bootstrap(client, admin_role="view", **settings)
-        binding = await client.get(CLUSTER_ROLE_BINDINGS, "controlplane-admin")
-        assert binding["roleRef"]["name"] == "view"
 
-        with pytest.raises(BootstrapFailed, match="no-such-role"):
-            await bootstrap(client, admin_role="no-such-role", **settings)
-
-        await revoke(client)
-        await revoke(client)
-        async with Client(config) as admin:
-            # The API server remembers for some seconds whom a token belongs to, and then has no rights for it.
-            with pytest.raises((Forbidden, Unauthorized)):
-                await admin.list(NAMESPACES)
+async def test_what_etcd_says_is_told_without_its_log_lines(shared_etcd: Any) -> None:
+    with pytest.raises(KeyspaceError) as caught:
+        await shared_etcd.keyspace._run("role", "grant-permission", "nobody", "read", "/x")
+    assert str(caught.value).endswith(f"at {shared_etcd.url}: etcdserver: role name not found")

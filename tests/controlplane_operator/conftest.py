@@ -7,7 +7,7 @@ import datetime as dt
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -32,7 +32,7 @@ from controlplane_operator.provisioning import (
     serving_hosts,
 )
 from provider import ClusterConfig
-from workloads import Phase, ProcessRuntime
+from workloads import Address, Component, Phase, ProcessRuntime
 
 if TYPE_CHECKING:
     from tools.binaries import Binaries
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class SharedEtcd:
     runtime: ProcessRuntime
+    component: Component
+    address: Address
     authority: KeyPair
     url: str
     keyspace: Keyspace
@@ -51,8 +53,11 @@ class SharedEtcd:
 
 @dataclass(frozen=True)
 class Tenant:
-    component: str
+    component: Component
     administrator: ClusterConfig
+    authorities: TenantAuthorities
+    describe: Callable[[dt.datetime], Component]
+    """As it is to be at some time."""
 
 
 @pytest.fixture
@@ -72,7 +77,8 @@ async def shared_etcd(
         try:
             address = await runtime.reserve("shared-etcd", ports=ETCD_PORTS)
             server = issue_serving(authority, common_name="etcd", hosts=[address.host], client=True)
-            await runtime.apply(etcd_component("shared-etcd", address=address, ca=authority.certificate, server=server))
+            etcd = etcd_component("shared-etcd", address=address, ca=authority.certificate, server=server)
+            await runtime.apply(etcd)
             await ready(runtime, "shared-etcd")
             credentials = tmp_path / "root"
             credentials.mkdir(mode=0o700)
@@ -87,9 +93,11 @@ async def shared_etcd(
                 etcdctl=binaries.path("etcdctl"), endpoints=(client_url(address),), credentials=credentials
             )
             await keyspace.ensure_authentication()
-            yield SharedEtcd(runtime, authority, client_url(address), keyspace)
+            yield SharedEtcd(runtime, etcd, address, authority, client_url(address), keyspace)
         finally:
-            await asyncio.gather(*(runtime.delete(name) for name in runtime.names()))
+            # An API server whose etcd is gone takes all of its grace to end.
+            await asyncio.gather(*(runtime.delete(name) for name in runtime.names() if name != "shared-etcd"))
+            await runtime.delete("shared-etcd")
 
 
 @pytest.fixture
@@ -102,34 +110,41 @@ def start_tenant(
         await shared_etcd.keyspace.grant(path, prefix=key_prefix(path))
         address = await runtime.reserve(name, ports=API_SERVER_PORTS)
         authorities = TenantAuthorities.create(path)
-        certificates = TenantCertificates.renewed(
-            None,
-            authorities=authorities,
-            hosts=serving_hosts(address),
-            etcd_authority=shared_etcd.authority,
-            etcd_user=path,
-            now=dt.datetime.now(dt.UTC),
-        )
-        component = api_server_component(
-            name,
-            address=address,
-            authorities=authorities,
-            certificates=certificates,
-            etcd=EtcdAccess((shared_etcd.url,), shared_etcd.authority.certificate, certificates.etcd_client),
-            etcd_prefix=key_prefix(path).rstrip("/"),
-            etcd_shared=True,
-        )
+        first = TenantCertificates.renewed(None, **_wanted(shared_etcd, authorities, address, path))
+
+        def describe(now: dt.datetime) -> Component:
+            wanted = _wanted(shared_etcd, authorities, address, path)
+            certificates = TenantCertificates.renewed(first, **(wanted | {"now": now}))
+            return api_server_component(
+                name,
+                address=address,
+                authorities=authorities,
+                certificates=certificates,
+                etcd=EtcdAccess((shared_etcd.url,), shared_etcd.authority.certificate, certificates.etcd_client),
+                etcd_prefix=key_prefix(path).rstrip("/"),
+                etcd_shared=True,
+            )
+
+        component = describe(dt.datetime.now(dt.UTC))
         await runtime.apply(component)
         await ready(runtime, name)
         administrator = authorities.issue_administrator()
-        return Tenant(
-            name,
-            ClusterConfig(
-                server=server_url(address),
-                ca_data=authorities.serving.certificate,
-                client_certificate=administrator.certificate,
-                client_key=administrator.key,
-            ),
+        config = ClusterConfig(
+            server=server_url(address),
+            ca_data=authorities.serving.certificate,
+            client_certificate=administrator.certificate,
+            client_key=administrator.key,
         )
+        return Tenant(component, config, authorities, describe)
 
     return start
+
+
+def _wanted(shared: SharedEtcd, authorities: TenantAuthorities, address: Address, user: str) -> dict[str, Any]:
+    return {
+        "authorities": authorities,
+        "hosts": serving_hosts(address),
+        "etcd_authority": shared.authority,
+        "etcd_user": user,
+        "now": dt.datetime.now(dt.UTC),
+    }

@@ -1,0 +1,135 @@
+"""What the operator keeps inside a control plane: written once, mended, replaced, taken away."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from controlplane_operator.bootstrap import (
+    ADMIN_ACCOUNT,
+    ADMIN_USER,
+    CONTROLLERS_ACCOUNT,
+    CONTROLLERS_CERTIFICATE_USER,
+    bootstrap,
+    request_token,
+    revoke,
+)
+from controlplane_operator.credentials import CONTROLLERS_USER, issue_client
+from controlplane_operator.errors import BootstrapFailed
+from provider import (
+    CLUSTER_ROLE_BINDINGS,
+    NAMESPACES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    Client,
+    ClusterConfig,
+    Forbidden,
+    NotFound,
+    Unauthorized,
+)
+
+pytestmark = pytest.mark.integration
+
+Start = Callable[[str], Awaitable[Any]]
+
+
+async def _versions(client: Client) -> list[str]:
+    found = [
+        *(await client.list(CLUSTER_ROLE_BINDINGS)).items,
+        *(await client.list(SERVICE_ACCOUNTS)).items,
+        *(await client.list(NAMESPACES)).items,
+    ]
+    return sorted(f"{item['metadata']['name']}={item['metadata']['resourceVersion']}" for item in found)
+
+
+async def test_it_writes_once_and_mends_drift(start_tenant: Start) -> None:
+    tenant = await start_tenant("a")
+    settings: dict[str, Any] = {
+        "admin": ADMIN_ACCOUNT,
+        "admin_role": "cluster-admin",
+        "controllers": CONTROLLERS_ACCOUNT,
+    }
+    async with Client(tenant.administrator) as client:
+        await bootstrap(client, **settings)
+        before = await _versions(client)
+        await bootstrap(client, **settings)
+        assert await _versions(client) == before
+        present = {item["metadata"]["name"] for item in (await client.list(NAMESPACES)).items}
+        assert present >= {"default", "kube-system", "kube-public", "kube-node-lease", "kplane-system"}
+
+        await client.delete(SERVICE_ACCOUNTS, ADMIN_ACCOUNT.name, namespace="kplane-system")
+        await client.patch(CLUSTER_ROLE_BINDINGS, "controlplane-controllers", {"subjects": []})
+        await client.delete(CLUSTER_ROLE_BINDINGS, "controlplane-admin")
+        await bootstrap(client, **settings)
+        assert (await client.get(SERVICE_ACCOUNTS, ADMIN_ACCOUNT.name, namespace="kplane-system"))["metadata"]["uid"]
+        for name, account in (("controlplane-admin", ADMIN_ACCOUNT), ("controlplane-controllers", CONTROLLERS_ACCOUNT)):
+            subjects = (await client.get(CLUSTER_ROLE_BINDINGS, name))["subjects"]
+            assert subjects == [{"kind": "ServiceAccount", "name": account.name, "namespace": "kplane-system"}]
+
+
+async def test_the_administrators_role_is_what_was_asked_for(start_tenant: Start) -> None:
+    tenant = await start_tenant("a")
+    administrator = issue_client(tenant.authorities.client, user=ADMIN_USER.name)
+    as_admin = ClusterConfig(
+        server=tenant.administrator.server,
+        ca_data=tenant.administrator.ca_data,
+        client_certificate=administrator.certificate,
+        client_key=administrator.key,
+    )
+    settings: dict[str, Any] = {"admin": ADMIN_USER, "controllers": CONTROLLERS_CERTIFICATE_USER}
+    async with Client(tenant.administrator) as client, Client(as_admin) as admin:
+        with pytest.raises(Forbidden):
+            await admin.list(SECRETS)
+        await bootstrap(client, admin_role="cluster-admin", **settings)
+        await admin.list(SECRETS)
+
+        # A binding cannot get another role; it is replaced.
+        await bootstrap(client, admin_role="system:discovery", **settings)
+        assert (await client.get(CLUSTER_ROLE_BINDINGS, "controlplane-admin"))["roleRef"]["name"] == "system:discovery"
+        with pytest.raises(Forbidden):
+            await admin.list(SECRETS)
+
+
+async def test_a_role_that_does_not_exist_is_named_and_leaves_the_controllers_at_work(start_tenant: Start) -> None:
+    tenant = await start_tenant("a")
+    controllers = issue_client(tenant.authorities.client, user=CONTROLLERS_USER)
+    as_controllers = ClusterConfig(
+        server=tenant.administrator.server,
+        ca_data=tenant.administrator.ca_data,
+        client_certificate=controllers.certificate,
+        client_key=controllers.key,
+    )
+    async with Client(tenant.administrator) as client, Client(as_controllers) as at_work:
+        with pytest.raises(BootstrapFailed, match="no-such-role"):
+            await bootstrap(
+                client, admin=ADMIN_ACCOUNT, admin_role="no-such-role", controllers=CONTROLLERS_CERTIFICATE_USER
+            )
+        await at_work.list(SECRETS)
+        with pytest.raises(NotFound):
+            await client.get(CLUSTER_ROLE_BINDINGS, "controlplane-admin")
+
+
+async def test_tokens_have_the_life_that_was_granted_and_end_with_the_identity(start_tenant: Start) -> None:
+    tenant = await start_tenant("a")
+    async with Client(tenant.administrator) as client:
+        await bootstrap(
+            client, admin=ADMIN_ACCOUNT, admin_role="cluster-admin", controllers=CONTROLLERS_CERTIFICATE_USER
+        )
+        asked = dt.datetime.now(dt.UTC)
+        token = await request_token(client, service_account=ADMIN_ACCOUNT.name, lifetime=dt.timedelta(hours=2))
+        assert abs(token.expires_at - asked - dt.timedelta(hours=2)) < dt.timedelta(minutes=1)
+        assert token.value not in repr(token)
+
+        config = ClusterConfig(
+            server=tenant.administrator.server, ca_data=tenant.administrator.ca_data, token=token.value
+        )
+        async with Client(config) as admin:
+            await admin.create(NAMESPACES, {"metadata": {"name": "by-admin"}})
+            await revoke(client)
+            await revoke(client)
+            # The API server remembers for some seconds whom a token belongs to, and then has no rights for it.
+            with pytest.raises((Forbidden, Unauthorized)):
+                await admin.list(NAMESPACES)

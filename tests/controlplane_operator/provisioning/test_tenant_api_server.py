@@ -1,0 +1,132 @@
+"""A tenant's kube-apiserver, with the rights of its prefix only: data, restarts, renewals, and who gets in."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from controlplane_operator.bootstrap import ADMIN_ACCOUNT, CONTROLLERS_CERTIFICATE_USER, bootstrap, request_token
+from controlplane_operator.credentials import issue_serving
+from provider import CONFIG_MAPS, EVENTS, NAMESPACES, Client, ClusterConfig, Unauthorized
+from workloads import Address, File
+
+pytestmark = pytest.mark.integration
+
+Start = Callable[[str], Awaitable[Any]]
+Ready = Callable[..., Awaitable[object]]
+
+
+def _event(name: str) -> dict[str, Any]:
+    involved = {"kind": "Pod", "name": "pod", "namespace": "shop"}
+    return {"metadata": {"name": name}, "involvedObject": involved, "reason": "Tested", "message": "", "type": "Normal"}
+
+
+async def test_data_outlive_a_restart_and_stay_below_the_prefix(
+    shared_etcd: Any, start_tenant: Start, ready: Ready
+) -> None:
+    tenant = await start_tenant("a")
+    async with Client(tenant.administrator) as client:
+        await client.create(NAMESPACES, {"metadata": {"name": "shop"}})
+        await client.create(CONFIG_MAPS, {"metadata": {"name": "prices", "namespace": "shop"}, "data": {"tea": "3"}})
+        # An event is written with a lease, which is a right of its own in etcd.
+        await client.create(EVENTS, _event("one"), namespace="shop")
+        watch = asyncio.create_task(_follow(client))
+        async with asyncio.timeout(8):
+            await shared_etcd.runtime.stop(tenant.component.name)
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+
+    await shared_etcd.runtime.apply(tenant.component)
+    await ready(shared_etcd.runtime, tenant.component.name)
+    async with Client(tenant.administrator) as client:
+        assert (await client.get(CONFIG_MAPS, "prices", namespace="shop"))["data"] == {"tea": "3"}
+        assert (await client.get(EVENTS, "one", namespace="shop"))["reason"] == "Tested"
+    assert await shared_etcd.keyspace.count("/clusters/a/") > 50
+    log = shared_etcd.runtime.log_path(tenant.component.name).read_text(errors="replace")
+    assert [line for line in log.splitlines() if "permission denied" in line] == []
+
+
+async def _follow(client: Client) -> None:
+    async for _ in client.watch(NAMESPACES, resource_version=None):
+        pass
+
+
+async def test_credentials_of_one_tenant_are_worth_nothing_at_another(start_tenant: Start) -> None:
+    one, other = await asyncio.gather(start_tenant("a"), start_tenant("a-b"))
+    settings: dict[str, Any] = {"admin": ADMIN_ACCOUNT, "controllers": CONTROLLERS_CERTIFICATE_USER}
+    async with Client(one.administrator) as client:
+        await client.create(NAMESPACES, {"metadata": {"name": "shop"}})
+        await bootstrap(client, admin_role="cluster-admin", **settings)
+        token = await request_token(client, service_account=ADMIN_ACCOUNT.name, lifetime=dt.timedelta(hours=1))
+    async with Client(other.administrator) as client:
+        await bootstrap(client, admin_role="cluster-admin", **settings)
+        assert "shop" not in {item["metadata"]["name"] for item in (await client.list(NAMESPACES)).items}
+
+    there = {"server": other.administrator.server, "ca_data": other.administrator.ca_data}
+    certificate, key = one.administrator.client_certificate, one.administrator.client_key
+    for foreign in (
+        ClusterConfig(**there, client_certificate=certificate, client_key=key),
+        ClusterConfig(**there, token=token.value),
+    ):
+        async with Client(foreign) as client:
+            with pytest.raises(Unauthorized):
+                await client.list(NAMESPACES)
+
+
+async def test_nobody_gets_more_than_health_without_credentials(start_tenant: Start) -> None:
+    tenant = await start_tenant("a")
+    nobody = ClusterConfig(server=tenant.administrator.server, ca_data=tenant.administrator.ca_data)
+    async with Client(nobody) as client:
+        for path in ("/livez", "/readyz", "/healthz"):
+            await client.probe(path)
+        for path in ("/version", "/api", "/openapi/v2", "/metrics", "/livez/etcd"):
+            with pytest.raises(Unauthorized):
+                await client.request("GET", path)
+
+
+async def test_renewed_certificates_are_served_without_a_restart(
+    shared_etcd: Any, start_tenant: Start, eventually: Callable[..., Any]
+) -> None:
+    runtime, tenant = shared_etcd.runtime, await start_tenant("a")
+    etcd, api_server = shared_etcd.component, tenant.component
+    pids = {component.name: runtime.state(component.name).pid for component in (etcd, api_server)}
+    address = Address("127.0.0.1", {port.name: port.number for port in api_server.ports})
+
+    later = tenant.describe(dt.datetime.now(dt.UTC) + dt.timedelta(days=300))
+    assert later.args == api_server.args
+    assert later.files["server.crt"] != api_server.files["server.crt"]
+    server = issue_serving(shared_etcd.authority, common_name="etcd", hosts=["127.0.0.1"], client=True)
+    renewed = {"server.crt": replace(etcd.files["server.crt"], content=server.certificate)}
+    renewed["server.key"] = replace(etcd.files["server.key"], content=server.key)
+    await runtime.apply(later)
+    await runtime.apply(replace(etcd, files={**etcd.files, **renewed}))
+
+    for served_at, file in (
+        ((address.host, address.ports["https"]), later.files["server.crt"]),
+        ((shared_etcd.address.host, shared_etcd.address.ports["client"]), renewed["server.crt"]),
+    ):
+        await eventually(lambda served_at=served_at: asyncio.to_thread(_served_at, *served_at), _is(file), timeout=30)
+    async with Client(tenant.administrator) as client:
+        await client.create(NAMESPACES, {"metadata": {"name": "after"}})
+    assert {name: runtime.state(name).pid for name in pids} == pids
+
+
+def _is(file: File) -> Callable[[bytes], bool]:
+    return lambda served: ssl.PEM_cert_to_DER_cert(file.content.decode()) == served
+
+
+def _served_at(host: str, port: int) -> bytes:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    # Below TLS 1.3 etcd refuses the missing client certificate before we have seen its own.
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    with socket.create_connection((host, port), timeout=5) as plain, context.wrap_socket(plain) as tls:
+        return tls.getpeercert(binary_form=True) or b""
