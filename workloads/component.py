@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["FILES", "DATA", "Component", "File", "Lifetime", "Port", "Probe", "RestartPolicy"]
+__all__ = ["DATA", "FILES", "Component", "File", "Lifetime", "Port", "Probe", "RestartPolicy"]
 
 FILES = "$(FILES)"
 """Stands in arguments and in values of `Component.env` for the private directory that holds `Component.files`."""
@@ -72,7 +72,7 @@ class Component:
     name: str
     """Unique in its runtime; a DNS-1123 label."""
     program: str
-    """The executable's name, "kube-apiserver"; each runtime knows where its programs are. An absolute path is taken as is."""
+    """The executable's name, "kube-apiserver", which each runtime finds where its programs are; or an absolute path."""
     args: tuple[str, ...]
     """Arguments. `FILES` and `DATA` in them are replaced by directories. Never a secret: arguments are public."""
     files: Mapping[str, File] = field(default_factory=dict)

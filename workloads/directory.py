@@ -57,7 +57,7 @@ class ComponentDirectory:
             return {}
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise RuntimeFailure(
-                f"The reserved ports in {self._address} cannot be read ({error}). Repair the file, or delete the component."
+                f"The reserved ports in {self._address} cannot be read ({error}). Repair it, or delete the component."
             ) from error
 
     def write_ports(self, ports: Mapping[str, int]) -> None:

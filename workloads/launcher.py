@@ -24,7 +24,7 @@ def main() -> None:
         sys.exit("The supervisor died while this process started.")
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores both, and exec would hand that on
         signal.signal(number, signal.SIG_DFL)
-    os.execv(program, sys.argv[2:])
+    os.execv(program, sys.argv[2:])  # noqa: S606 - becoming the program is what this is for
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ def find_processes(directory: Path) -> list[int]:
 async def end_processes(directory: Path, *, grace_seconds: float) -> list[int]:
     """End all processes that belong to components of runtimes at or below `directory`, and wait for their end.
 
-    Main processes are asked first and killed after `grace_seconds`; the rest of their groups is killed. Where supervisors
-    are among them, what they may have started meanwhile is ended too; a supervisor that carries no marker itself must have
-    been ended before. Returns the pids of all that were found.
+    Main processes are asked first and killed after `grace_seconds`; the rest of their groups is killed. Where
+    supervisors are among them, what they started meanwhile is ended too; a supervisor that carries no marker itself
+    must have been ended before. Returns the pids of all that were found.
     """
     pids: list[int] = []
     while entries := marked_processes(directory):

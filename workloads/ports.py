@@ -19,16 +19,16 @@ from workloads.errors import RuntimeFailure
 __all__ = ["PortRegistry"]
 
 _RANGE = range(16384, 30000)
-"""Below Linux' usual ephemeral ports (32768..), which outgoing connections take, and Kubernetes' NodePorts (30000..)."""
-_LOCK_SECONDS = 10.0
+"""Below Kubernetes' NodePorts (30000..) and Linux' usual ephemeral ports (32768..), which outgoing connections take."""
+_LOCK_TRIES = 1000
 _LOCK_RETRY_SECONDS = 0.01
 
 
 class PortRegistry:
     """A directory with one file per claimed port, which names the owner's directory.
 
-    A claim counts while its owner's address names the port, so that what dies half-way leaves no port lost. The registry
-    is in the temporary directory; what is wiped there is claimed again when the owner's runtime starts.
+    A claim counts while its owner's address names the port, so that what dies half-way leaves no port lost. The
+    registry is in the temporary directory; what is wiped there is claimed again when the owner's runtime starts.
     """
 
     def __init__(self, *, host: str, directory: Path | None = None) -> None:
@@ -79,16 +79,17 @@ class PortRegistry:
         except OSError as error:
             raise RuntimeFailure(f"The registry of ports {self._directory} cannot be used: {error}.") from error
         try:
-            async with asyncio.timeout(_LOCK_SECONDS):
-                while not _try_lock(descriptor):
-                    await asyncio.sleep(_LOCK_RETRY_SECONDS)  # held for milliseconds; flock has no event to wait for
+            await self._lock(descriptor)
             yield
-        except TimeoutError as error:
-            raise RuntimeFailure(
-                f"The registry of ports {self._directory} was locked for {_LOCK_SECONDS} s."
-            ) from error
         finally:
             os.close(descriptor)
+
+    async def _lock(self, descriptor: int) -> None:
+        for _ in range(_LOCK_TRIES):
+            if _try_lock(descriptor):
+                return
+            await asyncio.sleep(_LOCK_RETRY_SECONDS)  # held for milliseconds; flock has no event to wait for
+        raise RuntimeFailure(f"The registry of ports {self._directory} stays locked by another process.")
 
     def _claim_file(self, number: int) -> Path:
         return self._directory / str(number)

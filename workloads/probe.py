@@ -48,4 +48,4 @@ class ReadinessProbe:
         except TimeoutError:
             return f"GET {self._url} has no answer after {self._timeout_seconds:g} s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return f"GET {self._url} fails: {error or type(error).__name__}"
+            return f"GET {self._url} fails: {str(error) or type(error).__name__}"

@@ -73,10 +73,11 @@ class Process:
     ) -> Process:
         """Start a program in a session of its own, with these three descriptors and no others.
 
-        `environment` is the whole environment, `directory` the working directory. Call it in the loop's thread: a program
-        bound to its parent's life dies with the *thread* that started it. Raises OSError where it cannot be started.
+        `environment` is the whole environment, `directory` the working directory. Call it in the loop's thread: a
+        program bound to its parent's life dies with the *thread* that started it. Raises OSError where it cannot be
+        started.
         """
-        popen = subprocess.Popen(  # noqa: S603 - a list that we built, never a shell
+        popen = subprocess.Popen(
             argv,
             stdin=stdin,
             stdout=stdout,

@@ -24,7 +24,7 @@ from workloads.orphans import end_entries
 from workloads.pace import Pace
 from workloads.ports import PortRegistry
 from workloads.proctable import ProcessEntry, marked_processes
-from workloads.runtime import Address, ComponentState, Phase, Runtime
+from workloads.runtime import Address, ComponentState, Phase
 from workloads.supervision import Supervision
 
 __all__ = ["ProcessRuntime"]
@@ -34,17 +34,18 @@ logger = logging.getLogger(__name__)
 _LOCK_FILE = ".lock"
 
 
-class ProcessRuntime(Runtime):
-    """Runs components as supervised processes of this machine; an async context manager.
+class ProcessRuntime:
+    """A `Runtime` of supervised processes on this machine; an async context manager.
 
-    Each component has `<directory>/<name>/`: `files/`, `data/`, `log` (and `log.1`), `address.json`. On entry, processes
-    that an earlier run left are found by the marker in their environment and watched; `apply` with an equal description
-    leaves such a process as it is, with another one replaces it. One that ends before it is described again is shown as
-    ENDED and is not started, as its description is not kept on disk. On exit, components of `Lifetime.BOUND` are ended,
-    and the others go on.
+    Each component has `<directory>/<name>/` with `files/`, `data/`, `log` (and `log.1`), `address.json`. On entry,
+    processes that an earlier run left are found by the marker in their environment and watched; `apply` with an equal
+    description leaves such a process as it is, with another one replaces it. One that ends before it is described again
+    is shown as ENDED and is not started, as its description is not kept on disk. On exit, components of
+    `Lifetime.BOUND` are ended, and the others go on.
 
-    Arguments: `directory` belongs to one runtime at a time, and to this user alone. `programs` are searched in this order.
-    `host` is where components listen, and what probes ask. `log_limit_bytes` bounds each of a component's two log files.
+    Arguments: `directory` belongs to one runtime at a time, and to this user alone. `programs` are the directories
+    searched, in this order. `host` is where components listen, and what probes ask. `log_limit_bytes` bounds each of a
+    component's two log files.
 
     Raises RuntimeFailure on entry where the directory cannot be used or another runtime uses it. Run it in a loop whose
     thread lives as long as the components shall: the kernel ends bound ones with that thread.
@@ -187,15 +188,12 @@ class ProcessRuntime(Runtime):
             elif path.is_dir():
                 self._add(path.name)
         leaders: dict[str, ProcessEntry] = {}
-        strays: list[ProcessEntry] = []
         entries = [entry for entry in marked_processes(self._directory) if Path(entry.marker).parent == self._directory]
         for entry in entries:
             if entry.leader:
                 leaders.setdefault(entry.marker, entry)
-        for entry in entries:
-            if entry.marker not in leaders:
-                strays.append(entry)  # its main process has died, and with it the component
-        await end_entries(strays, grace_seconds=0.0)
+        strays = [entry for entry in entries if entry.marker not in leaders]
+        await end_entries(strays, grace_seconds=0.0)  # their main processes have died, and so the components
         for marker, entry in leaders.items():
             self._add(Path(marker).name).adopt(entry)
         for supervision in list(self._supervisions.values()):

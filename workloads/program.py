@@ -74,7 +74,7 @@ async def _kill(process: Process) -> None:
     while not process.ended:
         try:
             await process.wait()
-        except asyncio.CancelledError as error:  # noqa: PERF203
+        except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
         raise cancelled
