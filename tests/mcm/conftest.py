@@ -215,7 +215,7 @@ class Mcm:
 
 
 @pytest.fixture
-def mcm(api_server: Any, binaries: Binaries) -> Iterator[Mcm]:
+def mcm(api_server: Any, binaries: Binaries, request: pytest.FixtureRequest) -> Iterator[Mcm]:
     """mcm on the management cluster, not started yet, with the identity and the rights that it has in production."""
     directory = Path(tempfile.mkdtemp(prefix="kplane-test-"))
     found = Mcm(directory, kubeconfig=api_server.mcm_kubeconfig, programs=binaries.directories)
@@ -225,6 +225,9 @@ def mcm(api_server: Any, binaries: Binaries) -> Iterator[Mcm]:
             assert found.end() == 0, found.log.read_text()
         assert not found.instances()
     finally:
+        for log in (found.log, *sorted(found.state.rglob("log"))):
+            if log.is_file():
+                request.node.add_report_section("teardown", str(log), log.read_text()[-20_000:])
         if found.process is not None and found.process.poll() is None:
             found.process.kill()
             found.process.wait()

@@ -1,0 +1,441 @@
+"""mcm as a process, on a real management cluster, with real control planes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import datetime as dt
+import os
+import signal
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+import pytest
+
+from api.names import API_VERSION
+from controlplane_operator.credentials import CONTROLLERS_USER, issue_client, render_kubeconfig
+from embedded.credentials import MCM_USER
+from mcm.configuration import component_name
+from provider import (
+    CLUSTER_ROLES,
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    NAMESPACES,
+    PODS,
+    ROLE_BINDINGS,
+    ROLES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    Client,
+    ClusterConfig,
+    Forbidden,
+    NotFound,
+    Resource,
+)
+from provider.providers.registration import REGISTRATIONS
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm")]
+
+Eventually = Callable[..., Any]
+
+CLAIMS = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims", namespaced=True)
+_DEADLINE_SECONDS = 40.0
+
+
+class Fleet:
+    """Registrations as controlplane-operator resolves them, written by hand."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.namespace = f"kplane-cp-{uuid.uuid4().hex[:10]}"
+        self._names: list[str] = []
+
+    def name(self, stem: str) -> str:
+        return f"{stem}-{self.namespace[-10:]}"
+
+    async def open(self) -> None:
+        await self.client.create(NAMESPACES, manifest("v1", "Namespace", self.namespace))
+
+    async def aclose(self) -> None:
+        for name in self._names:
+            with contextlib.suppress(NotFound):
+                await self.client.delete(REGISTRATIONS, name)
+        await self.client.delete(NAMESPACES, self.namespace)
+
+    async def register(self, stem: str, secret: Mapping[str, bytes], *, server: str, profile: str = "Nodeless") -> str:
+        name = self.name(stem)
+        await self.put_secret(stem, secret)
+        await self.client.create(
+            REGISTRATIONS,
+            manifest(
+                API_VERSION,
+                "ControlPlaneRegistration",
+                name,
+                spec={"controlPlaneRef": {"name": name}, "services": ["Controllers"]},
+            ),
+        )
+        self._names.append(name)
+        await self.resolve(stem, server=server, secret=stem, profile=profile)
+        return name
+
+    async def put_secret(self, stem: str, secret: Mapping[str, bytes]) -> None:
+        """Write a Secret, and let mcm read it and no other one."""
+        data = {key: base64.b64encode(value).decode() for key, value in secret.items()}
+        await self.client.apply(SECRETS, manifest("v1", "Secret", stem, namespace=self.namespace, data=data))
+        group = "rbac.authorization.k8s.io"
+        rules = [{"apiGroups": [""], "resources": ["secrets"], "resourceNames": [stem], "verbs": ["get", "watch"]}]
+        await self.client.apply(ROLES, manifest(f"{group}/v1", "Role", stem, namespace=self.namespace, rules=rules))
+        binding = manifest(
+            f"{group}/v1",
+            "RoleBinding",
+            stem,
+            namespace=self.namespace,
+            roleRef={"apiGroup": group, "kind": "Role", "name": stem},
+            subjects=[{"apiGroup": group, "kind": "User", "name": MCM_USER}],
+        )
+        await self.client.apply(ROLE_BINDINGS, binding)
+
+    async def resolve(self, stem: str, *, server: str, secret: str, profile: str = "Nodeless") -> None:
+        found = await self.client.get(REGISTRATIONS, self.name(stem))
+        status = {
+            "ready": True,
+            "observedGeneration": found["metadata"]["generation"],
+            "resolvedEndpoint": server,
+            "resolvedControllersSecretRef": {"name": secret, "namespace": self.namespace},
+            "controlPlaneUID": str(uuid.uuid5(uuid.NAMESPACE_URL, server)),
+            "services": ["Controllers"],
+            "controllers": {"profile": profile},
+        }
+        await self.client.patch(REGISTRATIONS, self.name(stem), {"status": status}, subresource="status")
+
+
+def manifest(api_version: str, kind: str, name: str, *, namespace: str | None = None, **more: Any) -> dict[str, Any]:
+    metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **more}
+
+
+def deployment(name: str, *, namespace: str) -> dict[str, Any]:
+    labels = {"app": name}
+    pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "a", "image": "none"}]}}
+    spec = {"replicas": 3, "selector": {"matchLabels": labels}, "template": pod}
+    return manifest("apps/v1", "Deployment", name, namespace=namespace, spec=spec)
+
+
+@pytest.fixture
+async def fleet(api_server: Any) -> AsyncIterator[Fleet]:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+        found = Fleet(client)
+        await found.open()
+        try:
+            yield found
+        finally:
+            await found.aclose()
+
+
+@pytest.fixture
+async def one(tenants: Any) -> AsyncIterator[Client]:
+    async with Client(tenants["one"].config) as client:
+        yield client
+
+
+@pytest.fixture
+async def two(tenants: Any) -> AsyncIterator[Client]:
+    async with Client(tenants["two"].config) as client:
+        yield client
+
+
+@pytest.fixture
+def state(mcm: Any, eventually: Eventually) -> Callable[..., Awaitable[dict[str, Any]]]:
+    """`await state(name, "Ready")`: wait for what mcm tells of a cluster, then give all of it."""
+
+    async def wait(name: str, wanted: str, accept: Callable[[dict[str, Any]], Any] = bool) -> dict[str, Any]:
+        def told() -> Any:
+            return mcm.clusters().get(name, {})
+
+        found: dict[str, Any] = await eventually(
+            lambda: asyncio.to_thread(told),
+            lambda found: found.get("state") == wanted and accept(found),
+            timeout=_DEADLINE_SECONDS,
+        )
+        return found
+
+    return wait
+
+
+async def works(client: Client, eventually: Eventually) -> str:
+    """Show that controllers work: a new namespace gets its ServiceAccount. Returns the namespace."""
+    name = f"proof-{uuid.uuid4().hex[:8]}"
+    await client.create(NAMESPACES, manifest("v1", "Namespace", name))
+    await eventually(lambda: client.get(SERVICE_ACCOUNTS, "default", namespace=name), timeout=_DEADLINE_SECONDS)
+    return name
+
+
+async def gone(client: Client, resource: Resource, name: str) -> bool:
+    try:
+        await client.get(resource, name)
+    except NotFound:
+        return True
+    return False
+
+
+@pytest.mark.timeout(180)
+async def test_an_instance_gives_a_control_plane_what_kubernetes_promises(
+    mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
+) -> None:
+    mcm.start()
+    name = await fleet.register("a", tenants["one"].controllers_secret(), server=tenants["one"].server)
+    await state(name, "Ready")
+
+    namespace = await works(one, eventually)
+    root = await eventually(lambda: one.get(CONFIG_MAPS, "kube-root-ca.crt", namespace=namespace))
+    assert root["data"]["ca.crt"].encode() == tenants["one"].authorities.serving.certificate
+
+    await one.create(DEPLOYMENTS, deployment("web", namespace=namespace))
+    pods = await eventually(
+        lambda: one.list(PODS, namespace=namespace), lambda found: len(found.items) == 3, timeout=_DEADLINE_SECONDS
+    )
+    assert {pod["metadata"]["ownerReferences"][0]["kind"] for pod in pods.items} == {"ReplicaSet"}
+
+    admin = await eventually(lambda: one.get(CLUSTER_ROLES, "admin"), lambda role: role.get("rules"))
+    assert any("deployments" in rule.get("resources", ()) for rule in admin["rules"])
+
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    await one.create(CLAIMS, manifest("v1", "PersistentVolumeClaim", "data", namespace=namespace, spec=claim))
+    await one.delete(NAMESPACES, namespace)
+    await eventually(lambda: gone(one, NAMESPACES, namespace), timeout=_DEADLINE_SECONDS)
+
+
+@pytest.mark.timeout(180)
+async def test_a_switched_registration_has_one_instance_at_any_time(
+    mcm: Any, fleet: Fleet, tenants: Any, one: Client, two: Client, state: Any, eventually: Eventually
+) -> None:
+    mcm.start()
+    name = await fleet.register("a", tenants["one"].controllers_secret(), server=tenants["one"].server)
+    old = (await state(name, "Ready"))["pid"]
+    await works(one, eventually)
+    await fleet.put_secret("moved", tenants["two"].controllers_secret())
+
+    seen: set[tuple[int, ...]] = set()
+
+    async def look() -> None:
+        while True:
+            seen.add(tuple(await asyncio.to_thread(mcm.instances)))
+
+    looking = asyncio.create_task(look())
+    await fleet.resolve("a", server=tenants["two"].server, secret="moved")
+    found = await state(name, "Ready", lambda found: found["server"] == tenants["two"].server)
+    looking.cancel()
+
+    assert found["pid"] != old
+    assert {(old,), (found["pid"],)} <= seen
+    assert max(len(pids) for pids in seen) == 1
+    await works(two, eventually)
+    # Nobody is left at the old one.
+    lonely = f"lonely-{uuid.uuid4().hex[:8]}"
+    await one.create(NAMESPACES, manifest("v1", "Namespace", lonely))
+    await works(two, eventually)
+    with pytest.raises(NotFound):
+        await one.get(SERVICE_ACCOUNTS, "default", namespace=lonely)
+
+
+@pytest.mark.timeout(180)
+async def test_a_renewed_certificate_is_used_by_the_same_process(
+    mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
+) -> None:
+    """The first certificate expires while the instance runs, and every connection has to be made again."""
+    tenant = tenants["one"]
+    expires = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=12)
+    short = issue_client(
+        tenant.authorities.client,
+        user=CONTROLLERS_USER,
+        groups=("system:masters",),
+        lifetime=dt.timedelta(seconds=12),
+    )
+    kubeconfig = render_kubeconfig(
+        server=tenant.server, ca=tenant.authorities.serving.certificate, user=CONTROLLERS_USER, client=short
+    )
+    secret = tenant.controllers_secret()
+    mcm.start()
+    async with cuttable(tenant.server) as (address, cut):
+        name = await fleet.register("a", secret | {"kubeconfig": kubeconfig}, server=f"https://{address}")
+        pid = (await state(name, "Ready"))["pid"]
+        await fleet.put_secret("a", secret)
+        renewed = ClusterConfig.from_kubeconfig(secret["kubeconfig"]).client_certificate
+        file = mcm.state / component_name(name) / "files" / "client.pem"
+        await eventually(lambda: renewed.strip() in file.read_bytes())
+        await eventually(lambda: dt.datetime.now(dt.UTC) > expires, timeout=20.0)
+        cut()
+        await works(one, eventually)
+        assert (await state(name, "Ready"))["pid"] == pid
+        assert mcm.clusters()[name]["restarts"] == 0
+
+
+@pytest.mark.timeout(180)
+async def test_a_deleted_registration_leaves_nothing(
+    mcm: Any, fleet: Fleet, tenants: Any, state: Any, eventually: Eventually
+) -> None:
+    mcm.start()
+    name = await fleet.register("a", tenants["one"].controllers_secret(), server=tenants["one"].server, profile="Core")
+    found = await state(name, "Ready")
+    assert found["profile"] == "Core"
+    assert mcm.instances() == [found["pid"]]
+    _, metrics = await asyncio.to_thread(mcm.get, "/metrics")
+    assert f'mcm_instance_up{{cluster="{name}"}} 1.0' in metrics
+    assert f'mcm_instance_pss_bytes{{cluster="{name}"}}' in metrics
+
+    await fleet.client.delete(REGISTRATIONS, name)
+    await eventually(lambda: not mcm.instances() and not mcm.directories())
+    _, metrics = await asyncio.to_thread(mcm.get, "/metrics")
+    assert name not in metrics
+    assert name not in await asyncio.to_thread(mcm.clusters)
+
+
+@pytest.mark.timeout(180)
+async def test_a_killed_instance_comes_back(
+    mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
+) -> None:
+    mcm.start()
+    name = await fleet.register("a", tenants["one"].controllers_secret(), server=tenants["one"].server)
+    old = (await state(name, "Ready"))["pid"]
+    os.kill(old, signal.SIGKILL)
+    found = await state(name, "Ready", lambda found: found["pid"] != old)
+    assert found["restarts"] == 1
+    assert found["message"] == ""
+    await works(one, eventually)
+
+
+@pytest.mark.timeout(180)
+async def test_instances_die_with_a_killed_mcm_and_a_new_one_starts_them_again(
+    mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
+) -> None:
+    mcm.start()
+    kept = await fleet.register("kept", tenants["one"].controllers_secret(), server=tenants["one"].server)
+    deleted = await fleet.register("deleted", tenants["two"].controllers_secret(), server=tenants["two"].server)
+    old = {(await state(name, "Ready"))["pid"] for name in (kept, deleted)}
+    assert mcm.end(signal.SIGKILL) == -signal.SIGKILL
+    await eventually(lambda: not mcm.instances())
+    await fleet.client.delete(REGISTRATIONS, deleted)
+
+    mcm.start()
+    found = await state(kept, "Ready")
+    assert found["pid"] not in old
+    assert mcm.directories() == [component_name(kept)]
+    await works(one, eventually)
+
+
+@pytest.mark.timeout(180)
+async def test_control_planes_that_do_not_answer_disturb_no_other(
+    mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
+) -> None:
+    secret, foreign = tenants["one"].controllers_secret(), tenants["two"].controllers_secret()
+    async with silent() as address:
+        mcm.start()
+        names = {
+            "silent": await fleet.register("silent", secret, server=f"https://{address}"),
+            "refused": await fleet.register("refused", secret, server="https://127.0.0.1:1"),
+            "foreign": await fleet.register("foreign", foreign, server=tenants["one"].server),
+        }
+        good = await fleet.register("good", secret, server=tenants["one"].server)
+        await state(good, "Ready")
+        await works(one, eventually)
+
+        reasons = {"refused": "connection refused", "foreign": "unknown authority", "silent": "TLS handshake timeout"}
+
+        def told() -> dict[str, Any]:
+            return {stem: mcm.clusters()[name] for stem, name in names.items()}
+
+        found = await eventually(
+            lambda: asyncio.to_thread(told),
+            lambda found: all(reason in found[stem]["message"] for stem, reason in reasons.items()),
+            timeout=_DEADLINE_SECONDS,
+        )
+        assert {summary["state"] for summary in found.values()} <= {"Starting", "Backoff"}
+        assert (await asyncio.to_thread(mcm.get, "/readyz"))[0] == 200
+        assert (await state(good, "Ready"))["restarts"] == 0
+
+
+@pytest.mark.timeout(120)
+async def test_sigterm_ends_every_instance(mcm: Any, fleet: Fleet, tenants: Any, state: Any) -> None:
+    mcm.start()
+    for stem in ("one", "two"):
+        await fleet.register(stem, tenants[stem].controllers_secret(), server=tenants[stem].server)
+    for stem in ("one", "two"):
+        await state(fleet.name(stem), "Ready")
+    assert len(mcm.instances()) == 2
+    assert await asyncio.to_thread(mcm.end) == 0
+    assert not mcm.instances()
+    assert not mcm.directories()
+
+
+async def test_mcm_may_read_registrations_and_single_secrets_only(api_server: Any, fleet: Fleet, tenants: Any) -> None:
+    name = await fleet.register("a", tenants["one"].controllers_secret(), server=tenants["one"].server)
+    await fleet.client.create(SECRETS, manifest("v1", "Secret", "other", namespace=fleet.namespace))
+    async with Client(ClusterConfig.load(api_server.mcm_kubeconfig)) as mcm:
+        assert (await mcm.get(REGISTRATIONS, name))["metadata"]["name"] == name
+        assert (await mcm.get(SECRETS, "a", namespace=fleet.namespace))["data"]
+        for attempt in (
+            mcm.get(SECRETS, "other", namespace=fleet.namespace),
+            mcm.list(SECRETS, namespace=fleet.namespace),
+            mcm.list(SECRETS),
+            mcm.delete(SECRETS, "a", namespace=fleet.namespace),
+            mcm.delete(REGISTRATIONS, name),
+            mcm.patch(REGISTRATIONS, name, {"status": {"ready": False}}, subresource="status"),
+            mcm.list(NAMESPACES),
+        ):
+            with pytest.raises(Forbidden):
+                await attempt
+
+
+@contextlib.asynccontextmanager
+async def silent() -> AsyncIterator[str]:
+    """A server that accepts and never says anything."""
+    done = asyncio.Event()
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await done.wait()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    try:
+        yield f"{host}:{port}"
+    finally:
+        done.set()
+        server.close()
+
+
+@contextlib.asynccontextmanager
+async def cuttable(server: str) -> AsyncIterator[tuple[str, Callable[[], None]]]:
+    """A way to a server, and a function that cuts all connections on it."""
+    target_host, target_port = server.removeprefix("https://").split(":")
+    writers: set[asyncio.StreamWriter] = set()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass  # cut
+        finally:
+            writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection(target_host, int(target_port))
+        writers.update((writer, there_writer))
+        await asyncio.gather(forward(reader, there_writer), forward(there_reader, writer))
+
+    def cut() -> None:
+        for writer in writers:
+            writer.transport.abort()
+        writers.clear()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = listening.sockets[0].getsockname()
+    try:
+        yield f"{host}:{port}", cut
+    finally:
+        listening.close()
+        cut()
