@@ -16,6 +16,8 @@ RUN := $(BIN)/python
 # The Python versions that the unit tests run on, where the machine has them, besides the one of $(VENV).
 TESTED := 3.11 3.13
 PYTEST_WORKERS ?= 2
+# By another name than MAKE, so that `make -n` does not run the recipes that it stands in.
+SUBMAKE := $(MAKE)
 UV_PIP_COMPILE := .venv-uv/bin/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11
 
 .PHONY: help
@@ -69,22 +71,23 @@ lint: venv ## Check style, types and the directions between packages
 .PHONY: test-unit
 test-unit: venv ## Run the unit tests, on each tested Python that the machine has
 	@mkdir -p reports
-	@main=$$($(RUN) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
-	ran=$$main; failed=0; \
-	echo "== unit tests on Python $$main"; \
-	$(RUN) -m pytest -m "not integration" -n $(PYTEST_WORKERS) --junit-xml=reports/unit-$$main.xml || failed=1; \
+	@ran=""; failed=""; \
+	run() { \
+		echo "== unit tests on Python $$2"; ran="$$ran $$2"; \
+		"$$1/bin/python" -m pytest -m "not integration" -n $(PYTEST_WORKERS) --junit-xml="reports/unit-$$2.xml" || failed="$$failed $$2"; \
+	}; \
+	main=$$($(RUN) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	run $(VENV) "$$main"; \
 	for version in $(TESTED); do \
-		[ "$$version" = "$$main" ] && continue; \
-		for python in python$$version $$HOME/.pyenv/versions/$$version*/bin/python; do \
-			"$$python" -c "$(PROBE) or sys.version_info[:2] != tuple(map(int, '$$version'.split('.'))))" >/dev/null 2>&1 || continue; \
-			$(MAKE) .venv-$$version/.stamp INTERPRETER="$$python"; \
-			echo "== unit tests on Python $$version"; \
-			.venv-$$version/bin/python -m pytest -m "not integration" -n $(PYTEST_WORKERS) --junit-xml=reports/unit-$$version.xml || failed=1; \
-			ran="$$ran $$version"; break; \
+		[ "$$version" != "$$main" ] || continue; \
+		for python in "python$$version" "$$HOME/.pyenv/versions/$$version".*/bin/python; do \
+			"$$python" -c 'import ensurepip, sys, venv; sys.exit("%d.%d" % sys.version_info[:2] != sys.argv[1])' "$$version" >/dev/null 2>&1 || continue; \
+			$(SUBMAKE) ".venv-$$version/.stamp" INTERPRETER="$$python"; \
+			run ".venv-$$version" "$$version"; break; \
 		done; \
 	done; \
-	echo "== unit tests ran on Python $$ran (tested where there: $(TESTED))"; \
-	exit $$failed
+	echo "== unit tests ran on Python$$ran (tested where the machine has it: $(TESTED))$${failed:+; FAILED on$$failed}"; \
+	[ -z "$$failed" ]
 
 .PHONY: test-integration
 test-integration: venv binaries ## Run the tests against the real programs
