@@ -82,24 +82,26 @@ class RegistrationProvider:
         followers: dict[str, _Follower] = {}
         async with asyncio.TaskGroup() as tasks:
 
-            def follow(name: str) -> None:
+            async def follow(name: str) -> None:
+                await followers[name].run()
+                # Without a pause in between, in which the follower could be told something that it does not hear.
+                del followers[name]
+
+            def tell(name: str, registration: Object | None) -> None:
                 if name not in followers:
                     followers[name] = _Follower(name, self._client, clusters, services=self._services)
-                    task = tasks.create_task(followers[name].run(), name=f"registration {name}")
-                    task.add_done_callback(lambda _: followers.pop(name, None))
+                    tasks.create_task(follow(name), name=f"registration {name}")
+                followers[name].see(registration)
 
             def handle(event: str, registration: dict[str, Any]) -> None:
-                name = registration["metadata"]["name"]
-                follow(name)
-                followers[name].see(None if event == "DELETED" else registration)
+                tell(registration["metadata"]["name"], None if event == "DELETED" else registration)
 
             async def forget_strangers() -> None:
                 # Of an earlier run: their registrations may have gone in between.
                 await self._registrations.synced.wait()
                 for name in clusters.names():
                     if ("", name) not in self._registrations.store:
-                        follow(name)
-                        followers[name].see(None)
+                        tell(name, None)
 
             for registration in self._registrations.store.values():
                 handle("ADDED", registration)

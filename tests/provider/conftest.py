@@ -1,0 +1,219 @@
+"""A server that misbehaves as told, and identities on the real API server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import ipaddress
+import json
+import ssl
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from provider import NAMESPACES, Client, ClusterConfig
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A certificate and its key."""
+
+    certificate: bytes
+    key: bytes
+
+
+class Authority:
+    """Signs certificates that are good for an hour."""
+
+    def __init__(self, name: str = "test-ca") -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        certificate = (
+            self._builder(self._name, self._key)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+        self.pem = certificate.public_bytes(serialization.Encoding.PEM)
+
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, hours: int = 1) -> Any:
+        now = dt.datetime.now(dt.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - dt.timedelta(hours=3))
+            .not_valid_after(now + dt.timedelta(hours=hours))
+        )
+
+    def issue(self, name: str = "server", *, address: str = "127.0.0.1", hours: int = 1) -> Issued:
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address)), x509.DNSName("served.test")])
+        certificate = (
+            self._builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), key, hours=hours)
+            .add_extension(names, critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        return Issued(
+            certificate.public_bytes(serialization.Encoding.PEM),
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as it came."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+
+Answer = Callable[[Asked, asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass
+class FaultServer:
+    """Speaks just enough HTTP over TLS to break it; `answer` writes raw bytes."""
+
+    config: ClusterConfig
+    authority: Authority
+    answer: Answer
+    asked: list[Asked] = field(default_factory=list)
+    connections: int = 0
+
+
+def http(body: bytes | dict[str, Any], *, status: int = 200, headers: str = "") -> bytes:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = f"HTTP/1.1 {status} Whatever\r\nContent-Type: application/json\r\n{headers}Content-Length: {len(content)}\r\n\r\n"
+    return head.encode() + content
+
+
+def stream_head() -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def chunk(content: bytes) -> bytes:
+    return f"{len(content):x}\r\n".encode() + content + b"\r\n"
+
+
+async def _read_request(reader: asyncio.StreamReader) -> Asked | None:
+    head = await reader.readuntil(b"\r\n\r\n")
+    first, *rest = head.decode().split("\r\n")
+    method, target, _ = first.split(" ")
+    headers = {key.lower(): value for key, _, value in (line.partition(": ") for line in rest if line)}
+    return Asked(method, target, headers, await reader.readexactly(int(headers.get("content-length", "0"))))
+
+
+class Tools:
+    """What the tests of this directory build with."""
+
+    Authority = Authority
+    http = staticmethod(http)
+    stream_head = staticmethod(stream_head)
+    chunk = staticmethod(chunk)
+
+
+@pytest.fixture
+def tools() -> type[Tools]:
+    return Tools
+
+
+@pytest.fixture
+async def fault_server(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[FaultServer]]]:
+    """`await fault_server(answer, issued=None)`: starts one that ends with the test."""
+    stack = contextlib.AsyncExitStack()
+
+    async def start(answer: Answer, *, issued: Issued | None = None, plain: bool = False) -> FaultServer:
+        authority = Authority()
+        issued = issued or authority.issue()
+        (tmp_path / "server.pem").write_bytes(issued.certificate + issued.key)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tmp_path / "server.pem")
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            server.connections += 1
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError, ssl.SSLError):
+                while (asked := await _read_request(reader)) is not None:
+                    server.asked.append(asked)
+                    await server.answer(asked, writer)
+                    await writer.drain()
+            server.connections -= 1
+            writer.transport.abort()
+
+        tasks: set[asyncio.Task[None]] = set()
+
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.get_running_loop().create_task(serve(reader, writer))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        listening = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=None if plain else context)
+        port = listening.sockets[0].getsockname()[1]
+        server = FaultServer(ClusterConfig(f"https://127.0.0.1:{port}", ca_data=authority.pem), authority, answer)
+
+        async def stop() -> None:
+            listening.close()
+            for task in tuple(tasks):
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        stack.push_async_callback(stop)
+        return server
+
+    async with stack:
+        yield start
+
+
+@pytest.fixture
+async def client(api_server: Any) -> AsyncIterator[Client]:
+    """The administrator of the real API server."""
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+        yield client
+
+
+@pytest.fixture
+async def namespace(client: Client) -> str:
+    """A namespace of this test alone; the server goes with the session."""
+    name = f"test-{uuid.uuid4().hex[:10]}"
+    await client.create(NAMESPACES, {"metadata": {"name": name}})
+    return name
+
+
+@pytest.fixture
+def service_account(client: Client, namespace: str) -> Callable[..., Awaitable[ClusterConfig]]:
+    """`await service_account(rules)`: the configuration of a new identity with these rules in the test's namespace."""
+
+    async def make(rules: list[dict[str, Any]]) -> ClusterConfig:
+        from provider import ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS
+
+        name = f"user-{uuid.uuid4().hex[:6]}"
+        await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": name}}, namespace=namespace)
+        await client.create(ROLES, {"metadata": {"name": name}, "rules": rules}, namespace=namespace)
+        binding = {
+            "metadata": {"name": name},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+        }
+        await client.create(ROLE_BINDINGS, binding, namespace=namespace)
+        token = await client.request(
+            "POST",
+            f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token",
+            body={"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
+        )
+        return ClusterConfig(client.config.server, ca_data=client.config.ca_data, token=token["status"]["token"])
+
+    return make

@@ -1,0 +1,151 @@
+"""The client against a real kube-apiserver."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from provider import (
+    CONFIG_MAPS,
+    NAMESPACES,
+    SECRETS,
+    AlreadyExists,
+    Client,
+    ClusterConfig,
+    Conflict,
+    Expired,
+    Forbidden,
+    Invalid,
+    NotFound,
+    ProviderError,
+    Unauthorized,
+    Unreachable,
+)
+
+pytestmark = pytest.mark.integration
+
+
+def config_map(name, **data):
+    return {"metadata": {"name": name, "labels": {"app": name[0]}}, "data": data}
+
+
+async def test_create_read_change_delete(client, namespace):
+    created = await client.create(CONFIG_MAPS, config_map("a", x="1"), namespace=namespace)
+    read = await client.get(CONFIG_MAPS, "a", namespace=namespace)
+    assert read["data"] == {"x": "1"}
+    assert read["metadata"]["uid"] == created["metadata"]["uid"]
+
+    read["data"]["x"] = "2"
+    await client.replace(CONFIG_MAPS, read)
+    await client.patch(CONFIG_MAPS, "a", {"data": {"y": "3"}}, namespace=namespace)
+    operations = [{"op": "add", "path": "/data/z", "value": "4"}]
+    changed = await client.json_patch(CONFIG_MAPS, "a", operations, namespace=namespace)
+    assert changed["data"] == {"x": "2", "y": "3", "z": "4"}
+
+    await client.delete(CONFIG_MAPS, "a", namespace=namespace)
+    with pytest.raises(NotFound, match=r'configmaps "a" not found'):
+        await client.get(CONFIG_MAPS, "a", namespace=namespace)
+
+
+async def test_server_side_apply_owns_fields_by_manager(client, namespace):
+    ours = config_map("a", x="1") | {"metadata": {"name": "a", "namespace": namespace}}
+    applied = await client.apply(CONFIG_MAPS, ours, field_manager="one")
+    again = await client.apply(CONFIG_MAPS, ours, field_manager="one")
+    assert again["metadata"]["resourceVersion"] == applied["metadata"]["resourceVersion"]
+
+    theirs = {"metadata": {"name": "a", "namespace": namespace}, "data": {"x": "2"}}
+    with pytest.raises(Conflict) as caught:
+        await client.apply(CONFIG_MAPS, theirs, field_manager="two", force=False)
+    assert caught.value.details["causes"][0]["field"] == ".data.x"
+    forced = await client.apply(CONFIG_MAPS, theirs, field_manager="two")
+    assert forced["data"] == {"x": "2"}
+
+
+async def test_refusals_have_their_own_exceptions(client, namespace):
+    first = await client.create(CONFIG_MAPS, config_map("a", x="1"), namespace=namespace)
+    with pytest.raises(AlreadyExists):
+        await client.create(CONFIG_MAPS, config_map("a"), namespace=namespace)
+    await client.patch(CONFIG_MAPS, "a", {"data": {"x": "2"}}, namespace=namespace)
+    with pytest.raises(Conflict) as caught:
+        await client.replace(CONFIG_MAPS, first)
+    assert not isinstance(caught.value, AlreadyExists)
+    with pytest.raises(Conflict):
+        await client.delete(CONFIG_MAPS, "a", namespace=namespace, uid="another")
+    with pytest.raises(Invalid) as invalid:
+        await client.create(CONFIG_MAPS, config_map("Not A Name"), namespace=namespace)
+    assert invalid.value.reason == "Invalid"
+    assert "metadata.name" in str(invalid.value)
+
+
+async def test_an_empty_name_never_becomes_a_call_for_the_whole_collection(client, namespace):
+    await client.create(CONFIG_MAPS, config_map("a"), namespace=namespace)
+    with pytest.raises(ProviderError, match="empty"):
+        await client.delete(CONFIG_MAPS, "", namespace=namespace)
+    assert await client.get(CONFIG_MAPS, "a", namespace=namespace)
+
+
+async def test_lists_are_whole_over_several_pages(client, namespace):
+    for number in range(7):
+        await client.create(CONFIG_MAPS, config_map(f"{'ab'[number % 2]}-{number}"), namespace=namespace)
+    found = await client.list(CONFIG_MAPS, namespace=namespace, label_selector="app in (a,b)", page_size=3)
+    assert [item["metadata"]["name"] for item in found.items] == ["a-0", "a-2", "a-4", "a-6", "b-1", "b-3", "b-5"]
+    assert {(item["apiVersion"], item["kind"]) for item in found.items} == {("v1", "ConfigMap")}
+    assert not any("managedFields" in item["metadata"] for item in found.items)
+    some = await client.list(CONFIG_MAPS, namespace=namespace, label_selector="app=b")
+    assert len(some.items) == 3
+    everywhere = await client.list(CONFIG_MAPS, label_selector="app=b")
+    assert len(everywhere.items) >= 3
+
+
+async def test_a_watch_goes_on_where_a_list_ended(client, namespace):
+    await client.create(CONFIG_MAPS, config_map("old"), namespace=namespace)
+    listed = await client.list(CONFIG_MAPS, namespace=namespace)
+    await client.create(CONFIG_MAPS, config_map("new", x="1"), namespace=namespace)
+    await client.patch(CONFIG_MAPS, "new", {"data": {"x": "2"}}, namespace=namespace)
+    await client.delete(CONFIG_MAPS, "new", namespace=namespace)
+    seen = []
+    async with client.watch(CONFIG_MAPS, namespace=namespace, resource_version=listed.resource_version) as watch:
+        async for event in watch:
+            if event.type != "BOOKMARK" and event.object["metadata"]["name"] == "new":
+                seen.append(event.type)
+            if event.type == "DELETED":
+                break
+    assert seen == ["ADDED", "MODIFIED", "DELETED"]
+
+
+async def test_the_server_ends_a_watch_in_time(client, namespace):
+    async with asyncio.timeout(10):
+        async with client.watch(SECRETS, namespace=namespace, resource_version=None, timeout_seconds=1) as watch:
+            assert {event.type async for event in watch} <= {"BOOKMARK"}
+
+
+async def test_a_watch_from_before_the_cache_is_expired(client, namespace):
+    with pytest.raises(Expired):
+        async with client.watch(CONFIG_MAPS, namespace=namespace, resource_version="1", timeout_seconds=5) as watch:
+            async for _ in watch:
+                pass
+
+
+async def test_unknown_credentials_and_missing_permissions_differ(client, service_account):
+    nobody = ClusterConfig(client.config.server, ca_data=client.config.ca_data, token="wrong")
+    async with Client(nobody) as stranger:
+        with pytest.raises(Unauthorized):
+            await stranger.get(NAMESPACES, "default")
+    async with Client(await service_account([])) as powerless:
+        with pytest.raises(Forbidden, match="cannot get resource"):
+            await powerless.get(NAMESPACES, "default")
+
+
+async def test_probe_and_version(client):
+    await client.probe()
+    assert (await client.request("GET", "/version"))["gitVersion"].startswith("v1.")
+
+
+async def test_another_ca_is_a_refused_certificate(client, tools):
+    stranger = dataclasses.replace(client.config, ca_data=tools.Authority().pem)
+    async with Client(stranger) as misled:
+        with pytest.raises(Unreachable, match="certificate not signed by the CA of the kubeconfig") as caught:
+            await misled.probe()
+    assert (caught.value.kind, caught.value.reason) == ("tls", "CertificateInvalid")
