@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -28,6 +29,8 @@ _log: Final = logging.getLogger(__name__)
 
 _STEADY_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 15.0
+_CLOSE_SECONDS: Final = 3.0
+_POLL_SECONDS: Final = 0.01
 
 
 class Watching:
@@ -40,6 +43,7 @@ class Watching:
         self._load_config = load_config
         self._stores = tuple(stores)
         self._label_selectors = label_selectors
+        self._sockets = _Sockets()
 
     async def run(self) -> None:
         """Follow until cancelled. Never raises anything else."""
@@ -78,7 +82,10 @@ class Watching:
         kopf.on.login(registry=registry)(self._login)
         for store in self._stores:
             self._register(store, registry=registry, loop=loop)
-        await kopf.operator(registry=registry, settings=self._settings(), clusterwide=True, stop_flag=stop)
+        try:
+            await kopf.operator(registry=registry, settings=self._settings(), clusterwide=True, stop_flag=stop)
+        finally:
+            await self._sockets.closed()
 
     def _register(self, store: Store, *, registry: kopf.OperatorRegistry, loop: asyncio.AbstractEventLoop) -> None:
         group, _, version = store.resource.api_version.rpartition("/")
@@ -92,7 +99,7 @@ class Watching:
         config = self._load_config()
         token = config.token if config.token_file is None else config.token_file.read_text().strip()
         session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=ssl_context(config)),
+            connector=aiohttp.TCPConnector(limit=0, ssl=ssl_context(config), socket_factory=self._sockets.open),
             headers={"Authorization": f"Bearer {token}"} if token else {},
         )
         return kopf.AiohttpSession(server=config.server, aiohttp_session=session)
@@ -112,3 +119,26 @@ class Watching:
         for resource, selector in self._label_selectors.items():
             settings.watching.label_selectors[resource.api_version, resource.plural] = selector
         return settings
+
+
+class _Sockets:
+    """Knows the sockets of kopf's connections, which end a little later than kopf does, and not after its loop."""
+
+    def __init__(self) -> None:
+        self._open: list[socket.socket] = []
+
+    def open(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        """Open a socket for an address that aiohttp is about to connect to."""
+        self._open = [known for known in self._open if known.fileno() != -1]
+        opened = socket.socket(family=address[0], type=address[1], proto=address[2])
+        self._open.append(opened)
+        return opened
+
+    async def closed(self) -> None:
+        """Wait, but not for long, until every one of them is closed."""
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                while any(known.fileno() != -1 for known in self._open):  # noqa: ASYNC110 - a socket tells nobody
+                    await asyncio.sleep(_POLL_SECONDS)
+        except TimeoutError:
+            _log.warning("connections of kopf are still open after %g s", _CLOSE_SECONDS)

@@ -1,0 +1,85 @@
+"""Flags are checked before anything starts, and the program ends with the status that it promises."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from controlplane_operator.logs import about, json_logging
+from controlplane_operator.main import main
+from controlplane_operator.settings import SettingsError, parse_arguments
+
+
+@pytest.fixture
+def flags(tmp_path: Path) -> list[str]:
+    (tmp_path / "kubeconfig").write_text("{}")
+    for name in ("ca.crt", "ca.key", "client.crt", "client.key"):
+        (tmp_path / name).write_text("x")
+    return [
+        f"--kubeconfig={tmp_path}/kubeconfig",
+        f"--state-dir={tmp_path}/state",
+        f"--programs-dir={tmp_path}",
+        "--shared-etcd-endpoint=https://127.0.0.1:2379",
+        f"--shared-etcd-credentials={tmp_path}",
+    ]
+
+
+def test_flags_become_settings(flags: list[str], tmp_path: Path) -> None:
+    settings = parse_arguments([*flags, "--listen=[::1]:9000", "--mcm-service-account=ns/name", "--workers=3"])
+    assert (settings.listen_host, settings.listen_port) == ("::1", 9000)
+    assert (settings.mcm_namespace, settings.mcm_service_account, settings.workers) == ("ns", "name", 3)
+    assert settings.shared_etcd is not None
+    assert settings.shared_etcd.credentials == tmp_path
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "--listen=nowhere",
+        "--listen=127.0.0.1:70000",
+        "--workers=0",
+        "--mcm-service-account=name",
+        "--kubeconfig=/no/such/file",
+        "--programs-dir=/no/such/directory",
+        "--shared-etcd-endpoint=http://127.0.0.1:2379",
+        "--shared-etcd-credentials=/",
+        "--cluster-kubeconfig=/no/such/file",
+    ],
+)
+def test_a_wrong_value_is_refused_with_the_flag_that_has_it(
+    flags: list[str], wrong: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flag = wrong.partition("=")[0]
+    with pytest.raises(SettingsError, match=flag):
+        parse_arguments([*flags, wrong])
+    assert main([*flags, wrong]) == 2
+    assert flag in capsys.readouterr().err
+
+
+def test_half_of_the_shared_etcd_is_refused(flags: list[str]) -> None:
+    with pytest.raises(SettingsError, match="go together"):
+        parse_arguments([flag for flag in flags if "credentials" not in flag])
+
+
+def test_a_kubeconfig_that_cannot_be_used_ends_with_status_1(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(flags) == 1
+
+
+def test_log_lines_are_json_and_name_their_object() -> None:
+    stream = io.StringIO()
+    with json_logging("INFO", stream=stream), about("ControlPlane", name="acme"):
+        logging.getLogger("any").info("done in %d ms", 7, extra={"listen": "here"})
+        try:
+            int("no number")
+        except ValueError:
+            logging.getLogger("any").exception("failed")
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert (first["message"], first["object"], first["listen"]) == ("done in 7 ms", "ControlPlane/acme", "here")
+    assert first["level"] == "info"
+    assert "ValueError: invalid literal" in second["message"]
