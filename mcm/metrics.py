@@ -34,7 +34,7 @@ class Metrics:
             summaries = self._fleet.summaries()
             pss = await asyncio.to_thread(_pss_by_pid, [found.pid for found in summaries if found.pid is not None])
             registry = CollectorRegistry()
-            ProcessCollector(namespace="mcm", registry=registry)
+            ProcessCollector(registry=registry)
             registry.register(_FleetCollector(summaries, pss=pss))
             return generate_latest(registry)
 

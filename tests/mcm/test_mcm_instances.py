@@ -143,7 +143,7 @@ async def test_series_of_a_cluster_end_with_it(world: World, eventually: Eventua
     assert 'mcm_instance_pss_bytes{cluster="b"}' in both
     assert 'mcm_clusters{state="Starting"} 2.0' in both
     assert 'mcm_clusters{state="Ready"} 0.0' in both
-    assert "mcm_process_resident_memory_bytes" in both
+    assert "process_resident_memory_bytes" in both
     await world.clusters.remove("b")
     left = (await world.metrics.render()).decode()
     assert 'cluster="a"' in left
