@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -88,7 +88,7 @@ class ResourceInfo:
 
 
 class ResourceModel(ApiModel):
-    """Base of the kinds: `Kind.model_validate(object)` reads what the API server returns, `to_dict()` writes it."""
+    """Base of the kinds; `Kind.model_validate(object)` reads what the API server returns, unknown fields aside."""
 
     resource: ClassVar[ResourceInfo]
 
@@ -103,8 +103,3 @@ class ResourceModel(ApiModel):
     def deleting(self) -> bool:
         """Whether somebody has asked for the deletion of the object."""
         return self.metadata.deletion_timestamp is not None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the object as the API server takes it: JSON types only, nothing that is unset."""
-        body = self.model_dump(mode="json", by_alias=True, exclude_none=True)
-        return {"apiVersion": self.resource.api_version, "kind": self.resource.kind, **body}

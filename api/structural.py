@@ -146,14 +146,12 @@ class _Translation:
         return schema, within
 
     def _additional(self, value: Any, schema: Mapping[str, Any], *, at: str, within: tuple[str, ...]) -> dict[str, Any]:
+        if value is False:
+            return {}  # the API server prunes or refuses unknown fields by itself
         if "properties" in schema:
-            if value is False:
-                return {}  # the API server prunes or refuses unknown fields by itself
             raise SchemaError(f"{at}: additionalProperties beside properties; use a dict or a model, not both")
         if value is True:
             return {"x-kubernetes-preserve-unknown-fields": True}
-        if value is False:
-            raise SchemaError(f"{at}: an object without any field; give the model a field")
         return {"additionalProperties": self.translate(value, at=f"{at}{{}}", within=within)}
 
 

@@ -1,0 +1,287 @@
+"""The CRDs on a real kube-apiserver: what it accepts, refuses, defaults, shows and explains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from api import ControlPlaneEndpoint
+from api.generate import KINDS
+from embedded.errors import KubectlFailed
+
+if TYPE_CHECKING:
+    from embedded.handle import Handle
+    from embedded.kubectl import Kubectl
+
+pytestmark = pytest.mark.integration
+
+KIND_IDS = [kind.resource.kind for kind in KINDS]
+
+
+@pytest.fixture
+def kube(api_server: Handle) -> Kubectl:
+    return api_server.kubectl
+
+
+@pytest.fixture
+async def control_plane(kube: Kubectl) -> AsyncIterator[str]:
+    """Name of a control plane `spec: {virtual: {clusterPath: crd-test-path}}` that is there during the test."""
+    name = "crd-test"
+    await create(kube, manifest("ControlPlane", name, {"virtual": {"clusterPath": "crd-test-path"}}))
+    yield name
+    await kube.run("delete", "controlplane", name, "--ignore-not-found", "--cascade=orphan")
+
+
+def manifest(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "controlplane.kplane.dev/v1alpha1",
+        "kind": kind,
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+async def create(kube: Kubectl, body: dict[str, Any], *options: str) -> dict[str, Any]:
+    created: dict[str, Any] = json.loads(
+        await kube.run("create", *options, "-o", "json", "-f", "-", stdin=json.dumps(body))
+    )
+    return created
+
+
+async def patch(kube: Kubectl, name: str, body: dict[str, Any], *options: str) -> None:
+    await kube.run("patch", "controlplane", name, "--type=merge", "-p", json.dumps(body), *options)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_the_crd_is_established_and_structural(kind: Any, kube: Kubectl) -> None:
+    crd = await kube.get("crd", kind.resource.crd_name)
+    conditions = {condition["type"]: condition["status"] for condition in crd["status"]["conditions"]}
+    assert conditions == {"Established": "True", "NamesAccepted": "True"}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_the_api_server_keeps_the_crd_as_it_was_generated(kind: Any, kube: Kubectl) -> None:
+    """What it prunes or fills in would be a manifest that never compares equal to what is installed."""
+    import crds
+
+    (generated,) = [item for item in crds.manifests() if item["metadata"]["name"] == kind.resource.crd_name]
+    stored = await kube.get("crd", kind.resource.crd_name)
+    assert stored["spec"]["versions"] == generated["spec"]["versions"]
+
+
+async def test_accepted_by_the_api_server(accepted: dict[str, Any], kube: Kubectl) -> None:
+    created = await create(kube, accepted, "--dry-run=server")
+    for field, value in accepted["spec"].items():
+        match value:
+            case dict():
+                assert value.items() <= created["spec"][field].items()
+            case _:
+                assert created["spec"][field] == value
+
+
+async def test_refused_by_the_api_server_naming_the_field(refusal: Any, kube: Kubectl) -> None:
+    with pytest.raises(KubectlFailed) as caught:
+        await create(kube, refusal.manifest, "--dry-run=server")
+    message = str(caught.value)
+    assert f"{refusal.field}:" in message
+    assert refusal.says in message
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://a",
+        "https://A.example.ORG:443/",
+        "https://a.example.org:65535/x//y",
+        "https://10.0.0.1:6443/k8s/clusters/c-m-1:x,y=z",
+        "https://[::1]:6443/x",
+        "https://a.example.org/.well-known/..x",
+        "https://a.example.org/" + "x" * 2026,
+    ],
+    ids=lambda url: url[:40],
+)
+async def test_a_url_that_models_and_api_server_accept(url: str, kube: Kubectl) -> None:
+    body = manifest("ControlPlaneEndpoint", "crd-test", {"endpoint": url})
+    assert ControlPlaneEndpoint.model_validate(body).spec.endpoint == url
+    assert (await create(kube, body, "--dry-run=server"))["spec"] == {"endpoint": url}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://a.example.org:65536",
+        "https://a.example.org:",
+        "https://a.example.org:08",
+        "https://-a.example.org",
+        "https://a_b.example.org",
+        "https://a.example.org.",
+        "https://::1",
+        "https://a.example.org/%2e%2e/x",
+        "https://a.example.org/a b",
+        "https://a.example.org/.",
+        "https://a.example.org/./x",
+        "https://a.example.org/..",
+        "https://a.example.org\n",
+        "https://ü.example.org",
+        "HTTPS://a.example.org",
+        " https://a.example.org",
+        "https:/a.example.org",
+        "https://a.example.org/" + "x" * 2027,
+    ],
+    ids=lambda url: url[:40],
+)
+async def test_a_url_that_models_and_api_server_refuse(url: str, kube: Kubectl) -> None:
+    body = manifest("ControlPlaneEndpoint", "crd-test", {"endpoint": url})
+    with pytest.raises(ValidationError, match=r"spec\.endpoint"):
+        ControlPlaneEndpoint.model_validate(body)
+    with pytest.raises(KubectlFailed, match=r"spec\.endpoint:"):
+        await create(kube, body, "--dry-run=server")
+
+
+async def test_defaults_of_a_control_plane(kube: Kubectl) -> None:
+    created = await create(kube, manifest("ControlPlane", "crd-defaults", {}), "--dry-run=server")
+    assert created["spec"] == {"mode": "Virtual"}
+
+
+async def test_defaults_of_a_class(kube: Kubectl) -> None:
+    created = await create(kube, manifest("ControlPlaneClass", "crd-defaults", {}), "--dry-run=server")
+    assert created["spec"] == {
+        "auth": {"model": "token", "defaultRole": "cluster-admin"},
+        "controllers": {"profile": "Nodeless"},
+    }
+
+
+async def test_a_class_that_says_half_gets_the_other_half(kube: Kubectl) -> None:
+    body = manifest("ControlPlaneClass", "crd-defaults", {"auth": {"defaultRole": "view"}})
+    created = await create(kube, body, "--dry-run=server")
+    assert created["spec"]["auth"] == {"model": "token", "defaultRole": "view"}
+
+
+async def test_the_mode_cannot_be_changed(control_plane: str, kube: Kubectl) -> None:
+    with pytest.raises(KubectlFailed, match=r"spec\.mode: .*create a second ControlPlane of the other mode"):
+        await patch(kube, control_plane, {"spec": {"mode": "Dedicated", "virtual": None}})
+
+
+@pytest.mark.parametrize(
+    "virtual", [{"clusterPath": "another"}, {"clusterPath": None}, None], ids=["changed", "removed", "settings-removed"]
+)
+async def test_a_path_in_use_cannot_be_changed(virtual: Any, control_plane: str, kube: Kubectl) -> None:
+    await patch(kube, control_plane, {"status": {"clusterPath": "crd-test-path"}}, "--subresource=status")
+    with pytest.raises(KubectlFailed, match=r"spec\.virtual\.clusterPath: .*create a second ControlPlane"):
+        await patch(kube, control_plane, {"spec": {"virtual": virtual}})
+
+
+async def test_a_path_cannot_be_given_to_one_that_uses_its_name(control_plane: str, kube: Kubectl) -> None:
+    await patch(kube, control_plane, {"spec": {"virtual": None}})
+    await patch(kube, control_plane, {"status": {"clusterPath": control_plane}}, "--subresource=status")
+    with pytest.raises(KubectlFailed, match=r"spec\.virtual\.clusterPath: .*create a second ControlPlane"):
+        await patch(kube, control_plane, {"spec": {"virtual": {"clusterPath": "another"}}})
+    await patch(kube, control_plane, {"spec": {"virtual": {"clusterPath": control_plane}}})
+
+
+async def test_a_path_that_nothing_lies_under_can_be_corrected(control_plane: str, kube: Kubectl) -> None:
+    await patch(kube, control_plane, {"spec": {"virtual": {"clusterPath": "another"}}})
+    found = await kube.get("controlplane", control_plane)
+    assert found["spec"]["virtual"] == {"clusterPath": "another"}
+
+
+async def test_other_fields_can_be_changed_while_the_path_is_in_use(control_plane: str, kube: Kubectl) -> None:
+    await patch(kube, control_plane, {"status": {"clusterPath": "crd-test-path"}}, "--subresource=status")
+    await patch(kube, control_plane, {"spec": {"deletionPolicy": "Destroy"}, "metadata": {"labels": {"a": "b"}}})
+    await patch(kube, control_plane, {"status": {"phase": "Ready"}}, "--subresource=status")
+    found = await kube.get("controlplane", control_plane)
+    assert (found["spec"]["deletionPolicy"], found["status"]["phase"]) == ("Destroy", "Ready")
+
+
+async def test_an_edit_of_the_spec_leaves_the_status_and_the_other_way_round(control_plane: str, kube: Kubectl) -> None:
+    await patch(kube, control_plane, {"status": {"phase": "Ready"}})
+    await patch(kube, control_plane, {"spec": {"deletionPolicy": "Destroy"}}, "--subresource=status")
+    found = await kube.get("controlplane", control_plane)
+    assert "status" not in found
+    assert "deletionPolicy" not in found["spec"]
+
+
+async def test_two_managers_own_a_condition_each(control_plane: str, kube: Kubectl) -> None:
+    for type_ in ("Ready", "Supported"):
+        condition = {
+            "type": type_,
+            "status": "True",
+            "reason": "Because",
+            "message": "",
+            "lastTransitionTime": "2026-05-04T12:00:00Z",
+        }
+        body = manifest("ControlPlane", control_plane, {}) | {"status": {"conditions": [condition]}}
+        await kube.run(
+            "apply", "--server-side", f"--field-manager={type_}", "--subresource=status", "-f", "-",
+            stdin=yaml.safe_dump(body),
+        )  # fmt: skip
+    found = await kube.get("controlplane", control_plane)
+    assert [condition["type"] for condition in found["status"]["conditions"]] == ["Ready", "Supported"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "wide"),
+    [
+        ("cp", ["NAME", "MODE", "PHASE", "READY", "AGE"], {"CLASS", "VERSION", "ENDPOINT"}),
+        ("cpclass", ["NAME", "DELETION POLICY", "PROFILE", "READY", "AGE"], set()),
+        ("cpe", ["NAME", "READY", "AGE"], {"ENDPOINT", "EXTERNAL"}),
+        ("cpr", ["NAME", "CONTROL PLANE", "READY", "AGE"], {"SERVICES", "ENDPOINT"}),
+    ],
+)
+async def test_columns(kind: str, columns: list[str], wide: set[str], kube: Kubectl) -> None:
+    specs: dict[str, dict[str, Any]] = {"ControlPlaneRegistration": {"controlPlaneRef": {"name": "x"}}}
+    (full,) = [k.resource.kind for k in KINDS if kind in k.resource.short_names]
+    await create(kube, manifest(full, "crd-columns", specs.get(full, {})))
+    try:
+        narrow = await kube.run("get", kind, "crd-columns")
+        all_columns = await kube.run("get", kind, "crd-columns", "-o", "wide")
+    finally:
+        await kube.run("delete", kind, "crd-columns")
+    assert _header(narrow) == columns
+    assert set(_header(all_columns)) == {*columns, *wide}
+
+
+def _header(table: str) -> list[str]:
+    return [column.strip() for column in table.splitlines()[0].split("   ") if column.strip()]
+
+
+async def test_what_a_person_sees_of_a_control_plane(control_plane: str, kube: Kubectl) -> None:
+    ready = {
+        "type": "Ready",
+        "status": "False",
+        "reason": "R",
+        "message": "",
+        "lastTransitionTime": "2026-05-04T12:00:00Z",
+    }
+    await patch(kube, control_plane, {"status": {"phase": "Pending", "conditions": [ready]}}, "--subresource=status")
+    _, row = (await kube.run("get", "cp", control_plane)).splitlines()
+    assert row.split()[:4] == [control_plane, "Virtual", "Pending", "False"]
+
+
+async def test_the_category_lists_them(control_plane: str, kube: Kubectl) -> None:
+    listed = await kube.run("get", "kplane", "-o", "name")
+    assert f"controlplane.controlplane.kplane.dev/{control_plane}" in listed.splitlines()
+
+
+async def test_control_planes_are_found_by_a_field(control_plane: str, kube: Kubectl) -> None:
+    await patch(kube, control_plane, {"spec": {"classRef": {"name": "crd-test-class"}}})
+    assert await kube.names("cp", "--field-selector=spec.classRef.name=crd-test-class") == [control_plane]
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("controlplane.spec.virtual.clusterPath", "`root` and `clusters` are reserved"),
+        ("controlplaneclass.spec.controllers.profile", "Nodeless: those, and the controllers of workloads"),
+        ("controlplaneendpoint.spec.credentialsSecretRef", "The Secret whose key `kubeconfig`"),
+        ("controlplaneregistration.spec.services", "Lower case is accepted as well"),
+    ],
+)
+async def test_kubectl_explains_a_field(path: str, says: str, kube: Kubectl) -> None:
+    explained = await kube.run("explain", path)
+    assert says in " ".join(explained.split())
