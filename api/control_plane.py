@@ -90,8 +90,8 @@ class VirtualSpec(ApiModel):
     ) = None
     """The name of the control plane in the URL of a shared endpoint, `/clusters/<clusterPath>/control-plane`, and in
     the keys of a shared etcd. The default is the name of the object. No two control planes may share it, and it cannot
-    be changed. `root` and `clusters` are reserved: a control plane of such a path, set here or by its name, does not
-    become Ready and says so in its conditions.
+    be changed once it is in the status. `root` and `clusters` are reserved: a control plane of such a path, set here or
+    by its name, does not become Ready and says so in its conditions.
     """
 
 
