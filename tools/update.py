@@ -1,0 +1,131 @@
+"""Changes the pinned version of an upstream: `python -m tools.update kubernetes 1.36.4`.
+
+The go.mod is written anew from upstream's own, so that it pins what upstream built and tested, and nothing that an
+earlier version left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from tools.cache import Cache, cache_root
+from tools.errors import BinariesError
+from tools.progress import Report, print_line
+from tools.toolchain import Go, find_go
+from tools.upstreams import KUBERNETES, UPSTREAMS, Upstream
+
+__all__ = ["render_go_mod", "update"]
+
+_GO_SECONDS = 900.0
+
+
+def update(
+    upstream: Upstream, *, version: str, report: Report = print_line, environment: Mapping[str, str] | None = None
+) -> None:
+    """Pin another version; go.mod and go.sum change only when the whole set of modules could be resolved.
+
+    `environment` stands for os.environ. Raises BinariesError when the version is none, or Go can't resolve it.
+    """
+    number = version.removeprefix("v")
+    if not re.fullmatch(r"\d+\.\d+\.\d+(-(alpha|beta|rc)\.\d+)?", number):
+        raise BinariesError(
+            f"{version!r} is no version of {upstream.title}; say for example VERSION={upstream.version}."
+        )
+    environment = os.environ if environment is None else environment
+    go = find_go(upstream.go_version, cache=Cache(cache_root(environment)), environment=environment, report=report)
+    # Tidying is what writes go.mod; everywhere else it is read-only.
+    go = Go(go.command, {**go.environment, "GOFLAGS": "-mod=mod"})
+    with tempfile.TemporaryDirectory(prefix="kplane-update-") as name:
+        directory = Path(name)
+        (directory / "go.mod").write_text(f"module kplane.dev/tools/update\n\ngo {upstream.go_version}\n")
+        report(f"{upstream.name}: asking for {upstream.module} v{number}")
+        answer = _run(go, ["mod", "download", "-json", f"{upstream.module}@v{number}"], directory=directory)
+        theirs = Path(json.loads(answer)["GoMod"]).read_text()
+        (directory / "go.mod").write_text(render_go_mod(upstream, version=number, theirs=theirs))
+        report(f"{upstream.name}: resolving its dependencies")
+        _run(go, ["mod", "tidy"], directory=directory)
+        for file in ("go.sum", "go.mod"):
+            staged = upstream.directory / f".{file}.new"
+            staged.write_bytes((directory / file).read_bytes())
+            staged.replace(upstream.directory / file)
+    report(f"{upstream.name}: pinned v{number}; `make binaries test` shows whether it works")
+
+
+def render_go_mod(upstream: Upstream, *, version: str, theirs: str) -> str:
+    """The go.mod that pins `version`, before `go mod tidy` adds what it needs; `theirs` is upstream's own."""
+    directives = re.findall(r"^(?:go|godebug) \S+$", theirs, re.MULTILINE)
+    tools = sorted(upstream.packages.values())
+    # Kubernetes' programs are packages of one module, etcd's are a module each.
+    one_module = all(tool.startswith(f"{upstream.module}/") for tool in tools)
+    roots = [upstream.module] if one_module else tools
+    head = (
+        f"// The {upstream.title} programs that kplane runs, pinned. Not a library: nothing imports this module.\n"
+        f"// To change the version, see docs/development.md.\n"
+        f"module kplane.dev/tools/{upstream.name}"
+    )
+    parts = [
+        head,
+        *directives,
+        _block("tool", tools),
+        _block("require", [f"{root} v{version}" for root in roots]),
+    ]
+    staging = re.findall(r"^\s*(?:replace\s+)?(\S+) => \./staging/", theirs, re.MULTILINE)
+    if staging:
+        published = f"v0.{version.split('.', 1)[1]}"
+        parts.append(
+            f"// {upstream.module} names its staging modules by a path inside its own repository: "
+            f"here they are the published ones.\n"
+            + _block("replace", [f"{module} => {module} {published}" for module in staging])
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def _block(keyword: str, lines: list[str]) -> str:
+    return "\n".join([f"{keyword} (", *(f"\t{line}" for line in lines), ")"])
+
+
+def _run(go: Go, arguments: list[str], *, directory: Path) -> str:
+    what = f"go {' '.join(arguments)}"
+    try:
+        outcome = subprocess.run(
+            [go.command, *arguments],
+            cwd=directory,
+            env=go.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_GO_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BinariesError(f"{what} failed: {error}") from error
+    if outcome.returncode != 0:
+        raise BinariesError(f"{what} failed:\n{(outcome.stderr or outcome.stdout).strip()}")
+    return outcome.stdout
+
+
+def main(arguments: list[str]) -> int:
+    """Run `update` for an upstream and a version given as arguments."""
+    by_name = {upstream.name: upstream for upstream in UPSTREAMS}
+    if len(arguments) != 2 or arguments[0] not in by_name:
+        print_line(
+            f"error: say what to update to which version, as in `make update-kubernetes VERSION={KUBERNETES.version}`"
+        )
+        return 2
+    try:
+        update(by_name[arguments[0]], version=arguments[1])
+    except BinariesError as error:
+        print_line(f"error: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
