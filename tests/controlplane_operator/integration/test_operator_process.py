@@ -1,0 +1,97 @@
+"""The operator as a process: it ends cleanly, and when it is killed the control planes do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from controlplane_operator.kinds import CONTROL_PLANES
+from embedded.handle import Handle
+from provider import Client, ClusterConfig, NotFound
+from workloads import end_processes, find_processes
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def state() -> AsyncIterator[Path]:
+    directory = Path(tempfile.mkdtemp(prefix="kplane-operator-"))
+    yield directory
+    await end_processes(directory, grace_seconds=2.0)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+async def start(handle: Handle, state: Path, eventually: Any) -> asyncio.subprocess.Process:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        listen = f"127.0.0.1:{probe.getsockname()[1]}"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "controlplane_operator.main",
+        f"--kubeconfig={handle.operator_kubeconfig}",
+        "--runtime=process",
+        f"--state-dir={state}",
+        *(f"--programs-dir={directory}" for directory in handle.programs),
+        f"--shared-etcd-endpoint={handle.tenants_etcd.endpoint}",
+        f"--shared-etcd-credentials={handle.tenants_etcd_credentials}",
+        f"--listen={listen}",
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+
+    async def ready() -> str:
+        async with aiohttp.ClientSession() as session, session.get(f"http://{listen}/readyz") as answer:
+            assert answer.status == 200
+        async with aiohttp.ClientSession() as session, session.get(f"http://{listen}/metrics") as answer:
+            return await answer.text()
+
+    metrics = await eventually(ready, timeout=20.0)
+    assert 'kplane_control_planes{phase="Ready"}' in metrics
+    return process
+
+
+async def test_a_killed_operator_finds_everything_as_it_left_it(
+    api_server: Handle, state: Path, eventually: Any
+) -> None:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+        body = {"metadata": {"name": "survivor"}, "spec": {"deletionPolicy": "Destroy"}}
+        typed = {"apiVersion": CONTROL_PLANES.api_version, "kind": CONTROL_PLANES.kind, **body}
+
+        async def ready_since() -> str | None:
+            found = await client.get(CONTROL_PLANES, "survivor")
+            ready = [item for item in found.get("status", {}).get("conditions", []) if item["type"] == "Ready"]
+            return ready[0]["lastTransitionTime"] if ready and ready[0]["status"] == "True" else None
+
+        async def gone() -> bool:
+            try:
+                await client.get(CONTROL_PLANES, "survivor")
+            except NotFound:
+                return True
+            return False
+
+        process = await start(api_server, state, eventually)
+        await client.create(CONTROL_PLANES, typed)
+        since = await eventually(ready_since, timeout=60.0)
+        before = find_processes(state)
+        process.kill()
+        await process.wait()
+        assert find_processes(state) == before
+        process = await start(api_server, state, eventually)
+        assert await eventually(ready_since, timeout=20.0) == since
+        assert find_processes(state) == before
+        await client.delete(CONTROL_PLANES, "survivor")
+        await eventually(gone, timeout=40.0)
+        assert find_processes(state) == []
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(20.0):
+            assert await process.wait() == 0
