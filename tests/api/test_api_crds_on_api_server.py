@@ -198,6 +198,17 @@ async def test_other_fields_can_be_changed_while_the_path_is_in_use(control_plan
     assert (found["spec"]["deletionPolicy"], found["status"]["phase"]) == ("Destroy", "Ready")
 
 
+async def test_a_path_edited_while_the_operator_wrote_the_status_does_not_block_deletion(
+    control_plane: str, kube: Kubectl
+) -> None:
+    await patch(kube, control_plane, {"metadata": {"finalizers": ["kplane.dev/crd-test"]}})
+    await patch(kube, control_plane, {"status": {"clusterPath": "before-the-edit"}}, "--subresource=status")
+    await kube.run("delete", "controlplane", control_plane, "--wait=false")
+    await patch(kube, control_plane, {"status": {"phase": "Terminating"}}, "--subresource=status")
+    await patch(kube, control_plane, {"metadata": {"finalizers": None}})
+    assert control_plane not in await kube.names("controlplane")
+
+
 async def test_an_edit_of_the_spec_leaves_the_status_and_the_other_way_round(control_plane: str, kube: Kubectl) -> None:
     await patch(kube, control_plane, {"status": {"phase": "Ready"}})
     await patch(kube, control_plane, {"spec": {"deletionPolicy": "Destroy"}}, "--subresource=status")
