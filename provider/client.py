@@ -151,10 +151,14 @@ class Client:
         )
 
     async def create(self, resource: Resource, body: Object, *, namespace: str | None = None) -> Object:
-        """Create an object; raises AlreadyExists. The namespace is taken from the body where none is given."""
+        """Create an object; raises AlreadyExists.
+
+        The namespace is taken from the body where none is given; apiVersion and kind are filled in.
+        """
         namespace = namespace if namespace is not None else _namespace(body)
         path = resource.path(namespace=namespace)
-        return await self._object("POST", path, resource, body=body, params={"fieldManager": self._field_manager})
+        params: Params = {"fieldManager": self._field_manager}
+        return await self._object("POST", path, resource, body=_typed(resource, body), params=params)
 
     async def replace(
         self, resource: Resource, body: Object, *, namespace: str | None = None, subresource: str | None = None
@@ -162,7 +166,8 @@ class Client:
         """Replace an object by `body`; raises Conflict where its resourceVersion is not the present one."""
         namespace = namespace if namespace is not None else _namespace(body)
         path = resource.path(_name(body), namespace=namespace, subresource=subresource)
-        return await self._object("PUT", path, resource, body=body, params={"fieldManager": self._field_manager})
+        params: Params = {"fieldManager": self._field_manager}
+        return await self._object("PUT", path, resource, body=_typed(resource, body), params=params)
 
     async def patch(
         self,
@@ -210,8 +215,8 @@ class Client:
         namespace = namespace if namespace is not None else _namespace(body)
         path = resource.path(_name(body), namespace=namespace, subresource=subresource)
         params: Params = {"fieldManager": field_manager or self._field_manager, "force": force}
-        full = {"apiVersion": resource.api_version, "kind": resource.kind, **body}
-        return await self._object("PATCH", path, resource, body=full, params=params, content_type=_APPLY_PATCH)
+        typed = _typed(resource, body)
+        return await self._object("PATCH", path, resource, body=typed, params=params, content_type=_APPLY_PATCH)
 
     async def delete(
         self,
@@ -306,6 +311,10 @@ class Client:
 
 
 list_type: Final = list
+
+
+def _typed(resource: Resource, body: Object) -> Object:
+    return {"apiVersion": resource.api_version, "kind": resource.kind, **body}
 
 
 def _encode(body: Any) -> bytes:

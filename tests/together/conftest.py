@@ -1,0 +1,98 @@
+"""Both operators on a management cluster, as users have them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from api import ControlPlane, ControlPlaneClass, ControlPlaneEndpoint, ControlPlaneRegistration
+from api.names import kubeconfig_secret_name, management_namespace
+from embedded.handle import Handle
+from provider import SECRETS, Client, ClusterConfig, NotFound, Resource
+
+KINDS = {
+    model.resource.kind: Resource(
+        model.resource.api_version, model.resource.kind, model.resource.plural, namespaced=False
+    )
+    for model in (ControlPlaneRegistration, ControlPlane, ControlPlaneEndpoint, ControlPlaneClass)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """The management cluster as its administrator."""
+
+    client: Client
+    handle: Handle
+    eventually: Callable[..., Awaitable[Any]]
+
+    async def create(self, kind: str, name: str, **spec: Any) -> None:
+        await self.client.create(KINDS[kind], {"metadata": {"name": name}, "spec": spec})
+
+    async def delete(self, kind: str, name: str, *, timeout: float = 60.0) -> None:
+        """Delete an object and wait until it is gone."""
+
+        async def left() -> dict[str, Any] | None:
+            try:
+                return await self.client.get(KINDS[kind], name)
+            except NotFound:
+                return None
+
+        with contextlib.suppress(NotFound):
+            await self.client.delete(KINDS[kind], name)
+        await self.eventually(left, lambda found: found is None, timeout=timeout)
+
+    async def status(self, kind: str, name: str) -> dict[str, Any]:
+        return (await self.client.get(KINDS[kind], name)).get("status") or {}
+
+    async def ready(self, kind: str, name: str, *, timeout: float = 60.0) -> dict[str, Any]:
+        def told(status: dict[str, Any]) -> bool:
+            conditions = status.get("conditions") or []
+            return any(found["type"] == "Ready" and found["status"] == "True" for found in conditions)
+
+        return await self.eventually(lambda: self.status(kind, name), told, timeout=timeout)
+
+    async def kubeconfig(self, name: str) -> bytes:
+        secret = await self.client.get(SECRETS, kubeconfig_secret_name(name), namespace=management_namespace(name))
+        return base64.b64decode(secret["data"]["kubeconfig"])
+
+    async def tenant(self, name: str) -> ClusterConfig:
+        return ClusterConfig.from_kubeconfig(await self.kubeconfig(name))
+
+    def instance(self, registration: str) -> dict[str, Any] | None:
+        """What mcm says of the instance of a registration; None where it has none."""
+        with urllib.request.urlopen(f"{self.handle.mcm_url}/readyz", timeout=5) as answer:
+            found: dict[str, Any] | None = json.load(answer)["clusters"].get(registration)
+        return found
+
+    async def running(self, registration: str, *, other_than: int | None = None, timeout: float = 60.0) -> int:
+        """Wait until the instance of a registration is healthy (with another pid), and return its pid."""
+
+        def accept(found: dict[str, Any] | None) -> bool:
+            return found is not None and found["state"] == "Ready" and found["pid"] != other_than
+
+        return (await self.eventually(lambda: self.instance(registration), accept, timeout=timeout))["pid"]
+
+
+@pytest.fixture
+async def platform(management_cluster: Handle, eventually: Callable[..., Awaitable[Any]]) -> AsyncIterator[Platform]:
+    """Everything that a test made is deleted afterwards, and awaited."""
+    async with Client(ClusterConfig.load(management_cluster.admin_kubeconfig)) as client:
+        made = Platform(client, management_cluster, eventually)
+        try:
+            yield made
+        finally:
+            for resource in KINDS.values():
+                await _delete_all(made, resource)
+
+
+async def _delete_all(platform: Platform, resource: Resource) -> None:
+    for found in (await platform.client.list(resource)).items:
+        await platform.delete(resource.kind, found["metadata"]["name"], timeout=90.0)

@@ -1,0 +1,95 @@
+"""Whatever is killed comes back by itself, and what was not killed does not notice."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provider import NAMESPACES, SERVICE_ACCOUNTS, Client
+from workloads import find_processes
+
+pytestmark = pytest.mark.integration
+
+
+def pids_of(directory: Path, program: str) -> set[int]:
+    """Processes below a directory whose command line has these words in it."""
+    found = set()
+    for pid in find_processes(directory):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        if program in command:
+            found.add(pid)
+    return found
+
+
+async def works(platform: Any, name: str, *, namespace: str) -> None:
+    """The tenant's API answers, and its controllers act on what they find there."""
+
+    async def account() -> Any:
+        async with Client(await platform.tenant(name)) as client:
+            await client.apply(NAMESPACES, {"metadata": {"name": namespace}})
+            return await client.get(SERVICE_ACCOUNTS, "default", namespace=namespace)
+
+    await platform.eventually(account, timeout=60.0)
+
+
+@pytest.fixture
+async def healed(platform: Any) -> str:
+    await platform.create("ControlPlaneClass", "healing", deletionPolicy="Destroy", defaultServices=["Controllers"])
+    await platform.create("ControlPlane", "patient", classRef={"name": "healing"})
+    await platform.ready("ControlPlaneRegistration", "patient")
+    await platform.running("patient")
+    await works(platform, "patient", namespace="before")
+    return "patient"
+
+
+async def test_a_killed_operator_comes_back_and_its_tenants_never_stop(platform: Any, healed: str) -> None:
+    directory = platform.handle.operator_directory
+    api_servers = pids_of(directory, "kube-apiserver")
+    [operator] = pids_of(platform.handle.directory, "controlplane_operator.main")
+    instance = await platform.running(healed)
+    os.kill(operator, signal.SIGKILL)
+
+    await works(platform, healed, namespace="without-operator")
+    await platform.create("ControlPlane", "later", classRef={"name": "healing"})
+    await platform.ready("ControlPlane", "later")
+    await works(platform, "later", namespace="after")
+
+    assert api_servers < pids_of(directory, "kube-apiserver")
+    assert await platform.running(healed) == instance
+
+
+async def test_a_killed_mcm_comes_back_with_its_instances(platform: Any, healed: str) -> None:
+    [mcm] = pids_of(platform.handle.directory, "mcm.main")
+    before = await platform.running(healed)
+    os.kill(mcm, signal.SIGKILL)
+
+    after = await platform.running(healed, other_than=before)
+    assert pids_of(platform.handle.mcm_directory, "kube-controller-manager") == {after}
+    await works(platform, healed, namespace="after")
+
+
+async def test_a_killed_instance_comes_back(platform: Any, healed: str) -> None:
+    before = await platform.running(healed)
+    os.kill(before, signal.SIGKILL)
+
+    await platform.running(healed, other_than=before)
+    await works(platform, healed, namespace="after")
+
+
+async def test_a_killed_api_server_comes_back_with_its_data(platform: Any, healed: str) -> None:
+    published = await platform.status("ControlPlane", healed)
+    [api_server] = pids_of(platform.handle.operator_directory, "kube-apiserver")
+    os.kill(api_server, signal.SIGKILL)
+
+    await works(platform, healed, namespace="after")
+    async with Client(await platform.tenant(healed)) as client:
+        names = {found["metadata"]["name"] for found in (await client.list(NAMESPACES)).items}
+    assert {"before", "after"} <= names
+    status = await platform.ready("ControlPlane", healed)
+    assert {key: status[key] for key in ("endpoint", "kubeconfigSecretRef", "controllersSecretRef")} == {
+        key: published[key] for key in ("endpoint", "kubeconfigSecretRef", "controllersSecretRef")
+    }
