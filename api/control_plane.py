@@ -205,7 +205,7 @@ class ControlPlane(ResourceModel):
         json_schema_extra=rules(
             Rule(
                 rule=(
-                    # Finalizers must go even where path and status differ, so what leaves the spec alone is never refused.
+                    # Finalizers must go even where path and status differ: what leaves the spec alone is not refused.
                     "self.spec == oldSelf.spec || !has(oldSelf.status) || !has(oldSelf.status.clusterPath)"
                     " || self.spec.?virtual.?clusterPath.orValue(self.metadata.name) == oldSelf.status.clusterPath"
                 ),
