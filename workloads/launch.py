@@ -18,7 +18,7 @@ from workloads.directory import ComponentDirectory
 from workloads.errors import RuntimeFailure
 from workloads.proctable import DIGEST_VARIABLE, MARKER_VARIABLE
 
-__all__ = ["Launch", "check_name", "prepare_launch"]
+__all__ = ["Launch", "check_name", "is_name", "prepare_launch"]
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,200}")
@@ -37,9 +37,14 @@ class Launch:
     """For the readiness probe; None where that is plain HTTP or there is none."""
 
 
+def is_name(name: str) -> bool:
+    """Tell whether this can be the name of a component."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_name(name: str) -> None:
     """Raise RuntimeFailure unless this can be the name of a component."""
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise RuntimeFailure(
             f"{name!r} cannot be the name of a component: at most 63 lower-case letters, digits and inner hyphens."
         )

@@ -24,7 +24,13 @@ def main() -> None:
         sys.exit("The supervisor died while this process started.")
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores both, and exec would hand that on
         signal.signal(number, signal.SIG_DFL)
-    os.execv(program, sys.argv[2:])  # noqa: S606 - becoming the program is what this is for
+    os.execve(program, sys.argv[2:], _given_environment())  # noqa: S606 - becoming the program is what this is for
+
+
+def _given_environment() -> dict[bytes, bytes]:
+    """Read what this process was started with: Python itself has added LC_CTYPE since (PEP 538)."""
+    with open("/proc/self/environ", "rb") as file:
+        return dict(item.partition(b"=")[::2] for item in file.read().split(b"\0") if item)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class PortRegistry:
         async with self._locked():
             try:
                 for name in missing:
-                    held[name] = self._take(owner)
+                    held[name] = self._take(owner, besides=set(held.values()))
                 owner.write_ports(held)
             except OSError as error:
                 raise RuntimeFailure(f"No port can be reserved for {owner.path}: {error}.") from error
@@ -63,7 +63,11 @@ class PortRegistry:
 
     async def release(self, owner: ComponentDirectory) -> None:
         """Give the owner's ports up, before its directory is removed. Raises RuntimeFailure."""
-        if numbers := owner.read_ports().values():
+        try:
+            numbers = owner.read_ports().values()
+        except RuntimeFailure:
+            return  # which ports it had is not known; their claims lapse with the directory
+        if numbers:
             async with self._locked():
                 for number in numbers:
                     if self._owner(number) == owner.path:
@@ -103,9 +107,9 @@ class PortRegistry:
         except RuntimeFailure:
             return owner  # its record is damaged: the port is left to it
 
-    def _take(self, owner: ComponentDirectory) -> int:
+    def _take(self, owner: ComponentDirectory, *, besides: set[int]) -> int:
         for number in random.sample(_RANGE, len(_RANGE)):
-            if self._owner(number) is None and self._free(number):
+            if number not in besides and self._owner(number) is None and self._free(number):
                 # The owner's address does not name it yet: only the lock keeps others away until it does.
                 self._claim_file(number).write_text(str(owner.path))
                 return number

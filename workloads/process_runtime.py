@@ -19,7 +19,7 @@ import aiohttp
 from workloads.component import Component
 from workloads.directory import REMOVED_PREFIX, ComponentDirectory
 from workloads.errors import RuntimeFailure
-from workloads.launch import check_name, prepare_launch
+from workloads.launch import check_name, is_name, prepare_launch
 from workloads.orphans import end_entries
 from workloads.pace import Pace
 from workloads.ports import PortRegistry
@@ -185,7 +185,7 @@ class ProcessRuntime:
         for path in self._directory.iterdir():
             if path.name.startswith(REMOVED_PREFIX):
                 await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
-            elif path.is_dir():
+            elif is_name(path.name) and path.is_dir():
                 self._add(path.name)
         leaders: dict[str, ProcessEntry] = {}
         entries = [entry for entry in marked_processes(self._directory) if Path(entry.marker).parent == self._directory]

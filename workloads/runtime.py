@@ -24,7 +24,7 @@ class Phase(enum.StrEnum):
     """It ended by itself and waits for its next start."""
     STOPPING = "Stopping"
     ENDED = "Ended"
-    """It ended by itself and is not started again: `RestartPolicy.NEVER`, or not described since the runtime started."""
+    """It ended by itself and is not started again: `RestartPolicy.NEVER`, or not described since the runtime began."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import aiohttp
 
-from workloads.component import Lifetime, Probe, RestartPolicy
+from workloads.component import Lifetime, RestartPolicy
 from workloads.directory import ComponentDirectory
 from workloads.errors import RuntimeFailure
 from workloads.launch import Launch
@@ -198,7 +198,7 @@ class Supervision:
             return
         component, probe = self._launch.component, self._launch.component.readiness
         if probe is None:
-            self._show(phase=Phase.READY, message="")
+            self._judge(None)
             return
         readiness = ReadinessProbe(
             self._session, component=component, probe=probe, host=self._host, tls=self._launch.tls
@@ -208,7 +208,7 @@ class Supervision:
         while True:
             problem = await readiness.check()
             failures = 0 if problem is None else failures + 1
-            self._judge(problem, failures=failures, probe=probe)
+            self._judge(problem, lasting=failures >= probe.failure_threshold)
             if self.state.phase is Phase.READY and not failures:
                 wait = self._pace.ready_probe
             else:  # slower the longer it takes, so that many that cannot start do not wear the machine out
@@ -216,12 +216,14 @@ class Supervision:
                 wait = min(max(probe.interval_seconds, elapsed / 20), self._pace.ready_probe)
             await asyncio.sleep(wait)
 
-    def _judge(self, problem: str | None, *, failures: int, probe: Probe) -> None:
+    def _judge(self, problem: str | None, *, lasting: bool = False) -> None:
+        if self._stopping:
+            return  # an answer that came just before the monitors are ended
         if problem is None:
             self._show(phase=Phase.READY, message="")
         elif self.state.phase is not Phase.READY:
             self._show(message=problem)
-        elif failures >= probe.failure_threshold:
+        elif lasting:
             self._show(phase=Phase.UNREADY, message=problem)
 
     async def _restart(self, ended: Process) -> Process | None:
@@ -234,7 +236,7 @@ class Supervision:
                 self._show(phase=Phase.ENDED, message=reason, pid=None, exit_code=ended.exit_code)
                 return None
             wait = self._backoff.next_wait(ran_seconds=ran_seconds)
-            logger.warning("Component %s %s; next start in %.1f s", self.state.name, reason.partition("\n")[0], wait)
+            logger.warning("Component %s %s; next start in %.1f s", self.state.name, reason.partition(";")[0], wait)
             message = f"{reason}\nnext start in {wait:.1f} s"
             self._show(phase=Phase.BACKOFF, message=message, pid=None, exit_code=ended.exit_code)
             await self._pause(wait)
@@ -268,7 +270,7 @@ class Supervision:
         else:
             how = f"ended with exit code {code}"
         tail = self._log.tail()
-        return f"{how} after {process.age_seconds:.1f} s" + (f"; the end of its log:\n{tail}" if tail else "")
+        return f"{how} after {process.age_seconds:.1f} s" + (f"; the end of its log is:\n{tail}" if tail else "")
 
     def _show(self, **changes: object) -> None:
         state = dataclasses.replace(self.state, **changes)  # type: ignore[arg-type]

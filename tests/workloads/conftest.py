@@ -1,0 +1,103 @@
+"""A runtime over a directory of its own, with programs that tests write, on each event loop that we support."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+import pytest
+import uvloop
+
+import workloads
+from workloads import Component, Pace, Phase, Port, Probe, ProcessRuntime, end_processes
+
+PROGRAMS = Path(__file__).parent / "programs"
+FAST = Pace(
+    restart_base=0.02, restart_limit=0.1, restart_fast=0.01, worked=0.5, stable=2.0, ready_probe=0.1, log_check=0.05
+)
+
+
+def pytest_asyncio_loop_factories(config, item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+class Sandbox:
+    """What a test of the runtime needs."""
+
+    def __init__(self, directory: Path, eventually: Callable) -> None:
+        self.directory = directory
+        self._eventually = eventually
+
+    def runtime(self, **options) -> ProcessRuntime:
+        return ProcessRuntime(self.directory, **{"programs": [Path("/bin")], "pace": FAST, **options})
+
+    def shell(self, name: str, script: str, **fields) -> Component:
+        return Component(name=name, program="sh", args=("-c", script), **fields)
+
+    async def web(self, runtime: ProcessRuntime, name: str, *, probe: Mapping = {}, **fields) -> Component:
+        address = await runtime.reserve(name, ports=["http"])
+        number = address.ports["http"]
+        arguments = (str(PROGRAMS / "web_server.py"), str(number), *fields.pop("args", ()))
+        probe = Probe(**{"port": "http", "path": "/", "interval_seconds": 0.05, "timeout_seconds": 1.0, **probe})
+        return Component(
+            name=name,
+            program=sys.executable,
+            args=arguments,
+            ports=(Port(number=number, name="http"),),
+            readiness=probe,
+            **fields,
+        )
+
+    async def phase(self, runtime: ProcessRuntime, name: str, phase: Phase, **also):
+        """Wait until the component is in this phase, and in a state that has these values too."""
+        return await self._eventually(
+            lambda: runtime.state(name),
+            lambda state: state.phase is phase and all(getattr(state, key) == value for key, value in also.items()),
+        )
+
+    async def text(self, path: Path, accept: Callable[[str], bool] = bool) -> str:
+        return await self._eventually(path.read_text, accept)
+
+    async def gone(self, pid: int) -> None:
+        await self._eventually(lambda: running(pid), lambda runs: not runs)
+
+    async def supervisor(self, name: str, *, lifetime: str, script: str) -> tuple[asyncio.subprocess.Process, int]:
+        """Start another process with a runtime over this directory; returns it and the pid of its component."""
+        supervisor = await asyncio.create_subprocess_exec(
+            *(sys.executable, PROGRAMS / "supervisor.py", self.directory, name, lifetime, script),
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(Path(workloads.__file__).parents[1])},
+        )
+        return supervisor, int(await supervisor.stdout.readline())
+
+
+def running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+@pytest.fixture
+def is_running() -> Callable[[int], bool]:
+    return running
+
+
+@pytest.fixture
+async def sandbox(tmp_path: Path, eventually: Callable) -> AsyncIterator[Sandbox]:
+    sandbox = Sandbox(tmp_path / "components", eventually)
+    yield sandbox
+    await end_processes(tmp_path, grace_seconds=0.0)
+    async with sandbox.runtime() as runtime:
+        for name in runtime.names():
+            await runtime.delete(name)  # gives the ports back
+
+
+@pytest.fixture
+async def runtime(sandbox: Sandbox) -> AsyncIterator[ProcessRuntime]:
+    async with sandbox.runtime() as runtime:
+        yield runtime

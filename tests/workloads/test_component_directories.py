@@ -1,0 +1,174 @@
+"""What a component finds: its directory, files, environment, ports and log."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from workloads import DATA, FILES, File, Lifetime, Port, Probe, RuntimeFailure
+
+FOREVER = "exec sleep 1000"
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+async def test_nobody_else_may_read_anything(runtime, sandbox) -> None:
+    component = sandbox.shell("private", FOREVER, data=True, files={"key": File(b"secret")})
+    await runtime.reserve("private", ports=["http"])
+    await runtime.apply(component)
+    directory = sandbox.directory / "private"
+    assert {path.name for path in directory.iterdir()} == {"files", "data", "log", "address.json"}
+    assert [mode(path) for path in (directory, directory / "files", directory / "data")] == [0o700] * 3
+    assert [mode(directory / name) for name in ("files/key", "log", "address.json")] == [0o600] * 3
+    assert runtime.log_path("private") == directory / "log"
+
+
+async def test_files_are_made_right_before_the_program_is_started(runtime, sandbox) -> None:
+    component = sandbox.shell("files", FOREVER, files={"a": File(b"1"), "b": File(b"2")})
+    await runtime.apply(component)
+    files = sandbox.directory / "files/files"
+    (files / "a").chmod(0o644)
+    (files / "b").write_text("changed by somebody")
+    (files / ".a.new").write_text("left by a crash")
+    await runtime.apply(replace(component, files={**component.files, "c": File(b"3")}))
+    assert {path.name: path.read_bytes() for path in files.iterdir()} == {"a": b"1", "b": b"2", "c": b"3"}
+    assert mode(files / "a") == 0o600
+    await runtime.apply(replace(component, files={"c": File(b"3")}))
+    assert [path.name for path in files.iterdir()] == ["c"]
+
+
+async def test_a_reloaded_file_is_replaced_in_one_step(runtime, sandbox) -> None:
+    component = sandbox.shell("reload", FOREVER, files={"cert": File(b"old", reloaded=True)})
+    await runtime.apply(component)
+    pid = runtime.state("reload").pid
+    path = sandbox.directory / "reload/files/cert"
+    with path.open("rb") as old:
+        await runtime.apply(replace(component, files={"cert": File(b"new", reloaded=True)}))
+        assert old.read() == b"old", "who has it open reads the old one to its end"
+    assert path.read_bytes() == b"new"
+    assert mode(path) == 0o600
+    assert runtime.state("reload").pid == pid
+
+
+async def test_contents_of_files_are_in_no_repr_and_no_log(runtime, sandbox, caplog) -> None:
+    caplog.set_level("DEBUG")
+    component = sandbox.shell("quiet", "exit 1", files={"key": File(b"very-secret")})
+    await runtime.apply(component)
+    await sandbox._eventually(lambda: runtime.state("quiet").restarts)
+    assert "very-secret" not in caplog.text + repr(component) + repr(runtime.state("quiet"))
+
+
+@pytest.mark.parametrize("lifetime", Lifetime)
+async def test_the_environment_is_clean_and_the_standard_descriptors_are_all(
+    runtime, sandbox, monkeypatch, lifetime
+) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "secret")
+    inherited = os.open("/dev/null", os.O_RDONLY)
+    os.set_inheritable(inherited, True)
+    report = "env > data/env; pwd > data/pwd; ls -l /proc/$$/fd > data/fds; ps -o pid=,pgid=,sid= $$ > data/ids"
+    script = f"{report}; exec sleep 1000"
+    try:
+        await runtime.apply(
+            sandbox.shell("clean", script, data=True, lifetime=lifetime, env={"A": "b", "PLACE": f"{DATA}/x"})
+        )
+    finally:
+        os.close(inherited)
+    directory = sandbox.directory / "clean"
+    ids = (await sandbox.text(directory / "data/ids")).split()
+    environment = dict(line.split("=", 1) for line in (directory / "data/env").read_text().splitlines())
+    assert {key: value for key, value in environment.items() if key not in {"_", "SHLVL", "OLDPWD"}} == {
+        "PATH": os.environ["PATH"],
+        "HOME": os.environ["HOME"],
+        "PWD": str(directory),
+        "A": "b",
+        "PLACE": f"{directory}/data/x",
+        "KPLANE_COMPONENT": str(directory),
+        "KPLANE_COMPONENT_HASH": environment["KPLANE_COMPONENT_HASH"],
+    }
+    assert (directory / "data/pwd").read_text().strip() == str(directory)
+    assert ids == [str(runtime.state("clean").pid)] * 3, "it leads a session and a group of its own"
+    targets = [line.split(" -> ") for line in (directory / "data/fds").read_text().splitlines() if " -> " in line]
+    assert {left.split()[-1]: right for left, right in targets if left.split()[-1] in {"0", "2"}} == {
+        "0": "/dev/null",
+        "2": str(directory / "log"),
+    }
+    assert not {right for _, right in targets} - {"/dev/null", str(directory / "log"), str(directory / "data/fds")}
+
+
+async def test_placeholders_in_arguments_are_directories(runtime, sandbox) -> None:
+    script = f"cp {FILES}/in {DATA}/out; exec sleep 1000"
+    await runtime.apply(sandbox.shell("places", script, data=True, files={"in": File(b"content")}))
+    await sandbox.text(sandbox.directory / "places/data/out", lambda text: text == "content")
+
+
+async def test_programs_are_searched_in_order(sandbox, tmp_path) -> None:
+    for place in ("first", "second"):
+        (tmp_path / place).mkdir()
+        program = tmp_path / place / "tool"
+        program.write_text(f"#!/bin/sh\necho {place}; exec sleep 1000\n")
+        program.chmod(0o755)
+    (tmp_path / "first/tool").chmod(0o644)
+    async with sandbox.runtime(programs=[tmp_path / "first", tmp_path / "second"]) as runtime:
+        component = replace(sandbox.shell("tool", ""), program="tool", args=())
+        await runtime.apply(component)
+        pid = runtime.state("tool").pid
+        await sandbox.text(runtime.log_path("tool"), lambda text: text == "second\n")
+        (tmp_path / "first/tool").chmod(0o755)
+        await runtime.apply(component)
+        assert runtime.state("tool").pid != pid, "another program is another description"
+        await sandbox.text(runtime.log_path("tool"), lambda text: text == "second\nfirst\n")
+
+
+PORT = Port(number=1, name="http")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "Upper"}, "'Upper' cannot be the name of a component"),
+        ({"name": "../up"}, "'../up' cannot be the name"),
+        ({"name": "a" * 64}, "cannot be the name"),
+        ({"files": {"../f": File(b"")}}, r"'../f' in files is no plain file name"),
+        ({"files": {".hidden": File(b"")}}, "is no plain file name"),
+        ({"args": (f"{DATA}/x",)}, r"\$\(DATA\) is used, but data is not set"),
+        ({"env": {"KPLANE_COMPONENT": "x"}}, "env must not set KPLANE_COMPONENT"),
+        ({"args": ("a\0b",)}, "NUL"),
+        ({"program": "bin/sh"}, "neither a plain name nor an absolute path"),
+        ({"program": "/nowhere/sh"}, "looked for: /nowhere/sh"),
+        ({"readiness": Probe(port="https", path="/")}, "port 'https', which is not in ports"),
+        ({"ports": (PORT,), "readiness": Probe(port="http", path="/", ca="ca")}, "file 'ca', which is not in files"),
+        (
+            {"ports": (PORT,), "readiness": Probe(port="http", path="/", ca="ca"), "files": {"ca": File(b"x")}},
+            "file 'ca', which readiness names, holds no CA certificate",
+        ),
+    ],
+)
+async def test_what_cannot_run_is_refused_with_a_sentence(runtime, sandbox, changes, message) -> None:
+    with pytest.raises(RuntimeFailure, match=message):
+        await runtime.apply(replace(sandbox.shell("x", FOREVER), **changes))
+    assert runtime.names() == []
+
+
+async def test_a_log_is_bounded_while_its_writer_goes_on(sandbox) -> None:
+    async with sandbox.runtime(log_limit_bytes=20_000) as runtime:
+        script = "i=0; while :; do i=$((i+1)); echo line $i; [ $((i % 200)) = 0 ] && sleep 0.02; done"
+        await runtime.apply(sandbox.shell("chatty", script))
+        pid = runtime.state("chatty").pid
+        log = runtime.log_path("chatty")
+        old = log.with_name("log.1")
+        first = await sandbox.text(old)
+        await sandbox.text(old, lambda text: text != first)
+        assert old.stat().st_size <= 20_000
+        assert mode(old) == 0o600
+        before = log.stat().st_ino
+        await sandbox.text(log, lambda text: text.startswith("line ") or "\nline " in text)
+        assert log.stat().st_ino == before
+        assert b"\0" not in log.read_bytes(), "the writer appends where the file now ends"
+        assert runtime.state("chatty").pid == pid
+        assert {path.name for path in log.parent.iterdir()} - {".log.new"} == {"files", "log", "log.1"}

@@ -1,0 +1,130 @@
+"""What follows when a component ends by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+
+from workloads import File, Pace, Phase, RestartPolicy, RuntimeFailure, find_processes
+from workloads.pace import Backoff
+
+FOREVER = "exec sleep 1000"
+
+
+async def test_a_killed_component_is_started_again(runtime, sandbox) -> None:
+    await runtime.apply(await sandbox.web(runtime, "web"))
+    first = await sandbox.phase(runtime, "web", Phase.READY)
+    os.kill(first.pid, signal.SIGKILL)
+    second = await sandbox.phase(runtime, "web", Phase.READY, restarts=1)
+    assert second.pid != first.pid
+    assert second.exit_code == -signal.SIGKILL
+
+
+async def test_backoff_says_why_and_what_was_logged(sandbox, caplog) -> None:
+    async with sandbox.runtime(pace=Pace(restart_base=1000.0, restart_limit=1000.0)) as runtime:
+        script = "for i in $(seq 100); do echo line $i; done; echo cannot bind >&2; exit 7"
+        await runtime.apply(sandbox.shell("crash", script))
+        state = await sandbox.phase(runtime, "crash", Phase.BACKOFF)
+        assert (state.exit_code, state.pid) == (7, None)
+        first, *rest = state.message.splitlines()
+        assert first.startswith("ended with exit code 7 after")
+        assert rest[:-1] == [*(f"line {i}" for i in range(82, 101)), "cannot bind"]
+        assert rest[-1].startswith("next start in ")
+        assert "Component crash ended with exit code 7" in caplog.text
+        await runtime.stop("crash")
+        assert runtime.state("crash").phase is Phase.ABSENT
+
+
+async def test_an_equal_description_does_not_cut_the_backoff_short(sandbox) -> None:
+    async with sandbox.runtime(pace=Pace(restart_base=1000.0, restart_limit=1000.0)) as runtime:
+        component = sandbox.shell("crash", "exit 1")
+        await runtime.apply(component)
+        await sandbox.phase(runtime, "crash", Phase.BACKOFF)
+        await runtime.apply(replace(component, grace_seconds=1.0))
+        assert runtime.state("crash").phase is Phase.BACKOFF
+        await runtime.apply(replace(component, args=("-c", FOREVER)))
+        await sandbox.phase(runtime, "crash", Phase.READY)
+
+
+async def test_the_tail_is_of_the_last_run_only(sandbox, runtime) -> None:
+    script = "if [ -e data/ran ]; then exit 4; fi; touch data/ran; echo first run; exit 3"
+    await runtime.apply(sandbox.shell("crash", script, data=True))
+    state = await sandbox.phase(runtime, "crash", Phase.BACKOFF, exit_code=4)
+    assert "first run" not in state.message
+
+
+async def test_never_means_ended_until_described_differently(runtime, sandbox) -> None:
+    component = sandbox.shell("once", "echo x >> data/runs; exit 5", data=True, restart=RestartPolicy.NEVER)
+    await runtime.apply(component)
+    ended = await sandbox.phase(runtime, "once", Phase.ENDED)
+    assert (ended.exit_code, ended.restarts, ended.pid) == (5, 0, None)
+    await runtime.apply(component)
+    assert runtime.state("once") == ended
+    await runtime.stop("once")
+    await runtime.apply(component)
+    await sandbox.phase(runtime, "once", Phase.ENDED)
+    assert (sandbox.directory / "once/data/runs").read_text() == "x\nx\n"
+
+
+async def test_a_program_that_vanished_is_waited_for(runtime, sandbox, tmp_path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nexec sleep 1000\n")
+    program.chmod(0o755)
+    await runtime.apply(replace(sandbox.shell("gone", ""), program=str(program)))
+    pid = runtime.state("gone").pid
+    content = program.read_text()
+    program.unlink()
+    os.kill(pid, signal.SIGKILL)
+    state = await sandbox.phase(runtime, "gone", Phase.BACKOFF, pid=None)
+    await sandbox._eventually(lambda: runtime.state("gone").message, lambda text: "cannot be started" in text)
+    assert state.exit_code == -signal.SIGKILL
+    new = tmp_path / "new"
+    new.write_text(content)
+    new.chmod(0o755)
+    new.rename(program)
+    await sandbox.phase(runtime, "gone", Phase.READY)
+
+
+async def test_a_change_of_a_reloaded_file_is_there_after_a_restart(runtime, sandbox) -> None:
+    component = sandbox.shell("reader", "cat files/f >> data/seen; exec sleep 1000", data=True)
+    await runtime.apply(replace(component, files={"f": File(b"1", reloaded=True)}))
+    pid = runtime.state("reader").pid
+    seen = sandbox.directory / "reader/data/seen"
+    await sandbox.text(seen)
+    await runtime.apply(replace(component, files={"f": File(b"2", reloaded=True)}))
+    assert runtime.state("reader").pid == pid
+    os.kill(pid, signal.SIGKILL)
+    await sandbox.text(seen, lambda text: text == "12")
+
+
+async def test_no_such_program_is_refused_and_leaves_nothing(runtime, sandbox) -> None:
+    with pytest.raises(
+        RuntimeFailure, match=r"Component x: there is no executable program 'nope'; looked for: /bin/nope"
+    ):
+        await runtime.apply(replace(sandbox.shell("x", ""), program="nope"))
+    assert runtime.names() == []
+    assert find_processes(sandbox.directory) == []
+
+
+def longest(monkeypatch, pace: Pace, runs: list[float]) -> list[float]:
+    monkeypatch.setattr("workloads.pace.random.uniform", lambda low, high: high)
+    backoff = Backoff(pace)
+    return [backoff.next_wait(ran_seconds=ran) for ran in runs]
+
+
+def test_waits_double_up_to_the_limit_and_start_over_after_a_stable_run(monkeypatch) -> None:
+    assert longest(monkeypatch, Pace(), [0.1] * 8) == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert longest(monkeypatch, Pace(), [0.1, 0.1, 20.0, 61.0, 0.1]) == [1, 2, 4, 0.5, 2]
+
+
+def test_the_first_restart_of_what_has_worked_is_fast(monkeypatch) -> None:
+    assert longest(monkeypatch, Pace(), [15.0, 15.0]) == [0.5, 2]
+
+
+def test_waits_are_spread() -> None:
+    waits = {Backoff(Pace()).next_wait(ran_seconds=0.0) for _ in range(100)}
+    assert len(waits) == 100
+    assert all(0 <= wait <= 1 for wait in waits)

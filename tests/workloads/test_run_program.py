@@ -1,0 +1,83 @@
+"""One-shot commands."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from workloads import ProgramFailed, ProgramTimedOut, run_program
+from workloads import program as program_module
+
+SHELL = Path("/bin/sh")
+
+
+async def shell(script: str, *, timeout_seconds: float = 20.0, **options) -> bytes:
+    return await run_program(SHELL, ["-c", script], timeout_seconds=timeout_seconds, **options)
+
+
+async def test_output_is_returned_and_input_is_given() -> None:
+    assert await shell("echo out; echo err >&2") == b"out\n"
+    assert await shell("cat") == b"", "without input there is an empty one"
+    content = bytes(range(256)) * 20_000
+    assert await shell("cat", stdin=content) == content
+
+
+async def test_the_environment_is_what_was_given(monkeypatch) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "secret")
+    assert await shell("echo $SOME_TOKEN/$A", env={"A": "b"}) == b"/b\n"
+
+
+async def test_a_failure_tells_code_and_what_was_written() -> None:
+    with pytest.raises(ProgramFailed, match=r"sh ended with exit code 3\. It wrote: no such thing") as failed:
+        await shell("echo no such thing >&2; exit 3")
+    assert (failed.value.exit_code, failed.value.stderr) == (3, b"no such thing\n")
+    with pytest.raises(ProgramFailed, match="sh was ended by signal 9") as failed:
+        await shell("kill -9 $$")
+    assert failed.value.exit_code == -signal.SIGKILL
+
+
+async def test_no_such_program() -> None:
+    with pytest.raises(ProgramFailed, match="nope cannot be started") as failed:
+        await run_program(Path("/nope"), [], timeout_seconds=1.0)
+    assert failed.value.exit_code is None
+
+
+async def test_on_time_out_the_whole_group_is_killed(tmp_path, is_running) -> None:
+    began = time.monotonic()
+    with pytest.raises(ProgramTimedOut, match=r"sh had not ended after 0\.5 s, and was killed\. It wrote: hello"):
+        await shell(f"trap '' TERM; sleep 1000 & echo $! > {tmp_path}/child; echo hello >&2; wait", timeout_seconds=0.5)
+    assert time.monotonic() - began < 5
+    assert not is_running(int((tmp_path / "child").read_text()))
+
+
+async def test_on_cancellation_the_whole_group_is_killed(tmp_path, eventually, is_running) -> None:
+    child = tmp_path / "child"
+    running = asyncio.create_task(shell(f"sleep 1000 & echo $! > {child}; wait"))
+    pid = int(await eventually(child.read_text))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not is_running(pid)
+
+
+async def test_a_grandchild_that_keeps_the_output_open_holds_nobody_up(tmp_path, is_running) -> None:
+    assert await shell(f"sleep 1000 & echo $! > {tmp_path}/child; echo done") == b"done\n"
+    assert not is_running(int((tmp_path / "child").read_text()))
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+async def test_output_is_bounded(monkeypatch, stream) -> None:
+    monkeypatch.setattr(program_module, "_LIMIT_BYTES", 1 << 20)
+    fits = f"head -c {1 << 20} /dev/zero >&{stream}"
+    assert len(await shell(fits)) == (1 << 20 if stream == 1 else 0)
+    with pytest.raises(ProgramFailed, match="sh wrote more than 1 MiB"):
+        await shell(f"head -c {1 << 26} /dev/zero >&{stream} 2>/dev/null; exit 0")
+
+
+async def test_many_at_once() -> None:
+    outputs = await asyncio.gather(*(shell(f"echo {i}") for i in range(30)))
+    assert outputs == [f"{i}\n".encode() for i in range(30)]
