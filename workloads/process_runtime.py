@@ -122,7 +122,7 @@ class ProcessRuntime:
 
     def names(self) -> Sequence[str]:
         """See `Runtime.names`."""
-        return sorted(name for name, supervision in self._supervisions.items() if supervision.directory.exists)
+        return sorted(name for name, supervision in self._supervisions.items() if _owns_something(supervision))
 
     async def stop(self, name: str) -> None:
         """See `Runtime.stop`. Waits as long as the kernel takes to end what was killed; a cancelled stop goes on."""
@@ -225,7 +225,7 @@ class ProcessRuntime:
             try:
                 yield supervision
             finally:
-                if not supervision.directory.exists and self.state(name).phase is Phase.ABSENT:
+                if not _owns_something(supervision):
                     del self._supervisions[name]
 
     @contextlib.asynccontextmanager
@@ -249,3 +249,8 @@ class ProcessRuntime:
                 await supervision.stop()
             else:
                 await supervision.release()
+
+
+def _owns_something(supervision: Supervision) -> bool:
+    # The process counts by itself, as somebody may have removed the directory under it.
+    return supervision.directory.exists or supervision.state.phase is not Phase.ABSENT

@@ -80,6 +80,7 @@ class Supervision:
         """Have the component run as described. Raises RuntimeFailure where it cannot be started."""
         component = launch.component
         try:
+            self.directory.create(data=component.data)
             if self._keeps_up(launch):
                 self.directory.write_files(component.files)
                 if self._launch != launch:
@@ -87,7 +88,6 @@ class Supervision:
                     self._wake.set()
                 return
             await self.stop()
-            self.directory.create(data=component.data)
             self.directory.write_files(component.files)
         except OSError as error:
             raise RuntimeFailure(f"Component {component.name}: its directory cannot be written: {error}.") from error

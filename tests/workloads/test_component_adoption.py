@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 
 import pytest
@@ -109,6 +110,19 @@ async def test_a_later_runtime_in_the_same_process_adopts_too(sandbox) -> None:
         assert runtime.state("plain").pid == pid
         os.kill(pid, signal.SIGKILL)
         await sandbox.phase(runtime, "plain", Phase.READY, restarts=1, exit_code=-signal.SIGKILL)
+
+
+async def test_a_component_whose_directory_was_removed_under_it_is_still_known(sandbox, is_running) -> None:
+    pid = await killed_supervisor(sandbox, "plain", lifetime="Independent", script=FOREVER)
+    shutil.rmtree(sandbox.directory / "plain")
+    async with sandbox.runtime() as runtime:
+        assert runtime.names() == ["plain"]
+        await runtime.apply(sandbox.shell("plain", FOREVER))
+        assert runtime.state("plain").pid == pid
+        shutil.rmtree(sandbox.directory / "plain")
+        await runtime.delete("plain")
+        assert runtime.names() == []
+        assert not is_running(pid)
 
 
 async def test_half_removed_components_are_removed_on_the_next_entry(sandbox) -> None:
