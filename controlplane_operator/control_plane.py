@@ -19,7 +19,6 @@ from controlplane_operator.backoff import Backoff, jittered
 from controlplane_operator.cache import Key
 from controlplane_operator.claims import Claims
 from controlplane_operator.kinds import CONTROL_PLANES
-from controlplane_operator.logs import about
 from controlplane_operator.management import Management
 from controlplane_operator.namespaces import ManagementNamespaces
 from controlplane_operator.provision import Provisioner
@@ -29,6 +28,7 @@ from controlplane_operator.status import with_condition, with_supported
 from controlplane_operator.trouble import Trouble
 from controlplane_operator.validation import check_class, check_cluster_path
 from provider import Result
+from provider.logs import log_fields
 
 __all__ = ["ControlPlaneReconciler", "Provisioners"]
 
@@ -99,7 +99,7 @@ class ControlPlaneReconciler:
         self._forget_former(key, obj["metadata"]["uid"] if obj is not None else None)
         if obj is None:
             return None
-        with about("ControlPlane", name=key[1]):
+        with log_fields(object=f"ControlPlane/{key[1]}"):
             control_plane = ControlPlane.model_validate(obj)
             chosen = self._class(control_plane)
             if control_plane.deleting:

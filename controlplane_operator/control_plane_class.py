@@ -6,10 +6,10 @@ from typing import Final
 
 from api import ControlPlaneClass
 from controlplane_operator.cache import Key
-from controlplane_operator.logs import about
 from controlplane_operator.management import Management
 from controlplane_operator.status import with_condition, with_supported
 from provider import Result
+from provider.logs import log_fields
 
 __all__ = ["ControlPlaneClassReconciler", "unsupported_addons"]
 
@@ -39,7 +39,7 @@ class ControlPlaneClassReconciler:
         obj = store.get(key)
         if obj is None:
             return None
-        with about("ControlPlaneClass", name=key[1]):
+        with log_fields(object=f"ControlPlaneClass/{key[1]}"):
             current = ControlPlaneClass.model_validate(obj)
             conditions = with_condition(
                 current.status.conditions,

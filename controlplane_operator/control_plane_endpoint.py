@@ -8,12 +8,12 @@ from api import ControlPlane, ControlPlaneEndpoint
 from api.names import CA_KEY, KUBECONFIG_KEY, kubeconfig_secret_name, management_namespace
 from controlplane_operator.backoff import Backoff, jittered
 from controlplane_operator.cache import Key
-from controlplane_operator.logs import about
 from controlplane_operator.management import Management
 from controlplane_operator.secrets import data_of, find_secret
 from controlplane_operator.status import with_condition
 from controlplane_operator.trouble import Trouble
 from provider import ApiError, Client, ClusterConfig, Forbidden, KubeconfigError, Result, Unauthorized, Unreachable
+from provider.logs import log_fields
 
 __all__ = ["ControlPlaneEndpointReconciler"]
 
@@ -37,7 +37,7 @@ class ControlPlaneEndpointReconciler:
         if obj is None:
             self._backoff.forget(key)
             return None
-        with about("ControlPlaneEndpoint", name=key[1]):
+        with log_fields(object=f"ControlPlaneEndpoint/{key[1]}"):
             current = ControlPlaneEndpoint.model_validate(obj)
             try:
                 await self._probe(current)
@@ -80,7 +80,9 @@ class ControlPlaneEndpointReconciler:
         if owner is not None:
             key = management_namespace(owner.name), kubeconfig_secret_name(owner.name)
             published = self._management.stores.secrets.get(key)
-            return data_of(published).get(CA_KEY) if published is not None else None
+            if published is None:
+                raise Trouble("EndpointPending", f"control plane {owner.name} has not published its CA yet")
+            return data_of(published).get(CA_KEY)
         return self._default.ca_data if self._default is not None else None
 
     async def _publish(self, current: ControlPlaneEndpoint, trouble: Trouble | None) -> None:

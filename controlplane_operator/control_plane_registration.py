@@ -17,13 +17,13 @@ from api import (
 from api.names import ALLOW_REGISTRATION_LABEL, management_namespace
 from controlplane_operator.backoff import jittered
 from controlplane_operator.cache import Key
-from controlplane_operator.logs import about
 from controlplane_operator.management import Management
 from controlplane_operator.resolution import Resolution, SecretStanding, resolve, secret_wanted
 from controlplane_operator.secrets import find_secret
 from controlplane_operator.status import with_condition, with_supported
 from controlplane_operator.trouble import Trouble
 from provider import Result
+from provider.logs import log_fields
 
 __all__ = ["ControlPlaneRegistrationReconciler"]
 
@@ -42,7 +42,7 @@ class ControlPlaneRegistrationReconciler:
         """Resolve one registration, or take back what a deleted one was granted."""
         obj = self._management.stores.registrations.get(key)
         uid = obj["metadata"]["uid"] if obj is not None else None
-        with about("ControlPlaneRegistration", name=key[1]):
+        with log_fields(object=f"ControlPlaneRegistration/{key[1]}"):
             former = self._uids.get(key)
             if former is not None and former != uid:
                 await self._management.access.revoke(former)

@@ -12,10 +12,10 @@ from typing import Final
 import uvloop
 
 from controlplane_operator.errors import OperatorError
-from controlplane_operator.logs import json_logging
 from controlplane_operator.operator import run_operator
 from controlplane_operator.settings import Settings, SettingsError, parse_arguments
 from provider import ProviderError
+from provider.logs import json_logging
 from workloads import WorkloadsError
 
 __all__ = ["main"]
@@ -35,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"controlplane-operator: {error}\n")
         return _BAD_USAGE
     with json_logging(settings.log_level), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        # kopf tells of every event; its errors are of interest.
+        logging.getLogger("kopf").setLevel(logging.ERROR)
         try:
             runner.run(_run(settings))
         except (OperatorError, ProviderError, WorkloadsError, OSError) as error:

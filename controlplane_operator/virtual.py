@@ -97,7 +97,9 @@ class VirtualProvisioner:
         with troubles("Deleting"):
             await self._runtime.delete(apiserver_name(control_plane.name))
             if policy is DeletionPolicy.DESTROY:
-                deleted = await shared.keyspace.delete_prefix(key_prefix(control_plane.cluster_path))
+                # As written down before anything was made: the spec may have been edited a moment earlier.
+                path = control_plane.status.cluster_path or control_plane.cluster_path
+                deleted = await shared.keyspace.delete_prefix(key_prefix(path))
                 if deleted:
                     self._management.events.record(
                         control_plane, reason="DataDeleted", message=f"deleted {deleted} keys, none is left"

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import json
-import logging
 from pathlib import Path
 
 import pytest
 
-from controlplane_operator.logs import about, json_logging
 from controlplane_operator.main import main
 from controlplane_operator.settings import SettingsError, parse_arguments
 
@@ -69,17 +65,3 @@ def test_a_kubeconfig_that_cannot_be_used_ends_with_status_1(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(flags) == 1
-
-
-def test_log_lines_are_json_and_name_their_object() -> None:
-    stream = io.StringIO()
-    with json_logging("INFO", stream=stream), about("ControlPlane", name="acme"):
-        logging.getLogger("any").info("done in %d ms", 7, extra={"listen": "here"})
-        try:
-            int("no number")
-        except ValueError:
-            logging.getLogger("any").exception("failed")
-    first, second = map(json.loads, stream.getvalue().splitlines())
-    assert (first["message"], first["object"], first["listen"]) == ("done in 7 ms", "ControlPlane/acme", "here")
-    assert first["level"] == "info"
-    assert "ValueError: invalid literal" in second["message"]
