@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import aiohttp
 from typing_extensions import override
@@ -22,6 +22,8 @@ from provider.wire import translated
 __all__ = ["Request", "Transport"]
 
 _TOKEN_CACHED_SECONDS: Final = 60.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Request:
 class _Session:
     http: aiohttp.ClientSession
     users: int = 0
+    responses: set[aiohttp.ClientResponse] = field(default_factory=set)
     retired: bool = False
 
 
@@ -57,6 +60,7 @@ class Transport:
         self._sessions: set[_Session] = set()
         self._lock = asyncio.Lock()
         self._closed = False
+        self._threads: set[asyncio.Future[Any]] = set()
         self._token: str | None = None
         self._token_read_at = 0.0
 
@@ -75,9 +79,11 @@ class Transport:
         try:
             with translated(server=self._config.server, asked=str(request)):
                 response = await self._send(session.http, request)
+                session.responses.add(response)
                 try:
                     yield response
                 finally:
+                    session.responses.discard(response)
                     response.close()
         finally:
             session.users -= 1
@@ -103,9 +109,27 @@ class Transport:
         async with self._lock:
             for session in tuple(self._sessions):
                 await self._discard(session)
+        if self._threads:
+            await asyncio.wait(tuple(self._threads))
+
+    async def _in_thread(self, function: Callable[..., T], *args: object) -> T:
+        """Call what would block; it cannot be cancelled, so `aclose` waits for it."""
+        future = asyncio.get_running_loop().run_in_executor(None, function, *args)
+        self._threads.add(future)
+        future.add_done_callback(self._thread_ended)
+        return await asyncio.shield(future)
+
+    def _thread_ended(self, future: asyncio.Future[Any]) -> None:
+        self._threads.discard(future)
+        if not future.cancelled():
+            # Where its caller was cancelled, nobody else looks at a failure.
+            future.exception()
 
     async def _discard(self, session: _Session) -> None:
         self._sessions.discard(session)
+        # The session alone would leave whoever reads a response waiting for ever.
+        for response in session.responses:
+            response.close()
         await session.http.close()
         # Transports of connections that were closed unread finish in the loop's next rounds.
         for _ in range(3):
@@ -116,7 +140,7 @@ class Transport:
             if self._closed:
                 raise ProviderError(f"the client of {self._config.server} is closed")
             if self._session is None:
-                context = await asyncio.to_thread(ssl_context, self._config)
+                context = await self._in_thread(ssl_context, self._config)
                 self._session = _Session(
                     aiohttp.ClientSession(
                         connector=aiohttp.TCPConnector(ssl=context, limit=0),
@@ -166,7 +190,7 @@ class Transport:
             return self._config.token
         if self._token is None or time.monotonic() - self._token_read_at > _TOKEN_CACHED_SECONDS:
             try:
-                token = (await asyncio.to_thread(path.read_text, "ascii")).strip()
+                token = (await self._in_thread(path.read_text, "ascii")).strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise KubeconfigError(f"cannot read the token file {path}: {error}") from error
             if not token or not token.isprintable():

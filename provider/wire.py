@@ -16,7 +16,7 @@ __all__ = ["MAX_BODY_BYTES", "decode", "error_of", "read_body", "read_object", "
 
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 _SHOWN: Final = 300
-_ISSUER_CODES: Final = frozenset({2, 18, 19, 20, 21})
+_ISSUER_CODES: Final = frozenset({2, 7, 18, 19, 20, 21})
 _EXPIRED_CODE: Final = 10
 _HOST_CODES: Final = frozenset({62, 64})
 
@@ -125,11 +125,11 @@ def translated(*, server: str, asked: str) -> Iterator[None]:
 
 
 def _failure(error: Exception, *, server: str, asked: str) -> Unreachable:
-    cause = next((link for link in _chain(error) if isinstance(link, ssl.SSLError)), None)
+    cause = next((link for link in reversed([*_chain(error)]) if isinstance(link, ssl.SSLError)), None)
     if isinstance(cause, ssl.SSLCertVerificationError):
         return _certificate_refused(cause, server=server, asked=asked)
     if cause is not None:
-        return Unreachable(f"{asked}: TLS with {server} failed: {cause.reason or cause}", kind="tls")
+        return Unreachable(f"{asked}: TLS with {server} failed: {getattr(cause, 'reason', None) or cause}", kind="tls")
     if isinstance(error, TimeoutError):
         return Unreachable(f"{asked}: no answer of {server} in time", kind="timeout")
     if isinstance(error, (aiohttp.ClientResponseError, aiohttp.InvalidURL, ValueError)):

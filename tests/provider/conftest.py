@@ -58,7 +58,9 @@ class Authority:
 
     def issue(self, name: str = "server", *, address: str = "127.0.0.1", hours: int = 1) -> Issued:
         key = ec.generate_private_key(ec.SECP256R1())
-        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address)), x509.DNSName("served.test")])
+        names = x509.SubjectAlternativeName(
+            [x509.IPAddress(ipaddress.ip_address(address)), x509.DNSName("served.test")]
+        )
         certificate = (
             self._builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), key, hours=hours)
             .add_extension(names, critical=False)
@@ -98,7 +100,7 @@ class FaultServer:
 
 def http(body: bytes | dict[str, Any], *, status: int = 200, headers: str = "") -> bytes:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = f"HTTP/1.1 {status} Whatever\r\nContent-Type: application/json\r\n{headers}Content-Length: {len(content)}\r\n\r\n"
+    head = f"HTTP/1.1 {status} Whatever\r\n{headers}Content-Length: {len(content)}\r\n\r\n"
     return head.encode() + content
 
 
@@ -137,7 +139,7 @@ async def fault_server(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[
     """`await fault_server(answer, issued=None)`: starts one that ends with the test."""
     stack = contextlib.AsyncExitStack()
 
-    async def start(answer: Answer, *, issued: Issued | None = None, plain: bool = False) -> FaultServer:
+    async def start(answer: Answer, *, issued: Issued | None = None, plain: bytes = b"") -> FaultServer:
         authority = Authority()
         issued = issued or authority.issue()
         (tmp_path / "server.pem").write_bytes(issued.certificate + issued.key)
@@ -146,6 +148,12 @@ async def fault_server(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             server.connections += 1
+            if plain:
+                await reader.read(10)
+                writer.write(plain)
+                await writer.drain()
+                writer.transport.abort()
+                return
             with contextlib.suppress(OSError, asyncio.IncompleteReadError, ssl.SSLError):
                 while (asked := await _read_request(reader)) is not None:
                     server.asked.append(asked)

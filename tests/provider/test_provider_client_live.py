@@ -15,7 +15,6 @@ from provider import (
     Client,
     ClusterConfig,
     Conflict,
-    Expired,
     Forbidden,
     Invalid,
     NotFound,
@@ -119,13 +118,6 @@ async def test_the_server_ends_a_watch_in_time(client, namespace):
     async with asyncio.timeout(10):
         async with client.watch(SECRETS, namespace=namespace, resource_version=None, timeout_seconds=1) as watch:
             assert {event.type async for event in watch} <= {"BOOKMARK"}
-
-
-async def test_a_watch_from_before_the_cache_is_expired(client, namespace):
-    with pytest.raises(Expired):
-        async with client.watch(CONFIG_MAPS, namespace=namespace, resource_version="1", timeout_seconds=5) as watch:
-            async for _ in watch:
-                pass
 
 
 async def test_unknown_credentials_and_missing_permissions_differ(client, service_account):

@@ -1,0 +1,310 @@
+"""The client against servers that misbehave as a real one cannot be made to."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gzip
+import os
+import socket
+import time
+
+import pytest
+
+from provider import (
+    CONFIG_MAPS,
+    NAMESPACES,
+    ApiError,
+    Client,
+    ClusterConfig,
+    KubeconfigError,
+    ProviderError,
+    ServerError,
+    TooManyRequests,
+    Unreachable,
+)
+from provider.wire import MAX_BODY_BYTES
+
+OBJECT = {"metadata": {"name": "a", "resourceVersion": "1"}}
+
+
+def sockets():
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue
+        if target.startswith(("socket:", "/memfd")):
+            found.add((name, target))
+    return found
+
+
+def always(content):
+    async def answer(asked, writer):
+        writer.write(content)
+
+    return answer
+
+
+async def failure(server, *, error=Unreachable, **options):
+    async with Client(server.config, timeout_seconds=1, **options) as client:
+        with pytest.raises(error) as caught:
+            await client.get(NAMESPACES, "a")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n<html", "protocol"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "protocol"),
+        (b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"metadata":[]}', "protocol"),
+        (b'HTTP/1.1 200 OK\r\nContent-Length: 24\r\n\r\n{"metadata":{"name":[]}}', "protocol"),
+        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 9\r\n\r\nnot gzip!", "connect"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "protocol"),
+        (b"HTTP/1.1 302 Found\r\nLocation: https://elsewhere.test/\r\nContent-Length: 0\r\n\r\n", "protocol"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n", "protocol"),
+    ],
+)
+async def test_answers_that_are_none(fault_server, content, kind):
+    server = await fault_server(always(content))
+    error = await failure(server)
+    assert (error.kind, error.reason) == (kind, "EndpointUnreachable")
+    assert server.config.server in str(error)
+
+
+async def test_a_redirect_is_not_followed_with_the_token(fault_server, tools):
+    other = await fault_server(always(tools.http(OBJECT)))
+    moved = f"Location: {other.config.server}/\r\n"
+    server = await fault_server(always(tools.http(b"", status=307, headers=moved)))
+    error = await failure(dataclasses.replace(server, config=dataclasses.replace(server.config, token="secret")))
+    assert "not followed" in str(error)
+    assert other.asked == []
+    assert server.asked[0].headers["authorization"] == "Bearer secret"
+
+
+async def test_an_answer_that_ends_in_the_middle(fault_server):
+    async def answer(asked, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{")
+        await writer.drain()
+        writer.transport.abort()
+
+    assert (await failure(await fault_server(answer))).kind == "connect"
+
+
+async def test_an_endless_answer_is_refused_in_time(fault_server, tools):
+    bomb = gzip.compress(bytes(MAX_BODY_BYTES + 1))
+    head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(bomb)}\r\n\r\n"
+    server = await fault_server(always(head.encode() + bomb))
+    async with Client(server.config, timeout_seconds=20) as client:
+        with pytest.raises(Unreachable, match="more than 64 MiB") as caught:
+            await client.get(NAMESPACES, "a")
+    assert caught.value.kind == "protocol"
+
+
+async def test_a_silent_server_costs_the_deadline_and_no_more(fault_server):
+    async def answer(asked, writer):
+        await asyncio.sleep(60)
+
+    server = await fault_server(answer)
+    begun = time.monotonic()
+    error = await failure(server)
+    assert 0.9 < time.monotonic() - begun < 5
+    assert error.timed_out
+
+
+async def test_a_server_that_never_ends_its_handshake_costs_the_connect_deadline():
+    silent = socket.create_server(("127.0.0.1", 0))
+    port = silent.getsockname()[1]
+    begun = time.monotonic()
+    async with Client(ClusterConfig(f"https://127.0.0.1:{port}"), connect_timeout_seconds=0.3) as client:
+        with pytest.raises(Unreachable, match="no connection") as caught:
+            await client.probe()
+    assert time.monotonic() - begun < 5
+    assert caught.value.timed_out
+    silent.close()
+
+
+async def test_nobody_listens(fault_server):
+    async with Client(ClusterConfig("https://127.0.0.1:1")) as client:
+        with pytest.raises(Unreachable) as caught:
+            await client.probe()
+    assert caught.value.kind == "connect"
+
+
+async def test_certificates_are_verified(fault_server, tools):
+    good = await fault_server(always(tools.http(OBJECT)))
+    stranger = dataclasses.replace(good.config, ca_data=tools.Authority().pem)
+    wrong_ca = await failure(dataclasses.replace(good, config=stranger))
+    assert "certificate not signed by the CA of the kubeconfig" in str(wrong_ca)
+
+    authority = tools.Authority()
+    other_host = await fault_server(always(b""), issued=authority.issue(address="10.9.9.9"))
+    expired = await fault_server(always(b""), issued=authority.issue(hours=-1))
+    for server, sentence in ((other_host, "not valid for this host"), (expired, "has expired")):
+        trusting = dataclasses.replace(server.config, ca_data=authority.pem)
+        error = await failure(dataclasses.replace(server, config=trusting))
+        assert sentence in str(error)
+        assert (error.kind, error.reason) == ("tls", "CertificateInvalid")
+        assert server.asked == []
+
+    named = dataclasses.replace(other_host.config, ca_data=authority.pem, tls_server_name="served.test")
+    other_host.answer = always(tools.http(OBJECT))
+    async with Client(named) as client:
+        assert (await client.get(NAMESPACES, "a"))["kind"] == "Namespace"
+
+
+async def test_a_server_without_tls_is_not_mistaken_for_a_wrong_certificate(fault_server):
+    server = await fault_server(always(b""), plain=b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    error = await failure(server)
+    assert (error.kind, error.reason) == ("tls", "EndpointUnreachable")
+
+
+async def test_retries_429_when_the_server_says_so(fault_server, tools):
+    async def answer(asked, writer):
+        busy = tools.http({"kind": "Status", "message": "busy"}, status=429, headers="Retry-After: 0\r\n")
+        writer.write(busy if len(server.asked) < 2 else tools.http(OBJECT))
+
+    server = await fault_server(answer)
+    async with Client(server.config, timeout_seconds=10) as client:
+        assert (await client.get(NAMESPACES, "a"))["metadata"]["name"] == "a"
+    assert len(server.asked) == 2
+
+
+async def test_429_beyond_the_deadline_is_told_at_once(fault_server, tools):
+    server = await fault_server(always(tools.http({"kind": "Status"}, status=429, headers="Retry-After: 30\r\n")))
+    begun = time.monotonic()
+    error = await failure(server, error=TooManyRequests)
+    assert time.monotonic() - begun < 0.9
+    assert error.retry_after_seconds == 30
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>bad gateway</html>", b"", b'{"kind":"Status","message":7,"details":[]}', b"[1]"]
+)
+async def test_errors_of_proxies_are_api_errors(fault_server, tools, body):
+    server = await fault_server(always(tools.http(body, status=502)))
+    error = await failure(server, error=ServerError)
+    assert error.status == 502
+    assert isinstance(error, ApiError)
+
+
+async def test_the_path_of_the_server_comes_first(fault_server, tools):
+    server = await fault_server(always(tools.http(OBJECT)))
+    below = server.config.with_server(f"{server.config.server}/clusters/x/control-plane/")
+    async with Client(below) as client:
+        await client.get(CONFIG_MAPS, "a", namespace="ns")
+        await client.request("GET", "/version", params={"a b": "c&d", "none": None, "flag": True})
+    assert [asked.target for asked in server.asked] == [
+        "/clusters/x/control-plane/api/v1/namespaces/ns/configmaps/a",
+        "/clusters/x/control-plane/version?a%20b=c%26d&flag=true",
+    ]
+
+
+async def test_a_renewed_token_file_is_read_again_on_401(fault_server, tools, tmp_path):
+    file = tmp_path / "token"
+    file.write_text("old\n")
+
+    async def answer(asked, writer):
+        good = asked.headers.get("authorization") == "Bearer new"
+        writer.write(tools.http(OBJECT) if good else tools.http({"kind": "Status"}, status=401))
+
+    server = await fault_server(answer)
+    async with Client(dataclasses.replace(server.config, token_file=file)) as client:
+        with pytest.raises(ApiError):
+            await client.get(NAMESPACES, "a")
+        file.write_text("new\n")
+        await client.get(NAMESPACES, "a")
+        assert len(server.asked) == 3
+        file.unlink()
+        await client.get(NAMESPACES, "a")
+    async with Client(dataclasses.replace(server.config, token_file=file)) as client:
+        with pytest.raises(KubeconfigError, match="token"):
+            await client.get(NAMESPACES, "a")
+
+
+async def test_renewed_credentials_leave_open_watches_alone(fault_server, tools):
+    issued = tools.Authority().issue("client-a")
+    renewed = tools.Authority().issue("client-a")
+    more = asyncio.Event()
+
+    async def answer(asked, writer):
+        if "watch=true" not in asked.target:
+            writer.write(tools.http(OBJECT))
+            return
+        writer.write(tools.stream_head())
+        await more.wait()
+        writer.write(tools.chunk(b'{"type":"ADDED","object":{"metadata":{"name":"a"}}}\n'))
+
+    server = await fault_server(answer)
+    first = dataclasses.replace(server.config, client_certificate=issued.certificate, client_key=issued.key)
+    second = dataclasses.replace(first, client_certificate=renewed.certificate, client_key=renewed.key)
+    async with Client(first) as client:
+        async with client.watch(NAMESPACES, resource_version="1") as watch:
+            await watch.open()
+            await client.update(second)
+            await client.get(NAMESPACES, "a")
+            more.set()
+            assert (await anext(watch)).object["metadata"]["name"] == "a"
+        with pytest.raises(ProviderError, match="another cluster"):
+            await client.update(dataclasses.replace(second, token="x"))
+
+
+async def test_closing_leaves_no_socket(fault_server, tools, eventually):
+    async def answer(asked, writer):
+        if "watch=true" in asked.target:
+            writer.write(tools.stream_head())
+            await asyncio.sleep(60)
+        if asked.target.endswith("silent"):
+            await asyncio.sleep(60)
+        writer.write(tools.http(OBJECT))
+
+    server = await fault_server(answer)
+    before = sockets()
+    client = Client(server.config)
+    watch = client.watch(NAMESPACES, resource_version="1")
+    await watch.open()
+    await asyncio.gather(*(client.get(NAMESPACES, "a") for _ in range(5)))
+    assert len(sockets() - before) >= 6
+    reading = asyncio.create_task(anext(watch))
+    asking = asyncio.create_task(client.get(NAMESPACES, "silent"))
+    await eventually(lambda: [asked.target for asked in server.asked], lambda seen: seen[-1].endswith("silent"))
+    await client.aclose()
+    for waiting in (reading, asking):
+        with pytest.raises(ProviderError):
+            await asyncio.wait_for(waiting, 5)
+    with pytest.raises(ProviderError, match="is closed"):
+        await client.get(NAMESPACES, "a")
+    # The server's ends of the connections are in this process as well.
+    await eventually(lambda: sockets() - before, lambda left: not left)
+
+
+async def test_an_endless_list_ends_at_a_deadline(fault_server, tools):
+    page = tools.http({"metadata": {"continue": "more"}, "items": []})
+    server = await fault_server(always(page))
+    async with Client(server.config, timeout_seconds=0.1) as client:
+        with pytest.raises(Unreachable) as caught:
+            await client.list(NAMESPACES)
+    assert caught.value.timed_out
+
+
+async def test_pages_that_expire_become_one_request(fault_server, tools):
+    async def answer(asked, writer):
+        if "continue=" in asked.target:
+            writer.write(tools.http({"kind": "Status", "reason": "Expired"}, status=410))
+        elif "limit=" in asked.target:
+            writer.write(tools.http({"metadata": {"continue": "x"}, "items": [OBJECT]}))
+        else:
+            writer.write(tools.http({"metadata": {"resourceVersion": "9"}, "items": [OBJECT, OBJECT]}))
+
+    server = await fault_server(answer)
+    async with Client(server.config) as client:
+        found = await client.list(NAMESPACES)
+    assert (len(found.items), found.resource_version) == (2, "9")
+
+
+async def test_bodies_that_are_no_json_are_refused_here(fault_server, tools):
+    async with Client((await fault_server(always(tools.http(OBJECT)))).config) as client:
+        with pytest.raises(ProviderError, match="cannot be sent"):
+            await client.create(NAMESPACES, {"metadata": {"name": object()}})

@@ -1,0 +1,107 @@
+"""Controllers: retries, deadlines, and workers that survive what reconciles do."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+
+import pytest
+
+from provider import Controller, ProviderError, Result, WorkQueue
+
+
+@contextlib.asynccontextmanager
+async def running(controller):
+    task = asyncio.create_task(controller.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_works_on_different_keys_at_once_and_on_one_key_never(eventually):
+    at_work, most, calls = collections.Counter(), collections.Counter(), collections.Counter()
+    queue = WorkQueue()
+
+    async def reconcile(key):
+        at_work[key] += 1
+        calls[key] += 1
+        most[key] = max(most[key], at_work[key])
+        most["all"] = max(most["all"], at_work.total())
+        if calls[key] < 3:
+            queue.add(key)
+        await asyncio.sleep(0.01)
+        at_work[key] -= 1
+
+    async with running(Controller("test", reconcile, queue=queue, workers=3)):
+        for key in ("a", "b", "c"):
+            queue.add(key)
+        await eventually(lambda: (dict(calls), queue.idle), lambda seen: seen == ({"a": 3, "b": 3, "c": 3}, True))
+    assert most == {"a": 1, "b": 1, "c": 1, "all": 3}
+
+
+@pytest.mark.parametrize("failure", [ProviderError("no"), ValueError("odd"), asyncio.CancelledError(), None])
+async def test_a_failure_is_tried_again_and_ends_no_worker(eventually, caplog, failure):
+    tries = []
+    queue = WorkQueue(initial_backoff_seconds=0.001)
+
+    async def reconcile(key):
+        tries.append(key)
+        if len(tries) < 4:
+            if failure is None:
+                await asyncio.sleep(60)
+            raise failure
+
+    async with running(Controller("test", reconcile, queue=queue, workers=1, timeout_seconds=0.02)):
+        queue.add("a")
+        await eventually(lambda: (len(tries), queue.idle), lambda seen: seen == (4, True))
+        assert queue.failures("a") == 0
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 3
+
+
+async def test_a_result_asks_to_be_called_again(eventually):
+    tries = []
+    queue = WorkQueue()
+
+    async def reconcile(key):
+        tries.append(key)
+        return Result(requeue_after_seconds=0.01) if len(tries) < 3 else None
+
+    async with running(Controller("test", reconcile, queue=queue)):
+        queue.add("a")
+        await eventually(lambda: (len(tries), queue.idle), lambda seen: seen == (3, True))
+
+
+async def test_ends_when_the_queue_is_closed_and_drained():
+    done = []
+    queue = WorkQueue()
+
+    async def reconcile(key):
+        done.append(key)
+
+    queue.add("a")
+    queue.close()
+    await asyncio.wait_for(Controller("test", reconcile, queue=queue).run(), 1)
+    assert done == ["a"]
+
+
+async def test_cancelling_awaits_the_reconciles_under_way():
+    ended = []
+    queue = WorkQueue()
+    begun = asyncio.Event()
+
+    async def reconcile(key):
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.01)
+            ended.append(key)
+
+    async with running(Controller("test", reconcile, queue=queue)):
+        queue.add("a")
+        await begun.wait()
+    assert ended == ["a"]

@@ -1,0 +1,150 @@
+"""Kubeconfigs: what is taken, what is refused, and what is never shown."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import dataclasses
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provider import ClusterConfig, KubeconfigError
+
+
+@pytest.fixture
+def document(tools):
+    authority = tools.Authority()
+    issued = authority.issue("somebody")
+    return {
+        "current-context": "main",
+        "contexts": [{"name": "main", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [
+            {
+                "name": "c",
+                "cluster": {
+                    "server": "https://10.0.0.1:6443/clusters/x/",
+                    "certificate-authority-data": base64.b64encode(authority.pem).decode(),
+                },
+            }
+        ],
+        "users": [
+            {
+                "name": "u",
+                "user": {
+                    "client-certificate-data": base64.b64encode(issued.certificate).decode(),
+                    "client-key-data": base64.b64encode(issued.key).decode(),
+                },
+            }
+        ],
+    }
+
+
+def test_text_bytes_and_documents_are_the_same(document):
+    config = ClusterConfig.from_kubeconfig(document)
+    assert config.server == "https://10.0.0.1:6443/clusters/x"
+    assert ClusterConfig.from_kubeconfig(yaml.safe_dump(document)) == config
+    assert ClusterConfig.from_kubeconfig(yaml.safe_dump(document).encode()) == config
+    assert ClusterConfig.from_kubeconfig(config.to_kubeconfig()) == config
+
+
+def test_files_are_relative_to_the_kubeconfig(document, tmp_path):
+    user = document["users"][0]["user"]
+    (tmp_path / "tls.crt").write_bytes(base64.b64decode(user.pop("client-certificate-data")))
+    (tmp_path / "tls.key").write_bytes(base64.b64decode(user.pop("client-key-data")))
+    user |= {"client-certificate": "tls.crt", "client-key": "tls.key"}
+    (tmp_path / "config").write_text(yaml.safe_dump(document))
+    config = ClusterConfig.load(tmp_path / "config")
+    assert config.client_key == (tmp_path / "tls.key").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokenFile": "/var/run/secrets/kubernetes.io/serviceaccount/token"},
+        {"client-key": "/etc/shadow", "client-key-data": None},
+    ],
+)
+def test_a_kubeconfig_of_somebody_else_names_no_files_of_ours(document, change):
+    document["users"][0]["user"] |= change
+    with pytest.raises(KubeconfigError, match="only inline data"):
+        ClusterConfig.from_kubeconfig(document)
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "sentence"),
+    [
+        ("cluster", {"insecure-skip-tls-verify": True}, "always verified"),
+        ("cluster", {"proxy-url": "http://proxy"}, "proxies are not supported"),
+        ("cluster", {"server": "http://10.0.0.1"}, "https URL"),
+        ("cluster", {"server": "10.0.0.1:6443"}, "https URL"),
+        ("cluster", {"server": None}, "https URL"),
+        ("cluster", {"server": "https://u:p@10.0.0.1"}, "only have a host"),
+        ("cluster", {"server": "https://10.0.0.1/a/../b"}, "plain form"),
+        ("cluster", {"server": "https://10.0.0.1:port"}, "is no URL"),
+        ("cluster", {"server": ["https://10.0.0.1"]}, "has to be text"),
+        ("cluster", {"certificate-authority-data": "AAAA"}, "PEM"),
+        ("cluster", {"certificate-authority-data": "!"}, "not base64"),
+        ("user", {"exec": {"command": "rm"}}, "exec credential plugins are not run"),
+        ("user", {"username": "a", "password": "b"}, "removed from Kubernetes"),
+        ("user", {"as": "admin"}, "impersonation"),
+        ("user", {"client-key-data": None}, "needs its key"),
+        ("user", {"token": "two\r\nlines"}, "no HTTP header"),
+    ],
+)
+def test_refusals_say_what_is_wrong(document, section, change, sentence):
+    document[f"{section}s"][0][section] |= change
+    with pytest.raises(KubeconfigError, match=sentence):
+        ClusterConfig.from_kubeconfig(document)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "a: b", "current-context: x", "[" * 3000, b"\xff\xfe\x00"])
+def test_what_is_no_kubeconfig(text):
+    with pytest.raises(KubeconfigError):
+        ClusterConfig.from_kubeconfig(text)
+
+
+@given(st.text() | st.binary())
+def test_any_text_is_a_kubeconfig_or_a_kubeconfig_error(text):
+    with pytest.raises(KubeconfigError):
+        ClusterConfig.from_kubeconfig(text)
+
+
+def test_the_fingerprint_stays_when_credentials_are_renewed(document, tools):
+    config = ClusterConfig.from_kubeconfig(document)
+    renewed = tools.Authority().issue("somebody")
+    same = dataclasses.replace(config, client_certificate=renewed.certificate, client_key=renewed.key)
+    other = tools.Authority().issue("somebody-else")
+    another = dataclasses.replace(config, client_certificate=other.certificate, client_key=other.key)
+    assert same.fingerprint() == config.fingerprint()
+    changed = [
+        another,
+        config.with_server("https://10.0.0.2"),
+        dataclasses.replace(config, ca_data=tools.Authority().pem),
+        dataclasses.replace(config, tls_server_name="x"),
+        dataclasses.replace(config, token="t"),
+    ]
+    assert len({found.fingerprint() for found in [config, *changed]}) == len(changed) + 1
+    tokens = [dataclasses.replace(config, token=token).fingerprint() for token in ("t", "u")]
+    assert tokens[0] == tokens[1]
+
+
+def test_no_secret_is_shown(document):
+    document = copy.deepcopy(document)
+    config = dataclasses.replace(ClusterConfig.from_kubeconfig(document), token="s3cret")
+    shown = repr(config)
+    assert "10.0.0.1" in shown
+    assert "s3cret" not in shown
+    assert "PRIVATE" not in shown
+
+
+def test_the_identity_of_a_pod(tools, tmp_path):
+    (tmp_path / "ca.crt").write_bytes(tools.Authority().pem)
+    environment = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+    config = ClusterConfig.in_cluster(directory=tmp_path, environment=environment)
+    assert config.server == "https://[fd00::1]:443"
+    assert config.token_file == tmp_path / "token"
+    with pytest.raises(KubeconfigError, match="not in a pod"):
+        ClusterConfig.in_cluster(directory=tmp_path, environment={})

@@ -1,0 +1,131 @@
+"""The reflector against a real kube-apiserver."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from provider import CONFIG_MAPS, SECRETS, Client, Forbidden, Reflector, Unreachable
+from workloads import find_processes
+
+pytestmark = pytest.mark.integration
+
+
+@contextlib.asynccontextmanager
+async def running(reflector, handler=None):
+    task = asyncio.create_task(reflector.run(handler))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def recorder():
+    events = []
+    return events, lambda event, found: events.append((event, found["metadata"]["name"]))
+
+
+async def test_mirrors_a_collection(client, namespace, eventually):
+    await client.create(CONFIG_MAPS, {"metadata": {"name": "old"}}, namespace=namespace)
+    events, handler = recorder()
+    reflector = Reflector(client, CONFIG_MAPS, namespace=namespace)
+    async with running(reflector, handler):
+        await asyncio.wait_for(reflector.synced.wait(), 10)
+        assert (namespace, "old") in reflector.store
+        await client.create(CONFIG_MAPS, {"metadata": {"name": "new"}}, namespace=namespace)
+        await client.patch(CONFIG_MAPS, "new", {"data": {"x": "1"}}, namespace=namespace)
+        await client.delete(CONFIG_MAPS, "new", namespace=namespace)
+        await eventually(lambda: events, lambda seen: ("DELETED", "new") in seen)
+    assert [event for event in events if event[1] == "new"] == [
+        ("ADDED", "new"),
+        ("MODIFIED", "new"),
+        ("DELETED", "new"),
+    ]
+    assert (namespace, "new") not in reflector.store
+
+
+async def test_what_went_while_nobody_watched_is_deleted(client, namespace, eventually):
+    for name in ("stays", "goes"):
+        await client.create(CONFIG_MAPS, {"metadata": {"name": name, "labels": {"mine": "1"}}}, namespace=namespace)
+    events, handler = recorder()
+    reflector = Reflector(client, CONFIG_MAPS, namespace=namespace, label_selector="mine", relist_seconds=1.5)
+    async with running(reflector, handler):
+        await asyncio.wait_for(reflector.synced.wait(), 10)
+        # As if its deletion had never been told.
+        reflector.store[(namespace, "ghost")] = {"metadata": {"name": "ghost", "namespace": namespace, "uid": "u"}}
+        await client.delete(CONFIG_MAPS, "goes", namespace=namespace)
+        await eventually(lambda: events, lambda seen: {("DELETED", "ghost"), ("DELETED", "goes")} <= set(seen))
+        assert set(reflector.store) == {(namespace, "stays")}
+
+
+async def test_goes_on_after_the_api_server_was_killed(api_server, client, namespace, eventually):
+    events, handler = recorder()
+    reflector = Reflector(client, CONFIG_MAPS, namespace=namespace)
+    async with running(reflector, handler):
+        await asyncio.wait_for(reflector.synced.wait(), 10)
+        (server,) = [
+            pid
+            for pid in find_processes(api_server.directory)
+            if b"kube-apiserver" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+        ]
+        os.kill(server, signal.SIGKILL)
+        with contextlib.suppress(Unreachable):
+            await client.probe()
+
+        async def create():
+            await client.create(CONFIG_MAPS, {"metadata": {"name": "after"}}, namespace=namespace)
+            return True
+
+        await eventually(create, timeout=60)
+        await eventually(lambda: events, lambda seen: ("ADDED", "after") in seen, timeout=60)
+    assert [event for event in events if event[1] == "after"] == [("ADDED", "after")]
+    assert not any(event == "DELETED" for event, _ in events)
+
+
+async def test_one_object_with_permission_on_its_name_only(client, namespace, service_account, eventually):
+    rules = [{"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["mine"], "verbs": ["get", "watch"]}]
+    events, handler = recorder()
+    async with Client(await service_account(rules)) as limited:
+        with pytest.raises(Forbidden):
+            await limited.list(SECRETS, namespace=namespace)
+        with pytest.raises(Forbidden):
+            await limited.get(SECRETS, "other", namespace=namespace)
+        reflector = Reflector(limited, SECRETS, namespace=namespace, name="mine", watch_seconds=3)
+        async with running(reflector, handler):
+            await asyncio.wait_for(reflector.synced.wait(), 10)
+            assert reflector.store == {}
+            await client.create(SECRETS, {"metadata": {"name": "other"}}, namespace=namespace)
+            await client.create(SECRETS, {"metadata": {"name": "mine"}}, namespace=namespace)
+            await eventually(lambda: events, lambda seen: ("ADDED", "mine") in seen)
+            await client.patch(SECRETS, "mine", {"stringData": {"x": "1"}}, namespace=namespace)
+            await eventually(lambda: events, lambda seen: ("MODIFIED", "mine") in seen)
+            # Over the end of a watch or two nothing is told again.
+            await asyncio.sleep(4)
+            await client.delete(SECRETS, "mine", namespace=namespace)
+            await eventually(lambda: events, lambda seen: ("DELETED", "mine") in seen)
+    assert events == [("ADDED", "mine"), ("MODIFIED", "mine"), ("DELETED", "mine")]
+
+
+async def test_permission_that_comes_later_is_noticed(client, namespace, service_account, eventually):
+    await client.create(SECRETS, {"metadata": {"name": "mine"}}, namespace=namespace)
+    config = await service_account([])
+    async with Client(config) as limited:
+        reflector = Reflector(limited, SECRETS, namespace=namespace, name="mine")
+        async with running(reflector):
+            with pytest.raises(Forbidden):
+                await limited.get(SECRETS, "mine", namespace=namespace)
+            assert not reflector.synced.is_set()
+            from provider import ROLES
+
+            (role,) = (await client.list(ROLES, namespace=namespace)).items
+            role["rules"] = [
+                {"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["mine"], "verbs": ["get", "watch"]}
+            ]
+            await client.replace(ROLES, role)
+            await eventually(lambda: set(reflector.store), lambda keys: keys == {(namespace, "mine")}, timeout=15)

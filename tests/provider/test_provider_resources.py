@@ -1,0 +1,31 @@
+"""Where objects are, and names that would be somewhere else."""
+
+from __future__ import annotations
+
+import pytest
+
+from provider import DEPLOYMENTS, NAMESPACES, PODS, ProviderError
+
+
+def test_paths():
+    assert NAMESPACES.path() == "/api/v1/namespaces"
+    assert NAMESPACES.path("a") == "/api/v1/namespaces/a"
+    assert PODS.path(namespace="ns") == "/api/v1/namespaces/ns/pods"
+    assert PODS.path() == "/api/v1/pods"
+    assert PODS.path("a", namespace="ns", subresource="status") == "/api/v1/namespaces/ns/pods/a/status"
+    assert DEPLOYMENTS.path("a b", namespace="ns") == "/apis/apps/v1/namespaces/ns/deployments/a%20b"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a%2fb"])
+def test_names_that_change_the_path_are_refused(name):
+    with pytest.raises(ProviderError):
+        PODS.path(name, namespace="ns")
+    with pytest.raises(ProviderError):
+        PODS.path("a", namespace=name)
+
+
+def test_scope_is_checked():
+    with pytest.raises(ProviderError, match="cluster-scoped"):
+        NAMESPACES.path("a", namespace="ns")
+    with pytest.raises(ProviderError, match="a namespace is needed"):
+        PODS.path("a")

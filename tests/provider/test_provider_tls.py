@@ -1,0 +1,50 @@
+"""TLS contexts: keys that touch no disk, and never a prompt."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import ssl
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from provider import ClusterConfig, KubeconfigError
+from provider.tls import ssl_context
+
+
+@pytest.fixture
+def config(tools):
+    authority = tools.Authority()
+    issued = authority.issue("client")
+    return ClusterConfig(
+        "https://127.0.0.1:1", ca_data=authority.pem, client_certificate=issued.certificate, client_key=issued.key
+    )
+
+
+def test_only_the_given_ca_is_trusted_and_everything_is_verified(config):
+    context = ssl_context(config)
+    assert len(context.get_ca_certs()) == 1
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+
+
+def test_no_descriptor_is_left(config):
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        ssl_context(config)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_keys_that_do_not_fit_or_ask_for_a_password_are_refused(config, tools):
+    other = tools.Authority().issue("client")
+    with pytest.raises(KubeconfigError, match="do not fit together"):
+        ssl_context(dataclasses.replace(config, client_key=other.key))
+    key = serialization.load_pem_private_key(config.client_key, password=None)
+    locked = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"password"),
+    )
+    with pytest.raises(KubeconfigError):
+        ssl_context(dataclasses.replace(config, client_key=locked))
