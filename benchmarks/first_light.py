@@ -17,7 +17,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,8 @@ from api.names import kubeconfig_secret_name, management_namespace
 from embedded.daemon import Daemon
 from embedded.handle import Handle
 from provider import SECRETS, SERVICE_ACCOUNTS, Client, ClusterConfig, NotFound, ProviderError, Resource
-from workloads import find_processes
+from tools.binaries import resolve
+from workloads import FILES, Component, File, Lifetime, ProcessRuntime, find_processes
 
 _POLL_SECONDS: Final = 0.02
 _DEADLINE_SECONDS: Final = 300.0
@@ -61,9 +63,9 @@ def _is_ready(status: dict[str, Any]) -> bool:
     return any(found["type"] == "Ready" and found["status"] == "True" for found in status.get("conditions") or ())
 
 
-async def _tenant(client: Client, name: str) -> ClusterConfig:
+async def _kubeconfig(client: Client, name: str) -> bytes:
     secret = await client.get(SECRETS, kubeconfig_secret_name(name), namespace=management_namespace(name))
-    return ClusterConfig.from_kubeconfig(base64.b64decode(secret["data"]["kubeconfig"]))
+    return base64.b64decode(secret["data"]["kubeconfig"])
 
 
 async def _measure(client: Client, name: str) -> dict[str, float]:
@@ -75,7 +77,7 @@ async def _measure(client: Client, name: str) -> dict[str, float]:
     ready = time.monotonic()
     await _until(client, _REGISTRATIONS, name, accept=lambda status: status.get("ready") is True)
     registered = time.monotonic()
-    async with Client(await _tenant(client, name)) as tenant:
+    async with Client(ClusterConfig.from_kubeconfig(await _kubeconfig(client, name))) as tenant:
         while True:
             try:
                 await tenant.get(SERVICE_ACCOUNTS, "default", namespace="default")
@@ -90,16 +92,16 @@ async def _measure(client: Client, name: str) -> dict[str, float]:
     }
 
 
-def _pss_mib(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
+def _memory_of(pid: int) -> tuple[float, float]:
+    """PSS and its anonymous part, in MiB."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    fields = {name: int(value.split()[0]) / 1024 for name, _, value in (line.partition(":") for line in lines)}
+    return fields["Pss"], fields["Pss_Anon"]
 
 
-def _memory(handle: Handle) -> dict[str, list[float]]:
-    """PSS in MiB of each process, grouped by what it is."""
-    found: dict[str, list[float]] = {}
+def _memory(handle: Handle) -> dict[str, list[tuple[float, float]]]:
+    """Memory of each process, grouped by what it is."""
+    found: dict[str, list[tuple[float, float]]] = {}
     for pid in find_processes(handle.directory):
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         program = next(
@@ -111,8 +113,29 @@ def _memory(handle: Handle) -> dict[str, list[float]]:
             name = f"tenant {name}"
         elif str(handle.mcm_directory).encode() in environment:
             name = f"instance {name}"
-        found.setdefault(name, []).append(round(_pss_mib(pid), 1))
+        found.setdefault(name, []).append(_memory_of(pid))
     return found
+
+
+@asynccontextmanager
+async def _stock_instance(handle: Handle, tenant: bytes) -> AsyncIterator[int]:
+    """Run a kube-controller-manager with default flags on a control plane; gives its pid."""
+    with tempfile.TemporaryDirectory(prefix="kplane-stock-") as directory:
+        async with ProcessRuntime(Path(directory), programs=handle.programs) as runtime:
+            address = await runtime.reserve("stock", ports=["https"])
+            await runtime.apply(
+                Component(
+                    name="stock",
+                    program="kube-controller-manager",
+                    args=(f"--kubeconfig={FILES}/kubeconfig", f"--secure-port={address.ports['https']}"),
+                    files={"kubeconfig": File(tenant)},
+                    lifetime=Lifetime.BOUND,
+                )
+            )
+            pid = runtime.state("stock").pid
+            if pid is None:
+                raise RuntimeError(runtime.state("stock").message)
+            yield pid
 
 
 def _summary(values: Sequence[float]) -> dict[str, float]:
@@ -139,7 +162,9 @@ async def _run(handle: Handle, *, number: int, settle_seconds: float) -> dict[st
         )
         one_by_one = [await _measure(client, f"one-{index}") for index in range(number)]
         at_once = await asyncio.gather(*(_measure(client, f"many-{index}") for index in range(number)))
-        await asyncio.sleep(settle_seconds)
+        async with _stock_instance(handle, await _kubeconfig(client, "one-0")) as stock:
+            await asyncio.sleep(settle_seconds)
+            memory = _memory(handle) | {"stock kube-controller-manager, default flags": [_memory_of(stock)]}
         return {
             "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
             "start_seconds": {key: round(value, 2) for key, value in handle.seconds.items()},
@@ -147,7 +172,14 @@ async def _run(handle: Handle, *, number: int, settle_seconds: float) -> dict[st
             "one_by_one_seconds": _summaries(one_by_one),
             "at_once_seconds": _summaries(at_once),
             "settle_seconds": settle_seconds,
-            "pss_mib": {name: _summary(values) | {"n": len(values)} for name, values in _memory(handle).items()},
+            "memory_mib": {
+                name: {
+                    "n": len(values),
+                    "pss": _summary([pss for pss, _ in values]),
+                    "anonymous": _summary([anonymous for _, anonymous in values]),
+                }
+                for name, values in sorted(memory.items())
+            },
         }
 
 
@@ -157,7 +189,10 @@ def main() -> None:
     parser.add_argument("--control-planes", type=int, default=5, help="how many one by one, and again at once")
     parser.add_argument("--settle-seconds", type=float, default=20.0, help="idle time before memory is read")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="kplane-benchmark-") as directory, Daemon(Path(directory)) as daemon:
+    with (
+        tempfile.TemporaryDirectory(prefix="kplane-benchmark-") as directory,
+        Daemon(Path(directory), binaries=resolve()) as daemon,
+    ):
         handle = daemon.wait_ready(timeout_seconds=120)
         result = asyncio.run(_run(handle, number=arguments.control_planes, settle_seconds=arguments.settle_seconds))
     json.dump(result, sys.stdout, indent=2)
