@@ -21,6 +21,15 @@ VERSIONS = st.sampled_from(["1", "2"])
 PACE = Pace(restart_base=0.01, restart_limit=0.02, restart_fast=0.01, log_check=0.05)
 
 
+def running_version(pid: int | None) -> str | None:
+    """Tell which version runs; None where the process is gone, also when that is not known to the runtime yet."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return dict(item.partition(b"=")[::2] for item in environment.split(b"\0")).get(b"VERSION", b"").decode() or None
+
+
 class RuntimeMachine(RuleBasedStateMachine):
     """The model: the wanted version by name, and which names own a directory."""
 
@@ -108,19 +117,20 @@ class RuntimeMachine(RuleBasedStateMachine):
 
     @invariant()
     def exactly_what_is_wanted_runs(self) -> None:
+        wanted = {name: version for name, (version, _) in self.wanted.items()}
+
         async def settled() -> None:
             for _ in range(500):
-                states = [self.runtime.state(name) for name in sorted(self.wanted)]
-                pids = sorted(state.pid for state in states if state.phase is Phase.READY and state.pid)
-                if len(pids) == len(self.wanted) and pids == sorted(find_processes(self.directory)):
+                pids = {name: self.runtime.state(name).pid for name in wanted}
+                ready = all(self.runtime.state(name).phase is Phase.READY for name in wanted)
+                found = find_processes(self.directory)
+                versions = {name: running_version(pid) for name, pid in pids.items()}
+                if ready and versions == wanted and sorted(pids.values()) == sorted(found):
                     return
                 await asyncio.sleep(0.01)
-            raise AssertionError(f"wanted {self.wanted}; {states}; processes {find_processes(self.directory)}")
+            raise AssertionError(f"wanted {wanted}; {pids} of versions {versions}, ready: {ready}; processes {found}")
 
         self.runner.run(settled())
-        for name, (version, _) in self.wanted.items():
-            environment = Path(f"/proc/{self.runtime.state(name).pid}/environ").read_bytes()
-            assert f"VERSION={version}".encode() in environment.split(b"\0")
 
     def teardown(self) -> None:
         async def end() -> None:
