@@ -84,7 +84,7 @@ class Transport:
                     yield response
                 finally:
                     session.responses.discard(response)
-                    response.close()
+                    _drop(response)
         finally:
             session.users -= 1
             if session.retired and not session.users:
@@ -129,7 +129,7 @@ class Transport:
         self._sessions.discard(session)
         # The session alone would leave whoever reads a response waiting for ever.
         for response in session.responses:
-            response.close()
+            _drop(response)
         await session.http.close()
         # Transports of connections that were closed unread finish in the loop's next rounds.
         for _ in range(3):
@@ -197,3 +197,12 @@ class Transport:
                 raise KubeconfigError(f"the token file {path} holds no token")
             self._token, self._token_read_at = token, time.monotonic()
         return self._token
+
+
+def _drop(response: aiohttp.ClientResponse) -> None:
+    """Give the response's connection back where it was read to its end, else end it at once."""
+    connection = response.connection
+    if connection is not None and connection.transport is not None:
+        # A TLS transport that is closed politely stays open for as long as the server likes.
+        connection.transport.abort()
+    response.close()

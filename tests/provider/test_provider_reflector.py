@@ -1,0 +1,183 @@
+"""The reflector against faults that a real API server cannot be made to show."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from provider import CONFIG_MAPS, Backoff, Client, Reflector
+
+
+def item(name, version, *, uid="u"):
+    return {"metadata": {"name": name, "namespace": "ns", "resourceVersion": str(version), "uid": f"{uid}-{name}"}}
+
+
+def event(kind, found):
+    return json.dumps({"type": kind, "object": found}).encode() + b"\n"
+
+
+class Script:
+    """A collection whose lists and watches go as written; at the end of the script everything stalls."""
+
+    def __init__(self, tools, *, lists, watches):
+        self.tools, self.lists, self.watches = tools, list(lists), list(watches)
+        self.asked = []
+
+    async def answer(self, asked, writer):
+        is_watch = "watch=true" in asked.target
+        version = next((part[16:] for part in asked.target.split("&") if part.startswith("resourceVersion=")), None)
+        self.asked.append(("watch", version) if is_watch else "list")
+        todo = self.watches if is_watch else self.lists
+        if not todo:
+            await asyncio.sleep(60)
+        step = todo.pop(0)
+        if isinstance(step, int):
+            writer.write(self.tools.http({"kind": "Status", "code": step}, status=step))
+        elif is_watch:
+            writer.write(self.tools.stream_head())
+            for part in step:
+                if part == "stall":
+                    await writer.drain()
+                    await asyncio.sleep(60)
+                if part == "reset":
+                    await writer.drain()
+                    writer.transport.abort()
+                    return
+                writer.write(self.tools.chunk(part))
+            writer.write(self.tools.chunk(b""))
+        else:
+            version, items = step
+            writer.write(self.tools.http({"metadata": {"resourceVersion": str(version)}, "items": items}))
+
+
+@pytest.fixture
+def play(fault_server, tools, eventually):
+    async def run(*, lists, watches, until, raising=False, **options):
+        script = Script(tools, lists=lists, watches=watches)
+        server = await fault_server(script.answer)
+        events = []
+
+        def handler(kind, found):
+            events.append((kind, found["metadata"]["name"], found["metadata"]["resourceVersion"]))
+            if raising:
+                raise ValueError("odd")
+
+        async with Client(server.config, timeout_seconds=2) as client:
+            backoff = Backoff(initial_seconds=0.01, maximum_seconds=0.05)
+            reflector = Reflector(client, CONFIG_MAPS, namespace="ns", backoff=backoff, **options)
+            task = asyncio.create_task(reflector.run(handler))
+            await eventually(lambda: (events, script.asked), lambda seen: until(seen[0], seen[1], reflector))
+            assert not task.done()
+            task.cancel()
+            await asyncio.wait([task])
+        return events, script.asked
+
+    return run
+
+
+async def test_410_in_the_stream_lists_again_and_finds_what_went(play):
+    gone = event("ERROR", {"kind": "Status", "code": 410})
+    events, asked = await play(
+        lists=[(5, [item("a", 1), item("b", 2)]), (9, [item("b", 8), item("c", 9)])],
+        watches=[[event("MODIFIED", item("a", 6)), gone], ["stall"]],
+        until=lambda events, asked, _: asked[-1] == ("watch", "9"),
+    )
+    assert events == [
+        ("ADDED", "a", "1"),
+        ("ADDED", "b", "2"),
+        ("MODIFIED", "a", "6"),
+        ("DELETED", "a", "6"),
+        ("MODIFIED", "b", "8"),
+        ("ADDED", "c", "9"),
+    ]
+    assert asked == ["list", ("watch", "5"), "list", ("watch", "9")]
+
+
+async def test_a_lost_connection_goes_on_where_it_was_without_a_list(play):
+    for end in (["reset"], [b'{"type":"ADDED","obj'], []):
+        events, asked = await play(
+            lists=[(5, [])],
+            watches=[[event("ADDED", item("a", 6)), event("BOOKMARK", item("", 7)), *end], ["stall"]],
+            until=lambda events, asked, _: len(asked) == 3,
+        )
+        assert events == [("ADDED", "a", "6")]
+        assert asked == ["list", ("watch", "5"), ("watch", "7")]
+
+
+async def test_a_server_that_ends_every_watch_at_once_is_not_asked_in_a_loop(play):
+    _, asked = await play(
+        lists=[(5, [])],
+        watches=[[]] * 4 + [["stall"]],
+        until=lambda events, asked, reflector: len(asked) == 6,
+    )
+    assert asked == ["list"] + [("watch", "5")] * 5
+
+
+async def test_a_stalled_watch_is_left(play):
+    _, asked = await play(
+        lists=[(5, [])],
+        watches=[["stall"], ["stall"]],
+        until=lambda events, asked, _: len(asked) >= 3,
+        idle_timeout_seconds=0.2,
+    )
+    assert asked[:3] == ["list", ("watch", "5"), ("watch", "5")]
+
+
+async def test_an_object_made_anew_is_deleted_and_added(play):
+    events, _ = await play(
+        lists=[(5, [item("a", 1)])],
+        watches=[[event("MODIFIED", item("a", 6, uid="new")), "stall"]],
+        until=lambda events, *_: len(events) == 3,
+    )
+    assert events == [("ADDED", "a", "1"), ("DELETED", "a", "1"), ("ADDED", "a", "6")]
+
+
+async def test_refusals_are_tried_again_and_a_raising_handler_ends_nothing(play, caplog):
+    events, _ = await play(
+        lists=[403, 500, 429, (5, [item("a", 1)]), (5, [item("a", 1)])],
+        watches=[500, 429, [event("ADDED", item("b", 6)), "stall"]],
+        until=lambda events, *_: ("ADDED", "b", "6") in events,
+        raising=True,
+    )
+    assert events[0] == ("ADDED", "a", "1")
+    assert "handler failed for ADDED of ConfigMap ns/a" in caplog.text
+
+
+async def test_garbage_ends_nothing(play):
+    events, _ = await play(
+        lists=[(5, [{"metadata": "x"}]), (5, ["x"]), (6, [item("a", 1)])],
+        watches=[[b"<html>\n"], ["stall"]],
+        until=lambda events, asked, _: asked[-2:] == [("watch", "6"), ("watch", "6")],
+    )
+    assert events == [("ADDED", "a", "1")]
+
+
+async def test_what_a_watch_by_name_repeats_from_before_the_read_is_not_told(fault_server, tools, eventually):
+    async def answer(asked, writer):
+        if "watch=true" in asked.target:
+            assert "fieldSelector=metadata.name%3Da" in asked.target
+            assert "resourceVersion=" not in asked.target
+            writer.write(tools.stream_head())
+            for part in (
+                event("ADDED", item("a", 3)),
+                event("MODIFIED", item("a", 7)),
+                event("MODIFIED", item("a", 9)),
+            ):
+                writer.write(tools.chunk(part))
+            await writer.drain()
+            await asyncio.sleep(60)
+        writer.write(tools.http(item("a", 7)))
+
+    server = await fault_server(answer)
+    events = []
+    async with Client(server.config) as client:
+        reflector = Reflector(client, CONFIG_MAPS, namespace="ns", name="a")
+        task = asyncio.create_task(
+            reflector.run(lambda kind, found: events.append((kind, found["metadata"]["resourceVersion"])))
+        )
+        await eventually(lambda: events, lambda seen: ("MODIFIED", "9") in seen)
+        task.cancel()
+        await asyncio.wait([task])
+    assert events == [("ADDED", "7"), ("MODIFIED", "9")]

@@ -1,0 +1,223 @@
+"""Clusters from registrations, on a real API server, and statuses of all kinds."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import uuid
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provider import SECRETS, Client, Clusters
+from provider.providers.registration import PROFILE_ATTRIBUTE, REGISTRATIONS, RegistrationProvider, read_wish
+
+SERVICES = frozenset({"Controllers"})
+
+
+def status(namespace, *, generation=1, server="https://127.0.0.1:1", **fields):
+    return {
+        "ready": True,
+        "observedGeneration": generation,
+        "resolvedEndpoint": server,
+        "resolvedKubeconfigSecretRef": {"name": "admin", "namespace": namespace},
+        "services": ["Controllers"],
+        "controlPlaneUID": "uid-1",
+        "controllers": {"profile": "Core"},
+        **fields,
+    }
+
+
+class Management:
+    """Writes what the operator would write."""
+
+    def __init__(self, client, namespace):
+        self.client, self.namespace = client, namespace
+        self.name = f"reg-{uuid.uuid4().hex[:8]}"
+
+    async def register(self):
+        body = {
+            "metadata": {"name": self.name},
+            "spec": {"controlPlaneRef": {"name": "x"}, "services": ["controllers"]},
+        }
+        body["metadata"]["labels"] = {"test": self.namespace}
+        await self.client.create(REGISTRATIONS, body)
+
+    async def answer(self, **fields):
+        body = {"status": status(self.namespace, **fields)}
+        await self.client.patch(REGISTRATIONS, self.name, body, subresource="status")
+
+    async def secret(self, name, *, token="one", **data):
+        user = {"token": token}
+        document = {
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+            "clusters": [{"name": "c", "cluster": {"server": "https://other.test"}}],
+            "users": [{"name": "c", "user": user}],
+        }
+        data = {"kubeconfig": yaml.safe_dump(document), **data}
+        encoded = {key: base64.b64encode(value.encode()).decode() for key, value in data.items()}
+        body = {"metadata": {"name": name, "namespace": self.namespace}, "data": encoded}
+        await self.client.apply(SECRETS, body)
+
+
+@pytest.fixture
+async def management(client, namespace):
+    management = Management(client, namespace)
+    yield management
+    for found in (await client.list(REGISTRATIONS, label_selector=f"test={namespace}")).items:
+        await client.delete(REGISTRATIONS, found["metadata"]["name"])
+
+
+@contextlib.asynccontextmanager
+async def following(client, namespace):
+    clusters = Clusters()
+    provider = RegistrationProvider(client, services=SERVICES, label_selector=f"test={namespace}")
+    task = asyncio.create_task(provider.run(clusters))
+    try:
+        yield clusters
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await clusters.aclose()
+
+
+@pytest.mark.integration
+async def test_a_registration_from_beginning_to_end(client, namespace, management, eventually):
+    async with following(client, namespace) as clusters:
+        await management.register()
+        await management.answer()
+        await asyncio.sleep(0.5)
+        assert clusters.names() == []
+        await management.secret("admin", token="one", **{"sa.key": "key"})
+        await eventually(clusters.names, lambda names: names == [management.name])
+        (engagement,) = await eventually(clusters.engagements)
+        cluster = engagement.cluster
+        assert (cluster.config.server, cluster.config.token) == ("https://127.0.0.1:1", "one")
+        assert cluster.credentials["sa.key"] == b"key"
+        assert cluster.attributes[PROFILE_ATTRIBUTE] == "Core"
+
+        await management.secret("admin", token="two")
+        await eventually(lambda: engagement.cluster.config.token, lambda token: token == "two")
+        assert not engagement.closed
+
+        # Garbage and absence: the last good one stays.
+        await client.patch(SECRETS, "admin", {"data": {"kubeconfig": "eA=="}}, namespace=namespace)
+        await client.delete(SECRETS, "admin", namespace=namespace)
+        await management.secret("controllers", token="three")
+        await asyncio.sleep(0.5)
+        assert clusters.get(management.name).config.token == "two"
+        assert not engagement.closed
+
+        # Another Secret of the same identity is an update; another endpoint a new engagement.
+        await management.answer(resolvedControllersSecretRef={"name": "controllers", "namespace": namespace})
+        await eventually(lambda: engagement.cluster.config.token, lambda token: token == "three")
+        moved = "https://127.0.0.1:2"
+        reference = {"name": "controllers", "namespace": namespace}
+        await management.answer(server=moved, resolvedControllersSecretRef=reference)
+        await eventually(lambda: clusters.get(management.name).config.server, lambda server: server == moved)
+        assert engagement.closed
+
+        # A changed spec that is not answered yet changes nothing; the answer does.
+        (engagement,) = clusters.engagements()
+        await client.patch(REGISTRATIONS, management.name, {"spec": {"controlPlaneRef": {"name": "y"}}})
+        await management.answer(ready=False, resolvedControllersSecretRef=reference)
+        await asyncio.sleep(0.5)
+        assert not engagement.closed
+        await management.answer(generation=2, ready=False)
+        await eventually(clusters.names, lambda names: names == [])
+        assert engagement.closed
+
+        await management.answer(generation=2, resolvedControllersSecretRef=reference)
+        await eventually(clusters.names, lambda names: names == [management.name])
+        await client.delete(REGISTRATIONS, management.name)
+        await eventually(clusters.names, lambda names: names == [])
+
+
+@pytest.mark.integration
+async def test_services_of_others_and_a_second_run(client, namespace, management, eventually):
+    await management.secret("admin")
+    await management.register()
+    await management.answer(services=["Scheduler"])
+    provider = RegistrationProvider(client, services=SERVICES, label_selector=f"test={namespace}")
+    clusters = Clusters()
+    first = asyncio.create_task(provider.run(clusters))
+    await eventually(provider.synced.is_set)
+    assert clusters.names() == []
+    await management.answer(services=["Scheduler", "Controllers"])
+    await eventually(clusters.names, lambda names: names == [management.name])
+    (engagement,) = clusters.engagements()
+    first.cancel()
+    await asyncio.wait([first])
+    assert not engagement.closed
+
+    second = asyncio.create_task(provider.run(clusters))
+    await asyncio.sleep(0.5)
+    assert clusters.engagements() == [engagement]
+    await client.delete(REGISTRATIONS, management.name)
+    await eventually(clusters.names, lambda names: names == [])
+    second.cancel()
+    await asyncio.wait([second])
+    await clusters.aclose()
+
+
+@pytest.mark.integration
+async def test_what_went_between_two_runs_is_removed(client, namespace, management, eventually):
+    await management.secret("admin")
+    await management.register()
+    await management.answer()
+    selector = f"test={namespace}"
+    clusters = Clusters()
+    first = asyncio.create_task(RegistrationProvider(client, services=SERVICES, label_selector=selector).run(clusters))
+    await eventually(clusters.names)
+    first.cancel()
+    await asyncio.wait([first])
+    await client.delete(REGISTRATIONS, management.name)
+    second = asyncio.create_task(RegistrationProvider(client, services=SERVICES, label_selector=selector).run(clusters))
+    await eventually(clusters.names, lambda names: names == [])
+    second.cancel()
+    await asyncio.wait([second])
+    await clusters.aclose()
+
+
+@pytest.mark.integration
+async def test_with_the_permissions_of_mcm_and_no_others(api_server, client, namespace, management, eventually):
+    """The identity of mcm reads registrations, and a Secret once it is granted by name."""
+    from provider import ROLE_BINDINGS, ROLES, ClusterConfig
+
+    await management.secret("admin")
+    await management.register()
+    await management.answer()
+    async with (
+        Client(ClusterConfig.load(api_server.mcm_kubeconfig)) as limited,
+        following(limited, namespace) as clusters,
+    ):
+        await asyncio.sleep(0.5)
+        assert clusters.names() == []
+        rules = [{"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["admin"], "verbs": ["get", "watch"]}]
+        await client.create(ROLES, {"metadata": {"name": "mcm"}, "rules": rules}, namespace=namespace)
+        binding = {
+            "metadata": {"name": "mcm"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "mcm"},
+            "subjects": [{"kind": "ServiceAccount", "name": "mcm", "namespace": "kplane-system"}],
+        }
+        await client.create(ROLE_BINDINGS, binding, namespace=namespace)
+        await eventually(clusters.names, lambda names: names == [management.name], timeout=15)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(status("ns"))), json_values), json_values)
+def test_no_status_is_too_odd(fields, spec):
+    registration = {"metadata": {"name": "a", "generation": 1}, "spec": spec, "status": {**status("ns"), **fields}}
+    read_wish(registration, services=frozenset({"controllers"}))
+    read_wish({**registration, "status": fields.get("ready")}, services=frozenset({"controllers"}))
