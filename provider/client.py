@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -187,7 +187,7 @@ class Client:
         self,
         resource: Resource,
         name: str,
-        operations: list[Object],  # type: ignore[valid-type]  # `list` is a method here
+        operations: Sequence[Object],
         *,
         namespace: str | None = None,
         subresource: str | None = None,
@@ -280,7 +280,7 @@ class Client:
             page = await self.request("GET", path, params={**params, "continue": token})
             metadata = page.get("metadata") if isinstance(page, dict) else None
             found = page.get("items") if isinstance(page, dict) else None
-            if not isinstance(metadata, dict) or not isinstance(found, (list_type, type(None))):
+            if not isinstance(metadata, dict) or not isinstance(found, (list, type(None))):
                 raise Unreachable(f"{self.config.server} answered with no list of {resource.plural}", kind="protocol")
             items += [
                 read_object(item, server=self.config.server, api_version=resource.api_version, kind=resource.kind)
@@ -308,9 +308,6 @@ class Client:
             if not 200 <= response.status < 300:
                 raise await error_of(response, server=self.config.server, asked=str(request))
             return await read_body(response, server=self.config.server)
-
-
-list_type: Final = list
 
 
 def _typed(resource: Resource, body: Object) -> Object:

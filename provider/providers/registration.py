@@ -193,9 +193,16 @@ class _Follower:
         self._secret_at = (wish.namespace, wish.secret)
         self._secret = Reflector(self._client, SECRETS, namespace=wish.namespace, name=wish.secret)
         self._secret_task = asyncio.create_task(
-            self._secret.run(lambda _event, _secret: self._seen.set()),
+            self._mirror(self._secret),
             name=f"registration {self._name}: Secret {wish.namespace}/{wish.secret}",
         )
+
+    async def _mirror(self, secret: Reflector) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(secret.run(lambda _event, _secret: self._seen.set()), name=f"mirror of {secret}")
+            # A Secret that is absent from the beginning has no event, and should be told of.
+            await secret.synced.wait()
+            self._seen.set()
 
     async def _stop_secret(self) -> None:
         task, self._secret_task, self._secret, self._secret_at = self._secret_task, None, None, None

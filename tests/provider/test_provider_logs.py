@@ -1,4 +1,4 @@
-"""Log lines say in JSON what was done, and on what."""
+"""Log lines that a machine reads."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ import logging
 from provider.logs import json_logging, log_fields
 
 
-def test_log_lines_are_json_and_name_their_object() -> None:
+def test_each_record_is_one_json_line_with_what_was_worked_on():
     stream = io.StringIO()
-    with json_logging("INFO", stream=stream), log_fields(object="ControlPlane/acme"):
-        logging.getLogger("any").info("done in %d ms", 7, extra={"listen": "here"})
+    log = logging.getLogger("test.logs")
+    with json_logging("INFO", stream=stream):
+        log.debug("not shown")
+        with log_fields(cluster="a"), log_fields(controller="c"):
+            log.info("seen %s", "twice\nover", extra={"seconds": 3})
         try:
-            int("no number")
+            int("odd")
         except ValueError:
-            logging.getLogger("any").exception("failed")
-    first, second = map(json.loads, stream.getvalue().splitlines())
-    assert (first["message"], first["object"], first["listen"]) == ("done in 7 ms", "ControlPlane/acme", "here")
-    assert first["level"] == "info"
+            log.exception("failed")
+    first, second = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert first["message"] == "seen twice\nover"
+    assert (first["level"], first["logger"], first["cluster"], first["controller"]) == ("info", "test.logs", "a", "c")
+    assert first["seconds"] == 3
+    assert "cluster" not in second
     assert "ValueError: invalid literal" in second["message"]

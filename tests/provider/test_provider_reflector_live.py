@@ -88,15 +88,25 @@ async def test_goes_on_after_the_api_server_was_killed(api_server, client, names
     assert not any(event == "DELETED" for event, _ in events)
 
 
+class Counting(Client):
+    """A client that counts its reads."""
+
+    reads = 0
+
+    async def get(self, *args, **options):
+        self.reads += 1
+        return await super().get(*args, **options)
+
+
 async def test_one_object_with_permission_on_its_name_only(client, namespace, service_account, eventually):
     rules = [{"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["mine"], "verbs": ["get", "watch"]}]
     events, handler = recorder()
-    async with Client(await service_account(rules)) as limited:
+    async with Counting(await service_account(rules)) as limited:
         with pytest.raises(Forbidden):
             await limited.list(SECRETS, namespace=namespace)
         with pytest.raises(Forbidden):
             await limited.get(SECRETS, "other", namespace=namespace)
-        reflector = Reflector(limited, SECRETS, namespace=namespace, name="mine", watch_seconds=3)
+        reflector = Reflector(limited, SECRETS, namespace=namespace, name="mine", watch_seconds=1.5)
         async with running(reflector, handler):
             await asyncio.wait_for(reflector.synced.wait(), 10)
             assert reflector.store == {}
@@ -106,7 +116,8 @@ async def test_one_object_with_permission_on_its_name_only(client, namespace, se
             await client.patch(SECRETS, "mine", {"stringData": {"x": "1"}}, namespace=namespace)
             await eventually(lambda: events, lambda seen: ("MODIFIED", "mine") in seen)
             # Over the end of a watch or two nothing is told again.
-            await asyncio.sleep(4)
+            reads = limited.reads
+            await eventually(lambda: limited.reads, lambda now: now >= reads + 2)
             await client.delete(SECRETS, "mine", namespace=namespace)
             await eventually(lambda: events, lambda seen: ("DELETED", "mine") in seen)
     assert events == [("ADDED", "mine"), ("MODIFIED", "mine"), ("DELETED", "mine")]
