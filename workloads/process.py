@@ -176,7 +176,7 @@ class Process:
     def _reap(self) -> bool:
         """Kill the rest of the group and take the exit code. False where the process is not a child of ours."""
         try:
-            # Not reaped yet, its number is its own, and so is the group's.
+            # Not reaped yet, its number and its group's are its own: one call reaches all, what forks now included.
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)

@@ -183,6 +183,15 @@ async def test_calls_for_one_name_are_made_one_after_the_other(runtime, sandbox)
     assert find_processes(sandbox.directory) == [runtime.state("busy").pid]
 
 
+async def test_a_stop_right_after_the_start_is_not_hidden_by_readiness(runtime, sandbox) -> None:
+    phases = []
+    runtime.subscribe(lambda name: phases.append(runtime.state(name).phase))
+    await runtime.apply(sandbox.shell("short", FOREVER))
+    await asyncio.create_task(runtime.stop("short"))
+    after = phases[phases.index(Phase.STOPPING) :]
+    assert list(dict.fromkeys(after)) == [Phase.STOPPING, Phase.ABSENT]
+
+
 async def test_a_cancelled_stop_goes_on_and_the_next_call_waits_for_it(runtime, sandbox, is_running) -> None:
     component = sandbox.shell("stubborn", STUBBORN, data=True, grace_seconds=0.5)
     await runtime.apply(component)
