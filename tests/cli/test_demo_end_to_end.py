@@ -61,6 +61,8 @@ def test_is_interrupted_without_leaving_anything(directory: Path, environment: d
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
+        # A test run in the background of a shell ignores SIGINT, and its children would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert demo.stdout is not None
     with demo.stdout as output:

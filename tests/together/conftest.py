@@ -21,8 +21,9 @@ KINDS = {
     model.resource.kind: Resource(
         model.resource.api_version, model.resource.kind, model.resource.plural, namespaced=False
     )
-    for model in (ControlPlaneRegistration, ControlPlane, ControlPlaneEndpoint, ControlPlaneClass)
+    for model in (ControlPlane, ControlPlaneRegistration, ControlPlaneEndpoint, ControlPlaneClass)
 }
+"""In the order of deletion: a control plane's class makes its registration again as long as it is there."""
 
 
 @dataclass(frozen=True, slots=True)
