@@ -61,6 +61,11 @@ class PortRegistry:
                     if self._owner(number) is None:
                         self._claim_file(number).write_text(str(owner.path))
 
+    async def sweep(self) -> None:
+        """Remove the claims of owners that are gone: nothing else would, until their port is wanted."""
+        async with self._locked():
+            await asyncio.to_thread(self._remove_lapsed)
+
     async def release(self, owner: ComponentDirectory) -> None:
         """Give the owner's ports up, before its directory is removed. Raises RuntimeFailure."""
         try:
@@ -94,6 +99,11 @@ class PortRegistry:
                 return
             await asyncio.sleep(_LOCK_RETRY_SECONDS)  # held for milliseconds; flock has no event to wait for
         raise RuntimeFailure(f"The registry of ports {self._directory} stays locked by another process.")
+
+    def _remove_lapsed(self) -> None:
+        for file in self._directory.iterdir():
+            if file.name.isdecimal() and self._owner(int(file.name)) is None:
+                file.unlink(missing_ok=True)
 
     def _claim_file(self, number: int) -> Path:
         return self._directory / str(number)

@@ -201,6 +201,10 @@ class ProcessRuntime:
                 await self._ports.restore(supervision.directory)
             except RuntimeFailure as error:
                 logger.warning("%s", error)  # told to whoever reserves or deletes; the others are not held up
+        try:
+            await self._ports.sweep()
+        except (RuntimeFailure, OSError) as error:
+            logger.warning("claims of ports are not cleared away: %s", error)
 
     def _add(self, name: str) -> Supervision:
         if self._session is None:

@@ -53,6 +53,16 @@ async def test_ports_of_the_dead_are_taken_again_and_none_free_is_said(tmp_path,
     assert set((await registry.claim(two, ports=["a", "b", "c"])).values()) == set(held.values())
 
 
+async def test_claims_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path) -> None:
+    registry = PortRegistry(host="127.0.0.1", directory=tmp_path / "registry")
+    dead, living = ComponentDirectory(tmp_path / "dead"), ComponentDirectory(tmp_path / "living")
+    await registry.claim(dead, ports=["a", "b"])
+    kept = await registry.claim(living, ports=["a"])
+    dead.remove()
+    await registry.sweep()
+    assert [file.name for file in (tmp_path / "registry").iterdir() if file.name != "lock"] == [str(kept["a"])]
+
+
 async def free_range(length: int) -> range:
     for start in range(20000, 29000, 50):
         sockets = [socket.socket() for _ in range(length)]
