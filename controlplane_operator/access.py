@@ -27,15 +27,20 @@ class Access:
         self._service_account = service_account
         self._service_account_namespace = service_account_namespace
         self._granted: dict[str, set[Key]] = {}
+        self._changed: set[str] = set()
+        """Whose grants were changed since the last `load` began."""
 
     async def load(self) -> None:
         """Read the grants that exist."""
+        self._changed.clear()
         granted: dict[str, set[Key]] = {}
         bound = {key_of(item) for item in (await self._client.list(ROLE_BINDINGS, label_selector=_UID_LABEL)).items}
         for item in (await self._client.list(ROLES, label_selector=_UID_LABEL)).items:
             if key_of(item) in bound:
                 granted.setdefault(item["metadata"]["labels"][_UID_LABEL], set()).add(key_of(item))
-        self._granted = granted
+        # What was changed while the lists were on their way is known better here than in them.
+        untouched = {uid: keys for uid, keys in granted.items() if uid not in self._changed}
+        self._granted = untouched | {uid: keys for uid, keys in self._granted.items() if uid in self._changed}
 
     def holders(self) -> set[str]:
         """Return the uids of the registrations that have a grant."""
@@ -64,6 +69,7 @@ class Access:
         await self._client.apply(ROLES, {"metadata": metadata, "rules": [rule]})
         await self._client.apply(ROLE_BINDINGS, self._binding(metadata))
         self._granted.setdefault(uid, set()).add(key)
+        self._changed.add(uid)
 
     async def revoke(self, uid: str, *, keep: SecretReference | None = None) -> None:
         """Take back the grants of the registration with this uid, which may be gone; all but the one to keep."""
@@ -74,9 +80,15 @@ class Access:
                     await self._client.delete(resource, key[1], namespace=key[0])
                 except NotFound:
                     continue
-            self._granted[uid].discard(key)
-        if not self._granted.get(uid):
+            self._forget(uid, key)
+
+    def _forget(self, uid: str, key: Key) -> None:
+        # Whoever revokes the same at the same time, or loads, may have been here first.
+        held = self._granted.get(uid, set())
+        held.discard(key)
+        if not held:
             self._granted.pop(uid, None)
+        self._changed.add(uid)
 
     def _binding(self, metadata: dict[str, Any]) -> dict[str, Any]:
         subject = {
