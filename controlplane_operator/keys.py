@@ -73,7 +73,7 @@ class TenantKeys:
 
     async def _data(self, control_plane: ControlPlane, name: str) -> dict[str, bytes] | None:
         namespace = management_namespace(control_plane.name)
-        found = await find_secret(self._management, namespace=namespace, name=name)
+        found = await find_secret(self._management, namespace=namespace, name=name, of=control_plane)
         return data_of(found) if found is not None else None
 
     async def _create(self, control_plane: ControlPlane) -> dict[str, bytes]:

@@ -16,11 +16,17 @@ from provider import SECRETS, NotFound
 __all__ = ["create_secret", "data_of", "find_secret", "write_secret"]
 
 
-async def find_secret(management: Management, *, namespace: str, name: str) -> Object | None:
-    """Return a Secret from what is watched, else from the API server; None where it does not exist."""
+async def find_secret(
+    management: Management, *, namespace: str, name: str, of: ControlPlane | None = None
+) -> Object | None:
+    """Return a Secret from what is watched, else from the API server; None where it does not exist.
+
+    With `of`, what is watched counts only where it belongs to that very control plane: its end may be seen late, and
+    nobody may get the keys of an earlier control plane of the same name.
+    """
     for store in (management.stores.secrets, management.stores.allowed_secrets):
         known = store.get((namespace, name))
-        if known is not None:
+        if known is not None and (of is None or _owned(known, of)):
             return known
     try:
         return await management.client.get(SECRETS, name, namespace=namespace)
@@ -76,6 +82,11 @@ def _body(
         "type": "Opaque",
         "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
     }
+
+
+def _owned(secret: Object, control_plane: ControlPlane) -> bool:
+    owners = secret["metadata"].get("ownerReferences") or ()
+    return any(owner.get("uid") == control_plane.metadata.uid for owner in owners)
 
 
 def _carries(known: Object, wanted: Object) -> bool:

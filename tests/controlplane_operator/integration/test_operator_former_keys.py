@@ -1,0 +1,52 @@
+"""A control plane that was made anew under an old name shares nothing with the one before."""
+
+from __future__ import annotations
+
+import pytest
+
+from api import ControlPlane
+from controlplane_operator.access import Access
+from controlplane_operator.events import Events
+from controlplane_operator.fanout import Queues, Stores
+from controlplane_operator.keys import TenantKeys
+from controlplane_operator.management import Management
+from controlplane_operator.status import StatusWriter
+from embedded.handle import Handle
+from provider import NAMESPACES, SECRETS, Client, ClusterConfig
+
+pytestmark = pytest.mark.integration
+
+_NAMESPACE = "kplane-cp-anew"
+
+
+def control_plane(uid: str) -> ControlPlane:
+    return ControlPlane.model_validate({"metadata": {"name": "anew", "uid": uid}, "spec": {}})
+
+
+async def no_data() -> bool:
+    return False
+
+
+async def test_keys_that_are_seen_to_go_late_are_not_used_again(api_server: Handle) -> None:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+        events = Events(client)
+        management = Management(
+            client=client,
+            stores=Stores(),
+            queues=Queues(),
+            status=StatusWriter(client, events=events),
+            events=events,
+            access=Access(client, service_account="mcm", service_account_namespace="kplane-system"),
+        )
+        keys = TenantKeys(management)
+        await client.create(NAMESPACES, {"metadata": {"name": _NAMESPACE}})
+        try:
+            former = await keys.authorities(control_plane("former"), has_data=no_data)
+
+            # The Secret has gone, and nothing has told the cache so yet.
+            await client.delete(SECRETS, "control-plane-authorities", namespace=_NAMESPACE)
+            anew = await keys.authorities(control_plane("anew"), has_data=no_data)
+            assert anew.client.certificate != former.client.certificate
+            assert anew.service_account_key != former.service_account_key
+        finally:
+            await client.delete(NAMESPACES, _NAMESPACE)
