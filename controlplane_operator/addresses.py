@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from api import ControlPlane, ControlPlaneEndpoint, EndpointAddress, EndpointType
 from controlplane_operator.trouble import Trouble
@@ -38,7 +38,7 @@ def addresses_of(endpoint: ControlPlaneEndpoint, *, control_plane: ControlPlane)
 
     An endpoint that kplane made for this control plane is taken as it is, and so is any for mode Dedicated. Otherwise
     `/clusters/<clusterPath>/control-plane` is appended where it is missing. Raises Trouble: EndpointPending where there
-    is no URL yet, EndpointInvalid where the endpoint or its URL belongs to another control plane.
+    is no URL yet, EndpointInvalid where the endpoint or its URL belongs to another control plane, or is no URL.
     """
     owner = next((ref for ref in endpoint.metadata.owner_references if ref.kind == ControlPlane.resource.kind), None)
     if owner is not None and owner.uid != control_plane.metadata.uid:
@@ -57,8 +57,12 @@ def addresses_of(endpoint: ControlPlaneEndpoint, *, control_plane: ControlPlane)
         )
     external = external or internal
     urls = [internal, external, join or external]
-    if owner is None and control_plane.spec.mode == "Virtual":
+    # Anybody may write an owner into an endpoint: it frees of the path only where kplane runs the API server.
+    made = owner is not None and control_plane.spec.endpoint_ref is None
+    if control_plane.spec.mode == "Virtual" and not made:
         urls = [tenant_url(url, cluster_path=control_plane.cluster_path) for url in urls]
+    for url in urls:
+        _split(url)
     return Addresses(*(url.rstrip("/") for url in urls))
 
 
@@ -75,7 +79,7 @@ def tenant_url(url: str, *, cluster_path: str) -> str:
     Raises Trouble (EndpointInvalid) where the URL names another tenant's path, or is written so that a server could
     read it in another way than we do.
     """
-    segments = [unquote(segment) for segment in urlsplit(url).path.strip("/").split("/")]
+    segments = [unquote(segment) for segment in _split(url).path.strip("/").split("/")]
     if segments != [""] and any(segment in {"", ".", ".."} or "/" in segment for segment in segments):
         raise Trouble("EndpointInvalid", f"{url}: write the path without empty, '.' and '..' segments and without %2F")
     named = [
@@ -95,6 +99,13 @@ def tenant_url(url: str, *, cluster_path: str) -> str:
 
 def realm_of(url: str) -> str:
     """Name the API server behind a tenant's URL: two tenants of one realm must not share a clusterPath."""
-    parts = urlsplit(url)
+    parts = _split(url)
     base = re.sub(rf"/{_CLUSTERS}/[^/]+/{_CONTROL_PLANE}/?$", "", parts.path).rstrip("/")
     return f"https://{(parts.hostname or '').lower()}:{parts.port or 443}{base}"
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise Trouble("EndpointInvalid", f"{url} is no URL: {error}; correct the endpoint's URL") from error

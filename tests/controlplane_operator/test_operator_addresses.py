@@ -16,8 +16,8 @@ _BASE = "https://api.example:6443"
 _PATHS = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
 
 
-def control_plane(mode: str = "Virtual") -> ControlPlane:
-    return ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "u1"}, "spec": {"mode": mode}})
+def control_plane(mode: str = "Virtual", **spec: Any) -> ControlPlane:
+    return ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "u1"}, "spec": {"mode": mode, **spec}})
 
 
 def endpoint(spec: dict[str, Any], *, status: dict[str, Any] | None = None, **metadata: Any) -> ControlPlaneEndpoint:
@@ -91,6 +91,21 @@ def test_its_own_managed_endpoint_is_taken_without_a_path() -> None:
     owner = {"apiVersion": "controlplane.kplane.dev/v1alpha1", "kind": "ControlPlane", "name": "acme", "uid": "u1"}
     found = addresses_of(endpoint({"endpoint": _BASE}, ownerReferences=[owner]), control_plane=control_plane())
     assert found.internal == _BASE
+
+
+def test_an_owner_that_somebody_wrote_into_an_endpoint_opens_no_other_tenants_path() -> None:
+    owner = {"apiVersion": "controlplane.kplane.dev/v1alpha1", "kind": "ControlPlane", "name": "acme", "uid": "u1"}
+    adopted = control_plane(endpointRef={"name": "e"})
+    victim = endpoint({"endpoint": f"{_BASE}/clusters/victim/control-plane"}, ownerReferences=[owner])
+    with pytest.raises(Trouble, match="address of clusterPath 'victim'"):
+        addresses_of(victim, control_plane=adopted)
+
+
+@pytest.mark.parametrize("mode", ["Virtual", "Dedicated"])
+def test_what_only_looks_like_an_address_is_refused(mode: str) -> None:
+    with pytest.raises(Trouble, match="is no URL") as refused:
+        addresses_of(endpoint({"endpoint": "https://[1::2::3]:6443"}), control_plane=control_plane(mode))
+    assert refused.value.reason == "EndpointInvalid"
 
 
 def test_an_endpoint_without_url_is_pending() -> None:
