@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Final
+from urllib.parse import urlsplit
 
 from api import ControlPlane, ControlPlaneEndpoint, DeletionPolicy
-from api.names import KUBECONFIG_KEY
+from api.names import CONTROL_PLANE_LABEL, KUBECONFIG_KEY
 from controlplane_operator.addresses import Addresses, addresses_of, realm_of
 from controlplane_operator.bootstrap import revoke
 from controlplane_operator.management import Management
@@ -39,9 +40,16 @@ class ExternalProvisioner:
 
     async def ensure(self, control_plane: ControlPlane) -> Provision:
         """Find address and credentials; the address is checked before any credential is used."""
-        addresses = self._addresses(control_plane)
-        credentials = await self._credentials(self._endpoint(control_plane))
-        return Provision(addresses, administrator=credentials.with_server(addresses.internal), authorities=None)
+        endpoint = self._endpoint(control_plane)
+        addresses = addresses_of(endpoint, control_plane=control_plane)
+        credentials = await self._credentials(endpoint)
+        for url in (addresses.internal, addresses.external, addresses.join):
+            _check_trust(credentials, url=url)
+        try:
+            administrator = credentials.with_server(addresses.internal)
+        except KubeconfigError as error:
+            raise Trouble("EndpointInvalid", f"ControlPlaneEndpoint {endpoint.name}: {error}") from error
+        return Provision(addresses, administrator=administrator, authorities=None)
 
     async def remove(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
         """Take our identities back; the data stays, whatever the policy says, because it is not ours."""
@@ -101,6 +109,13 @@ class ExternalProvisioner:
         secret = await find_secret(self._management, namespace=reference.namespace, name=reference.name)
         if secret is None:
             raise Trouble("CredentialsMissing", f"{where} does not exist; create it")
+        if CONTROL_PLANE_LABEL in (secret["metadata"].get("labels") or {}):
+            # Else whoever may write endpoints, and read no Secret, would become another tenant's administrator.
+            raise Trouble(
+                "SecretNotAllowed",
+                f"{where} is one that kplane made for a control plane, so it is not used for another one; name a Secret"
+                " of your own",
+            )
         kubeconfig = data_of(secret).get(KUBECONFIG_KEY)
         if kubeconfig is None:
             raise Trouble("CredentialsMissing", f"{where} has no key {KUBECONFIG_KEY!r} with a kubeconfig")
@@ -115,6 +130,21 @@ class ExternalProvisioner:
                 " whose host is in the server's certificate",
             )
         return credentials
+
+
+def _check_trust(credentials: ClusterConfig, *, url: str) -> None:
+    """Raise Trouble where nothing but a certificate that anybody can get would guard the credentials."""
+    if credentials.ca_data is None and _origin(credentials.server) != _origin(url):
+        raise Trouble(
+            "EndpointInvalid",
+            f"the kubeconfig names no CA, so its credentials are for its own server {credentials.server} only, and not"
+            f" for {url}; add certificate-authority-data to it, or correct the endpoint's URL",
+        )
+
+
+def _origin(url: str) -> tuple[str | None, int]:
+    parts = urlsplit(url)
+    return parts.hostname, parts.port or 443
 
 
 def _gives_up(control_plane: ControlPlane) -> bool:

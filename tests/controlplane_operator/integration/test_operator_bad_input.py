@@ -7,6 +7,7 @@ import base64
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,6 +61,15 @@ async def test_each_mistake_has_its_reason_and_harms_nobody(field: Any) -> None:
                 "credentialsSecretRef": wrong,
             },
             "no-url": {},
+            "no-address": {"endpoint": "https://[1::2::3]:6443", "credentialsSecretRef": wrong},
+            "no-ca": {
+                "endpoint": "https://127.0.0.1:9",
+                "credentialsSecretRef": await give_credentials(field, "no-ca", replace(config, ca_data=None)),
+            },
+            "others-secret": {
+                "endpoint": first["status"]["endpoint"],
+                "credentialsSecretRef": first["status"]["kubeconfigSecretRef"],
+            },
         }
         for name, spec in endpoints.items():
             await field.create("ControlPlaneEndpoint", name, **spec)
@@ -71,6 +81,9 @@ async def test_each_mistake_has_its_reason_and_harms_nobody(field: Any) -> None:
             "other-path": "EndpointInvalid",
             "no-url": "EndpointPending",
             "no-endpoint": "EndpointPending",
+            "no-address": "EndpointInvalid",
+            "no-ca": "EndpointInvalid",
+            "others-secret": "SecretNotAllowed",
         }
         specs: dict[str, tuple[dict[str, Any], str]] = {
             name: ({"endpointRef": {"name": name}}, reason) for name, reason in adopted.items()
