@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 __all__ = [
@@ -26,6 +26,10 @@ MARKER_VARIABLE = "KPLANE_COMPONENT"
 DIGEST_VARIABLE = "KPLANE_COMPONENT_HASH"
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_EXEC_TRIES = 20
+_EXEC_RETRY_SECONDS = 0.0002
+_KERNEL_THREAD = 0x00200000
+"""PF_KTHREAD of Linux' include/linux/sched.h, in the flags of /proc/<pid>/stat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,8 @@ class ProcessEntry:
     marker: str = ""
     """Directory of the component that it belongs to; empty where it is none of ours, or dead already."""
     digest: str = ""
+    program: bool = True
+    """Whether it runs a program: not a kernel thread, and not dead."""
 
     @property
     def leader(self) -> bool:
@@ -104,20 +110,33 @@ def _read_stat(pid: int) -> ProcessEntry | None:
         return None
     # The command's name is in parentheses and may hold anything; the numbers follow the last one.
     fields = text[text.rindex(b")") + 2 :].split()
-    return ProcessEntry(pid=pid, group=int(fields[2]), session=int(fields[3]), ticks=int(fields[19]))
+    return ProcessEntry(
+        pid=pid,
+        group=int(fields[2]),
+        session=int(fields[3]),
+        ticks=int(fields[19]),
+        program=fields[0] not in {b"Z", b"X"} and not int(fields[6]) & _KERNEL_THREAD,
+    )
 
 
 def _with_marker(entry: ProcessEntry) -> ProcessEntry:
     try:
-        environment = Path(f"/proc/{entry.pid}/environ").read_bytes()
+        environment = _read_environment(entry)
     except OSError:
         return entry
     values = dict(item.partition(b"=")[::2] for item in environment.split(b"\0"))
-    return ProcessEntry(
-        pid=entry.pid,
-        group=entry.group,
-        session=entry.session,
-        ticks=entry.ticks,
+    return replace(
+        entry,
         marker=os.fsdecode(values.get(MARKER_VARIABLE.encode(), b"")),
         digest=os.fsdecode(values.get(DIGEST_VARIABLE.encode(), b"")),
     )
+
+
+def _read_environment(entry: ProcessEntry) -> bytes:
+    """Read the environment; raises OSError where the process is gone."""
+    for _ in range(_EXEC_TRIES if entry.program else 0):
+        if environment := Path(f"/proc/{entry.pid}/environ").read_bytes():
+            return environment
+        # In the middle of exec(2) a process has no environment for some microseconds.
+        time.sleep(_EXEC_RETRY_SECONDS)
+    return b""

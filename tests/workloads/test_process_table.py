@@ -1,0 +1,32 @@
+"""Finding processes by their marker."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from workloads import find_processes
+
+CHAIN = """exec sh -c 'exec sh -c "exec sleep 1000"'"""
+
+
+def test_a_process_is_found_while_it_turns_into_another_program(tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "KPLANE_COMPONENT": f"{tmp_path}/component"}
+    for _ in range(100):
+        process = subprocess.Popen(["sh", "-c", CHAIN], env=environment)
+        try:
+            assert [find_processes(tmp_path) for _ in range(3)] == [[process.pid]] * 3
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_a_dead_process_is_not_found(tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "KPLANE_COMPONENT": f"{tmp_path}/component"}
+    process = subprocess.Popen(["sleep", "1000"], env=environment)
+    assert find_processes(tmp_path) == [process.pid]
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert find_processes(tmp_path) == []
+    process.wait()
