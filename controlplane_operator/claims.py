@@ -51,8 +51,7 @@ class Claims:
 
     def _others(self, control_plane: ControlPlane) -> list[Claim]:
         found = [
-            ControlPlane.model_validate(obj)
-            for obj in self._stores.control_planes.by("path", control_plane.cluster_path)
+            ControlPlane.model_validate(obj) for obj in self._stores.control_planes.by("path", _path(control_plane))
         ]
         claims = [self._claim(other) for other in found if other.metadata.uid != control_plane.metadata.uid]
         return [claim for claim in claims if claim is not None]
@@ -63,7 +62,7 @@ class Claims:
         realm = self._realm(control_plane)
         if realm is None:
             return None
-        uid, path = control_plane.metadata.uid or "", control_plane.cluster_path
+        uid, path = control_plane.metadata.uid or "", _path(control_plane)
         held = control_plane.status.cluster_path == path or self._granted.get(uid) == (realm, path)
         if control_plane.deleting and not held:
             return None
@@ -75,3 +74,8 @@ class Claims:
             held=held,
             created=control_plane.metadata.creation_timestamp or datetime.max.replace(tzinfo=UTC),
         )
+
+
+def _path(control_plane: ControlPlane) -> str:
+    # As written down when it was granted: the spec may have been edited a moment before that.
+    return control_plane.status.cluster_path or control_plane.cluster_path

@@ -31,8 +31,8 @@ def _field(*path: str) -> Callable[[Object], list[str]]:
 
 
 def _cluster_path(obj: Object) -> list[str]:
-    given = _field("spec", "virtual", "clusterPath")(obj)
-    return given or [obj["metadata"]["name"]]
+    wanted = _field("spec", "virtual", "clusterPath")(obj) or [obj["metadata"]["name"]]
+    return list({*wanted, *_field("status", "clusterPath")(obj)})
 
 
 def _namespace(obj: Object) -> list[str]:
@@ -151,13 +151,31 @@ def wake_by_component(component: str, *, stores: Stores, queues: Queues) -> None
         queues.control_planes.add(("", obj["metadata"]["name"]))
 
 
+def _matters(change: Change) -> bool:
+    """Tell whether more changed than conditions and phase.
+
+    Those are our own words. An object that was looked at again for them would never come to rest where an API server
+    says something else each time, such as an error with a request's number.
+    """
+    return _without_words(change.old) != _without_words(change.new)
+
+
+def _without_words(obj: Object | None) -> Object | None:
+    if obj is None:
+        return None
+    metadata = {name: value for name, value in obj["metadata"].items() if name != "resourceVersion"}
+    status = {name: value for name, value in obj.get("status", {}).items() if name not in {"conditions", "phase"}}
+    return {**obj, "metadata": metadata, "status": status}
+
+
 @dataclass(frozen=True, slots=True)
 class _Fanout:
     stores: Stores
     queues: Queues
 
     def control_plane(self, change: Change) -> None:
-        self.queues.control_planes.add(change.key)
+        if _matters(change):
+            self.queues.control_planes.add(change.key)
         self._registrations("control plane", change.key[1])
         if change.new is None and change.old is not None:
             # Its clusterPath is free now: whoever was refused because of it gets another look.
@@ -170,6 +188,8 @@ class _Fanout:
             self._registrations("control plane", control_plane)
 
     def control_plane_endpoint(self, change: Change) -> None:
+        if not _matters(change):
+            return
         self.queues.endpoints.add(change.key)
         self._control_planes("endpoint", change.key[1])
         self._registrations("endpoint", change.key[1])

@@ -124,3 +124,16 @@ async def test_a_missed_delete_frees_the_path_for_those_who_wait() -> None:
     connect(stores, queues=queues)
     stores.control_planes.replace([obj("second", 2, spec={"virtual": {"clusterPath": "shared"}})], resource_version="9")
     assert (await woken(stores, queues))["controlplane"] == {"first", "second"}
+
+
+async def test_what_we_say_about_an_object_is_no_reason_to_look_at_it_again() -> None:
+    stores, queues = Stores(), Queues()
+    told = {"phase": "Pending", "conditions": [{"type": "Ready", "message": "request 1 failed"}]}
+    for store in (stores.control_planes, stores.endpoints):
+        store.apply(obj("told", 1, spec={}))
+    connect(stores, queues=queues)
+    for store in (stores.control_planes, stores.endpoints):
+        store.apply(obj("told", 2, spec={}, status=told))
+    assert await woken(stores, queues) == {}
+    stores.control_planes.apply(obj("told", 3, spec={}, status={**told, "endpoint": "https://edited.example"}))
+    assert await woken(stores, queues) == {"controlplane": {"told"}}
