@@ -50,6 +50,10 @@ class TenantKeys:
         except CredentialsInvalid as error:
             raise Trouble("Failed", f"Secret {where} is damaged: {error}; restore it") from error
 
+    async def exist(self, control_plane: ControlPlane) -> bool:
+        """Tell whether `authorities` has created any."""
+        return await self._data(control_plane, _AUTHORITIES) is not None
+
     async def certificates(
         self,
         control_plane: ControlPlane,

@@ -92,6 +92,8 @@ class VirtualProvisioner:
 
     async def remove(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
         """End the API server, delete its keys if the policy is Destroy, and take its access to the etcd away."""
+        if self._shared is None and not await self._keys.exist(control_plane):
+            return  # keys come before anything else: there never was an etcd to make something in
         shared = self._required()
         user = _etcd_user(control_plane)
         with troubles("Deleting"):

@@ -87,8 +87,9 @@ def _free_port() -> int:
 
 
 @contextlib.asynccontextmanager
-async def running_operator(handle: Handle, state: Path) -> AsyncIterator[str]:
+async def running_operator(handle: Handle, state: Path, *, shared_etcd: bool = True) -> AsyncIterator[str]:
     """Run the operator within; gives the URL of its health and metrics."""
+    etcd = SharedEtcd(handle.tenants_etcd.endpoint, handle.tenants_etcd_credentials)
     stop, port = asyncio.Event(), _free_port()
     settings = Settings(
         kubeconfig=handle.operator_kubeconfig,
@@ -96,7 +97,7 @@ async def running_operator(handle: Handle, state: Path) -> AsyncIterator[str]:
         program_directories=handle.programs,
         listen_host="127.0.0.1",
         listen_port=port,
-        shared_etcd=SharedEtcd(handle.tenants_etcd.endpoint, handle.tenants_etcd_credentials),
+        shared_etcd=etcd if shared_etcd else None,
     )
     async with asyncio.TaskGroup() as group:
         group.create_task(run_operator(settings, stop=stop), name="operator under test")
@@ -121,6 +122,17 @@ async def field(api_server: Handle, eventually: Callable[..., Any]) -> AsyncIter
         finally:
             await end_processes(state, grace_seconds=2.0)
             shutil.rmtree(state, ignore_errors=True)
+
+
+@pytest.fixture
+async def field_without_etcd(
+    api_server: Handle, tmp_path: Path, eventually: Callable[..., Any]
+) -> AsyncIterator[Field]:
+    """The same with an operator that was given no shared etcd."""
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+        made = Field(client, api_server, tmp_path, eventually)
+        async with running_operator(api_server, tmp_path, shared_etcd=False):
+            yield made
 
 
 async def _clean(field: Field) -> None:

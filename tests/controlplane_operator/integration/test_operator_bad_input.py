@@ -6,12 +6,16 @@ import asyncio
 import base64
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
+from controlplane_operator.credentials import create_authority, issue_serving
 from controlplane_operator.kinds import CONTROL_PLANES
 from provider import NAMESPACES, SECRETS, ClusterConfig
 
@@ -30,6 +34,31 @@ async def silent_server() -> AsyncIterator[str]:
         server.close()
         for writer in open_connections:
             writer.close()
+
+
+@contextlib.asynccontextmanager
+async def babbling_server(directory: Path) -> AsyncIterator[tuple[ClusterConfig, list[float]]]:
+    """Refuses everything, in other words each time; gives the times at which it was asked."""
+    authority, asked = create_authority("babbling"), list[float]()
+    serving = issue_serving(authority, common_name="babbling", hosts=["127.0.0.1"])
+    (directory / "pair").write_bytes(serving.certificate + serving.key)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(directory / "pair")
+
+    async def refuse(_: web.Request) -> web.Response:
+        asked.append(asyncio.get_running_loop().time())
+        return web.Response(status=503, text=f"request {len(asked)} failed")
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", refuse)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+        host, port = runner.addresses[0]
+        yield ClusterConfig(server=f"https://{host}:{port}", ca_data=authority.certificate, token="any"), asked
+    finally:
+        await runner.cleanup()
 
 
 async def give_credentials(field: Any, name: str, config: ClusterConfig) -> dict[str, str]:
@@ -139,3 +168,25 @@ async def test_a_missing_class_later_keeps_what_is_published_and_the_policy(fiel
     await field.client.delete(CONTROL_PLANES, "classless")
     await field.gone(CONTROL_PLANES, "classless")
     assert int(await field.handle.tenants_etcd.count("/clusters/classless/")) == 0
+
+
+async def test_an_api_server_that_says_something_else_each_time_is_asked_at_an_easy_pace(
+    field: Any, tmp_path: Path
+) -> None:
+    async with babbling_server(tmp_path) as (config, asked):
+        reference = await give_credentials(field, "babbling", config)
+        await field.create("ControlPlaneEndpoint", "babbling", endpoint=config.server, credentialsSecretRef=reference)
+        await field.create("ControlPlane", "babbling", endpointRef={"name": "babbling"})
+        await field.eventually(lambda: len(asked), lambda count: count >= 8, timeout=60.0)
+        assert asked[7] - asked[1] > 1.5
+
+
+async def test_without_a_shared_etcd_a_virtual_control_plane_says_so_and_can_be_deleted(
+    field_without_etcd: Any,
+) -> None:
+    field = field_without_etcd
+    await field.create("ControlPlane", "homeless", deletionPolicy="Destroy")
+    found = await field.becomes("ControlPlane", "homeless", "Failed")
+    assert "--shared-etcd-endpoint" in next(c for c in found["status"]["conditions"] if c["type"] == "Ready")["message"]
+    await field.client.delete(CONTROL_PLANES, "homeless")
+    await field.gone(CONTROL_PLANES, "homeless")
