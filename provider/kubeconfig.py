@@ -127,8 +127,18 @@ class ClusterConfig:
         return cls(server=f"https://{address}:{port}", ca_data=ca_data, token_file=directory / "token")
 
     def with_server(self, server: str) -> ClusterConfig:
-        """The same trust and credentials for another address."""
-        return replace(self, server=server)
+        """The same trust and credentials for another address.
+
+        Raises KubeconfigError where the trust is in the system's CAs and the address is another host or port: any server
+        with a public certificate would be given the credentials.
+        """
+        moved = replace(self, server=server)
+        if self.ca_data is None and _authority(moved.server) != _authority(self.server):
+            raise KubeconfigError(
+                f"credentials for {self.server} are not sent to {moved.server}, because the kubeconfig has no CA of its"
+                " own; put certificate-authority-data into it"
+            )
+        return moved
 
     def fingerprint(self) -> str:
         """Digest of what makes it this cluster and this identity: it stays when a token or certificate is renewed."""
@@ -172,6 +182,11 @@ class ClusterConfig:
         elif self.token is not None:
             kinds.append("token")
         return ", ".join(kinds)
+
+
+def _authority(server: str) -> tuple[str | None, int]:
+    parts = urlsplit(server)
+    return parts.hostname, parts.port or 443
 
 
 def _checked_server(server: str) -> str:

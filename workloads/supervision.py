@@ -205,7 +205,7 @@ class Supervision:
         )
         failures = 0
         began = asyncio.get_running_loop().time()
-        while True:
+        while not self._stopping:
             problem = await readiness.check()
             failures = 0 if problem is None else failures + 1
             self._judge(problem, lasting=failures >= probe.failure_threshold)

@@ -131,6 +131,16 @@ def test_the_fingerprint_stays_when_credentials_are_renewed(document, tools):
     assert tokens[0] == tokens[1]
 
 
+def test_credentials_without_a_ca_of_their_own_go_to_no_other_host(document):
+    config = dataclasses.replace(ClusterConfig.from_kubeconfig(document), server="https://host", ca_data=None)
+    assert config.with_server("https://host:443/clusters/a/control-plane").ca_data is None
+    for elsewhere in ("https://host:6443", "https://evil.example", "https://host.evil.example"):
+        with pytest.raises(KubeconfigError, match="no CA of its own"):
+            config.with_server(elsewhere)
+    pinned = ClusterConfig.from_kubeconfig(document)
+    assert pinned.with_server("https://elsewhere").server == "https://elsewhere"
+
+
 def test_no_secret_is_shown(document):
     document = copy.deepcopy(document)
     config = dataclasses.replace(ClusterConfig.from_kubeconfig(document), token="s3cret")
