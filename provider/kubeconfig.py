@@ -129,8 +129,8 @@ class ClusterConfig:
     def with_server(self, server: str) -> ClusterConfig:
         """The same trust and credentials for another address.
 
-        Raises KubeconfigError where the trust is in the system's CAs and the address is another host or port: any server
-        with a public certificate would be given the credentials.
+        Raises KubeconfigError where the trust is in the system's CAs and the address is another host or port: any
+        server with a public certificate would be given the credentials.
         """
         moved = replace(self, server=server)
         if self.ca_data is None and _authority(moved.server) != _authority(self.server):
