@@ -12,7 +12,7 @@ import pytest
 from provider import NAMESPACES, SERVICE_ACCOUNTS, Client
 from workloads import find_processes
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 def pids_of(directory: Path, program: str) -> set[int]:

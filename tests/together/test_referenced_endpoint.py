@@ -18,7 +18,7 @@ import yaml
 from controlplane_operator.credentials import create_authority, issue_serving
 from provider import DEPLOYMENTS, REPLICA_SETS, SECRETS, Client, ClusterConfig
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 _PATH = "/clusters/routed/control-plane"
 
