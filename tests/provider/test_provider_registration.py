@@ -34,8 +34,9 @@ def status(namespace, *, generation=1, server="https://127.0.0.1:1", **fields):
 class Management:
     """Writes what the operator would write."""
 
-    def __init__(self, client, namespace):
+    def __init__(self, client, namespace, ca):
         self.client, self.namespace = client, namespace
+        self.ca = base64.b64encode(ca).decode()
         self.name = f"reg-{uuid.uuid4().hex[:8]}"
 
     async def register(self):
@@ -55,7 +56,9 @@ class Management:
         document = {
             "current-context": "c",
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
-            "clusters": [{"name": "c", "cluster": {"server": "https://other.test"}}],
+            "clusters": [
+                {"name": "c", "cluster": {"server": "https://other.test", "certificate-authority-data": self.ca}}
+            ],
             "users": [{"name": "c", "user": user}],
         }
         data = {"kubeconfig": yaml.safe_dump(document), **data}
@@ -65,8 +68,8 @@ class Management:
 
 
 @pytest.fixture
-async def management(client, namespace):
-    management = Management(client, namespace)
+async def management(client, namespace, tools):
+    management = Management(client, namespace, tools.Authority().pem)
     yield management
     for found in (await client.list(REGISTRATIONS, label_selector=f"test={namespace}")).items:
         await client.delete(REGISTRATIONS, found["metadata"]["name"])
