@@ -9,8 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ["embedded.pytest_plugin"]
+
+# How long an example takes depends on what else the machine does: no test is about that.
+settings.register_profile("kplane", deadline=None)
+settings.load_profile("kplane")
 
 
 @pytest.fixture
