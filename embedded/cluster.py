@@ -105,22 +105,6 @@ class ManagementCluster:
     ) -> None:
         await self._exit.__aexit__(kind, error, trace)
 
-    async def start_operator(self) -> None:
-        """Start controlplane-operator again after `stop_operator`, and wait until it is ready."""
-        await self._run(_described(self._operator))
-
-    async def stop_operator(self) -> None:
-        """End controlplane-operator; what it runs for tenants goes on."""
-        await self.runtime.stop(components.OPERATOR)
-
-    async def start_mcm(self) -> None:
-        """Start mcm again after `stop_mcm`, and wait until it is ready."""
-        await self._run(_described(self._mcm))
-
-    async def stop_mcm(self) -> None:
-        """End mcm, and with it all instances."""
-        await self.runtime.stop(components.MCM)
-
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
         begun = time.monotonic()
         credentials = Credentials(self._directory / "credentials", host=_HOST)
@@ -246,8 +230,8 @@ class ManagementCluster:
             kubeconfig=handle.mcm_kubeconfig.read_bytes(),
         )
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.start_operator(), name="start controlplane-operator")
-            tasks.create_task(self.start_mcm(), name="start mcm")
+            tasks.create_task(self._run(_described(self._operator)), name="start controlplane-operator")
+            tasks.create_task(self._run(_described(self._mcm)), name="start mcm")
 
     def _describe(self, credentials: Credentials, addresses: Mapping[str, Address], *, tenants_etcd: Etcdctl) -> Handle:
         server = server_url(addresses[components.API_SERVER])

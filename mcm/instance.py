@@ -11,7 +11,7 @@ from mcm.errors import McmError
 from provider import Backoff, Cluster, Engagement
 from workloads import ComponentState, Phase, Runtime, WorkloadsError
 
-__all__ = ["Instance", "component_name"]
+__all__ = ["Instance"]
 
 logger = logging.getLogger(__name__)
 

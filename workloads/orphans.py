@@ -12,7 +12,10 @@ __all__ = ["end_entries", "end_processes", "find_processes"]
 
 
 def find_processes(directory: Path) -> list[int]:
-    """List the pids of all processes that belong to components of runtimes at or below `directory`, oldest first."""
+    """List the pids of all processes of a component, or of runtimes at or below `directory`, oldest first.
+
+    A component's directory is the one of its name in its runtime's.
+    """
     return [entry.pid for entry in marked_processes(directory)]
 
 

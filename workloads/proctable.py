@@ -64,9 +64,9 @@ def uptime() -> float:
 
 
 def marked_processes(directory: Path) -> list[ProcessEntry]:
-    """List the processes of this user that belong to components below `directory`, oldest first."""
+    """List the processes of this user that belong to the component `directory` or to those below it, oldest first."""
     prefix = f"{directory.resolve()}/"
-    found = [entry for entry in _entries() if entry.marker.startswith(prefix)]
+    found = [entry for entry in _entries() if f"{entry.marker}/".startswith(prefix)]
     return sorted(found, key=lambda entry: (entry.ticks, entry.pid))
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from cli.demo.waiting import wait_for
 from cli.errors import DemoFailed
+from embedded.credentials import write_private
 from embedded.handle import Handle
 from embedded.kubectl import Kubectl
 
@@ -39,7 +38,7 @@ class Tenant:
         directory = handle.directory / "tenants"
         directory.mkdir(mode=0o700, exist_ok=True)
         file = directory / f"{name}.kubeconfig"
-        _write_private(file, base64.b64decode(secret["data"]["kubeconfig"]))
+        write_private(file, content=base64.b64decode(secret["data"]["kubeconfig"]))
         path = status.get("clusterPath") or name
         return cls(name, path, Kubectl(program=handle.kubectl_program, kubeconfig=file))
 
@@ -112,9 +111,3 @@ def _is_root_ca(configmap: Mapping[str, Any]) -> bool:
 
 def _is_owned(item: Mapping[str, Any], *, owner: str) -> bool:
     return any(reference["name"] == owner for reference in item["metadata"].get("ownerReferences", ()))
-
-
-def _write_private(file: Path, content: bytes) -> None:
-    file.unlink(missing_ok=True)
-    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as out:
-        out.write(content)

@@ -22,6 +22,18 @@ def test_a_process_is_found_while_it_turns_into_another_program(tmp_path: Path) 
             process.wait()
 
 
+def test_a_component_is_found_by_its_own_directory_and_no_other_of_a_like_name(tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "KPLANE_COMPONENT": f"{tmp_path}/component"}
+    process = subprocess.Popen(["sleep", "1000"], env=environment)
+    try:
+        assert find_processes(tmp_path / "component") == find_processes(tmp_path) == [process.pid]
+        assert find_processes(tmp_path / "comp") == []
+        assert find_processes(tmp_path / "component" / "below") == []
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_dead_process_is_not_found(tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "KPLANE_COMPONENT": f"{tmp_path}/component"}
     process = subprocess.Popen(["sleep", "1000"], env=environment)
