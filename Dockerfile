@@ -1,0 +1,64 @@
+# The images of the two operators: `make images` builds the targets `operator` and `mcm`. Both stages of each start from
+# BASE_IMAGE, a Debian with Python 3.11 or newer and its pip. BuildKit is needed, of Docker 20.10 or newer.
+#
+# The programs that the operators run come from the build context, where `python -m tools.binaries --into` puts them.
+# The image of an operator holds the packages that it imports and their locked dependencies, and no others.
+ARG BASE_IMAGE=python:3.13-slim-trixie
+
+FROM ${BASE_IMAGE} AS builder
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
+# pip stays outside: what an operator runs with cannot install anything.
+RUN python3 -m venv --without-pip /opt/kplane
+WORKDIR /src
+
+FROM builder AS operator-builder
+COPY deploy/images/operator.lock /tmp/requirements.lock
+RUN python3 -m pip --python /opt/kplane/bin/python install --quiet \
+        --no-compile --no-deps --only-binary :all: --require-hashes -r /tmp/requirements.lock && \
+    python3 -m compileall -q --invalidation-mode unchecked-hash /opt/kplane/lib
+COPY api api
+COPY provider provider
+COPY workloads workloads
+COPY controlplane_operator controlplane_operator
+RUN python3 -m compileall -q --invalidation-mode unchecked-hash . && \
+    cp -r . "$(/opt/kplane/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && \
+    printf '%s\n' '#!/opt/kplane/bin/python' 'import sys' 'from controlplane_operator.main import main' 'sys.exit(main())' \
+        > /opt/kplane/bin/controlplane-operator && \
+    chmod 0755 /opt/kplane/bin/controlplane-operator
+
+FROM builder AS mcm-builder
+COPY deploy/images/mcm.lock /tmp/requirements.lock
+RUN python3 -m pip --python /opt/kplane/bin/python install --quiet \
+        --no-compile --no-deps --only-binary :all: --require-hashes -r /tmp/requirements.lock && \
+    python3 -m compileall -q --invalidation-mode unchecked-hash /opt/kplane/lib
+COPY api api
+COPY provider provider
+COPY workloads workloads
+COPY mcm mcm
+RUN python3 -m compileall -q --invalidation-mode unchecked-hash . && \
+    cp -r . "$(/opt/kplane/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && \
+    printf '%s\n' '#!/opt/kplane/bin/python' 'import sys' 'from mcm.main import main' 'sys.exit(main())' \
+        > /opt/kplane/bin/mcm && \
+    chmod 0755 /opt/kplane/bin/mcm
+
+FROM ${BASE_IMAGE} AS runtime
+# Bytecode is in the image; the root file system may be read-only.
+ENV PATH=/opt/kplane/bin:${PATH} PYTHONDONTWRITEBYTECODE=1
+USER 65532:65532
+LABEL org.opencontainers.image.licenses="Apache-2.0"
+
+FROM runtime AS operator
+ARG TARGETARCH
+LABEL org.opencontainers.image.title="kplane operator" \
+      org.opencontainers.image.description="Real Kubernetes control planes as objects: controlplane-operator, etcdctl, etcdutl"
+COPY --chmod=0755 build/programs/linux-${TARGETARCH}/etcdctl build/programs/linux-${TARGETARCH}/etcdutl /usr/local/bin/
+COPY --from=operator-builder /opt/kplane /opt/kplane
+ENTRYPOINT ["controlplane-operator"]
+
+FROM runtime AS mcm
+ARG TARGETARCH
+LABEL org.opencontainers.image.title="kplane mcm" \
+      org.opencontainers.image.description="One controller manager for many control planes: mcm, kube-controller-manager"
+COPY --chmod=0755 build/programs/linux-${TARGETARCH}/kube-controller-manager /usr/local/bin/
+COPY --from=mcm-builder /opt/kplane /opt/kplane
+ENTRYPOINT ["mcm"]
