@@ -54,9 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _programs(kubernetes: Path | None, etcd: Path | None) -> Binaries:
     if kubernetes is not None and etcd is not None:
-        return Binaries(kubernetes=kubernetes, etcd=etcd)
+        return Binaries.of_runtime(kubernetes=kubernetes, etcd=etcd)
     found = resolve()
-    return Binaries(kubernetes=kubernetes or found.kubernetes, etcd=etcd or found.etcd)
+    return Binaries.of_runtime(kubernetes=kubernetes or found.kubernetes, etcd=etcd or found.etcd)
 
 
 async def _serve(cluster: ManagementCluster, *, until_stdin_closes: bool) -> None:

@@ -1,14 +1,17 @@
-"""Finds the Kubernetes and etcd programs that kplane runs, and obtains them where they are not there yet.
+"""Finds the programs that kplane uses, and obtains them where they are not there yet.
 
 For each upstream, in this order: the directory that KPLANE_BINARIES_DIR names; the user's cache; the official release;
-a build from source. `python -m tools.binaries` prints the two directories.
+a build from source. `python -m tools.binaries [PROGRAM...]` prints the directories of the programs.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,79 +21,146 @@ from tools.errors import BinariesError, WayError
 from tools.gobuild import build
 from tools.progress import Report, print_line
 from tools.release import OFFICIAL, ReleaseSites, download
-from tools.upstreams import ETCD, KUBERNETES, UPSTREAMS, Upstream, this_platform
+from tools.upstreams import ETCD, KUBERNETES, RUNTIME, UPSTREAMS, Platform, Upstream, parse_platform, this_platform
 
-__all__ = ["Binaries", "BinariesError", "resolve"]
+__all__ = ["RUNTIME_PROGRAMS", "Binaries", "BinariesError", "resolve"]
 
 EXPLICIT_DIRECTORY = "KPLANE_BINARIES_DIR"
+
+RUNTIME_PROGRAMS = tuple(program for upstream in RUNTIME for program in upstream.programs)
+"""What kplane needs to run: all programs of Kubernetes and etcd."""
 
 _Way = Callable[..., Iterator[Path]]
 
 
 @dataclass(frozen=True, slots=True)
 class Binaries:
-    """The directories that hold the programs."""
+    """Where the programs are that were asked for."""
 
-    kubernetes: Path
-    etcd: Path
+    paths: Mapping[str, Path]
+    """The file by the name of the program."""
+
+    @classmethod
+    def of_runtime(cls, *, kubernetes: Path, etcd: Path) -> Binaries:
+        """What kplane needs to run, from these two directories, which are taken as they are."""
+        return cls(_paths(kubernetes, KUBERNETES.programs) | _paths(etcd, ETCD.programs))
 
     @property
-    def directories(self) -> tuple[Path, Path]:
-        return (self.kubernetes, self.etcd)
+    def directories(self) -> tuple[Path, ...]:
+        """The directories that hold the programs, each once."""
+        return tuple(dict.fromkeys(path.parent for path in self.paths.values()))
+
+    @property
+    def kubernetes(self) -> Path:
+        """The directory of kube-apiserver and its like. Raises BinariesError where they were not asked for."""
+        return self.path("kube-apiserver").parent
+
+    @property
+    def etcd(self) -> Path:
+        """The directory of etcd. Raises BinariesError where it was not asked for."""
+        return self.path("etcd").parent
 
     def path(self, program: str) -> Path:
-        """Where a program is. Raises BinariesError for one that is not among those that kplane runs."""
-        if program in KUBERNETES.programs:
-            return self.kubernetes / program
-        if program in ETCD.programs:
-            return self.etcd / program
-        known = ", ".join(name for upstream in UPSTREAMS for name in upstream.programs)
-        raise BinariesError(f"{program} is none of the programs that kplane runs: {known}.")
+        """Where a program is. Raises BinariesError for one that kplane does not use, or that was not asked for."""
+        if program not in self.paths:
+            _require_known([program])
+            raise BinariesError(
+                f"{program} was not asked for, only {', '.join(self.paths) or 'nothing'}; "
+                f"name it in resolve(programs=...)."
+            )
+        return self.paths[program]
+
+    def copy(self, into: Path) -> None:
+        """Put a copy of each program into a directory, which is made where it is not there. Raises OSError."""
+        into.mkdir(parents=True, exist_ok=True)
+        # Copies, not hard links: what is done to them there must not be done to the cache.
+        with tempfile.TemporaryDirectory(prefix=".staging-", dir=into) as staging:
+            for program, path in self.paths.items():
+                publish(Path(shutil.copyfile(path, Path(staging) / program)), directory=into)
 
 
 def resolve(
     *,
+    programs: Sequence[str] = RUNTIME_PROGRAMS,
+    platform: Platform | None = None,
     report: Report = print_line,
     environment: Mapping[str, str] | None = None,
     sites: ReleaseSites = OFFICIAL,
 ) -> Binaries:
-    """Find all programs, and obtain those that are missing: at once where they are cached, minutes where not.
+    """Find programs, and obtain those that are missing: at once where they are cached, minutes where not.
 
-    `report` is called with lines of progress for people; `environment` stands for os.environ. Raises BinariesError,
-    which says what is missing and why each way of getting it failed.
+    `programs` are obtained and no others. `platform` is what they shall run on, by default this machine. `report` is
+    called with lines of progress for people; `environment` stands for os.environ. Raises BinariesError, which says
+    what is missing and why each way of getting it failed.
     """
+    _require_known(programs)
     environment = os.environ if environment is None else environment
-    explicit = environment.get(EXPLICIT_DIRECTORY)
-    if explicit:
-        return _take_explicit(Path(explicit).absolute())
+    platform = platform or this_platform()
+    explicit = _explicit_directory(programs, platform=platform, environment=environment)
     cache = Cache(cache_root(environment))
-    kubernetes, etcd = (
-        _obtain(upstream, cache=cache, environment=environment, sites=sites, report=report) for upstream in UPSTREAMS
-    )
-    return Binaries(kubernetes=kubernetes, etcd=etcd)
+    paths: dict[str, Path] = {}
+    for upstream in UPSTREAMS:
+        wanted = tuple(program for program in upstream.programs if program in programs)
+        if explicit is not None and not lacking(explicit, programs=wanted):
+            paths |= _paths(explicit, wanted)
+        elif wanted:
+            directory = _obtain(
+                upstream,
+                programs=wanted,
+                platform=platform,
+                cache=cache,
+                environment=environment,
+                sites=sites,
+                report=report,
+            )
+            paths |= _paths(directory, wanted)
+    return Binaries(paths)
 
 
-def _take_explicit(directory: Path) -> Binaries:
-    programs = [program for upstream in UPSTREAMS for program in upstream.programs]
-    missing = lacking(directory, programs=programs)
+def _paths(directory: Path, programs: Sequence[str]) -> dict[str, Path]:
+    return {program: directory / program for program in programs}
+
+
+def _require_known(programs: Iterable[str]) -> None:
+    known = [program for upstream in UPSTREAMS for program in upstream.programs]
+    for program in programs:
+        if program not in known:
+            raise BinariesError(f"{program} is none of the programs that kplane uses: {', '.join(known)}.")
+
+
+def _explicit_directory(programs: Sequence[str], *, platform: Platform, environment: Mapping[str, str]) -> Path | None:
+    """The directory that the user names, if it is for this platform; it may lack what kplane runs without."""
+    explicit = environment.get(EXPLICIT_DIRECTORY)
+    if not explicit or platform != this_platform():
+        return None
+    directory = Path(explicit).absolute()
+    required = [program for program in RUNTIME_PROGRAMS if program in programs]
+    missing = lacking(directory, programs=required)
     if missing:
         raise BinariesError(
             f"{EXPLICIT_DIRECTORY} is {directory}, which lacks {describe_lacking(directory, programs=missing)}; "
-            f"put all of {', '.join(programs)} there, or unset {EXPLICIT_DIRECTORY}."
+            f"put all of {', '.join(required)} there, or unset {EXPLICIT_DIRECTORY}."
         )
-    return Binaries(kubernetes=directory, etcd=directory)
+    return directory
 
 
 def _obtain(
-    upstream: Upstream, *, cache: Cache, environment: Mapping[str, str], sites: ReleaseSites, report: Report
+    upstream: Upstream,
+    *,
+    programs: Sequence[str],
+    platform: Platform,
+    cache: Cache,
+    environment: Mapping[str, str],
+    sites: ReleaseSites,
+    report: Report,
 ) -> Path:
-    platform = this_platform()
     directory = cache.root / f"{upstream.name}-v{upstream.version}-{platform.os}-{platform.arch}"
-    if not lacking(directory, programs=upstream.programs):
+    missing = lacking(directory, programs=programs)
+    if not missing:
         return directory
     failures = [
-        f"{EXPLICIT_DIRECTORY}: not set",
-        f"cache {directory}: no {describe_lacking(directory, programs=lacking(directory, programs=upstream.programs))}",
+        f"{EXPLICIT_DIRECTORY}: {_why_not_explicit(platform, programs=missing, environment=environment)}",
+        f"cache {directory}: no {describe_lacking(directory, programs=missing)}",
     ]
     ways: Sequence[tuple[str, _Way]] = (
         ("official release", partial(download, sites=sites)),
@@ -98,7 +168,7 @@ def _obtain(
     )
     with cache.exclusive(directory.name, report=report) as staging:
         for title, way in ways:
-            missing = lacking(directory, programs=upstream.programs)
+            missing = lacking(directory, programs=programs)
             if not missing:
                 break
             try:
@@ -109,7 +179,7 @@ def _obtain(
                 failures.append(f"{title}: {error}")
             except OSError as error:
                 raise BinariesError(f"{upstream.title} cannot be put into the cache {cache.root}: {error}") from error
-    missing = lacking(directory, programs=upstream.programs)
+    missing = lacking(directory, programs=programs)
     if missing:
         tried = "".join(f"\n- {failure}" for failure in failures)
         raise BinariesError(
@@ -119,20 +189,43 @@ def _obtain(
     return directory
 
 
-def main() -> int:
+def _why_not_explicit(platform: Platform, *, programs: Sequence[str], environment: Mapping[str, str]) -> str:
+    explicit = environment.get(EXPLICIT_DIRECTORY)
+    if not explicit:
+        return "not set"
+    if platform != this_platform():
+        return f"holds programs for this machine, not for {platform.os}/{platform.arch}"
+    return f"{explicit} has no {describe_lacking(Path(explicit), programs=programs)}"
+
+
+def main(arguments: Sequence[str] = ()) -> int:
     """Print the directories of the programs, one a line; progress and errors go to standard error."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.binaries",
+        description="Find programs, obtain those that are missing, and print the directories that hold them.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("programs", nargs="*", metavar="PROGRAM", help="default: all of Kubernetes and etcd")
+    parser.add_argument("--platform", metavar="OS/ARCH", help="what they shall run on; default: this machine")
+    parser.add_argument("--into", type=Path, metavar="DIRECTORY", help="copy them there, and print that directory")
+    given = parser.parse_args(list(arguments))
     try:
-        binaries = resolve()
-    except BinariesError as error:
+        binaries = resolve(
+            programs=given.programs or RUNTIME_PROGRAMS,
+            platform=parse_platform(given.platform) if given.platform else None,
+        )
+        if given.into is not None:
+            binaries.copy(given.into)
+    except (BinariesError, OSError) as error:
         print_line(f"error: {error}")
         return 1
     except KeyboardInterrupt:
         print_line("interrupted; what was finished is kept")
         return 130
-    for directory in binaries.directories:
+    for directory in binaries.directories if given.into is None else [given.into]:
         print(directory)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -60,10 +60,10 @@ def build(
 
 
 def _ldflags(upstream: Upstream) -> str:
-    major, minor, _ = upstream.version.split(".", 2)
-    values = {"gitVersion": f"v{upstream.version}", "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
-    stamps = [f"-X {package}.{name}={value}" for package in upstream.stamped_packages for name, value in values.items()]
-    return " ".join(["-s", "-w", *stamps])
+    version = upstream.version
+    major, minor, _ = version.split(".", 2)
+    stamps = {name: value.format(version=version, major=major, minor=minor) for name, value in upstream.stamps.items()}
+    return " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in stamps.items())])
 
 
 def _run(command: list[str], *, go: Go, directory: Path, output: Path, program: str, heartbeat: Heartbeat) -> None:

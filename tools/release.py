@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,10 +32,10 @@ _CHECKSUMS_BYTES_AT_MOST = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSites:
-    """Where releases are published, and how long to wait for a connection before the site counts as out of reach."""
+    """Where to download from, and how long to wait for a connection before a site counts as out of reach."""
 
-    kubernetes: str = "https://dl.k8s.io/release"
-    etcd: str = "https://github.com/etcd-io/etcd/releases/download"
+    mirror: str | None = None
+    """Stands for the site of every project; None: each project's own."""
     connect_seconds: float = 2.5
 
 
@@ -56,22 +56,25 @@ def download(
     Raises WayError when the site can't be reached (within `sites.connect_seconds`), has no such release, breaks off,
     or when a checksum differs.
     """
-    site = sites.kubernetes if upstream.name == "kubernetes" else sites.etcd
+    release = upstream.release
+    site = sites.mirror or release.site
     _require_reachable(site, timeout_seconds=sites.connect_seconds)
-    release = f"v{upstream.version}"
-    if upstream.name == "kubernetes":
-        base = f"{site}/{release}/bin/{platform.os}/{platform.arch}"
+
+    def fill(template: str, *, program: str) -> str:
+        return template.format(version=upstream.version, os=platform.os, arch=platform.arch, program=program)
+
+    def fetch(*, program: str, into: Path) -> Path:
+        url = f"{site}/{fill(release.file, program=program)}"
+        checksums = _read(f"{site}/{fill(release.checksums, program=program)}")
+        return _fetch(url, into=into, sha256=_find_checksum(checksums, name=url.rsplit("/", 1)[1]), report=report)
+
+    if release.member is None:
         for program in programs:
-            checksum = _find_checksum(_read(f"{base}/{program}.sha256"), name=program)
-            yield _fetch(f"{base}/{program}", into=staging / program, sha256=checksum, report=report)
+            yield fetch(program=program, into=staging / program)
     else:
-        name = f"{upstream.name}-{release}-{platform.os}-{platform.arch}"
-        archive_name = f"{name}.tar.gz"
-        checksum = _find_checksum(_read(f"{site}/{release}/SHA256SUMS"), name=archive_name)
-        archive = _fetch(
-            f"{site}/{release}/{archive_name}", into=staging / archive_name, sha256=checksum, report=report
-        )
-        yield from _unpack(archive, folder=name, programs=programs)
+        archive = fetch(program="", into=staging / f"{upstream.name}.tar.gz")
+        members = {program: fill(release.member, program=program) for program in programs}
+        yield from _unpack(archive, members=members)
 
 
 def _require_reachable(url: str, *, timeout_seconds: float) -> None:
@@ -173,13 +176,13 @@ def _fetch(url: str, *, into: Path, sha256: str, report: Report) -> Path:
     return into
 
 
-def _unpack(archive: Path, *, folder: str, programs: Sequence[str]) -> Iterator[Path]:
+def _unpack(archive: Path, *, members: Mapping[str, str]) -> Iterator[Path]:
     try:
         with tarfile.open(archive, "r:gz") as tar:
-            for program in programs:
-                member = tar.extractfile(f"{folder}/{program}")
+            for program, name in members.items():
+                member = tar.extractfile(name)
                 if member is None:
-                    raise WayError(f"{archive.name} holds no file {folder}/{program}")
+                    raise WayError(f"{archive.name} holds no file {name}")
                 target = archive.parent / program
                 with member, target.open("wb") as file:
                     shutil.copyfileobj(member, file)

@@ -24,6 +24,8 @@ from tools.upstreams import KUBERNETES, UPSTREAMS, Upstream
 __all__ = ["render_go_mod", "update"]
 
 _GO_SECONDS = 900.0
+_OLDEST_GO = (1, 24)
+"""The first Go that knows the directive `tool`."""
 
 
 def update(
@@ -55,18 +57,19 @@ def update(
             staged = upstream.directory / f".{file}.new"
             staged.write_bytes((directory / file).read_bytes())
             staged.replace(upstream.directory / file)
-    report(f"{upstream.name}: pinned v{number}; `make binaries test` shows whether it works")
+    programs = " ".join(upstream.programs)
+    report(f"{upstream.name}: pinned v{number}; `python -m tools.binaries {programs}` and the tests tell if it works")
 
 
 def render_go_mod(upstream: Upstream, *, version: str, theirs: str) -> str:
     """The go.mod that pins `version`, before `go mod tidy` adds what it needs; `theirs` is upstream's own."""
-    directives = re.findall(r"^(?:go|godebug) \S+$", theirs, re.MULTILINE)
+    directives = [_raise_go(line) for line in re.findall(r"^(?:go|godebug) \S+$", theirs, re.MULTILINE)]
     tools = sorted(upstream.packages.values())
     # Kubernetes' programs are packages of one module, etcd's are a module each.
     one_module = all(tool.startswith(f"{upstream.module}/") for tool in tools)
     roots = [upstream.module] if one_module else tools
     head = (
-        f"// The {upstream.title} programs that kplane runs, pinned. Not a library: nothing imports this module.\n"
+        f"// The {upstream.title} programs that kplane uses, pinned. Not a library: nothing imports this module.\n"
         f"// To change the version, see docs/development.md.\n"
         f"module kplane.dev/tools/{upstream.name}"
     )
@@ -87,7 +90,16 @@ def render_go_mod(upstream: Upstream, *, version: str, theirs: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _raise_go(directive: str) -> str:
+    """The line, unless it asks for a Go that can't read the rest of the file."""
+    version = re.fullmatch(r"go (\d+)\.(\d+)\S*", directive)
+    major, minor = _OLDEST_GO
+    return f"go {major}.{minor}.0" if version and (int(version[1]), int(version[2])) < _OLDEST_GO else directive
+
+
 def _block(keyword: str, lines: list[str]) -> str:
+    if len(lines) == 1:
+        return f"{keyword} {lines[0]}"
     return "\n".join([f"{keyword} (", *(f"\t{line}" for line in lines), ")"])
 
 

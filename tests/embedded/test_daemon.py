@@ -68,7 +68,7 @@ def test_stops_while_it_starts(directory: Path, binaries: Binaries) -> None:
 
 
 def test_says_why_it_did_not_start(directory: Path, tmp_path: Path) -> None:
-    daemon = Daemon(directory, binaries=Binaries(kubernetes=tmp_path, etcd=tmp_path))
+    daemon = Daemon(directory, binaries=Binaries.of_runtime(kubernetes=tmp_path, etcd=tmp_path))
     with pytest.raises(DaemonFailed, match="etcd"):
         daemon.wait_ready(timeout_seconds=60)
     daemon._process.stdin.close()

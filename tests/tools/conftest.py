@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.binaries import Binaries, resolve
+from tools.binaries import RUNTIME_PROGRAMS, Binaries, resolve
 from tools.release import ReleaseSites
-from tools.upstreams import ETCD, KUBERNETES, Upstream, this_platform
+from tools.upstreams import ETCD, HELM, KIND, KUBERNETES, Platform, Upstream, this_platform
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +40,7 @@ RESOLVE = """
 import sys
 from tools.binaries import resolve
 from tools.release import ReleaseSites
-print(*resolve(sites=ReleaseSites(kubernetes=sys.argv[1], etcd=sys.argv[1], connect_seconds=1.0)).directories)
+print(*resolve(sites=ReleaseSites(mirror=sys.argv[1], connect_seconds=1.0)).directories)
 """
 
 
@@ -68,8 +68,8 @@ class Machine:
         calls = self.home / "calls"
         return calls.read_text().split() if calls.exists() else []
 
-    def directory(self, upstream: Upstream) -> Path:
-        platform = this_platform()
+    def directory(self, upstream: Upstream, *, platform: Platform | None = None) -> Path:
+        platform = platform or this_platform()
         return self.cache / f"{upstream.name}-v{upstream.version}-{platform.os}-{platform.arch}"
 
     def install_go(self, *, build: str = SUCCEED) -> None:
@@ -85,12 +85,20 @@ class Machine:
                 (directory / program).write_text("#!/bin/sh\necho cached\n")
                 (directory / program).chmod(0o755)
 
-    def resolve(self, **environment: str) -> Binaries:
-        return resolve(report=self.lines.append, environment={**self.environment, **environment}, sites=self.sites)
+    def resolve(
+        self, *programs: str, platform: Platform | None = None, environment: Mapping[str, str] | None = None
+    ) -> Binaries:
+        return resolve(
+            programs=programs or RUNTIME_PROGRAMS,
+            platform=platform,
+            report=self.lines.append,
+            environment={**self.environment, **(environment or {})},
+            sites=self.sites,
+        )
 
     def start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-c", RESOLVE, self.sites.kubernetes],
+            [sys.executable, "-c", RESOLVE, str(self.sites.mirror)],
             env=self.environment,
             cwd=self.home,
             stdin=subprocess.DEVNULL,
@@ -118,32 +126,32 @@ def machine(tmp_path: Path, refusing_url: str) -> Machine:
     """A machine without programs, without Go and without internet."""
     home = tmp_path / "home"
     home.mkdir()
-    return Machine(home, ReleaseSites(kubernetes=refusing_url, etcd=refusing_url, connect_seconds=1.0))
+    return Machine(home, ReleaseSites(mirror=refusing_url, connect_seconds=1.0))
 
 
 @pytest.fixture
 def release(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """The files of both official releases, in their layout, and the address that serves them."""
+    """The files of all official releases, in their layout, and the address that serves them."""
     site = tmp_path / "site"
     platform = this_platform()
-    programs = site / f"v{KUBERNETES.version}" / "bin" / platform.os / platform.arch
-    programs.mkdir(parents=True)
     for program in KUBERNETES.programs:
-        content = f"#!/bin/sh\necho released {program}\n".encode()
-        (programs / program).write_bytes(content)
-        (programs / f"{program}.sha256").write_text(hashlib.sha256(content).hexdigest())
+        file = site / f"v{KUBERNETES.version}" / "bin" / platform.os / platform.arch / program
+        checksum = _write_program(file)
+        file.with_name(f"{program}.sha256").write_text(checksum)
 
-    name = f"etcd-v{ETCD.version}-{platform.os}-{platform.arch}"
-    archive = site / f"v{ETCD.version}" / f"{name}.tar.gz"
-    archive.parent.mkdir(parents=True)
-    with tarfile.open(archive, "w:gz") as tar:
-        for program in (*ETCD.programs, "README.md"):
-            content = f"#!/bin/sh\necho released {program}\n".encode()
-            member = tarfile.TarInfo(f"{name}/{program}")
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    checksum = hashlib.sha256(archive.read_bytes()).hexdigest()
+    folder = f"etcd-v{ETCD.version}-{platform.os}-{platform.arch}"
+    archive = site / f"v{ETCD.version}" / f"{folder}.tar.gz"
+    checksum = _write_archive(archive, *(f"{folder}/{program}" for program in (*ETCD.programs, "README.md")))
     (archive.parent / "SHA256SUMS").write_text(f"{'0' * 64}  etcd-other.zip\n{checksum}  {archive.name}\n")
+
+    folder = f"{platform.os}-{platform.arch}"
+    archive = site / f"helm-v{HELM.version}-{folder}.tar.gz"
+    checksum = _write_archive(archive, f"{folder}/LICENSE", f"{folder}/helm")
+    (site / f"{archive.name}.sha256sum").write_text(f"{checksum}  {archive.name}\n")
+
+    file = site / f"v{KIND.version}" / f"kind-{platform.os}-{platform.arch}"
+    checksum = _write_program(file, says="kind")
+    file.with_name(f"{file.name}.sha256sum").write_text(f"{checksum}  {file.name}\n")
 
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(site))) as server:
         thread = threading.Thread(target=partial(server.serve_forever, poll_interval=0.01))
@@ -151,6 +159,27 @@ def release(tmp_path: Path) -> Iterator[tuple[Path, str]]:
         yield site, f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
+
+
+def _content(program: str) -> bytes:
+    return f"#!/bin/sh\necho released {program}\n".encode()
+
+
+def _write_program(file: Path, *, says: str = "") -> str:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(_content(says or file.name))
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _write_archive(archive: Path, *members: str) -> str:
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive, "w:gz") as tar:
+        for name in members:
+            content = _content(name.rsplit("/", 1)[1])
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return hashlib.sha256(archive.read_bytes()).hexdigest()
 
 
 class QuietHandler(SimpleHTTPRequestHandler):

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tools.upstreams import ETCD, KUBERNETES, UPSTREAMS
+from tools.upstreams import ETCD, KUBERNETES, RUNTIME
 
 
 def test_concurrent_runs_build_once(machine: Any) -> None:
@@ -36,12 +36,12 @@ async def test_killed_build_leaves_nothing_broken(machine: Any, eventually: Any)
     builder = Path(f"/proc/{halfway.read_text().strip()}")
 
     await eventually(lambda: not builder.exists() or _is_zombie(builder))
-    assert not any((machine.directory(upstream) / p).exists() for upstream in UPSTREAMS for p in upstream.programs)
+    assert not any((machine.directory(upstream) / p).exists() for upstream in RUNTIME for p in upstream.programs)
 
     machine.install_go()
     binaries = machine.resolve()
 
-    assert all(os.access(binaries.path(p), os.X_OK) for upstream in UPSTREAMS for p in upstream.programs)
+    assert all(os.access(binaries.path(p), os.X_OK) for upstream in RUNTIME for p in upstream.programs)
     assert list(machine.cache.glob(".*staging*")) == []
 
 

@@ -8,39 +8,37 @@ from typing import Any
 
 import pytest
 
-from tools.binaries import Binaries, BinariesError
+from tools.binaries import RUNTIME_PROGRAMS, Binaries, BinariesError
 from tools.release import ReleaseSites
-from tools.upstreams import ETCD, KUBERNETES, UPSTREAMS
-
-ALL_PROGRAMS = (*KUBERNETES.programs, *ETCD.programs)
+from tools.upstreams import ETCD, KUBERNETES, RUNTIME
 
 
 def test_explicit_directory_comes_first(machine: Any, tmp_path: Any) -> None:
-    machine.fill(tmp_path / "explicit", *UPSTREAMS)
-    for upstream in UPSTREAMS:
+    machine.fill(tmp_path / "explicit", *RUNTIME)
+    for upstream in RUNTIME:
         machine.fill(machine.directory(upstream), upstream)
 
-    binaries = machine.resolve(KPLANE_BINARIES_DIR=str(tmp_path / "explicit"))
+    binaries = machine.resolve(environment={"KPLANE_BINARIES_DIR": str(tmp_path / "explicit")})
 
-    assert binaries.directories == (tmp_path / "explicit", tmp_path / "explicit")
+    assert binaries.directories == (tmp_path / "explicit",)
 
 
 def test_explicit_directory_must_hold_everything(machine: Any, tmp_path: Any) -> None:
     machine.install_go()
     explicit = tmp_path / "explicit"
-    machine.fill(explicit, *UPSTREAMS)
+    machine.fill(explicit, *RUNTIME)
     (explicit / "etcdutl").unlink()
     (explicit / "kubectl").chmod(0o644)
 
     with pytest.raises(BinariesError, match=r"explicit, which lacks kubectl \(not executable\), etcdutl;"):
-        machine.resolve(KPLANE_BINARIES_DIR=str(explicit))
+        machine.resolve(environment={"KPLANE_BINARIES_DIR": str(explicit)})
 
     assert machine.built == []
 
 
 def test_cache_comes_before_release_and_build(machine: Any) -> None:
     machine.install_go()
-    for upstream in UPSTREAMS:
+    for upstream in RUNTIME:
         machine.fill(machine.directory(upstream), upstream)
 
     binaries = machine.resolve()
@@ -52,17 +50,17 @@ def test_cache_comes_before_release_and_build(machine: Any) -> None:
 
 def test_cache_follows_xdg_cache_home(machine: Any, tmp_path: Any) -> None:
     machine.install_go()
-    binaries = machine.resolve(XDG_CACHE_HOME=str(tmp_path / "xdg"))
+    binaries = machine.resolve(environment={"XDG_CACHE_HOME": str(tmp_path / "xdg")})
     assert binaries.kubernetes.parent == tmp_path / "xdg" / "kplane" / "binaries"
 
 
 def test_release_comes_before_build(machine: Any, release: Any, run_program: Any) -> None:
     machine.install_go()
-    machine.sites = ReleaseSites(kubernetes=release[1], etcd=release[1])
+    machine.sites = ReleaseSites(mirror=release[1])
 
     binaries = machine.resolve()
 
-    assert [run_program(binaries.path(p)) for p in ALL_PROGRAMS] == [f"released {p}" for p in ALL_PROGRAMS]
+    assert [run_program(binaries.path(p)) for p in RUNTIME_PROGRAMS] == [f"released {p}" for p in RUNTIME_PROGRAMS]
     assert machine.built == []
 
 
@@ -72,13 +70,13 @@ def test_build_comes_last_and_once(machine: Any, run_program: Any) -> None:
     binaries = machine.resolve()
     machine.resolve()
 
-    assert {run_program(binaries.path(program)) for program in ALL_PROGRAMS} == {"built"}
+    assert {run_program(binaries.path(program)) for program in RUNTIME_PROGRAMS} == {"built"}
     assert machine.built == [*KUBERNETES.packages.values(), *ETCD.packages.values()]
 
 
 def test_only_what_lacks_is_built(machine: Any, run_program: Any) -> None:
     machine.install_go()
-    for upstream in UPSTREAMS:
+    for upstream in RUNTIME:
         machine.fill(machine.directory(upstream), upstream)
     (machine.directory(KUBERNETES) / "kube-scheduler").unlink()
     (machine.directory(ETCD) / "etcdctl").chmod(0o644)
@@ -126,7 +124,7 @@ def test_site_that_never_answers_is_given_up_in_seconds(machine: Any) -> None:
             filler.setblocking(False)
             filler.connect_ex(silent.getsockname())
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        machine.sites = ReleaseSites(kubernetes=url, etcd=url, connect_seconds=0.3)
+        machine.sites = ReleaseSites(mirror=url, connect_seconds=0.3)
         started = time.monotonic()
         machine.resolve()
 
@@ -135,7 +133,7 @@ def test_site_that_never_answers_is_given_up_in_seconds(machine: Any) -> None:
 
 
 def test_unknown_program_is_refused(machine: Any, tmp_path: Any) -> None:
-    binaries = Binaries(kubernetes=tmp_path, etcd=tmp_path)
+    binaries = Binaries.of_runtime(kubernetes=tmp_path, etcd=tmp_path)
     assert binaries.path("etcdctl") == tmp_path / "etcdctl"
     with pytest.raises(BinariesError, match="kubelet is none of the programs"):
         binaries.path("kubelet")

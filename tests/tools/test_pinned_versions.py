@@ -15,7 +15,7 @@ from tools.errors import BinariesError
 from tools.gobuild import _ldflags
 from tools.toolchain import find_go, wheel_command
 from tools.update import render_go_mod, update
-from tools.upstreams import ETCD, KUBERNETES, UPSTREAMS, Upstream
+from tools.upstreams import ETCD, HELM, KIND, KUBERNETES, UPSTREAMS, Upstream
 
 THEIRS = """module k8s.io/kubernetes
 
@@ -73,6 +73,7 @@ def test_built_programs_tell_their_version() -> None:
     assert f"-X k8s.io/component-base/version.gitVersion=v{KUBERNETES.version}" in flags
     assert f"-X k8s.io/component-base/version.gitMajor={major}" in flags
     assert f"-X k8s.io/client-go/pkg/version.gitMinor={minor}" in flags
+    assert f"-X helm.sh/helm/v4/internal/version.version=v{HELM.version}" in _ldflags(HELM)
 
 
 @pytest.mark.parametrize("upstream", UPSTREAMS, ids=lambda upstream: upstream.name)
@@ -85,7 +86,7 @@ def test_committed_go_mod_is_what_an_update_writes(upstream: Upstream) -> None:
         ]
     )
     rendered = render_go_mod(upstream, version=upstream.version, theirs=theirs)
-    requirements = re.compile(r"^require \(.*?^\)", re.MULTILINE | re.DOTALL)
+    requirements = re.compile(r"\n+^require (?:\(.*?^\)|\S+ \S+$)", re.MULTILINE | re.DOTALL)
     assert requirements.sub("", rendered) == requirements.sub("", committed)
 
 
@@ -102,6 +103,12 @@ def test_update_pins_the_version_and_all_staging_modules(machine: Any, tmp_path:
     assert "\tk8s.io/api => k8s.io/api v0.37.4\n\tk8s.io/new-module => k8s.io/new-module v0.37.4\n" in text
     assert "36.3" not in text
     assert (upstream.directory / "go.sum").read_text() == "sums\n"
+
+
+def test_go_mod_asks_for_a_go_that_can_read_it() -> None:
+    """kind's own asks for Go 1.17, which knows no `tool`."""
+    assert "\ngo 1.24.0\n" in render_go_mod(KIND, version="0.33.0", theirs="module sigs.k8s.io/kind\n\ngo 1.17\n")
+    assert "\ngo 1.27.0\n" in render_go_mod(KIND, version="0.33.0", theirs="module sigs.k8s.io/kind\n\ngo 1.27.0\n")
 
 
 def test_update_that_fails_changes_nothing(machine: Any, tmp_path: Path) -> None:

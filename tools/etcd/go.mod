@@ -1,4 +1,4 @@
-// The etcd programs that kplane runs, pinned. Not a library: nothing imports this module.
+// The etcd programs that kplane uses, pinned. Not a library: nothing imports this module.
 // To change the version, see docs/development.md.
 module kplane.dev/tools/etcd
 

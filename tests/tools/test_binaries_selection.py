@@ -1,0 +1,148 @@
+"""Only what was asked for is obtained, for the platform that was asked for, and put where it was asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.binaries import BinariesError, main
+from tools.upstreams import ETCD, HELM, KIND, KUBERNETES, RUNTIME, UPSTREAMS, Platform, parse_platform, this_platform
+
+OTHER = next(p for p in map(parse_platform, ("linux/amd64", "linux/arm64")) if p != this_platform())
+
+
+def test_what_kplane_runs_is_the_default(machine: Any) -> None:
+    machine.install_go()
+    binaries = machine.resolve()
+    assert tuple(binaries.paths) == (*KUBERNETES.programs, *ETCD.programs)
+    assert not machine.directory(HELM).exists()
+    assert not machine.directory(KIND).exists()
+
+
+def test_only_what_is_asked_for_is_built(machine: Any) -> None:
+    machine.install_go()
+
+    binaries = machine.resolve("helm", "etcdutl", "kube-controller-manager")
+
+    asked = [KUBERNETES.packages["kube-controller-manager"], ETCD.packages["etcdutl"], HELM.packages["helm"]]
+    assert machine.built == asked
+    assert binaries.path("helm") == machine.directory(HELM) / "helm"
+    assert binaries.directories == tuple(machine.directory(upstream) for upstream in (KUBERNETES, ETCD, HELM))
+
+
+def test_what_was_not_asked_for_is_refused_even_where_it_is_cached(machine: Any) -> None:
+    for upstream in UPSTREAMS:
+        machine.fill(machine.directory(upstream), upstream)
+
+    binaries = machine.resolve("helm", "kubectl")
+
+    with pytest.raises(BinariesError, match="kind was not asked for, only kubectl, helm; name it in resolve"):
+        binaries.path("kind")
+    with pytest.raises(BinariesError, match="etcd was not asked for"):
+        _ = binaries.etcd
+
+
+def test_unknown_program_is_refused_before_anything_is_obtained(machine: Any) -> None:
+    machine.install_go()
+    with pytest.raises(
+        BinariesError, match=r"kubelet is none of the programs that kplane uses: .*kubectl.*helm, kind\."
+    ):
+        machine.resolve("helm", "kubelet")
+    assert machine.built == []
+
+
+def test_explicit_directory_need_not_hold_helm_and_kind(machine: Any, tmp_path: Path) -> None:
+    machine.install_go()
+    machine.fill(tmp_path / "explicit", *RUNTIME, KIND)
+
+    binaries = machine.resolve(
+        "kubectl", "helm", "kind", environment={"KPLANE_BINARIES_DIR": str(tmp_path / "explicit")}
+    )
+
+    assert binaries.directories == (tmp_path / "explicit", machine.directory(HELM))
+    assert binaries.path("kind") == tmp_path / "explicit" / "kind"
+    assert machine.built == [HELM.packages["helm"]]
+
+
+def test_explicit_directory_need_not_hold_what_is_not_asked_for(machine: Any, tmp_path: Path) -> None:
+    machine.fill(tmp_path / "explicit", ETCD)
+    environment = {"KPLANE_BINARIES_DIR": str(tmp_path / "explicit")}
+
+    assert machine.resolve("etcdctl", environment=environment).directories == (tmp_path / "explicit",)
+    with pytest.raises(BinariesError, match="which lacks kubectl;"):
+        machine.resolve("etcdctl", "kubectl", environment=environment)
+
+
+def test_failure_tells_that_the_explicit_directory_has_no_helm(machine: Any, tmp_path: Path) -> None:
+    machine.install_go(build="exit 1")
+    with pytest.raises(BinariesError, match=rf"- KPLANE_BINARIES_DIR: {tmp_path} has no helm\n- cache"):
+        machine.resolve("helm", environment={"KPLANE_BINARIES_DIR": str(tmp_path)})
+
+
+def test_other_platform_is_built_for_and_kept_apart(machine: Any, tmp_path: Path, run_program: Any) -> None:
+    machine.install_go(build='printf "#!/bin/sh\\necho $GOOS/$GOARCH\\n" > "$2"')
+    machine.fill(tmp_path / "explicit", *RUNTIME)
+    machine.fill(machine.directory(ETCD), ETCD)
+
+    binaries = machine.resolve(
+        "etcdctl", platform=OTHER, environment={"KPLANE_BINARIES_DIR": str(tmp_path / "explicit")}
+    )
+
+    assert binaries.path("etcdctl") == machine.directory(ETCD, platform=OTHER) / "etcdctl"
+    assert run_program(binaries.path("etcdctl")) == f"{OTHER.os}/{OTHER.arch}"
+
+
+def test_platforms_are_read_as_images_name_them() -> None:
+    assert parse_platform("linux/arm64") == Platform("linux", "arm64")
+    with pytest.raises(BinariesError, match=r"'linux/riscv64' is no platform .* say linux/amd64 or linux/arm64"):
+        parse_platform("linux/riscv64")
+
+
+def test_copies_are_executable_and_apart_from_the_cache(machine: Any, tmp_path: Path, run_program: Any) -> None:
+    machine.fill(machine.directory(ETCD), ETCD)
+    into = tmp_path / "build" / "programs"
+    into.mkdir(parents=True)
+    (into / "etcdctl").write_text("an earlier one")
+    binaries = machine.resolve("etcdctl", "etcdutl")
+
+    binaries.copy(into)
+
+    assert sorted(path.name for path in into.iterdir()) == ["etcdctl", "etcdutl"]
+    assert {path.stat().st_mode & 0o777 for path in into.iterdir()} == {0o755}
+    assert run_program(into / "etcdctl") == "cached"
+    (into / "etcdctl").write_text("changed")
+    assert run_program(binaries.path("etcdctl")) == "cached"
+
+
+def test_command_line_prints_where_the_programs_are(
+    machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for upstream in UPSTREAMS:
+        machine.fill(machine.directory(upstream), upstream)
+    machine.fill(machine.directory(ETCD, platform=OTHER), ETCD)
+    for name, value in machine.environment.items():
+        monkeypatch.setenv(name, value)
+    for name in ("XDG_CACHE_HOME", "KPLANE_BINARIES_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    into = tmp_path / "into"
+
+    assert main() == 0
+    assert capsys.readouterr().out == f"{machine.directory(KUBERNETES)}\n{machine.directory(ETCD)}\n"
+    assert main(["helm"]) == 0
+    assert capsys.readouterr().out == f"{machine.directory(HELM)}\n"
+    assert main(["--platform", f"{OTHER.os}/{OTHER.arch}", "--into", str(into), "etcdctl"]) == 0
+    assert capsys.readouterr().out == f"{into}\n"
+    assert [path.name for path in into.iterdir()] == ["etcdctl"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["kubelet"], "kubelet is none of the programs"), (["--platform", "plan9/mips"], "'plan9/mips' is no platform")],
+)
+def test_command_line_refuses_what_it_does_not_know(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    assert f"error: {says}" in capsys.readouterr().err
