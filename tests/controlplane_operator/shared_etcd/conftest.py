@@ -1,0 +1,75 @@
+"""Keepers of the shared etcd's credentials on a real management cluster, each test in a namespace of its own."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from controlplane_operator.shared_etcd import CredentialsKeeper, SharedEtcd
+from embedded.handle import Handle
+from provider import NAMESPACES, SECRETS, Client, ClusterConfig
+
+if TYPE_CHECKING:
+    from tools.binaries import Binaries
+
+SERVICE = "kplane-etcd"
+
+
+@dataclass
+class Site:
+    """A namespace of the management cluster, and a clock that tests move."""
+
+    client: Client
+    namespace: str
+    directory: Path
+    programs: tuple[Path, ...]
+    later: timedelta = timedelta()
+
+    def keeper(self, *, endpoint: str = "https://localhost:1", client: Client | None = None) -> CredentialsKeeper:
+        """Start anew, as an operator does that remembers nothing."""
+        self.etcd = SharedEtcd(endpoint, programs=self.programs)
+        return CredentialsKeeper(
+            client or self.client,
+            etcd=self.etcd,
+            service=SERVICE,
+            namespace=self.namespace,
+            directory=self.directory,
+            now=lambda: datetime.now(UTC) + self.later,
+        )
+
+    async def secret(self, name: str) -> dict[str, Any]:
+        return await self.client.get(SECRETS, f"{SERVICE}-{name}", namespace=self.namespace)
+
+    async def data(self, name: str) -> dict[str, bytes]:
+        secret = await self.secret(name)
+        return {entry: base64.b64decode(content) for entry, content in secret["data"].items()}
+
+    async def edit(self, name: str, **changes: Any) -> None:
+        await self.client.patch(SECRETS, f"{SERVICE}-{name}", changes, namespace=self.namespace)
+
+    async def delete(self, name: str) -> None:
+        await self.client.delete(SECRETS, f"{SERVICE}-{name}", namespace=self.namespace)
+
+
+@pytest.fixture
+async def site(api_server: Handle, binaries: Binaries, tmp_path: Path) -> AsyncIterator[Site]:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+        namespace = f"etcd-{secrets.token_hex(4)}"
+        await client.create(NAMESPACES, {"metadata": {"name": namespace}})
+        try:
+            yield Site(client, namespace, tmp_path / "credentials", binaries.directories)
+        finally:
+            await client.delete(NAMESPACES, namespace)
+
+
+@pytest.fixture
+def unreachable() -> Callable[[], Client]:
+    """Make a client of an API server that is away."""
+    return lambda: Client(ClusterConfig(server="https://127.0.0.1:1", token="none"), timeout_seconds=1.0)

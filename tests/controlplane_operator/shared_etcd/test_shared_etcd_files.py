@@ -1,0 +1,74 @@
+"""etcdctl finds a certificate and its key, which nobody else can read and which always belong together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controlplane_operator.errors import KeyspaceError
+from controlplane_operator.shared_etcd import SharedEtcd
+from controlplane_operator.shared_etcd.certificates import authority_of, create_credentials
+from controlplane_operator.shared_etcd.files import write_credentials
+
+NAMES = {"ca.crt", "client.crt", "client.key"}
+
+
+def test_files_are_private_and_without_the_key_of_the_authority(tmp_path: Path) -> None:
+    credentials = create_credentials("etcd")
+    directory = tmp_path / "state" / "etcd"
+    directory.mkdir(parents=True, mode=0o755)
+
+    place = write_credentials(directory, credentials)
+
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == {name: credentials[name] for name in NAMES}
+    assert {path.stat().st_mode & 0o777 for path in place.iterdir()} == {0o600}
+    assert directory.stat().st_mode & 0o777 == place.stat().st_mode & 0o777 == 0o700
+
+
+def test_whoever_uses_the_earlier_files_may_go_on_and_older_ones_go(tmp_path: Path) -> None:
+    generations = [create_credentials("etcd") for _ in range(4)]
+    places = []
+    for credentials in generations:
+        places.append(write_credentials(tmp_path, credentials))
+        assert write_credentials(tmp_path, credentials) == places[-1]
+        assert set(tmp_path.iterdir()) == set(places[-2:])
+    assert (places[-2] / "client.key").read_bytes() == generations[-2]["client.key"]
+
+
+def test_files_that_a_crash_left_half_written_are_completed(tmp_path: Path) -> None:
+    credentials = create_credentials("etcd")
+    place = write_credentials(tmp_path, credentials)
+    (place / "client.key").write_bytes(b"")
+    (place / "ca.crt").unlink()
+    assert write_credentials(tmp_path, credentials) == place
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == {name: credentials[name] for name in NAMES}
+
+
+async def test_credentials_that_are_not_there_yet_are_told_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "etcdctl").touch()
+    etcd = SharedEtcd("https://etcd.example:2379", programs=[tmp_path])
+    etcd.lacks("the API server is away")
+    told = "shared etcd at https://etcd.example:2379 are not there yet: the API server is away"
+    for use in (lambda: etcd.keyspace, lambda: etcd.authority):
+        with pytest.raises(KeyspaceError, match=told):
+            use()
+    assert told in (await etcd.problem() or "")
+
+
+def test_a_directory_that_others_keep_is_used_as_it_is(tmp_path: Path) -> None:
+    credentials = create_credentials("etcd")
+    for name, content in credentials.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "etcdctl").touch()
+    etcd = SharedEtcd.from_directory(
+        tmp_path, endpoint="https://etcd.example:2379", programs=[tmp_path / "no", tmp_path]
+    )
+    assert etcd.authority == authority_of(credentials)
+    assert etcd.keyspace.credentials == tmp_path
+    assert etcd.keyspace.endpoints == ("https://etcd.example:2379",)
+
+
+def test_without_etcdctl_the_operator_does_not_start(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=f"etcdctl is in none of --programs-dir {tmp_path}"):
+        SharedEtcd("https://etcd.example:2379", programs=[tmp_path])

@@ -1,0 +1,132 @@
+"""Three members of a real etcd run with the certificates, and so do root and tenants as its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import dataclasses
+import json
+import ssl
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from controlplane_operator.credentials import KeyPair, issue_client
+from controlplane_operator.provisioning import ETCD_PORTS, client_url, etcd_component
+from workloads import Address, Component, ProcessRuntime, run_program
+
+if TYPE_CHECKING:
+    from tools.binaries import Binaries
+
+pytestmark = pytest.mark.integration
+
+NAMES = ("member-0", "member-1", "member-2")
+
+
+def member(name: str, *, addresses: dict[str, Address], server: dict[str, bytes]) -> Component:
+    """Describe one of the members: what the operator runs for a dedicated control plane, among its peers."""
+    pair = KeyPair(server["server.crt"], server["server.key"])
+    component = etcd_component(name, address=addresses[name], ca=server["ca.crt"], server=pair)
+    peers = {peer: f"https://{address.host}:{address.ports['peer']}" for peer, address in addresses.items()}
+    changed = {
+        "--name": name,
+        "--initial-cluster": ",".join(f"{peer}={url}" for peer, url in peers.items()),
+    }
+    arguments = (argument.partition("=") for argument in component.args)
+    return dataclasses.replace(
+        component, args=tuple(f"{flag}={changed.get(flag, value)}" for flag, _, value in arguments)
+    )
+
+
+@dataclasses.dataclass
+class Members:
+    runtime: ProcessRuntime
+    addresses: dict[str, Address]
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(client_url(address) for address in self.addresses.values())
+
+    async def apply(self, server: dict[str, bytes]) -> None:
+        for name in NAMES:
+            await self.runtime.apply(member(name, addresses=self.addresses, server=server))
+
+
+@pytest.fixture
+async def members(binaries: Binaries, tmp_path: Path) -> AsyncIterator[Members]:
+    async with ProcessRuntime(tmp_path / "runtime", programs=binaries.directories) as runtime:
+        try:
+            yield Members(runtime, {name: await runtime.reserve(name, ports=ETCD_PORTS) for name in NAMES})
+        finally:
+            await asyncio.gather(*(runtime.delete(name) for name in runtime.names()))
+
+
+async def shown(address: Address) -> bytes:
+    """Return the certificate that a member shows to whoever connects."""
+    port = address.ports["client"]
+    return (await asyncio.to_thread(ssl.get_server_certificate, (address.host, port), timeout=5)).encode()
+
+
+async def test_three_members_root_and_tenants_work_through_a_renewal(
+    site: Any, members: Members, tmp_path: Path, ready: Callable[..., Any], eventually: Any
+) -> None:
+    keeper = site.keeper(endpoint=f"https://localhost:{members.addresses[NAMES[0]].ports['client']}")
+    await keeper.check()
+    await members.apply(await site.data("server"))
+    for name in NAMES:
+        await ready(members.runtime, name)
+    before = site.etcd.keyspace
+    assert await site.etcd.problem() is None
+    assert await dataclasses.replace(before, endpoints=members.urls).healthy()
+
+    await before.ensure_authentication()
+    await before.grant("tenant", prefix="/clusters/tenant/")
+    tenant = issue_client(site.etcd.authority, user="tenant")
+    await etcdctl(before.etcdctl, members.urls, tenant, site, tmp_path, "put", "/clusters/tenant/key", "kept")
+
+    site.later = timedelta(days=250)
+    await keeper.check()
+    renewed = await site.data("server")
+    assert site.etcd.keyspace.credentials != before.credentials
+    for keyspace in (before, site.etcd.keyspace):
+        # Whoever is faster, etcd's pods or etcdctl: old and new certificates go together.
+        assert await keyspace.count("/clusters/tenant/") == 1
+    await members.apply(renewed)
+    for name in NAMES:
+        await eventually(lambda name=name: shown(members.addresses[name]), lambda found: found == renewed["server.crt"])
+
+    # Members take the new certificate along into a restart, and find each other by it.
+    for name in NAMES:
+        await members.runtime.stop(name)
+        await members.runtime.apply(member(name, addresses=members.addresses, server=renewed))
+        await ready(members.runtime, name)
+        assert await dataclasses.replace(site.etcd.keyspace, endpoints=members.urls).healthy()
+    assert await site.etcd.keyspace.count("/clusters/tenant/") == 1
+    got = await etcdctl(before.etcdctl, members.urls, tenant, site, tmp_path, "get", "/clusters/tenant/key")
+    assert base64.b64decode(json.loads(got)["kvs"][0]["value"]) == b"kept"
+
+    # The members' certificate names root, and etcd's HTTP gateway shows it to etcd: that must lend it to no tenant.
+    assert await gateway_status(members.urls[0], tenant, site, tmp_path) in {400, 404}
+
+
+async def etcdctl(program: Path, urls: tuple[str, ...], user: KeyPair, site: Any, directory: Path, *args: str) -> bytes:
+    pem, ca = directory / "user.pem", directory / "ca.crt"
+    pem.write_bytes(user.certificate + user.key)
+    ca.write_bytes(site.etcd.authority.certificate)
+    connection = [f"--endpoints={','.join(urls)}", f"--cacert={ca}", f"--cert={pem}", f"--key={pem}"]
+    return await run_program(program, [*connection, *args, "-w", "json"], timeout_seconds=10.0)
+
+
+async def gateway_status(url: str, user: KeyPair, site: Any, directory: Path) -> int:
+    context = ssl.create_default_context(cadata=site.etcd.authority.certificate.decode())
+    context.load_cert_chain(directory / "user.pem")
+    question = {"key": base64.b64encode(b"/").decode(), "range_end": base64.b64encode(b"\0").decode()}
+    async with (
+        aiohttp.ClientSession(skip_auto_headers=["Accept"]) as session,
+        session.post(f"{url}/v3/kv/range", json=question, ssl=context) as answer,
+    ):
+        return answer.status
