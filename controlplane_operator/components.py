@@ -1,10 +1,17 @@
-"""Names of a control plane's components in the runtime."""
+"""Names of a control plane's components in the runtime, and where they are on a cluster."""
 
 from __future__ import annotations
 
-from api.names import management_namespace
+from typing import Final
 
-__all__ = ["apiserver_name", "etcd_name"]
+from api.names import management_namespace
+from workloads import RuntimeFailure
+from workloads.pods import Placement
+
+__all__ = ["apiserver_name", "etcd_name", "place"]
+
+_NAMESPACE: Final = "kplane-cp"
+_PROGRAMS: Final = {"apiserver": "kube-apiserver", "etcd": "etcd"}
 
 
 def apiserver_name(control_plane: str) -> str:
@@ -19,4 +26,15 @@ def etcd_name(control_plane: str) -> str:
 
 def _component(control_plane: str, *, kind: str) -> str:
     # The namespace's name is a DNS label and unique for each control plane, whatever its own name is like.
-    return management_namespace(control_plane).replace("kplane-cp", kind, 1)
+    return management_namespace(control_plane).replace(_NAMESPACE, kind, 1)
+
+
+def place(component: str) -> Placement:
+    """Tell where the objects of a component are: in the management namespace of its control plane.
+
+    Raises RuntimeFailure for a name that is none of a component.
+    """
+    kind = next((kind for kind in _PROGRAMS if component.startswith(kind)), None)
+    if kind is None:
+        raise RuntimeFailure(f"Component {component} is none of a control plane.")
+    return Placement(namespace=component.replace(kind, _NAMESPACE, 1), name=_PROGRAMS[kind])

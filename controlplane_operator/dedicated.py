@@ -50,7 +50,7 @@ class DedicatedProvisioner:
         with troubles("Provisioning"):
             authorities = await self._keys.authorities(control_plane, has_data=has_data)
             etcd_address = await self._runtime.reserve(etcd, ports=ETCD_PORTS)
-            address = await self._runtime.reserve(name, ports=API_SERVER_PORTS)
+            address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=True)
             certificates = await self._keys.certificates(
                 control_plane,
                 authorities=authorities,
@@ -63,7 +63,7 @@ class DedicatedProvisioner:
                 raise Trouble("Failed", "the etcd of this control plane has no certificate")
             ca = authorities.etcd.certificate
             await self._runtime.apply(
-                etcd_component(etcd, address=etcd_address, ca=ca, server=certificates.etcd_server)
+                etcd_component(etcd, address=etcd_address, ca=ca, server=certificates.etcd_server, reached_by=(name,))
             )
             await check_ready(self._runtime, etcd, what="etcd", published=published)
             await self._runtime.apply(

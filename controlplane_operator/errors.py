@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BootstrapFailed", "CredentialsInvalid", "KeyspaceError", "OperatorError"]
+__all__ = ["BootstrapFailed", "CredentialsInvalid", "KeyspaceError", "OperatorError", "SettingsError"]
 
 
 class OperatorError(Exception):
@@ -19,3 +19,7 @@ class CredentialsInvalid(OperatorError):
 
 class KeyspaceError(OperatorError):
     """The shared etcd did not do what was asked; the message says what was asked and what etcd said."""
+
+
+class SettingsError(OperatorError):
+    """A flag is missing, or its value cannot be used."""

@@ -11,9 +11,9 @@ from typing import Final
 
 import uvloop
 
-from controlplane_operator.errors import OperatorError
+from controlplane_operator.errors import OperatorError, SettingsError
 from controlplane_operator.operator import run_operator
-from controlplane_operator.settings import Settings, SettingsError, parse_arguments
+from controlplane_operator.settings import Settings, parse_arguments
 from provider import ProviderError
 from provider.logs import json_logging
 from workloads import WorkloadsError

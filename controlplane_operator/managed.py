@@ -11,7 +11,7 @@ from controlplane_operator.addresses import Addresses
 from controlplane_operator.credentials import TenantAuthorities, TenantCertificates
 from controlplane_operator.errors import KeyspaceError
 from controlplane_operator.provision import Provision
-from controlplane_operator.provisioning import server_url
+from controlplane_operator.provisioning import external_url, server_url
 from controlplane_operator.trouble import Trouble
 from provider import ClusterConfig
 from workloads import Address, Phase, Runtime, WorkloadsError
@@ -51,10 +51,10 @@ async def _settle(runtime: Runtime, component: str) -> None:
 
 def provision_at(address: Address, *, authorities: TenantAuthorities, certificates: TenantCertificates) -> Provision:
     """Describe how to get in at the address of a kube-apiserver that kplane runs."""
-    url = server_url(address)
+    url, external = server_url(address), external_url(address)
     administrator = authorities.issue_administrator()
     return Provision(
-        addresses=Addresses(internal=url, external=url, join=url),
+        addresses=Addresses(internal=url, external=external, join=external),
         administrator=ClusterConfig(
             server=url,
             ca_data=authorities.serving.certificate,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack
-from functools import partial
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Final
 
 from controlplane_operator.access import Access
 from controlplane_operator.claims import Claims
+from controlplane_operator.components import place
 from controlplane_operator.control_plane import ControlPlaneReconciler, Provisioners
 from controlplane_operator.control_plane_class import ControlPlaneClassReconciler
 from controlplane_operator.control_plane_endpoint import ControlPlaneEndpointReconciler
@@ -26,12 +26,14 @@ from controlplane_operator.namespaces import ManagementNamespaces
 from controlplane_operator.publication import Publication
 from controlplane_operator.relisting import Relisting
 from controlplane_operator.removal import Removal
-from controlplane_operator.settings import Settings
+from controlplane_operator.settings import EtcdAt, EtcdBehind, Settings
+from controlplane_operator.shared_etcd import CredentialsKeeper, SharedEtcd, service_endpoint
 from controlplane_operator.status import StatusWriter
 from controlplane_operator.virtual import VirtualProvisioner
 from controlplane_operator.watching import Watching
 from provider import SECRETS, Client, ClusterConfig, Controller, Reflector
 from workloads import ProcessRuntime, Runtime
+from workloads.pods import PodRuntime
 
 __all__ = ["run_operator"]
 
@@ -46,13 +48,11 @@ async def run_operator(settings: Settings, *, stop: asyncio.Event) -> None:
 
     Raises KubeconfigError, RuntimeFailure or OSError where it cannot start.
     """
-    config = ClusterConfig.load(settings.kubeconfig)
+    config = settings.management_config()
     default = ClusterConfig.load(settings.cluster_kubeconfig) if settings.cluster_kubeconfig is not None else None
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(Client(config, timeout_seconds=_CALL_SECONDS))
-        runtime = await stack.enter_async_context(
-            ProcessRuntime(settings.state_directory, programs=settings.program_directories)
-        )
+        runtime = await stack.enter_async_context(_runtime(client, settings))
         management = _management(client, settings)
         assembly = _Assembly(settings, management=management, runtime=runtime, default_credentials=default)
         stack.callback(runtime.subscribe(assembly.wake))
@@ -71,6 +71,32 @@ async def run_operator(settings: Settings, *, stop: asyncio.Event) -> None:
             _log.info("stopping")
             for task in tasks:
                 task.cancel()
+
+
+def _runtime(client: Client, settings: Settings) -> AbstractAsyncContextManager[Runtime]:
+    if settings.pods is not None:
+        return PodRuntime(client, place=place, settings=settings.pods)
+    return ProcessRuntime(settings.state_directory, programs=settings.program_directories)
+
+
+def _shared_etcd(client: Client, settings: Settings) -> tuple[SharedEtcd | None, CredentialsKeeper | None]:
+    """Return the shared etcd, and who keeps its credentials where that is our task."""
+    programs = settings.program_directories
+    match settings.shared_etcd:
+        case None:
+            return None, None
+        case EtcdAt(endpoint, credentials):
+            return SharedEtcd.from_directory(credentials, endpoint=endpoint, programs=programs), None
+        case EtcdBehind(service, namespace):
+            etcd = SharedEtcd(service_endpoint(service, namespace=namespace), programs=programs)
+            keeper = CredentialsKeeper(
+                client,
+                etcd=etcd,
+                service=service,
+                namespace=namespace,
+                directory=settings.state_directory / "shared-etcd",
+            )
+            return etcd, keeper
 
 
 def _management(client: Client, settings: Settings) -> Management:
@@ -104,7 +130,9 @@ class _Assembly:
         self.metrics = Metrics()
         self._settings = settings
         self._management = management
-        self._virtual = VirtualProvisioner(management, runtime=runtime, settings=settings)
+        self._runtime = runtime
+        shared_etcd, self._keeper = _shared_etcd(management.client, settings)
+        self._virtual = VirtualProvisioner(management, runtime=runtime, shared_etcd=shared_etcd)
         provisioners = Provisioners(
             virtual=self._virtual,
             dedicated=DedicatedProvisioner(management, runtime=runtime),
@@ -141,7 +169,7 @@ class _Assembly:
     def work(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return everything that runs, by name."""
         watching = Watching(
-            partial(ClusterConfig.load, self._settings.kubeconfig),
+            self._settings.management_config,
             stores=self._management.stores.watched(),
             label_selectors=LABEL_SELECTORS,
         )
@@ -150,6 +178,7 @@ class _Assembly:
             "allowed secrets": self._allowed.run(self._allowed_secret_seen),
             "relisting": self._relisting.run(),
             "watching": watching.run(),
+            **({"shared etcd's credentials": self._keeper.run()} if self._keeper is not None else {}),
             **{f"{name} controller": self._control(name) for name in self._management.queues.by_name()},
         }
 
@@ -157,6 +186,7 @@ class _Assembly:
         # Reconciling from half-filled stores would take objects for missing.
         await self._relisting.synced.wait()
         await self._allowed.synced.wait()
+        await self._runtime.synced()
         reconcile = {
             "controlplane": self._control_planes.reconcile,
             "controlplaneclass": self._classes.reconcile,

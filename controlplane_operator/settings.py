@@ -8,38 +8,52 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from controlplane_operator.errors import OperatorError
+from controlplane_operator.errors import SettingsError
+from controlplane_operator.pod_flags import add_pod_flags, pod_settings
+from provider import ClusterConfig
+from workloads.pods import PodSettings
 
-__all__ = ["Settings", "SettingsError", "SharedEtcd", "parse_arguments"]
-
-
-class SettingsError(OperatorError):
-    """A flag is missing, or its value cannot be used."""
+__all__ = ["EtcdAt", "EtcdBehind", "Settings", "parse_arguments"]
 
 
 @dataclass(frozen=True, slots=True)
-class SharedEtcd:
-    """The etcd that virtual control planes share; `credentials` holds ca.crt, ca.key, client.crt and client.key."""
+class EtcdAt:
+    """A shared etcd of somebody else; `credentials` holds ca.crt, ca.key, client.crt and client.key."""
 
     endpoint: str
     credentials: Path
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdBehind:
+    """A shared etcd that was installed with the operator, which makes its certificates: Service and namespace."""
+
+    service: str
+    namespace: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Flags of `controlplane-operator`, see its `--help`."""
 
-    kubeconfig: Path
+    kubeconfig: Path | None
+    """Of the management cluster; None: the ServiceAccount of the pod."""
     state_directory: Path
     program_directories: tuple[Path, ...]
     listen_host: str
     listen_port: int
-    shared_etcd: SharedEtcd | None = None
+    pods: PodSettings | None = None
+    """How components run as pods; None: they are processes of this machine."""
+    shared_etcd: EtcdAt | EtcdBehind | None = None
     cluster_kubeconfig: Path | None = None
     mcm_namespace: str = "kplane-system"
     mcm_service_account: str = "mcm"
     workers: int = 16
     log_level: str = "INFO"
+
+    def management_config(self) -> ClusterConfig:
+        """Read how the management cluster is reached. Raises KubeconfigError."""
+        return ClusterConfig.load(self.kubeconfig) if self.kubeconfig is not None else ClusterConfig.in_cluster()
 
 
 def parse_arguments(arguments: Sequence[str]) -> Settings:
@@ -53,12 +67,13 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
     if given.workers < 1:
         raise SettingsError(f"--workers {given.workers}: at least 1 is needed")
     return Settings(
-        kubeconfig=_file("--kubeconfig", given.kubeconfig),
+        kubeconfig=_file("--kubeconfig", given.kubeconfig) if given.kubeconfig else None,
         state_directory=given.state_dir.absolute(),
         program_directories=tuple(_directory("--programs-dir", path) for path in given.programs_dir),
         listen_host=host,
         listen_port=port,
-        shared_etcd=_shared_etcd(given.shared_etcd_endpoint, given.shared_etcd_credentials),
+        pods=pod_settings(given),
+        shared_etcd=_shared_etcd(given),
         cluster_kubeconfig=_file("--cluster-kubeconfig", given.cluster_kubeconfig)
         if given.cluster_kubeconfig
         else None,
@@ -76,14 +91,19 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--kubeconfig", type=Path, required=True, metavar="FILE", help="of the management cluster")
-    add("--runtime", choices=["process"], default="process", help="where API servers and etcds run")
+    add(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="of the management cluster (default: the ServiceAccount of the pod)",
+    )
+    add("--runtime", choices=["process", "pods"], default="process", help="what API servers and etcds run as")
     add(
         "--state-dir",
         type=Path,
         required=True,
         metavar="DIR",
-        help="for what running components keep: files, data, logs",
+        help="for what running components keep, and for credentials of the shared etcd",
     )
     add(
         "--programs-dir",
@@ -91,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         action="append",
         metavar="DIR",
-        help="where kube-apiserver and etcd are; may be repeated",
+        help="where etcdctl is, and for processes kube-apiserver and etcd; may be repeated",
     )
     add(
         "--shared-etcd-endpoint",
@@ -103,6 +123,17 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="DIR",
         help="with ca.crt and ca.key, which sign tenants' client certificates, and client.crt and client.key of root",
+    )
+    add(
+        "--shared-etcd-service",
+        metavar="NAME",
+        help="Service of an etcd that was installed with this operator, which then makes its certificates",
+    )
+    add(
+        "--namespace",
+        default="kplane-system",
+        metavar="NAME",
+        help="of this operator, and of --shared-etcd-service",
     )
     add("--listen", default="127.0.0.1:8080", metavar="HOST:PORT", help="for /healthz, /readyz and /metrics")
     add(
@@ -119,6 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--workers", type=int, default=16, metavar="N", help="objects of a kind worked on at once")
     add("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], default="INFO")
+    add_pod_flags(parser)
     return parser
 
 
@@ -148,7 +180,15 @@ def _directory(flag: str, path: Path) -> Path:
     return path.absolute()
 
 
-def _shared_etcd(endpoint: str | None, credentials: Path | None) -> SharedEtcd | None:
+def _shared_etcd(given: argparse.Namespace) -> EtcdAt | EtcdBehind | None:
+    endpoint, credentials = given.shared_etcd_endpoint, given.shared_etcd_credentials
+    if given.shared_etcd_service is not None:
+        if endpoint is not None or credentials is not None:
+            raise SettingsError(
+                "--shared-etcd-service stands alone: --shared-etcd-endpoint and --shared-etcd-credentials are for"
+                " another etcd"
+            )
+        return EtcdBehind(given.shared_etcd_service, given.namespace)
     if endpoint is None and credentials is None:
         return None
     if endpoint is None or credentials is None:
@@ -162,4 +202,4 @@ def _shared_etcd(endpoint: str | None, credentials: Path | None) -> SharedEtcd |
     for name in ("ca.crt", "ca.key", "client.crt", "client.key"):
         if not (directory / name).is_file():
             raise SettingsError(f"--shared-etcd-credentials {credentials}: {name} is missing there")
-    return SharedEtcd(endpoint, directory)
+    return EtcdAt(endpoint, directory)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 from api import ControlPlane, DeletionPolicy
 from controlplane_operator.components import apiserver_name
-from controlplane_operator.credentials import KeyPair
 from controlplane_operator.keys import TenantKeys
 from controlplane_operator.managed import check_ready, provision_at, troubles
 from controlplane_operator.management import Management
@@ -20,39 +18,37 @@ from controlplane_operator.provisioning import (
     key_prefix,
     serving_hosts,
 )
-from controlplane_operator.settings import Settings
+from controlplane_operator.shared_etcd import SharedEtcd
 from controlplane_operator.trouble import Trouble
+from controlplane_operator.validation import SHARED_ETCD
 from workloads import Runtime
 
 __all__ = ["VirtualProvisioner"]
 
-_REALM: Final = "shared etcd"
 _NO_ETCD: Final = (
-    "this operator has no shared etcd for control planes of mode Virtual: start it with --shared-etcd-endpoint and"
-    " --shared-etcd-credentials, or set spec.endpointRef"
+    "this operator has no shared etcd for control planes of mode Virtual: start it with --shared-etcd-service, or with"
+    " --shared-etcd-endpoint and --shared-etcd-credentials, or set spec.endpointRef"
 )
 
 
 class VirtualProvisioner:
     """Runs API servers on the shared etcd."""
 
-    def __init__(self, management: Management, *, runtime: Runtime, settings: Settings) -> None:
+    def __init__(self, management: Management, *, runtime: Runtime, shared_etcd: SharedEtcd | None) -> None:
         self._management = management
         self._runtime = runtime
         self._keys = TenantKeys(management)
-        self._shared = _SharedEtcd.of(settings)
+        self._shared = shared_etcd
         self._granted: set[str] = set()
         self._guarded = False
 
     async def problem(self) -> str | None:
         """Say what is wrong with the shared etcd, for /readyz."""
-        if self._shared is None or await self._shared.keyspace.healthy():
-            return None
-        return f"the shared etcd at {', '.join(self._shared.keyspace.endpoints)} is not healthy"
+        return await self._shared.problem() if self._shared is not None else None
 
     def realm(self, control_plane: ControlPlane) -> str | None:  # noqa: ARG002 - one etcd for all
         """All share one etcd."""
-        return _REALM
+        return SHARED_ETCD
 
     async def ensure(self, control_plane: ControlPlane) -> Provision:
         """Grant the key prefix and have the API server run."""
@@ -66,7 +62,7 @@ class VirtualProvisioner:
 
         with troubles("Provisioning"):
             authorities = await self._keys.authorities(control_plane, has_data=has_data)
-            address = await self._runtime.reserve(name, ports=API_SERVER_PORTS)
+            address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=True)
             certificates = await self._keys.certificates(
                 control_plane,
                 authorities=authorities,
@@ -109,7 +105,7 @@ class VirtualProvisioner:
             self._granted.discard(user)
             await shared.keyspace.revoke(user)
 
-    def _required(self) -> _SharedEtcd:
+    def _required(self) -> SharedEtcd:
         if self._shared is None:
             raise Trouble("Failed", _NO_ETCD)
         return self._shared
@@ -122,35 +118,6 @@ class VirtualProvisioner:
             self._guarded = True
         await keyspace.grant(user, prefix=prefix)
         self._granted.add(user)
-
-
-class _SharedEtcd:
-    """The shared etcd, and the authority that signs its clients."""
-
-    def __init__(self, keyspace: Keyspace, authority: KeyPair) -> None:
-        self.keyspace: Final = keyspace
-        self.authority: Final = authority
-
-    @classmethod
-    def of(cls, settings: Settings) -> _SharedEtcd | None:
-        """Read the credentials that the settings name; None where they name no shared etcd."""
-        if settings.shared_etcd is None:
-            return None
-        directory = settings.shared_etcd.credentials
-        authority = KeyPair((directory / "ca.crt").read_bytes(), (directory / "ca.key").read_bytes())
-        keyspace = Keyspace(
-            etcdctl=_program("etcdctl", settings.program_directories),
-            endpoints=(settings.shared_etcd.endpoint,),
-            credentials=directory,
-        )
-        return cls(keyspace, authority)
-
-
-def _program(name: str, directories: tuple[Path, ...]) -> Path:
-    for directory in directories:
-        if (directory / name).is_file():
-            return directory / name
-    raise FileNotFoundError(f"{name} is in none of --programs-dir {', '.join(map(str, directories))}")
 
 
 def _etcd_user(control_plane: ControlPlane) -> str:

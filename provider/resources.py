@@ -19,13 +19,17 @@ __all__ = [
     "EVENTS",
     "LEASES",
     "NAMESPACES",
+    "NETWORK_POLICIES",
+    "PERSISTENT_VOLUME_CLAIMS",
     "PODS",
+    "POD_DISRUPTION_BUDGETS",
     "REPLICA_SETS",
     "ROLES",
     "ROLE_BINDINGS",
     "SECRETS",
     "SERVICES",
     "SERVICE_ACCOUNTS",
+    "STATEFUL_SETS",
     "Resource",
 ]
 
@@ -80,6 +84,10 @@ SERVICES: Final = Resource("v1", "Service", "services", namespaced=True)
 PODS: Final = Resource("v1", "Pod", "pods", namespaced=True)
 EVENTS: Final = Resource("v1", "Event", "events", namespaced=True)
 DEPLOYMENTS: Final = Resource("apps/v1", "Deployment", "deployments", namespaced=True)
+STATEFUL_SETS: Final = Resource("apps/v1", "StatefulSet", "statefulsets", namespaced=True)
+PERSISTENT_VOLUME_CLAIMS: Final = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims", namespaced=True)
+NETWORK_POLICIES: Final = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies", namespaced=True)
+POD_DISRUPTION_BUDGETS: Final = Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", namespaced=True)
 REPLICA_SETS: Final = Resource("apps/v1", "ReplicaSet", "replicasets", namespaced=True)
 ROLES: Final = Resource("rbac.authorization.k8s.io/v1", "Role", "roles", namespaced=True)
 ROLE_BINDINGS: Final = Resource("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings", namespaced=True)

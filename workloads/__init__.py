@@ -1,12 +1,12 @@
 """Runs components: one description, and a runtime that has it run."""
 
-from workloads.component import DATA, FILES, Component, File, Lifetime, Port, Probe, RestartPolicy
+from workloads.component import DATA, FILES, Component, File, Lifetime, Port, Probe, Resources, RestartPolicy
 from workloads.errors import ProgramFailed, ProgramTimedOut, RuntimeFailure, WorkloadsError
 from workloads.orphans import end_processes, find_processes
 from workloads.pace import Pace
 from workloads.process_runtime import ProcessRuntime
 from workloads.program import run_program
-from workloads.runtime import Address, ComponentState, Phase, Runtime
+from workloads.runtime import Address, ComponentState, ExternalAddress, Phase, Runtime
 
 __all__ = [
     "DATA",
@@ -14,6 +14,7 @@ __all__ = [
     "Address",
     "Component",
     "ComponentState",
+    "ExternalAddress",
     "File",
     "Lifetime",
     "Pace",
@@ -23,6 +24,7 @@ __all__ = [
     "ProcessRuntime",
     "ProgramFailed",
     "ProgramTimedOut",
+    "Resources",
     "RestartPolicy",
     "Runtime",
     "RuntimeFailure",

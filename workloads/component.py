@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["DATA", "FILES", "Component", "File", "Lifetime", "Port", "Probe", "RestartPolicy"]
+__all__ = ["DATA", "FILES", "Component", "File", "Lifetime", "Port", "Probe", "Resources", "RestartPolicy"]
 
 FILES = "$(FILES)"
 """Stands in arguments and in values of `Component.env` for the private directory that holds `Component.files`."""
@@ -66,6 +66,19 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What a component gets of a machine that it shares, where the runtime can hold it to that: pods.
+
+    Words and quantities are those of Kubernetes.
+    """
+
+    cpu_request: str
+    memory_request: str
+    memory_limit: str
+    """A component that takes more is ended and started again; the others are not touched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
     """One long-running program and all that it needs. Equal descriptions need no action."""
 
@@ -84,6 +97,11 @@ class Component:
     """Whether the program keeps data (`DATA` is then a directory that only `Runtime.delete` removes)."""
     readiness: Probe | None = None
     """None: ready as soon as it runs."""
+    resources: Resources | None = None
+    reached_by: tuple[str, ...] | None = None
+    """Names of the components that may connect to it, where the runtime can keep others out: pods. None: anybody."""
+    reaches: tuple[int, ...] = ()
+    """TCP ports of other components that it connects to; where the runtime can keep it, it connects to no others."""
     restart: RestartPolicy = RestartPolicy.ALWAYS
     lifetime: Lifetime = Lifetime.INDEPENDENT
     grace_seconds: float = 30.0

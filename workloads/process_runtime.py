@@ -8,7 +8,6 @@ import fcntl
 import logging
 import os
 import shutil
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +19,7 @@ from workloads.component import Component
 from workloads.directory import REMOVED_PREFIX, ComponentDirectory
 from workloads.errors import RuntimeFailure
 from workloads.launch import check_name, is_name, prepare_launch
+from workloads.locks import NamedLocks
 from workloads.orphans import end_entries
 from workloads.pace import Pace
 from workloads.ports import PortRegistry
@@ -67,8 +67,7 @@ class ProcessRuntime:
         self._log_limit_bytes = log_limit_bytes
         self._ports = PortRegistry(host=host)
         self._supervisions: dict[str, Supervision] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._users: Counter[str] = Counter()
+        self._locks = NamedLocks()
         self._callbacks: list[Callable[[str], None]] = []
         self._session: aiohttp.ClientSession | None = None
         self._lock = -1
@@ -104,8 +103,14 @@ class ProcessRuntime:
         check_name(name)
         return ComponentDirectory(self._directory / name).log
 
-    async def reserve(self, name: str, *, ports: Sequence[str]) -> Address:
-        """See `Runtime.reserve`. The ports differ from those of all runtimes of this user on this machine."""
+    async def synced(self) -> None:
+        """See `Runtime.synced`. It was found out on entry."""
+
+    async def reserve(self, name: str, *, ports: Sequence[str], exposed: bool = False) -> Address:  # noqa: ARG002
+        """See `Runtime.reserve`. The ports differ from those of all runtimes of this user on this machine.
+
+        Whoever reaches `host` reaches the component: there is no other address for `exposed` ones.
+        """
         async with self._supervision(name) as supervision:
             numbers = await self._ports.claim(supervision.directory, ports=ports)
         return Address(host=self._host, ports=numbers)
@@ -224,7 +229,7 @@ class ProcessRuntime:
     async def _supervision(self, name: str) -> AsyncIterator[Supervision]:
         """Enter the one call at a time that a name may have; forget what owns nothing when the last one leaves."""
         check_name(name)
-        async with self._exclusive(name):
+        async with self._locks.holding(name):
             supervision = self._add(name)
             try:
                 yield supervision
@@ -232,20 +237,8 @@ class ProcessRuntime:
                 if not _owns_something(supervision):
                     del self._supervisions[name]
 
-    @contextlib.asynccontextmanager
-    async def _exclusive(self, name: str) -> AsyncIterator[None]:
-        lock = self._locks.setdefault(name, asyncio.Lock())
-        self._users[name] += 1
-        try:
-            async with lock:
-                yield
-        finally:
-            self._users[name] -= 1
-            if not self._users[name]:
-                del self._users[name], self._locks[name]
-
     async def _close(self, name: str) -> None:
-        async with self._exclusive(name):
+        async with self._locks.holding(name):
             supervision = self._supervisions.get(name)
             if supervision is None:
                 return

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from workloads.component import Component
 
-__all__ = ["Address", "ComponentState", "Phase", "Runtime"]
+__all__ = ["Address", "ComponentState", "ExternalAddress", "Phase", "Runtime"]
 
 
 class Phase(enum.StrEnum):
@@ -28,12 +28,29 @@ class Phase(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ExternalAddress:
+    """Where a component is reached from outside of the network that components share."""
+
+    host: str
+    ports: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Address:
     """Where a component is reached by others."""
 
     host: str
     """Name or address that other components use, and that its serving certificate must carry."""
     ports: Mapping[str, int]
+    bind: str | None = None
+    """Address that the program has to listen on; None: `host` is one."""
+    external: ExternalAddress | None = None
+    """None: there is no other address than `host`."""
+
+    @property
+    def listen(self) -> str:
+        """Address that the program has to listen on."""
+        return self.bind or self.host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +70,15 @@ class ComponentState:
 class Runtime(Protocol):
     """Runs components. Every call may be repeated; every call returns when what it says is true."""
 
-    async def reserve(self, name: str, *, ports: Sequence[str]) -> Address:
+    async def synced(self) -> None:
+        """Return when it is known what runs already: before, every component seems to be absent."""
+        ...
+
+    async def reserve(self, name: str, *, ports: Sequence[str], exposed: bool = False) -> Address:
         """Give the address under which a component will be reached; the same one until it is deleted.
 
-        `ports` names the ports wanted. Raises `RuntimeFailure` where no address can be had.
+        `ports` names the ports wanted. `exposed` asks for an external address too, where the runtime was told how.
+        Raises `RuntimeFailure` where no address can be had, or not yet.
         """
         ...
 

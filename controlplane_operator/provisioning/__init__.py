@@ -3,6 +3,7 @@
 from controlplane_operator.provisioning.apiserver import (
     API_SERVER_PORTS,
     api_server_component,
+    external_url,
     server_url,
     serving_hosts,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "api_server_component",
     "client_url",
     "etcd_component",
+    "external_url",
     "key_prefix",
     "server_url",
     "serving_hosts",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from typing import Final
+from urllib.parse import urlsplit
 
 import yaml
 
 from controlplane_operator.credentials import KeyPair, TenantAuthorities, TenantCertificates, public_key
 from controlplane_operator.provisioning.etcd import EtcdAccess
-from workloads import FILES, Address, Component, File, Port, Probe
+from workloads import FILES, Address, Component, File, Port, Probe, Resources
 
-__all__ = ["API_SERVER_PORTS", "api_server_component", "server_url", "serving_hosts"]
+__all__ = ["API_SERVER_PORTS", "api_server_component", "external_url", "server_url", "serving_hosts"]
 
 _HTTPS: Final = "https"
 API_SERVER_PORTS: Final = (_HTTPS,)
@@ -23,6 +24,9 @@ _ISSUER: Final = "https://kubernetes.default.svc.cluster.local"
 """The same for every control plane: the keys differ, and a tenant that moves keeps its tokens."""
 _ANONYMOUS_PATHS: Final = ("/livez", "/readyz", "/healthz")
 
+_RESOURCES: Final = Resources(cpu_request="100m", memory_request="256Mi", memory_limit="2Gi")
+"""An empty one takes 159 MiB, see docs/measured.md; the limit keeps one tenant from taking the others' memory."""
+
 _ENVIRONMENT: Final = {"GOGC": "50"}
 """Measured: 150 MiB (PSS) in the place of 200, see docs/measured.md."""
 
@@ -30,12 +34,24 @@ _ENVIRONMENT: Final = {"GOGC": "50"}
 def serving_hosts(address: Address) -> tuple[str, ...]:
     """Names and addresses that the API server's certificate must be for."""
     names = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
-    return (address.host, *names, "kubernetes.default.svc.cluster.local", _SERVICE_ADDRESS)
+    external = (address.external.host,) if address.external is not None else ()
+    return (address.host, *external, *names, "kubernetes.default.svc.cluster.local", _SERVICE_ADDRESS)
 
 
 def server_url(address: Address) -> str:
-    """URL under which the API server is reached."""
-    return f"https://{address.host}:{address.ports[_HTTPS]}"
+    """URL under which the API server is reached by other components."""
+    return _url(address.host, address.ports[_HTTPS])
+
+
+def external_url(address: Address) -> str:
+    """URL under which the API server is reached from outside."""
+    if address.external is None:
+        return server_url(address)
+    return _url(address.external.host, address.external.ports[_HTTPS])
+
+
+def _url(host: str, port: int) -> str:
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
 
 def api_server_component(
@@ -58,8 +74,9 @@ def api_server_component(
         name=name,
         program="kube-apiserver",
         args=(
-            f"--bind-address={address.host}",
-            f"--advertise-address={address.host}",
+            f"--bind-address={address.listen}",
+            # Where the host is a name, the API server finds its own address; nobody is told of it, see below.
+            *(() if address.bind else (f"--advertise-address={address.host}",)),
             f"--secure-port={port}",
             # Pods that would look up default/kubernetes need a routable address, which loopback is not.
             "--endpoint-reconciler-type=none",
@@ -106,6 +123,8 @@ def api_server_component(
         env=_ENVIRONMENT,
         ports=(Port(number=port, name=_HTTPS),),
         readiness=Probe(port=_HTTPS, path="/readyz", ca="serving-ca.crt"),
+        resources=_RESOURCES,
+        reaches=tuple(sorted({urlsplit(endpoint).port or 443 for endpoint in etcd.endpoints})),
         grace_seconds=10.0,
     )
 

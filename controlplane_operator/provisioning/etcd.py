@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from controlplane_operator.credentials import KeyPair
-from workloads import DATA, FILES, Address, Component, File, Port, Probe
+from workloads import DATA, FILES, Address, Component, File, Port, Probe, Resources
 
 __all__ = ["ETCD_PORTS", "EtcdAccess", "client_url", "etcd_component"]
 
@@ -17,6 +17,7 @@ _METRICS_PORT: Final = "metrics"
 ETCD_PORTS: Final = (CLIENT_PORT, _PEER_PORT, _METRICS_PORT)
 """What `Runtime.reserve` is asked for."""
 
+_RESOURCES: Final = Resources(cpu_request="100m", memory_request="128Mi", memory_limit="2Gi")
 _QUOTA_BYTES: Final = 8 << 30
 _COMPACTION_RETENTION: Final = "5m"
 
@@ -32,25 +33,28 @@ class EtcdAccess:
     """Client certificate; where etcd has access control on, its CN is the user."""
 
 
-def etcd_component(name: str, *, address: Address, ca: bytes, server: KeyPair) -> Component:
+def etcd_component(
+    name: str, *, address: Address, ca: bytes, server: KeyPair, reached_by: tuple[str, ...] | None = None
+) -> Component:
     """Describe an etcd of one member, for clients and peers with a certificate of `ca` only.
 
-    `server` is its serving certificate, for `address.host`. Health and metrics are plain HTTP on a port of their own:
-    they tell no data.
+    `server` is its serving certificate, for `address.host`; `reached_by` names the components that use it. Health and
+    metrics are plain HTTP on a port of their own: they tell no data.
     """
-    client, peer, metrics = (f"{address.host}:{address.ports[port]}" for port in ETCD_PORTS)
+    listen = {port: f"{address.listen}:{address.ports[port]}" for port in ETCD_PORTS}
+    client, peer = (f"https://{address.host}:{address.ports[port]}" for port in (CLIENT_PORT, _PEER_PORT))
     return Component(
         name=name,
         program="etcd",
         args=(
             "--name=member",
             f"--data-dir={DATA}",
-            f"--listen-client-urls=https://{client}",
-            f"--advertise-client-urls=https://{client}",
-            f"--listen-peer-urls=https://{peer}",
-            f"--initial-advertise-peer-urls=https://{peer}",
-            f"--initial-cluster=member=https://{peer}",
-            f"--listen-metrics-urls=http://{metrics}",
+            f"--listen-client-urls=https://{listen[CLIENT_PORT]}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls=https://{listen[_PEER_PORT]}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=member={peer}",
+            f"--listen-metrics-urls=http://{listen[_METRICS_PORT]}",
             *_tls_arguments(""),
             *_tls_arguments("peer-"),
             f"--quota-backend-bytes={_QUOTA_BYTES}",
@@ -67,6 +71,8 @@ def etcd_component(name: str, *, address: Address, ca: bytes, server: KeyPair) -
         ports=tuple(Port(number=address.ports[port], name=port) for port in ETCD_PORTS),
         data=True,
         readiness=Probe(port=_METRICS_PORT, path="/readyz"),
+        resources=_RESOURCES,
+        reached_by=reached_by,
         grace_seconds=10.0,
     )
 

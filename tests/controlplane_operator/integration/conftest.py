@@ -21,7 +21,7 @@ from controlplane_operator.kinds import (
     CONTROL_PLANES,
 )
 from controlplane_operator.operator import run_operator
-from controlplane_operator.settings import Settings, SharedEtcd
+from controlplane_operator.settings import EtcdAt, Settings
 from embedded.handle import Handle
 from provider import Client, ClusterConfig, NotFound, Resource
 from workloads import end_processes
@@ -89,7 +89,7 @@ def _free_port() -> int:
 @contextlib.asynccontextmanager
 async def running_operator(handle: Handle, state: Path, *, shared_etcd: bool = True) -> AsyncIterator[str]:
     """Run the operator within; gives the URL of its health and metrics."""
-    etcd = SharedEtcd(handle.tenants_etcd.endpoint, handle.tenants_etcd_credentials)
+    etcd = EtcdAt(handle.tenants_etcd.endpoint, handle.tenants_etcd_credentials)
     stop, port = asyncio.Event(), _free_port()
     settings = Settings(
         kubeconfig=handle.operator_kubeconfig,

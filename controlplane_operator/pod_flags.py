@@ -1,0 +1,119 @@
+"""The flags of `--runtime pods`."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import re
+from typing import Final
+
+from controlplane_operator.errors import SettingsError
+from workloads.pods import Expose, Image, PodSettings
+
+__all__ = ["add_pod_flags", "pod_settings"]
+
+_PORTS: Final = {"https": 6443, "client": 2379, "peer": 2380, "metrics": 2381}
+_API_SERVER_CAPABILITIES: Final = ("NET_BIND_SERVICE",)
+"""Upstream's images give the program's file this capability, see build/server-image/kube-apiserver in kubernetes."""
+_QUANTITY: Final = re.compile(r"[1-9][0-9]*(Mi|Gi|Ti|M|G|T)?")
+_HOST: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?|[0-9A-Fa-f:.]+")
+
+
+def add_pod_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags, none of them with a value of its own."""
+    group = parser.add_argument_group("with --runtime pods")
+    add = group.add_argument
+    add("--kube-apiserver-image", metavar="IMAGE", help="with kube-apiserver on its PATH")
+    add("--etcd-image", metavar="IMAGE", help="with etcd on its PATH, for dedicated control planes")
+    add(
+        "--image-pull-secret",
+        action="append",
+        metavar="NAME",
+        help="Secret of the management namespaces for pulling images; may be repeated",
+    )
+    add("--replicas", type=int, metavar="N", help="kube-apiservers of each control plane (default: 1)")
+    add(
+        "--expose",
+        choices=[each.value for each in Expose],
+        help="type of the Services of kube-apiservers (default: ClusterIP)",
+    )
+    add("--external-host", metavar="HOST", help="name or address of the nodes in external URLs, with --expose NodePort")
+    add("--storage-class", metavar="NAME", help="of dedicated etcds' volumes (default: the cluster's default class)")
+    add("--storage-size", metavar="SIZE", help="of dedicated etcds' volumes (default: 10Gi)")
+    add(
+        "--allow-egress",
+        action="append",
+        metavar="CIDR",
+        help="network that kube-apiservers may connect to, for tenants' webhooks; may be repeated",
+    )
+
+
+def pod_settings(given: argparse.Namespace) -> PodSettings | None:
+    """Return what the flags say; None for `--runtime process`. Raises SettingsError with a sentence."""
+    named = _given(given)
+    if given.runtime != "pods":
+        if named:
+            raise SettingsError(f"{', '.join(named)}: only --runtime pods has this")
+        return None
+    for flag, value in (("--kube-apiserver-image", given.kube_apiserver_image), ("--etcd-image", given.etcd_image)):
+        if not value:
+            raise SettingsError(f"--runtime pods needs {flag}, such as registry.k8s.io/etcd:3.6.8-0")
+    expose = Expose(given.expose or Expose.CLUSTER_IP)
+    return PodSettings(
+        images={
+            "kube-apiserver": Image(given.kube_apiserver_image, capabilities=_API_SERVER_CAPABILITIES),
+            "etcd": Image(given.etcd_image),
+        },
+        ports=_PORTS,
+        pull_secrets=tuple(given.image_pull_secret or ()),
+        replicas=_replicas(given.replicas),
+        expose=expose,
+        external_host=_external_host(given.external_host, expose=expose),
+        storage_class=given.storage_class,
+        storage_size=_storage_size(given.storage_size),
+        allow_egress=tuple(_network(network) for network in given.allow_egress or ()),
+    )
+
+
+def _given(given: argparse.Namespace) -> list[str]:
+    names = (
+        "kube_apiserver_image",
+        "etcd_image",
+        "image_pull_secret",
+        "replicas",
+        "expose",
+        "external_host",
+        "storage_class",
+        "storage_size",
+        "allow_egress",
+    )
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(given, name) is not None]
+
+
+def _replicas(value: int | None) -> int:
+    if value is not None and value < 1:
+        raise SettingsError(f"--replicas {value}: at least 1 is needed")
+    return value or 1
+
+
+def _external_host(value: str | None, *, expose: Expose) -> str | None:
+    if expose is Expose.NODE_PORT and not value:
+        raise SettingsError("--expose NodePort needs --external-host, under which clients reach the nodes")
+    if expose is not Expose.NODE_PORT and value:
+        raise SettingsError(f"--external-host {value}: only --expose NodePort has this")
+    if value and not _HOST.fullmatch(value):
+        raise SettingsError(f"--external-host {value}: this is neither a host name nor an address")
+    return value
+
+
+def _storage_size(value: str | None) -> str:
+    if value is not None and not _QUANTITY.fullmatch(value):
+        raise SettingsError(f"--storage-size {value}: this is no size, such as 10Gi")
+    return value or "10Gi"
+
+
+def _network(value: str) -> str:
+    try:
+        return str(ipaddress.ip_network(value))
+    except ValueError as error:
+        raise SettingsError(f"--allow-egress {value}: {error}; a network is written like 203.0.113.0/24") from None

@@ -1,0 +1,292 @@
+"""Components as pods of a Kubernetes cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from provider import (
+    DEPLOYMENTS,
+    NETWORK_POLICIES,
+    PERSISTENT_VOLUME_CLAIMS,
+    POD_DISRUPTION_BUDGETS,
+    SECRETS,
+    SERVICES,
+    STATEFUL_SETS,
+    Client,
+    NotFound,
+    ProviderError,
+    Resource,
+)
+from workloads.component import Component
+from workloads.errors import RuntimeFailure
+from workloads.locks import NamedLocks
+from workloads.pods.objects import (
+    Object,
+    check_supported,
+    claim_name,
+    disruption_budget,
+    files_secret,
+    files_secret_name,
+    network_policy,
+    service,
+    workload,
+)
+from workloads.pods.observation import Observation
+from workloads.pods.settings import Expose, Placement, PodSettings
+from workloads.runtime import Address, ComponentState, ExternalAddress
+
+__all__ = ["PodRuntime"]
+
+logger = logging.getLogger(__name__)
+
+_LISTEN: Final = "0.0.0.0"  # noqa: S104 - in a pod of its own, behind a NetworkPolicy
+_VERIFIED_SECONDS: Final = 600.0
+"""So long objects that are not watched are taken to be as they were written."""
+_END_SECONDS: Final = 60.0
+"""So long the end of pods is waited for at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """What was written for a component, and until when it is taken to be still so."""
+
+    digest: str
+    uid: str
+    generation: int
+    until: float
+
+
+class PodRuntime:
+    """A `Runtime` whose components are Deployments, and StatefulSets where they keep data; an async context manager.
+
+    `place` tells the namespace of a component and the name of its objects; the namespace must exist, and belongs to
+    whoever uses the runtime. Everything of a component carries the label `controlplane.kplane.dev/component`. A changed
+    description replaces pods one by one, the next one ready before the last one goes. Components go on when the runtime
+    ends, and a later one finds them by their labels.
+    """
+
+    def __init__(self, client: Client, *, place: Callable[[str], Placement], settings: PodSettings) -> None:
+        self._client = client
+        self._place = place
+        self._settings = settings
+        self._callbacks: list[Callable[[str], None]] = []
+        self._observation = Observation(client, place=place, on_change=self._changed)
+        self._applied: dict[str, _Applied] = {}
+        self._locks = NamedLocks()
+        self._following: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._following = asyncio.create_task(self._observation.run(), name="follow components")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        following, self._following = self._following, None
+        if following is not None:
+            following.cancel()
+            await asyncio.wait((following,))
+
+    async def synced(self) -> None:
+        """See `Runtime.synced`."""
+        await self._observation.synced()
+
+    async def reserve(self, name: str, *, ports: Sequence[str], exposed: bool = False) -> Address:
+        """See `Runtime.reserve`. The address is a Service; that of an exposed component has the type of the settings.
+
+        Raises RuntimeFailure as long as a load balancer has given it no address.
+        """
+        placement = self._place(name)
+        numbers = {port: self._number(name, port) for port in ports}
+        wanted = service(name, placement=placement, ports=numbers, settings=self._settings, exposed=exposed)
+        known = self._observation.service(name)
+        if known is None or known["spec"].get("type") != wanted["spec"]["type"] or _ports(known) != numbers:
+            with _failing(f"Component {name}: its Service in namespace {placement.namespace}"):
+                known = await self._client.apply(SERVICES, wanted)
+        return Address(
+            host=f"{placement.name}.{placement.namespace}.svc",
+            ports=numbers,
+            bind=_LISTEN,
+            external=self._external(name, known) if exposed else None,
+        )
+
+    async def apply(self, component: Component) -> None:
+        """See `Runtime.apply`. Raises RuntimeFailure where a description cannot be a pod, or the cluster refuses it."""
+        check_supported(component)
+        placement = self._place(component.name)
+        image = self._settings.images.get(component.program)
+        if image is None:
+            known = ", ".join(sorted(self._settings.images))
+            raise RuntimeFailure(
+                f"Component {component.name}: there is no image for program {component.program!r}, only for {known}."
+            )
+        async with self._locks.holding(component.name):
+            resource = STATEFUL_SETS if component.data else DEPLOYMENTS
+            live = self._observation.workload(component.name, resource=resource)
+            described = workload(component, placement=placement, image=image, settings=self._settings)
+            if live is not None and component.data:
+                # Kubernetes lets nobody change them; other settings count for new components.
+                described["spec"]["volumeClaimTemplates"] = _claims(live)
+            before: list[tuple[Resource, Object]] = [
+                (SECRETS, files_secret(component, placement=placement)),
+                (NETWORK_POLICIES, network_policy(component, placement=placement, settings=self._settings)),
+                (POD_DISRUPTION_BUDGETS, disruption_budget(component, placement=placement)),
+            ]
+            digest = _digest([obj for _, obj in before] + [described])
+            if self._is_applied(component.name, digest=digest, live=live):
+                return
+            with _failing(f"Component {component.name}: its objects in namespace {placement.namespace}"):
+                for kind, obj in before:
+                    await self._client.apply(kind, obj)
+                stored = await self._client.apply(resource, described)
+            metadata = stored["metadata"]
+            self._applied[component.name] = _Applied(
+                digest, metadata["uid"], metadata["generation"], time.monotonic() + _VERIFIED_SECONDS
+            )
+
+    def state(self, name: str) -> ComponentState:
+        """See `Runtime.state`. There are no pids: several pods, on several machines."""
+        return self._observation.state(name)
+
+    def names(self) -> Sequence[str]:
+        """See `Runtime.names`."""
+        return self._observation.names()
+
+    async def stop(self, name: str) -> None:
+        """See `Runtime.stop`. The workload stays, with no pods. Raises RuntimeFailure where they have not ended yet."""
+        placement = self._place(name)
+        async with self._locks.holding(name):
+            self._applied.pop(name, None)
+            with _failing(f"Component {name}: its end in namespace {placement.namespace}"):
+                for resource in (DEPLOYMENTS, STATEFUL_SETS):
+                    await self._scale_to_nothing(resource, placement)
+                await self._ended(name, placement)
+
+    async def delete(self, name: str) -> None:
+        """See `Runtime.delete`. Raises RuntimeFailure where the pods have not ended yet."""
+        placement = self._place(name)
+        async with self._locks.holding(name):
+            self._applied.pop(name, None)
+            with _failing(f"Component {name}: its removal from namespace {placement.namespace}"):
+                for resource in (DEPLOYMENTS, STATEFUL_SETS):
+                    # In the foreground: the workload is gone when its pods are.
+                    await self._remove(resource, placement.name, placement, propagation="Foreground")
+                await self._ended(name, placement)
+                for resource, object_name in (
+                    (PERSISTENT_VOLUME_CLAIMS, claim_name(placement)),
+                    (SECRETS, files_secret_name(placement)),
+                    (NETWORK_POLICIES, placement.name),
+                    (POD_DISRUPTION_BUDGETS, placement.name),
+                    (SERVICES, placement.name),
+                ):
+                    await self._remove(resource, object_name, placement)
+
+    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """See `Runtime.subscribe`. Called in the loop; what it raises is logged."""
+        self._callbacks.append(callback)
+
+        def unsubscribe() -> None:
+            with contextlib.suppress(ValueError):
+                self._callbacks.remove(callback)
+
+        return unsubscribe
+
+    def _changed(self, name: str) -> None:
+        for callback in list(self._callbacks):
+            try:
+                callback(name)
+            except Exception:
+                logger.exception("A subscriber failed on a change of component %s", name)
+
+    def _number(self, name: str, port: str) -> int:
+        try:
+            return self._settings.ports[port]
+        except KeyError:
+            raise RuntimeFailure(f"Component {name}: there is no number for its port {port!r}.") from None
+
+    def _external(self, name: str, known: Object) -> ExternalAddress | None:
+        match self._settings.expose:
+            case Expose.CLUSTER_IP:
+                return None
+            case Expose.NODE_PORT:
+                ports = {port["name"]: port["nodePort"] for port in known["spec"]["ports"] if "nodePort" in port}
+                return ExternalAddress(self._settings.external_host or "", ports)
+            case Expose.LOAD_BALANCER:
+                given = known.get("status", {}).get("loadBalancer", {}).get("ingress") or [{}]
+                host = given[0].get("hostname") or given[0].get("ip")
+                if host is None:
+                    namespace, service_name = known["metadata"]["namespace"], known["metadata"]["name"]
+                    raise RuntimeFailure(
+                        f"Component {name}: Service {namespace}/{service_name} has no address from a load balancer yet."
+                    )
+                return ExternalAddress(host, _ports(known))
+
+    def _is_applied(self, name: str, *, digest: str, live: Object | None) -> bool:
+        known = self._applied.get(name)
+        if known is None or live is None or known.digest != digest or time.monotonic() >= known.until:
+            return False
+        metadata = live["metadata"]
+        # What is observed may be a little behind what was written, and is never ahead of it but by others.
+        return bool(metadata["uid"] == known.uid and metadata["generation"] <= known.generation)
+
+    async def _scale_to_nothing(self, resource: Resource, placement: Placement) -> None:
+        none = {"spec": {"replicas": 0}}
+        with contextlib.suppress(NotFound):
+            await self._client.patch(resource, placement.name, none, namespace=placement.namespace)
+
+    async def _ended(self, name: str, placement: Placement) -> None:
+        """Wait until no pod of the component is left."""
+        changed = asyncio.Event()
+        unsubscribe = self.subscribe(lambda other: changed.set() if other == name else None)
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                while not self._observation.ended(name):
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            left = ", ".join(pod["metadata"]["name"] for pod in self._observation.pods(name))
+            raise RuntimeFailure(
+                f"Component {name}: it has not ended in namespace {placement.namespace} yet; pods: {left or 'none'}."
+            ) from None
+        finally:
+            unsubscribe()
+
+    async def _remove(
+        self, resource: Resource, name: str, placement: Placement, *, propagation: str = "Background"
+    ) -> None:
+        with contextlib.suppress(NotFound):
+            await self._client.delete(resource, name, namespace=placement.namespace, propagation=propagation)
+
+
+@contextlib.contextmanager
+def _failing(what: str) -> Iterator[None]:
+    """Turn refusals and silence of the cluster into RuntimeFailure."""
+    try:
+        yield
+    except ProviderError as error:
+        raise RuntimeFailure(f"{what}: {error}") from error
+
+
+def _ports(known: Object) -> dict[str, int]:
+    return {port["name"]: port["port"] for port in known["spec"].get("ports", ())}
+
+
+def _claims(live: Object) -> list[Object]:
+    """Return the claim templates of a StatefulSet without what the API server adds to them."""
+    return [
+        {"metadata": {k: v for k, v in claim["metadata"].items() if k in {"name", "labels"}}, "spec": claim["spec"]}
+        for claim in live["spec"].get("volumeClaimTemplates", ())
+    ]
+
+
+def _digest(objects: list[Object]) -> str:
+    return hashlib.sha256(json.dumps(objects, sort_keys=True).encode()).hexdigest()

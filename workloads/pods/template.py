@@ -1,0 +1,126 @@
+"""The pod of a component."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from workloads.component import DATA, FILES, Component, Probe
+from workloads.pods.settings import Image, PodSettings
+
+__all__ = ["DATA_VOLUME", "FILES_MODE", "pod_spec"]
+
+DATA_VOLUME: Final = "data"
+FILES_MODE: Final = 0o440
+"""Of root and the pod's own group: the kubelet lets no other user own the files of a Secret."""
+
+_USER: Final = 65532
+_FILES_VOLUME: Final = "files"
+_TEMPORARY_VOLUME: Final = "tmp"
+_FILES_PATH: Final = "/etc/kplane"
+_STORAGE_PATH: Final = "/var/lib/kplane"
+_DATA_PATH: Final = f"{_STORAGE_PATH}/data"
+"""Below the volume, which may have a lost+found and is not the program's own to restrict."""
+_DRAIN_SECONDS: Final = 5
+"""Between the end of a pod being asked for and SIGTERM: so long its address may still be in use by others."""
+_PROBE_SECONDS: Final = 2
+_LIVENESS_SECONDS: Final = 10
+_LIVENESS_FAILURES: Final = 6
+
+
+def pod_spec(component: Component, *, image: Image, settings: PodSettings, files_secret: str) -> dict[str, Any]:
+    """Describe the pod; it fits into a namespace that enforces the Pod Security Standard `restricted`."""
+    data = [{"name": DATA_VOLUME, "mountPath": _STORAGE_PATH}] if component.data else []
+    spec: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": math.ceil(component.grace_seconds) + _DRAIN_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": component.program,
+                "image": image.reference,
+                "imagePullPolicy": "IfNotPresent",
+                "command": [component.program],
+                "args": [_placed(argument) for argument in component.args],
+                "env": [{"name": name, "value": _placed(value)} for name, value in sorted(component.env.items())],
+                "ports": [{"name": port.name, "containerPort": port.number} for port in component.ports],
+                "lifecycle": {"preStop": {"sleep": {"seconds": _DRAIN_SECONDS}}},
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {
+                        "drop": ["ALL"],
+                        **({"add": list(image.capabilities)} if image.capabilities else {}),
+                    },
+                },
+                # The last lines of the log are in the pod's status where it fails: people are told them.
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "volumeMounts": [
+                    {"name": _FILES_VOLUME, "mountPath": _FILES_PATH, "readOnly": True},
+                    {"name": _TEMPORARY_VOLUME, "mountPath": "/tmp"},  # noqa: S108 - in the container
+                    *data,
+                ],
+                **_resources(component),
+                **_probes(component),
+            }
+        ],
+        "volumes": [
+            {"name": _FILES_VOLUME, "secret": {"secretName": files_secret, "defaultMode": FILES_MODE}},
+            {"name": _TEMPORARY_VOLUME, "emptyDir": {}},
+        ],
+    }
+    if settings.pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in settings.pull_secrets]
+    return spec
+
+
+def _placed(text: str) -> str:
+    # Of "$(NAME)" Kubernetes makes the value of an environment variable, and "$$" keeps it from that.
+    return text.replace(FILES, _FILES_PATH).replace(DATA, _DATA_PATH).replace("$(", "$$(")
+
+
+def _resources(component: Component) -> Mapping[str, Any]:
+    wanted = component.resources
+    if wanted is None:
+        return {}
+    return {
+        "resources": {
+            "requests": {"cpu": wanted.cpu_request, "memory": wanted.memory_request},
+            "limits": {"memory": wanted.memory_limit},
+        }
+    }
+
+
+def _probes(component: Component) -> Mapping[str, Any]:
+    probe = component.readiness
+    if probe is None:
+        return {}
+    return {
+        "readinessProbe": {
+            "httpGet": {"path": probe.path, "port": probe.port, "scheme": _scheme(probe)},
+            "periodSeconds": _PROBE_SECONDS,
+            "timeoutSeconds": max(1, round(probe.timeout_seconds)),
+            "failureThreshold": probe.failure_threshold,
+        },
+        # Only that it listens: an API server whose etcd is away is not ready, and starting it again mends nothing.
+        "livenessProbe": {
+            "tcpSocket": {"port": probe.port},
+            "initialDelaySeconds": _LIVENESS_SECONDS,
+            "periodSeconds": _LIVENESS_SECONDS,
+            "timeoutSeconds": 5,
+            "failureThreshold": _LIVENESS_FAILURES,
+        },
+    }
+
+
+def _scheme(probe: Probe) -> str:
+    return "HTTP" if probe.ca is None else "HTTPS"
