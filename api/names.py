@@ -7,16 +7,22 @@ import re
 from typing import Final
 
 __all__ = [
+    "ADOPT_ANNOTATION",
     "ALLOW_REGISTRATION_LABEL",
     "API_VERSION",
     "CA_KEY",
+    "CLUSTER_PATH_ANNOTATION",
     "CONTROLLERS_SECRET_KEYS",
     "CONTROL_PLANE_LABEL",
     "FINALIZER",
     "GROUP",
     "KUBECONFIG_EXTERNAL_KEY",
     "KUBECONFIG_KEY",
+    "MODE_ANNOTATION",
     "REGISTRATION_LABEL",
+    "RETAINED_LABEL",
+    "RETAINED_UID_ANNOTATION",
+    "UID_ANNOTATION",
     "VERSION",
     "controllers_secret_name",
     "kubeconfig_secret_name",
@@ -38,6 +44,24 @@ REGISTRATION_LABEL: Final = f"{GROUP}/registration"
 
 ALLOW_REGISTRATION_LABEL: Final = f"{GROUP}/allow-registration"
 """`"true"` on a Secret outside of a control plane's management namespace lets registrations use it."""
+
+UID_ANNOTATION: Final = f"{GROUP}/uid"
+"""On a management namespace and the authorities in it: the uid of the control plane that they belong to."""
+
+MODE_ANNOTATION: Final = f"{GROUP}/mode"
+"""On a management namespace with keys in it: `spec.mode` of their control plane."""
+
+CLUSTER_PATH_ANNOTATION: Final = f"{GROUP}/cluster-path"
+"""On a management namespace with keys in it: the clusterPath that the control plane's data lie under."""
+
+RETAINED_LABEL: Final = f"{GROUP}/retained"
+"""`"true"` on a management namespace whose control plane was deleted and whose data were kept."""
+
+RETAINED_UID_ANNOTATION: Final = f"{GROUP}/retained-uid"
+"""On such a namespace, instead of `UID_ANNOTATION`: the uid of the deleted control plane."""
+
+ADOPT_ANNOTATION: Final = f"{GROUP}/adopt"
+"""On a control plane: the `RETAINED_UID_ANNOTATION` of the namespace whose keys and data it is to take over."""
 
 KUBECONFIG_KEY: Final = "kubeconfig"
 KUBECONFIG_EXTERNAL_KEY: Final = "kubeconfig-external"

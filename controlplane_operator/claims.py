@@ -6,8 +6,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from api import ControlPlane, ControlPlaneMode
+from api.names import management_namespace
 from controlplane_operator.fanout import Stores
-from controlplane_operator.validation import Claim, check_unclaimed
+from controlplane_operator.record import Record
+from controlplane_operator.validation import SHARED_ETCD, Claim, check_unclaimed
 
 __all__ = ["Claims"]
 
@@ -15,7 +17,8 @@ __all__ = ["Claims"]
 class Claims:
     """Grants each clusterPath of a realm to one control plane at a time.
 
-    What was granted is in the status of the control plane; until that is seen in the cache, it is remembered here.
+    What was granted is in the status of the control plane; until that is seen in the cache, it is remembered here. Data
+    that a deleted control plane left are held by the record of them in its management namespace.
     """
 
     def __init__(self, stores: Stores, *, realm: Callable[[ControlPlane], str | None]) -> None:
@@ -25,8 +28,9 @@ class Claims:
         self._granted: dict[str, tuple[str, str]] = {}
 
     def take(self, control_plane: ControlPlane) -> None:
-        """Grant a control plane its path; raises Trouble (ClusterPathInUse) where another one has the better right.
+        """Grant a control plane its path.
 
+        Raises Trouble where another one has the better right: ClusterPathInUse, or DataRetained where it is gone.
         Never waits, so that no other control plane can be granted the path in between.
         """
         claim = self._claim(control_plane)
@@ -54,7 +58,32 @@ class Claims:
             ControlPlane.model_validate(obj) for obj in self._stores.control_planes.by("path", _path(control_plane))
         ]
         claims = [self._claim(other) for other in found if other.metadata.uid != control_plane.metadata.uid]
-        return [claim for claim in claims if claim is not None]
+        return [claim for claim in claims if claim is not None] + self._kept(control_plane)
+
+    def _kept(self, control_plane: ControlPlane) -> list[Claim]:
+        """Return the claims of the data that control planes of other names left under the path."""
+        namespaces = self._stores.namespaces.by("path", _path(control_plane))
+        records = [Record.of(obj) for obj in namespaces if "deletionTimestamp" not in obj["metadata"]]
+        return [
+            Claim(
+                name=record.name,
+                uid=record.uid,
+                realm=SHARED_ETCD,
+                cluster_path=record.cluster_path,
+                held=True,
+                created=record.created,
+                kept_by=record.namespace,
+            )
+            for record in records
+            if record is not None
+            and record.cluster_path is not None
+            and record.namespace != management_namespace(control_plane.name)
+            and not self._lives(record)
+        ]
+
+    def _lives(self, record: Record) -> bool:
+        found = self._stores.control_planes.by("namespace", record.namespace)
+        return any(obj["metadata"]["uid"] == record.uid for obj in found)
 
     def _claim(self, control_plane: ControlPlane) -> Claim | None:
         if control_plane.spec.mode is not ControlPlaneMode.VIRTUAL:

@@ -24,6 +24,7 @@ from controlplane_operator.namespaces import ManagementNamespaces
 from controlplane_operator.provision import Provisioner
 from controlplane_operator.publication import Publication, not_acted_on
 from controlplane_operator.removal import Removal, policy_of
+from controlplane_operator.retention import take_back
 from controlplane_operator.status import with_condition, with_supported
 from controlplane_operator.trouble import Trouble
 from controlplane_operator.validation import check_class, check_cluster_path
@@ -35,7 +36,9 @@ __all__ = ["ControlPlaneReconciler", "Provisioners"]
 MANAGED: Final = "Managed"
 """The condition that records whether kplane runs the API server; decided once, because the removal depends on it."""
 
-_WAITING: Final = frozenset({"ClassNotFound", "ClusterPathInUse", "EndpointPending", "CredentialsMissing"})
+_WAITING: Final = frozenset(
+    {"ClassNotFound", "ClusterPathInUse", "DataRetained", "EndpointPending", "CredentialsMissing"}
+)
 _CREDENTIALS_SECONDS: Final = 3.0
 _UNDER_WAY: Final = frozenset({"Provisioning", "Bootstrapping"})
 _MAY_PASS: Final = frozenset({"EndpointUnreachable", "CertificateInvalid"})
@@ -124,10 +127,14 @@ class ControlPlaneReconciler:
                 " undo it, or create a second control plane",
                 waits_for_event=True,
             )
+        await self._namespaces.check(control_plane)
         self._claims.take(control_plane)
         control_plane = await self._begin(control_plane, chosen=chosen)
         await self._namespaces.ensure(control_plane)
         provision = await provisioner.ensure(control_plane)
+        if provision.authorities is not None and control_plane.status.endpoint is None:
+            # The data may be an earlier one's, and whoever it let in stays out.
+            await take_back(provision.administrator)
         return await self._publication.publish(control_plane, provision=provision, chosen=chosen)
 
     async def _begin(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> ControlPlane:

@@ -9,16 +9,15 @@ from urllib.parse import urlsplit
 from api import ControlPlane, ControlPlaneEndpoint, DeletionPolicy
 from api.names import CONTROL_PLANE_LABEL, KUBECONFIG_KEY
 from controlplane_operator.addresses import Addresses, addresses_of, realm_of
-from controlplane_operator.bootstrap import revoke
 from controlplane_operator.management import Management
 from controlplane_operator.provision import Provision
+from controlplane_operator.retention import take_back
 from controlplane_operator.secrets import data_of, find_secret
-from controlplane_operator.trouble import Trouble, trouble_with
-from provider import Client, ClusterConfig, KubeconfigError, ProviderError
+from controlplane_operator.trouble import Trouble
+from provider import ClusterConfig, KubeconfigError
 
 __all__ = ["ExternalProvisioner"]
 
-_CALL_SECONDS: Final = 5.0
 _REVOKE_SECONDS: Final = 20.0
 """So long after the deletion was asked for it is tried to take our identities back."""
 
@@ -55,7 +54,7 @@ class ExternalProvisioner:
         """Take our identities back; the data stays, whatever the policy says, because it is not ours."""
         try:
             provision = await self.ensure(control_plane)
-            await self._revoke(provision.administrator)
+            await take_back(provision.administrator)
         except Trouble as trouble:
             if not _gives_up(control_plane):
                 raise
@@ -71,13 +70,6 @@ class ExternalProvisioner:
                 reason="DataRetained",
                 message="the data stays: the API server is run by somebody else, so Destroy does not reach it",
             )
-
-    async def _revoke(self, administrator: ClusterConfig) -> None:
-        try:
-            async with Client(administrator, timeout_seconds=_CALL_SECONDS) as client:
-                await revoke(client)
-        except ProviderError as error:
-            raise trouble_with("taking back what was issued in the control plane", error) from error
 
     def _addresses(self, control_plane: ControlPlane) -> Addresses:
         return addresses_of(self._endpoint(control_plane), control_plane=control_plane)

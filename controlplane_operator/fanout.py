@@ -6,7 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from api.names import ALLOW_REGISTRATION_LABEL, CONTROL_PLANE_LABEL, management_namespace
+from api.names import (
+    ALLOW_REGISTRATION_LABEL,
+    CLUSTER_PATH_ANNOTATION,
+    CONTROL_PLANE_LABEL,
+    management_namespace,
+)
 from controlplane_operator.cache import Change, Key, Object, Store
 from controlplane_operator.components import apiserver_name, etcd_name
 from controlplane_operator.kinds import (
@@ -33,6 +38,9 @@ def _field(*path: str) -> Callable[[Object], list[str]]:
 def _cluster_path(obj: Object) -> list[str]:
     wanted = _field("spec", "virtual", "clusterPath")(obj) or [obj["metadata"]["name"]]
     return list({*wanted, *_field("status", "clusterPath")(obj)})
+
+
+_recorded_path: Final = _field("metadata", "annotations", CLUSTER_PATH_ANNOTATION)
 
 
 def _namespace(obj: Object) -> list[str]:
@@ -90,7 +98,7 @@ class Stores:
             },
         )
     )
-    namespaces: Store = field(default_factory=lambda: Store(NAMESPACES))
+    namespaces: Store = field(default_factory=lambda: Store(NAMESPACES, indexers={"path": _recorded_path}))
     secrets: Store = field(default_factory=lambda: Store(SECRETS))
     """Those of control planes."""
     allowed_secrets: Store = field(default_factory=lambda: Store(SECRETS))
@@ -208,6 +216,10 @@ class _Fanout:
 
     def namespace(self, change: Change) -> None:
         self._control_planes("namespace", change.key[1])
+        kept = {path for obj in (change.old, change.new) if obj for path in _recorded_path(obj)}
+        for path in kept:
+            # Whoever was refused because of data under its clusterPath gets another look.
+            self._control_planes("path", path)
 
     def secret(self, change: Change) -> None:
         namespace, name = change.key

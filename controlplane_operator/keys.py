@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 from api import ControlPlane
 from api.names import management_namespace
+from controlplane_operator.cache import Object
 from controlplane_operator.credentials import KeyPair, TenantAuthorities, TenantCertificates
 from controlplane_operator.errors import CredentialsInvalid
 from controlplane_operator.management import Management
-from controlplane_operator.secrets import create_secret, data_of, find_secret, write_secret
+from controlplane_operator.secrets import (
+    create_lasting_secret,
+    data_of,
+    delete_secret,
+    find_secret,
+    take_over_secret,
+    write_secret,
+)
 from controlplane_operator.trouble import Trouble
 from provider import AlreadyExists
 
@@ -35,24 +43,31 @@ class TenantKeys:
         Raises Trouble (Failed) where they are missing although the control plane has data or was published: new ones
         would lock out everybody who trusts the old ones.
         """
-        where = f"{management_namespace(control_plane.name)}/{_AUTHORITIES}"
-        known = await self._data(control_plane, _AUTHORITIES)
-        if known is None:
+        found = await self._find(control_plane, _AUTHORITIES)
+        if found is None:
             if control_plane.status.endpoint is not None or await has_data():
                 raise Trouble(
                     "Failed",
-                    f"there are data of this control plane, and Secret {where} with its keys is gone; restore the"
-                    " Secret, or remove the data by deleting the control plane with deletionPolicy Destroy",
+                    f"there are data of this control plane, and Secret {_where(control_plane)} with its keys is gone;"
+                    " restore the Secret, or remove the data by deleting the control plane with deletionPolicy Destroy",
                 )
-            known = await self._create(control_plane)
-        try:
-            return TenantAuthorities.from_secret(known)
-        except CredentialsInvalid as error:
-            raise Trouble("Failed", f"Secret {where} is damaged: {error}; restore it") from error
+            return _authorities(control_plane, await self._create(control_plane))
+        authorities = _authorities(control_plane, data_of(found))
+        await take_over_secret(self._management, control_plane, secret=found)
+        return authorities
 
     async def exist(self, control_plane: ControlPlane) -> bool:
         """Tell whether `authorities` has created any."""
-        return await self._data(control_plane, _AUTHORITIES) is not None
+        return await self._find(control_plane, _AUTHORITIES) is not None
+
+    async def present(self, control_plane: ControlPlane) -> TenantAuthorities | None:
+        """Return the authorities without creating any; raises Trouble (Failed) where they are damaged."""
+        found = await self._find(control_plane, _AUTHORITIES)
+        return _authorities(control_plane, data_of(found)) if found is not None else None
+
+    async def forget_certificates(self, control_plane: ControlPlane) -> None:
+        """Delete the leaf certificates; `certificates` issues others."""
+        await delete_secret(self._management, control_plane, name=_CERTIFICATES)
 
     async def certificates(
         self,
@@ -65,9 +80,9 @@ class TenantKeys:
         etcd_hosts: Sequence[str] = (),
     ) -> TenantCertificates:
         """Return the leaf certificates, those that are due renewed."""
-        known = await self._data(control_plane, _CERTIFICATES)
+        found = await self._find(control_plane, _CERTIFICATES)
         try:
-            previous = TenantCertificates.from_secret(known) if known is not None else None
+            previous = TenantCertificates.from_secret(data_of(found)) if found is not None else None
             certificates = self._renewed(previous, authorities, hosts, etcd_authority, etcd_user, etcd_hosts)
         except CredentialsInvalid:
             # Leaf certificates are cheap: damaged ones are replaced.
@@ -75,17 +90,17 @@ class TenantKeys:
         await write_secret(self._management, control_plane, name=_CERTIFICATES, data=certificates.to_secret())
         return certificates
 
-    async def _data(self, control_plane: ControlPlane, name: str) -> dict[str, bytes] | None:
+    async def _find(self, control_plane: ControlPlane, name: str) -> Object | None:
         namespace = management_namespace(control_plane.name)
-        found = await find_secret(self._management, namespace=namespace, name=name, of=control_plane)
-        return data_of(found) if found is not None else None
+        return await find_secret(self._management, namespace=namespace, name=name, of=control_plane)
 
     async def _create(self, control_plane: ControlPlane) -> dict[str, bytes]:
         created = TenantAuthorities.create(control_plane.name).to_secret()
         try:
-            await create_secret(self._management, control_plane, name=_AUTHORITIES, data=created)
+            await create_lasting_secret(self._management, control_plane, name=_AUTHORITIES, data=created)
         except AlreadyExists:
-            return await self._data(control_plane, _AUTHORITIES) or {}
+            found = await self._find(control_plane, _AUTHORITIES)
+            return data_of(found) if found is not None else {}
         return created
 
     @staticmethod
@@ -106,3 +121,14 @@ class TenantKeys:
             etcd_hosts=etcd_hosts,
             now=datetime.now(UTC),
         )
+
+
+def _authorities(control_plane: ControlPlane, data: Mapping[str, bytes]) -> TenantAuthorities:
+    try:
+        return TenantAuthorities.from_secret(data)
+    except CredentialsInvalid as error:
+        raise Trouble("Failed", f"Secret {_where(control_plane)} is damaged: {error}; restore it") from error
+
+
+def _where(control_plane: ControlPlane) -> str:
+    return f"{management_namespace(control_plane.name)}/{_AUTHORITIES}"

@@ -1,14 +1,20 @@
-"""The namespace that a control plane owns in the management cluster: made by us, or not touched at all."""
+"""The namespace that a control plane owns in the management cluster: made by us, or not touched at all.
+
+That of a control plane which kplane runs holds its keys, so it has no ownerReference: garbage collection would take it
+with `kubectl delete --cascade=foreground` before anything is decided here. It says whose it is in annotations instead,
+and stays as their record where the data are retained.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from api import ControlPlane
-from api.names import CONTROL_PLANE_LABEL, label_value, management_namespace
+from api.names import CONTROL_PLANE_LABEL, RETAINED_UID_ANNOTATION, label_value, management_namespace
 from controlplane_operator.cache import Object
 from controlplane_operator.kinds import CONTROL_PLANES
 from controlplane_operator.management import Management
+from controlplane_operator.record import Record, check_adoption, is_managed, owned_metadata, retained_metadata
 from controlplane_operator.trouble import Trouble
 from provider import NAMESPACES, AlreadyExists, NotFound
 
@@ -28,20 +34,35 @@ def owner_of(control_plane: ControlPlane) -> dict[str, Any]:
 
 
 class ManagementNamespaces:
-    """Makes and removes the namespaces of control planes."""
+    """Makes the namespaces of control planes, hands them on with the data that they stand for, and removes them."""
 
     def __init__(self, management: Management) -> None:
         self._management = management
 
-    async def ensure(self, control_plane: ControlPlane) -> None:
-        """Have the namespace exist.
+    async def check(self, control_plane: ControlPlane) -> None:
+        """Raise Trouble (DataRetained) where the namespace is known to keep data that the control plane may not have.
 
-        Raises Trouble: NamespaceForeign where somebody else made one of that name, Provisioning where the one of an
-        earlier control plane is still on its way out.
+        For before anything is written down about a control plane; `ensure` decides.
+        """
+        known = self._management.stores.namespaces.get(("", management_namespace(control_plane.name)))
+        record = _record(known, control_plane) if known is not None and not _terminating(known) else None
+        if record is None or record.is_of(control_plane):
+            return
+        if known is not None and RETAINED_UID_ANNOTATION not in (known["metadata"].get("annotations") or {}):
+            # Its control plane went without us, by a finalizer that somebody removed.
+            await self._patch(known, retained_metadata(record))
+        check_adoption(control_plane, record=record)
+
+    async def ensure(self, control_plane: ControlPlane) -> None:
+        """Have the namespace exist and be the control plane's.
+
+        Raises Trouble: NamespaceForeign where somebody else made one of that name, DataRetained where it keeps data
+        that the control plane may not have, Provisioning where the one of an earlier one is still on its way out.
         """
         name = management_namespace(control_plane.name)
         found = self._management.stores.namespaces.get(("", name)) or await self._create(control_plane, name)
-        if not _owned(found, control_plane):
+        record = _record(found, control_plane)
+        if record is None and not _owned(found, control_plane):
             raise Trouble(
                 "NamespaceForeign",
                 f"namespace {name} exists and does not belong to this control plane, so nothing is put into it;"
@@ -49,39 +70,82 @@ class ManagementNamespaces:
             )
         if _terminating(found):
             raise Trouble("Provisioning", f"namespace {name} is being deleted; waiting until it is gone")
+        if record is not None and not record.is_of(control_plane):
+            check_adoption(control_plane, record=record)
+            await self._patch(found, owned_metadata(control_plane))
+            self._management.events.record(
+                control_plane, reason="DataAdopted", message=f"took over the data that namespace {name} keeps"
+            )
+
+    async def is_of_another(self, control_plane: ControlPlane) -> bool:
+        """Tell whether the namespace is the record of another control plane, whose data are no business of this one."""
+        found = await self._find(control_plane)
+        record = _record(found, control_plane) if found is not None else None
+        return record is not None and not record.is_of(control_plane)
+
+    async def retain(self, control_plane: ControlPlane) -> bool:
+        """Leave the namespace as the record of the control plane's data; False where there is none to leave."""
+        found = await self._find(control_plane)
+        record = _record(found, control_plane) if found is not None and not _terminating(found) else None
+        if found is None or record is None or not record.is_of(control_plane):
+            return False
+        await self._patch(found, retained_metadata(record))
+        return True
 
     async def remove(self, control_plane: ControlPlane) -> None:
         """Delete the namespace, unless it was never ours. Raises Trouble (Deleting) until it is gone."""
-        name = management_namespace(control_plane.name)
-        try:
-            found = await self._management.client.get(NAMESPACES, name)
-            if not _owned(found, control_plane):
-                return
-            if not _terminating(found):
-                await self._management.client.delete(NAMESPACES, name, uid=found["metadata"]["uid"])
-        except NotFound:
+        found = await self._find(control_plane)
+        if found is None or not _owned(found, control_plane):
             return
+        name = found["metadata"]["name"]
+        if not _terminating(found):
+            try:
+                await self._management.client.delete(NAMESPACES, name, uid=found["metadata"]["uid"])
+            except NotFound:
+                return
         raise Trouble("Deleting", f"waiting until namespace {name} is gone")
 
-    async def _create(self, control_plane: ControlPlane, name: str) -> Object:
-        body = {
-            "metadata": {
-                "name": name,
-                "labels": {CONTROL_PLANE_LABEL: label_value(control_plane.name)},
-                "ownerReferences": [owner_of(control_plane)],
-            }
-        }
+    async def _find(self, control_plane: ControlPlane) -> Object | None:
         try:
-            made = await self._management.client.create(NAMESPACES, body)
+            return await self._management.client.get(NAMESPACES, management_namespace(control_plane.name))
+        except NotFound:
+            return None
+
+    async def _create(self, control_plane: ControlPlane, name: str) -> Object:
+        labels = {CONTROL_PLANE_LABEL: label_value(control_plane.name)}
+        metadata: dict[str, Any] = {"name": name, "labels": labels}
+        if is_managed(control_plane):
+            recorded = owned_metadata(control_plane)["annotations"]
+            metadata["annotations"] = {key: value for key, value in recorded.items() if value is not None}
+        else:
+            metadata["ownerReferences"] = [owner_of(control_plane)]
+        try:
+            made = await self._management.client.create(NAMESPACES, {"metadata": metadata})
         except AlreadyExists:
             made = await self._management.client.get(NAMESPACES, name)
         if CONTROL_PLANE_LABEL in (made["metadata"].get("labels") or {}):
             self._management.stores.namespaces.apply(made)
         return made
 
+    async def _patch(self, namespace: Object, metadata: dict[str, Any]) -> None:
+        """Change what the namespace records; raises Conflict where it is no longer as it was read."""
+        body = {"metadata": {**metadata, "resourceVersion": namespace["metadata"]["resourceVersion"]}}
+        self._management.stores.namespaces.apply(
+            await self._management.client.patch(NAMESPACES, namespace["metadata"]["name"], body)
+        )
+
+
+def _record(namespace: Object, control_plane: ControlPlane) -> Record | None:
+    """Return what the namespace records, where that is of the control plane or an earlier one of its name."""
+    record = Record.of(namespace)
+    return record if record is not None and record.name == label_value(control_plane.name) else None
+
 
 def _owned(namespace: Object, control_plane: ControlPlane) -> bool:
     metadata = namespace["metadata"]
+    record = _record(namespace, control_plane)
+    if record is not None:
+        return record.is_of(control_plane)
     labelled = (metadata.get("labels") or {}).get(CONTROL_PLANE_LABEL) == label_value(control_plane.name)
     owners = [owner.get("uid") for owner in metadata.get("ownerReferences") or ()]
     return labelled and control_plane.metadata.uid in owners

@@ -1,4 +1,4 @@
-"""Takes a control plane down in order: registrations, API server, data, namespace, finalizer."""
+"""Takes a control plane down in order: registrations, credentials, API server, data, namespace, finalizer."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from controlplane_operator.kinds import CONTROL_PLANES
 from controlplane_operator.management import Management
 from controlplane_operator.namespaces import ManagementNamespaces
 from controlplane_operator.provision import Provisioner
+from controlplane_operator.retention import Retention
 from controlplane_operator.status import with_condition
 from controlplane_operator.trouble import Trouble
 from provider import NotFound, Result
@@ -50,7 +51,8 @@ class Removal:
         self._provisioner = provisioner
         self._claims = claims
         self._backoff: Backoff[str] = Backoff(first_seconds=0.2, limit_seconds=5.0)
-        self._undone: set[str] = set()
+        self._retention = Retention(management, namespaces=namespaces)
+        self._undone: dict[str, DeletionPolicy] = {}
 
     async def remove(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Result | None:
         """Go on with the removal; returns None when the object can go."""
@@ -58,14 +60,17 @@ class Removal:
         if FINALIZER not in control_plane.metadata.finalizers:
             return None
         policy = policy_of(control_plane, chosen=chosen)
+        retained = False
         try:
             self._check_registrations(control_plane)
-            # Under a path that was never granted, or that somebody else has the better right to, nothing is ours.
+            # Under a path that was never granted, or that somebody else has the better right to, nothing is ours;
+            # nor is anything where the namespace keeps the data of another one.
             made = control_plane.status.deletion_policy is not None and self._claims.holds(control_plane)
-            if made and uid not in self._undone:
-                await self._provisioner(control_plane).remove(control_plane, policy=policy)
-                self._undone.add(uid)
-            await self._namespaces.remove(control_plane)
+            if made and not await self._namespaces.is_of_another(control_plane):
+                await self._undo(control_plane, policy=policy)
+                retained = policy is DeletionPolicy.RETAIN and await self._retention.keep(control_plane)
+            if not retained:
+                await self._namespaces.remove(control_plane)
         except Trouble as trouble:
             await self._tell(control_plane, policy=policy, message=trouble.message)
             return Result(self._backoff.next(uid))
@@ -74,8 +79,17 @@ class Removal:
             control_plane, reason="Deleted", message=f"the control plane is gone, its data by policy {policy}"
         )
         self._backoff.forget(uid)
-        self._undone.discard(uid)
+        self._undone.pop(uid, None)
         return None
+
+    async def _undo(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
+        uid = control_plane.metadata.uid or ""
+        if self._undone.get(uid) is policy:
+            return
+        if policy is DeletionPolicy.RETAIN:
+            await self._retention.shut_out(control_plane)
+        await self._provisioner(control_plane).remove(control_plane, policy=policy)
+        self._undone[uid] = policy
 
     def _check_registrations(self, control_plane: ControlPlane) -> None:
         asked = control_plane.metadata.deletion_timestamp

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 from collections.abc import Mapping
+from typing import Any
 
 from api import ControlPlane
-from api.names import CONTROL_PLANE_LABEL, label_value, management_namespace
+from api.names import CONTROL_PLANE_LABEL, UID_ANNOTATION, label_value, management_namespace
 from controlplane_operator.cache import Object
 from controlplane_operator.management import Management
 from controlplane_operator.namespaces import owner_of
 from provider import SECRETS, NotFound
 
-__all__ = ["create_secret", "data_of", "find_secret", "write_secret"]
+__all__ = ["create_lasting_secret", "data_of", "delete_secret", "find_secret", "take_over_secret", "write_secret"]
 
 
 async def find_secret(
@@ -54,39 +56,68 @@ async def write_secret(
     annotations: Mapping[str, str] | None = None,
 ) -> None:
     """Have a Secret of the control plane's namespace carry exactly this; nothing is written where it does."""
-    body = _body(control_plane, name=name, data=data, annotations=annotations or {})
+    body = _body(
+        control_plane,
+        name=name,
+        data=data,
+        metadata={"annotations": dict(annotations or {}), "ownerReferences": [owner_of(control_plane)]},
+    )
     known = management.stores.secrets.get((management_namespace(control_plane.name), name))
     if known is None or not _carries(known, body):
         management.stores.secrets.apply(await management.client.apply(SECRETS, body))
 
 
-async def create_secret(
+async def create_lasting_secret(
     management: Management, control_plane: ControlPlane, *, name: str, data: Mapping[str, bytes]
 ) -> None:
-    """Create a Secret in the control plane's namespace; raises AlreadyExists, so that nothing is overwritten."""
-    body = _body(control_plane, name=name, data=data, annotations={})
+    """Create a Secret that goes with its namespace only, whatever becomes of the control plane.
+
+    Raises AlreadyExists, so that nothing is overwritten.
+    """
+    body = _body(control_plane, name=name, data=data, metadata=_lasting(control_plane))
     management.stores.secrets.apply(await management.client.create(SECRETS, body))
 
 
-def _body(
-    control_plane: ControlPlane, *, name: str, data: Mapping[str, bytes], annotations: Mapping[str, str]
-) -> Object:
+async def take_over_secret(management: Management, control_plane: ControlPlane, *, secret: Object) -> None:
+    """Have a lasting Secret of the control plane's namespace be its own; nothing is written where it is."""
+    if not _owned(secret, control_plane):
+        name = secret["metadata"]["name"]
+        body = {"metadata": _lasting(control_plane)}
+        management.stores.secrets.apply(
+            await management.client.patch(SECRETS, name, body, namespace=management_namespace(control_plane.name))
+        )
+
+
+async def delete_secret(management: Management, control_plane: ControlPlane, *, name: str) -> None:
+    """Have no Secret of this name in the control plane's namespace."""
+    with contextlib.suppress(NotFound):
+        await management.client.delete(SECRETS, name, namespace=management_namespace(control_plane.name))
+
+
+def _body(control_plane: ControlPlane, *, name: str, data: Mapping[str, bytes], metadata: Mapping[str, Any]) -> Object:
     return {
         "metadata": {
             "name": name,
             "namespace": management_namespace(control_plane.name),
             "labels": {CONTROL_PLANE_LABEL: label_value(control_plane.name)},
-            "annotations": dict(annotations),
-            "ownerReferences": [owner_of(control_plane)],
+            **metadata,
         },
         "type": "Opaque",
         "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
     }
 
 
+def _lasting(control_plane: ControlPlane) -> dict[str, Any]:
+    # Not an ownerReference, by which garbage collection would take what the data cannot be read without.
+    return {"annotations": {UID_ANNOTATION: control_plane.metadata.uid}}
+
+
 def _owned(secret: Object, control_plane: ControlPlane) -> bool:
-    owners = secret["metadata"].get("ownerReferences") or ()
-    return any(owner.get("uid") == control_plane.metadata.uid for owner in owners)
+    metadata, uid = secret["metadata"], control_plane.metadata.uid
+    owners = metadata.get("ownerReferences") or ()
+    return uid == (metadata.get("annotations") or {}).get(UID_ANNOTATION) or any(
+        owner.get("uid") == uid for owner in owners
+    )
 
 
 def _carries(known: Object, wanted: Object) -> bool:

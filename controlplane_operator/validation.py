@@ -6,11 +6,16 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from api import CLUSTER_PATH_PATTERN, RESERVED_CLUSTER_PATHS, ControlPlane, ControlPlaneClass
+from api.names import ADOPT_ANNOTATION
 from controlplane_operator.trouble import Trouble
 
-__all__ = ["Claim", "check_class", "check_cluster_path", "check_unclaimed"]
+__all__ = ["SHARED_ETCD", "Claim", "check_class", "check_cluster_path", "check_unclaimed"]
+
+SHARED_ETCD: Final = "shared etcd"
+"""The realm of the control planes that share the etcd of kplane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,8 @@ class Claim:
     held: bool
     """The path was already granted to this one: data may lie under it."""
     created: datetime
+    kept_by: str | None = None
+    """The namespace that records whose data lie under the path, where the control plane itself is gone."""
 
     def goes_before(self, other: Claim) -> bool:
         """Whether this one has the better right to a path that both want: the holder, then the older, then by uid."""
@@ -60,16 +67,28 @@ def check_cluster_path(control_plane: ControlPlane) -> None:
 
 
 def check_unclaimed(claim: Claim, *, others: Iterable[Claim]) -> None:
-    """Raise Trouble (ClusterPathInUse) where another control plane of the realm has the better right to the path."""
+    """Raise Trouble where another control plane of the realm has the better right to the path.
+
+    ClusterPathInUse where that one is there, DataRetained where it is gone and its data are not.
+    """
     for other in others:
         same = other.realm == claim.realm and other.cluster_path == claim.cluster_path
-        if same and other.uid != claim.uid and other.goes_before(claim):
+        if not same or other.uid == claim.uid or not other.goes_before(claim):
+            continue
+        if other.kept_by is not None:
             raise Trouble(
-                "ClusterPathInUse",
-                f"clusterPath {claim.cluster_path!r} is in use by control plane {other.name} on the same API server;"
-                " choose another spec.virtual.clusterPath, or delete that one",
+                "DataRetained",
+                f"clusterPath {claim.cluster_path!r} holds the data of control plane {other.name}, which is gone, and"
+                f" recorded in namespace {other.kept_by}; choose another spec.virtual.clusterPath, or name this control"
+                f" plane {other.name} and take the data over, by annotation {ADOPT_ANNOTATION}",
                 waits_for_event=True,
             )
+        raise Trouble(
+            "ClusterPathInUse",
+            f"clusterPath {claim.cluster_path!r} is in use by control plane {other.name} on the same API server;"
+            " choose another spec.virtual.clusterPath, or delete that one",
+            waits_for_event=True,
+        )
 
 
 def check_class(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> None:

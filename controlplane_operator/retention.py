@@ -1,0 +1,74 @@
+"""Keeps what a deleted control plane leaves, and shuts out whoever had access to it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Final
+
+from api import ControlPlane
+from api.names import controllers_secret_name, kubeconfig_secret_name
+from controlplane_operator.bootstrap import revoke
+from controlplane_operator.keys import TenantKeys
+from controlplane_operator.management import Management
+from controlplane_operator.namespaces import ManagementNamespaces
+from controlplane_operator.secrets import delete_secret
+from controlplane_operator.trouble import Trouble, trouble_with
+from provider import Client, ClusterConfig, ProviderError
+
+__all__ = ["Retention", "take_back"]
+
+_CALL_SECONDS: Final = 5.0
+
+
+class Retention:
+    """Retains the data of control planes that kplane runs. Every call may be repeated."""
+
+    def __init__(self, management: Management, *, namespaces: ManagementNamespaces) -> None:
+        self._management = management
+        self._namespaces = namespaces
+        self._keys = TenantKeys(management)
+
+    async def shut_out(self, control_plane: ControlPlane) -> None:
+        """Take back what was issued in the control plane, while its API server still runs.
+
+        A failure is left to whoever takes the data over, because that does the same before anything is published; done
+        here, nothing issued before is let in for even the first moments after.
+        """
+        with contextlib.suppress(Trouble):
+            administrator = await self._administrator(control_plane)
+            if administrator is not None:
+                await take_back(administrator)
+
+    async def keep(self, control_plane: ControlPlane) -> bool:
+        """Leave the keys of a control plane that was taken down, and a record of it; False where there are none.
+
+        First the record, so that whatever comes next finds it; the published Secrets are worth nothing by then.
+        """
+        if not await self._keys.exist(control_plane) or not await self._namespaces.retain(control_plane):
+            return False
+        for name in (kubeconfig_secret_name(control_plane.name), controllers_secret_name(control_plane.name)):
+            await delete_secret(self._management, control_plane, name=name)
+        await self._keys.forget_certificates(control_plane)
+        return True
+
+    async def _administrator(self, control_plane: ControlPlane) -> ClusterConfig | None:
+        endpoint = control_plane.status.endpoint
+        authorities = await self._keys.present(control_plane) if endpoint is not None else None
+        if endpoint is None or authorities is None:
+            return None
+        administrator = authorities.issue_administrator()
+        return ClusterConfig(
+            server=endpoint,
+            ca_data=authorities.serving.certificate,
+            client_certificate=administrator.certificate,
+            client_key=administrator.key,
+        )
+
+
+async def take_back(administrator: ClusterConfig) -> None:
+    """Have what was issued in a control plane be worth nothing; raises Trouble where it cannot be reached."""
+    try:
+        async with Client(administrator, timeout_seconds=_CALL_SECONDS) as client:
+            await revoke(client)
+    except ProviderError as error:
+        raise trouble_with("taking back what was issued in the control plane", error) from error
