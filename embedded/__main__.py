@@ -32,17 +32,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kubernetes-programs", type=Path, help="where kube-apiserver and others are; default: found")
     parser.add_argument("--etcd-programs", type=Path, help="where etcd and etcdctl are; default: found")
     parser.add_argument("--no-operators", action="store_true", help="only etcd, kube-apiserver and its controllers")
+    parser.add_argument(
+        "--no-manifests", action="store_true", help="no CRDs and no RBAC of kplane's"
+    )
     parser.add_argument("--no-fsync", action="store_true", help="faster; a crash of the machine loses data")
     parser.add_argument(
         "--until-stdin-closes", action="store_true", help="end when the process at the other end of it does"
     )
     given = parser.parse_args(arguments)
+    if given.no_manifests and not given.no_operators:
+        parser.error("--no-manifests needs --no-operators as well: the operators work with what the manifests install")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     status = 0
     try:
         binaries = _programs(given.kubernetes_programs, given.etcd_programs)
         cluster = ManagementCluster(
-            given.directory, binaries=binaries, operators=not given.no_operators, fsync=not given.no_fsync
+            given.directory,
+            binaries=binaries,
+            operators=not given.no_operators,
+            manifests=not given.no_manifests,
+            fsync=not given.no_fsync,
         )
         uvloop.run(_serve(cluster, until_stdin_closes=given.until_stdin_closes))
     except* (BinariesError, EmbeddedError, OperatorError, OSError, ProviderError, WorkloadsError) as group:

@@ -52,16 +52,26 @@ class ManagementCluster:
     """A management cluster of plain processes, as an async context manager.
 
     Its data and credentials are in `directory`: over the same directory it comes back as it was. `operators` adds
-    controlplane-operator and mcm. Without `fsync` a crash of the machine loses data: for tests.
+    controlplane-operator and mcm, which need `manifests`: the CRDs and RBAC of kplane. Without `fsync` a crash of the
+    machine loses data: for tests.
     On exit everything is ended, the tenants' components too, and that is verified (`LeftRunning`).
     Entering raises `DirectoryInUse`, `NotReadyInTime`, `workloads.WorkloadsError`, `provider.ProviderError`, and
     `controlplane_operator.errors.OperatorError`, in an ExceptionGroup where parts start at the same time.
     """
 
-    def __init__(self, directory: Path, *, binaries: Binaries, operators: bool = True, fsync: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        binaries: Binaries,
+        operators: bool = True,
+        manifests: bool = True,
+        fsync: bool = True,
+    ) -> None:
         self._directory = directory.absolute()
         self._binaries = binaries
         self._operators = operators
+        self._manifests = manifests
         self._fsync = fsync
         self._exit = contextlib.AsyncExitStack()
         self._seconds: dict[str, float] = {}
@@ -119,7 +129,8 @@ class ManagementCluster:
         config = ClusterConfig.load(handle.admin_kubeconfig)
         client = await stack.enter_async_context(Client(config, field_manager="embedded"))
         async with self._timed("manifests"), asyncio.TaskGroup() as tasks:
-            tasks.create_task(install(client, timeout_seconds=_READY_SECONDS), name="install CRDs and RBAC")
+            if self._manifests:
+                tasks.create_task(install(client, timeout_seconds=_READY_SECONDS), name="install CRDs and RBAC")
             tasks.create_task(self._start_controllers(credentials, addresses), name="start controllers")
         if self._operators:
             async with self._timed("operators"):

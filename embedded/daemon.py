@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,10 +22,12 @@ from embedded.handle import LOG_FILE, READY_FILE, Handle
 from tools.binaries import Binaries
 from workloads import end_processes, find_processes
 
-__all__ = ["Daemon", "end", "tail"]
+__all__ = ["Daemon", "end", "start_cluster", "tail"]
 
 _PACKAGES = Path(__file__).resolve().parent.parent
 _POLL_SECONDS = 0.05
+_TEST_READY_SECONDS = 90.0
+"""Generous: test processes start their clusters at the same time on a machine of few cores."""
 
 
 def tail(log: Path, *, lines: int = 25) -> str:
@@ -45,10 +50,18 @@ class Daemon:
     """`python -m embedded`, as a child. A context manager that ends it; raises what `stop` raises."""
 
     def __init__(
-        self, directory: Path, *, binaries: Binaries, operators: bool = True, fsync: bool = True, bound: bool = True
+        self,
+        directory: Path,
+        *,
+        binaries: Binaries,
+        operators: bool = True,
+        manifests: bool = True,
+        fsync: bool = True,
+        bound: bool = True,
     ) -> None:
         """Start the daemon over a directory, which is made where it is not there.
 
+        `operators`, `manifests` and `fsync` are those of `embedded.cluster.ManagementCluster`.
         `bound`: it ends by itself when this process ends, in whatever way. Otherwise it goes on until `end`.
         Raises `EmbeddedError` and `OSError` where it cannot be started.
         """
@@ -59,6 +72,7 @@ class Daemon:
         command = [sys.executable, "-m", "embedded", "--directory", str(directory)]
         command += ["--kubernetes-programs", str(binaries.kubernetes), "--etcd-programs", str(binaries.etcd)]
         command += [] if operators else ["--no-operators"]
+        command += [] if manifests else ["--no-manifests"]
         command += [] if fsync else ["--no-fsync"]
         command += ["--until-stdin-closes"] if bound else []
         with self.log.open("ab") as log:
@@ -117,6 +131,20 @@ class Daemon:
         return DaemonFailed(
             f"The management cluster over {self.directory} {what}. End of {self.log}:\n{tail(self.log)}"
         )
+
+
+@contextlib.contextmanager
+def start_cluster(binaries: Binaries, *, operators: bool, manifests: bool = True) -> Iterator[Handle]:
+    """Run a management cluster for tests in a directory of its own, which goes with it. Its data is not kept: no fsync.
+
+    Raises what `Daemon` raises, and its methods.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="kplane-test-"))
+    try:
+        with Daemon(directory, binaries=binaries, operators=operators, manifests=manifests, fsync=False) as daemon:
+            yield daemon.wait_ready(timeout_seconds=_TEST_READY_SECONDS)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def end(directory: Path, *, timeout_seconds: float = 60.0) -> list[int]:

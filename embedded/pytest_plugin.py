@@ -6,9 +6,6 @@ Imports are inside the fixtures, because every run of pytest loads this module, 
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-import tempfile
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,10 +16,7 @@ if TYPE_CHECKING:
     from embedded.handle import Handle
     from tools.binaries import Binaries
 
-__all__ = ["api_server", "binaries", "kubectl", "management_cluster", "pytest_runtest_makereport", "start_cluster"]
-
-_READY_SECONDS = 90.0
-"""Generous: test processes start their clusters at the same time on a machine of few cores."""
+__all__ = ["api_server", "binaries", "kubectl", "management_cluster", "pytest_runtest_makereport"]
 
 _CLUSTERS = pytest.StashKey[dict[str, "Handle"]]()
 
@@ -35,22 +29,11 @@ def binaries() -> Binaries:
     return resolve()
 
 
-@contextlib.contextmanager
-def start_cluster(binaries: Binaries, *, operators: bool) -> Iterator[Handle]:
-    """Run a management cluster in a directory of its own, which goes with it. Without fsync: its data is not kept."""
-    from embedded.daemon import Daemon
-
-    directory = Path(tempfile.mkdtemp(prefix="kplane-test-"))
-    try:
-        with Daemon(directory, binaries=binaries, operators=operators, fsync=False) as daemon:
-            yield daemon.wait_ready(timeout_seconds=_READY_SECONDS)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
 @pytest.fixture(scope="session")
 def management_cluster(binaries: Binaries, pytestconfig: pytest.Config) -> Iterator[Handle]:
     """A management cluster with both operators."""
+    from embedded.daemon import start_cluster
+
     with start_cluster(binaries, operators=True) as handle:
         pytestconfig.stash.setdefault(_CLUSTERS, {})["management_cluster"] = handle
         yield handle
@@ -59,6 +42,8 @@ def management_cluster(binaries: Binaries, pytestconfig: pytest.Config) -> Itera
 @pytest.fixture(scope="session")
 def api_server(binaries: Binaries, pytestconfig: pytest.Config) -> Iterator[Handle]:
     """A management cluster without operators: etcd, kube-apiserver, kube-controller-manager, our CRDs and RBAC."""
+    from embedded.daemon import start_cluster
+
     with start_cluster(binaries, operators=False) as handle:
         pytestconfig.stash.setdefault(_CLUSTERS, {})["api_server"] = handle
         yield handle

@@ -1,0 +1,151 @@
+"""Brings the chosen backend up for tests, and takes away what was made for them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from embedded.errors import KubectlFailed
+from embedded.testing import programs
+from embedded.testing.choice import Choice, is_true
+from embedded.testing.cluster import Cluster
+from embedded.testing.command import run
+from embedded.testing.kind import Kind
+from tools.progress import print_line
+
+__all__ = ["remove", "start"]
+
+_CREATED = "created"
+_KUBECONFIG = "kubeconfig"
+_KUBECTL_SECONDS = 30.0
+
+
+@contextlib.contextmanager
+def start(choice: Choice, *, shared: Path, operators: bool, environment: Mapping[str, str]) -> Iterator[Cluster]:
+    """Give the cluster of a choice other than `none`.
+
+    local: one of this process's own, which ends with the context; `operators` adds kplane's. kind and existing: one for
+    all processes that name the same directory `shared`; what was created for them goes by `remove`.
+    Raises `EmbeddedError` and `tools.errors.BinariesError`.
+    """
+    match choice.backend:
+        case "local":
+            with _local(choice, operators=operators) as cluster:
+                yield cluster
+        case "kind":
+            kind = Kind(programs.kind(environment=environment, report=print_line))
+            yield _shared(choice, shared=shared, environment=environment, kind=kind)
+        case _:
+            yield _shared(choice, shared=shared, environment=environment, kind=None)
+
+
+def remove(choice: Choice, *, shared: Path, environment: Mapping[str, str]) -> bool:
+    """Delete the cluster of kind that was created for this directory, if one was; tell whether it was deleted.
+
+    KIND_KEEP keeps it. Raises `KindFailed`.
+    """
+    if not (shared / _CREATED).exists() or is_true("KIND_KEEP", environment=environment):
+        return False
+    kind = Kind(programs.kind(environment=environment, report=print_line))
+    kind.delete(choice.target, kubeconfig=shared / _KUBECONFIG)
+    return True
+
+
+@contextlib.contextmanager
+def _local(choice: Choice, *, operators: bool) -> Iterator[Cluster]:
+    from embedded.daemon import start_cluster
+    from tools.binaries import resolve
+
+    with start_cluster(resolve(), operators=operators, manifests=operators) as handle:
+        yield _cluster(
+            choice,
+            kubeconfig=handle.admin_kubeconfig,
+            context=_current_context(handle.kubectl_program, kubeconfig=handle.admin_kubeconfig),
+            kubectl=handle.kubectl_program,
+            directory=handle.directory,
+        )
+
+
+def _shared(choice: Choice, *, shared: Path, environment: Mapping[str, str], kind: Kind | None) -> Cluster:
+    kubectl = programs.kubectl(environment=environment, report=print_line)
+    kubeconfig = shared / _KUBECONFIG
+    with _exclusive(shared):
+        if not kubeconfig.exists():
+            content = (
+                _existing_kubeconfig(kubectl, context=choice.target, environment=environment)
+                if kind is None
+                else _kind_kubeconfig(kind, choice=choice, shared=shared, environment=environment)
+            )
+            _write_private(kubeconfig, content=content)
+    context = choice.target if kind is None else _current_context(kubectl, kubeconfig=kubeconfig)
+    return _cluster(choice, kubeconfig=kubeconfig, context=context, kubectl=kubectl, kind=kind)
+
+
+def _kind_kubeconfig(kind: Kind, *, choice: Choice, shared: Path, environment: Mapping[str, str]) -> str:
+    if not choice.exists:
+        # Before it is: where this process is ended halfway, what there is by then goes too.
+        (shared / _CREATED).touch()
+        kind.create(
+            choice.target,
+            image=environment.get("KIND_NODE_IMAGE"),
+            config=environment.get("KIND_CONFIG"),
+            kubeconfig=shared / "kubeconfig.kind",
+        )
+    return kind.kubeconfig(choice.target)
+
+
+def _existing_kubeconfig(kubectl: Path, *, context: str, environment: Mapping[str, str]) -> str:
+    # A copy with this context alone: what becomes of the user's kubeconfig meanwhile leads no test to another cluster.
+    args = ("config", "view", "--raw", "--flatten", "--minify", f"--context={context}")
+    return run(
+        kubectl,
+        args,
+        title=" ".join(("kubectl", *args)),
+        failure=KubectlFailed,
+        timeout_seconds=_KUBECTL_SECONDS,
+        environment=dict(environment),
+    ).output
+
+
+def _cluster(
+    choice: Choice,
+    *,
+    kubeconfig: Path,
+    context: str,
+    kubectl: Path,
+    directory: Path | None = None,
+    kind: Kind | None = None,
+) -> Cluster:
+    return Cluster(
+        name=choice.backend,
+        reason=choice.reason,
+        kubeconfig=kubeconfig,
+        context=context,
+        capabilities=choice.capabilities,
+        kubectl_program=kubectl,
+        directory=directory,
+        kind=kind,
+    )
+
+
+def _current_context(kubectl: Path, *, kubeconfig: Path) -> str:
+    args = ("config", "current-context", f"--kubeconfig={kubeconfig}")
+    title = " ".join(("kubectl", *args))
+    return run(kubectl, args, title=title, failure=KubectlFailed, timeout_seconds=_KUBECTL_SECONDS).output.strip()
+
+
+@contextlib.contextmanager
+def _exclusive(directory: Path) -> Iterator[None]:
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _write_private(file: Path, *, content: str) -> None:
+    partial = file.with_suffix(".partial")
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as written:
+        written.write(content)
+    partial.replace(file)

@@ -1,0 +1,23 @@
+"""What can go wrong before a test has its cluster."""
+
+from __future__ import annotations
+
+from embedded.errors import EmbeddedError
+
+__all__ = ["BackendError", "KindFailed", "Misconfigured", "Unavailable"]
+
+
+class BackendError(EmbeddedError):
+    """Root of this package's errors."""
+
+
+class Unavailable(BackendError):
+    """A backend cannot be had on this machine; the message says why, and what would make it so."""
+
+
+class Misconfigured(BackendError):
+    """An option, a marker or a variable says what cannot be done, or what is refused; no test is run."""
+
+
+class KindFailed(BackendError):
+    """kind exited with an error, which is the message."""

@@ -1,0 +1,62 @@
+"""Where the programs are that a backend needs: what this project has cached, else PATH, else obtained for it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tools.cache import cache_root, lacking
+from tools.errors import BinariesError
+from tools.progress import Report
+from tools.upstreams import ETCD, KUBERNETES, Upstream, this_platform
+
+__all__ = ["kind", "kubectl", "local"]
+
+
+def local(*, environment: Mapping[str, str]) -> tuple[Path, ...] | None:
+    """Find the directories of all that an embedded cluster runs; None where something must be obtained for it.
+
+    Raises `BinariesError` on a platform that there are no programs for.
+    """
+    kubernetes = _cached(KUBERNETES, programs=KUBERNETES.programs, environment=environment)
+    etcd = _cached(ETCD, programs=ETCD.programs, environment=environment)
+    return None if kubernetes is None or etcd is None else tuple(dict.fromkeys((kubernetes, etcd)))
+
+
+def kubectl(*, environment: Mapping[str, str], report: Report) -> Path:
+    """Find kubectl. Raises `BinariesError` where it is nowhere and cannot be obtained."""
+    try:
+        directory = _cached(KUBERNETES, programs=["kubectl"], environment=environment)
+    except BinariesError:
+        # A platform that this project has no programs for: PATH may have kubectl all the same.
+        directory = None
+    if directory is not None:
+        return directory / "kubectl"
+    return _on_path("kubectl", environment=environment) or _obtain("kubectl", environment=environment, report=report)
+
+
+def kind(*, environment: Mapping[str, str], report: Report) -> Path:
+    """Find kind. Raises `BinariesError` where it is nowhere and cannot be obtained."""
+    return _on_path("kind", environment=environment) or _obtain("kind", environment=environment, report=report)
+
+
+def _cached(upstream: Upstream, *, programs: Sequence[str], environment: Mapping[str, str]) -> Path | None:
+    # Not by tools.binaries: it takes many times as long to import as this takes to run, and every test run asks.
+    if explicit := environment.get("KPLANE_BINARIES_DIR"):
+        directory = Path(explicit).absolute()
+    else:
+        platform = this_platform()
+        directory = cache_root(environment) / f"{upstream.name}-v{upstream.version}-{platform.os}-{platform.arch}"
+    return None if lacking(directory, programs=programs) else directory
+
+
+def _on_path(program: str, *, environment: Mapping[str, str]) -> Path | None:
+    found = shutil.which(program, path=environment.get("PATH"))
+    return Path(found) if found else None
+
+
+def _obtain(program: str, *, environment: Mapping[str, str], report: Report) -> Path:
+    from tools.binaries import resolve
+
+    return resolve(programs=(program,), environment=environment, report=report).path(program)
