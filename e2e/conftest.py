@@ -1,0 +1,136 @@
+"""What the tests share: the installation, names of their own, tenants to look at."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from e2e.installation import Helm, images
+from e2e.kubectl import Kubectl
+from e2e.platform import Platform
+from e2e.tenant import Tenant
+
+_TEST_SECONDS: Final = 300
+_LAST: Final = ("test_uninstall.py", "test_documents.py")
+_RUN: Final = secrets.token_hex(2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test its deadline, without what fixtures take; what takes kplane away comes last."""
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_TEST_SECONDS, func_only=True))
+    items.sort(key=lambda item: _LAST.index(item.path.name) + 1 if item.path.name in _LAST else 0)
+
+
+@pytest.fixture(scope="session")
+def k8s_operators() -> bool:
+    """Where the backend is made of processes, both operators are among them."""
+    return True
+
+
+@pytest.fixture(scope="session")
+def kubectl(k8s: Any) -> Kubectl:
+    """kubectl as administrator of the management cluster."""
+    return Kubectl(str(k8s.kubectl_program), k8s.kubeconfig, k8s.context)
+
+
+@pytest.fixture(scope="session")
+def helm(kubectl: Kubectl) -> Helm:
+    """The real helm."""
+    return Helm.on(kubectl)
+
+
+@pytest.fixture(scope="session")
+def installation(k8s: Any, kubectl: Kubectl, request: pytest.FixtureRequest) -> None:
+    """kplane is installed, and its kinds are served."""
+    if "pods" in k8s.capabilities:
+        if "images" in k8s.capabilities:
+            k8s.load_images(*images())
+        request.getfixturevalue("helm").install()
+    kubectl("wait", "--for=condition=Established", "crd/controlplanes.controlplane.kplane.dev", "--timeout=60s")
+
+
+def _slug(test: str) -> str:
+    words = re.sub(r"[^a-z0-9]+", "-", test.removeprefix("test_").lower())
+    return words[:16].strip("-")
+
+
+def _platform(kubectl: Kubectl, *, prefix: str, directory: Path) -> Iterator[Platform]:
+    made = Platform(kubectl, prefix=f"{prefix}-{_RUN}", directory=directory)
+    try:
+        yield made
+    finally:
+        made.clean_up()
+
+
+@pytest.fixture
+def platform(
+    installation: None, kubectl: Kubectl, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Platform]:
+    """What a test creates is deleted afterwards, and awaited."""
+    yield from _platform(kubectl, prefix=_slug(request.node.name), directory=tmp_path)
+
+
+@pytest.fixture(scope="module")
+def module_platform(
+    installation: None, kubectl: Kubectl, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Platform]:
+    """The same for what the tests of one file share."""
+    name = _slug(request.path.stem)
+    yield from _platform(kubectl, prefix=name, directory=tmp_path_factory.mktemp(name))
+
+
+@pytest.fixture(scope="session")
+def session_platform(
+    installation: None, kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Platform]:
+    """The same for what all tests share."""
+    yield from _platform(kubectl, prefix="e2e", directory=tmp_path_factory.mktemp("e2e"))
+
+
+@pytest.fixture(scope="session")
+def tenants(session_platform: Platform) -> tuple[Tenant, Tenant]:
+    """Two control planes of one class, with controllers. Tests put things into them, and change nothing about them."""
+    platform = session_platform
+    standard = platform.name("standard")
+    platform.create(
+        "ControlPlaneClass",
+        standard,
+        deletionPolicy="Destroy",
+        modesAllowed=["Virtual", "Dedicated"],
+        auth={"defaultRole": "cluster-admin"},
+        controllers={"profile": "Nodeless"},
+        defaultServices=["Controllers"],
+    )
+    acme, globex = platform.name("acme"), platform.name("globex")
+    for name in (acme, globex):
+        platform.create("ControlPlane", name, classRef={"name": standard}, mode="Virtual")
+    for name in (acme, globex):
+        platform.becomes_ready("ControlPlane", name)
+    return platform.tenant(acme), platform.tenant(globex)
+
+
+@pytest.fixture
+def acme(tenants: tuple[Tenant, Tenant]) -> Tenant:
+    """One of the tenants that the tests share."""
+    return tenants[0]
+
+
+@pytest.fixture
+def globex(tenants: tuple[Tenant, Tenant]) -> Tenant:
+    """The other one."""
+    return tenants[1]
+
+
+@pytest.fixture(scope="module")
+def unregistered(module_platform: Platform) -> str:
+    """A class whose control planes get no registration by themselves; their data go with them."""
+    name = module_platform.name("unregistered")
+    module_platform.create("ControlPlaneClass", name, deletionPolicy="Destroy")
+    return name

@@ -1,0 +1,80 @@
+"""kplane as it is installed on the backend: by its chart where Pods run, with the backend itself elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from e2e.kubectl import Kubectl, Object
+
+__all__ = ["CHART", "NAMESPACE", "RELEASE", "ROOT", "Helm", "images"]
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+CHART: Final = ROOT / "deploy" / "chart" / "kplane"
+RELEASE: Final = "kplane"
+NAMESPACE: Final = "kplane-system"
+
+_VALUES: Final = ROOT / "e2e" / "values-kind.yaml"
+_READY_SECONDS: Final = 600
+
+
+def images() -> tuple[str, str]:
+    """Names of the images of both operators, that of controlplane-operator first."""
+    return (
+        os.environ.get("KPLANE_OPERATOR_IMAGE", "kplane-operator:dev"),
+        os.environ.get("KPLANE_MCM_IMAGE", "kplane-mcm:dev"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Helm:
+    """The real helm on the backend's cluster."""
+
+    program: str
+    kubectl: Kubectl
+
+    @classmethod
+    def on(cls, kubectl: Kubectl) -> Helm:
+        """Find helm: the one that HELM names, else that of PATH. Raises AssertionError where there is none."""
+        program = os.environ.get("HELM") or shutil.which("helm")
+        assert program, "helm is not on PATH: install it, or name it by HELM=..."
+        return cls(program, kubectl)
+
+    def __call__(self, *args: str, timeout_seconds: float = 120.0) -> str:
+        """Run helm with these arguments and return what it printed. Raises AssertionError with its words."""
+        command = [self.program, f"--kubeconfig={self.kubectl.kubeconfig}", f"--namespace={NAMESPACE}"]
+        command += [f"--kube-context={self.kubectl.context}"] if self.kubectl.context else []
+        done = subprocess.run(
+            [*command, *args], capture_output=True, text=True, check=False, timeout=timeout_seconds, cwd=ROOT
+        )
+        assert done.returncode == 0, f"`helm {' '.join(args)}`: {done.stderr.strip()}"
+        return done.stdout
+
+    def status(self) -> Object | None:
+        """Say what is installed; None where nothing is."""
+        found: list[Object] = json.loads(self("list", f"--filter=^{RELEASE}$", "--all", "--output=json"))
+        return found[0] if found else None
+
+    def install(self, *settings: str) -> None:
+        """Install or upgrade kplane with the suite's values and more settings, and wait until all of it is ready."""
+        host = self.kubectl(
+            "get", "nodes", "-o", "jsonpath={.items[0].status.addresses[?(@.type=='InternalIP')].address}"
+        )
+        given = [*_image_settings(), "controlPlanes.expose=NodePort", f"controlPlanes.externalHost={host}", *settings]
+        args = ["upgrade", "--install", RELEASE, str(CHART), "--create-namespace", f"--values={_VALUES}"]
+        args += [f"--set={setting}" for setting in given]
+        self(*args, "--wait", f"--timeout={_READY_SECONDS}s", timeout_seconds=_READY_SECONDS + 60)
+
+
+def _image_settings() -> Sequence[str]:
+    settings: list[str] = []
+    for program, image in zip(("operator", "mcm"), images(), strict=True):
+        repository, _, tag = image.rpartition(":")
+        settings += [f"{program}.image.repository={repository}", f"{program}.image.tag={tag}"]
+    return settings

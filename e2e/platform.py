@@ -1,0 +1,161 @@
+"""The management cluster as its administrator sees it: kplane's objects, and what they say of themselves."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from e2e.kubectl import Kubectl, Object
+from e2e.tenant import Tenant
+from e2e.waiting import eventually
+
+__all__ = ["API_VERSION", "Platform", "condition", "described"]
+
+API_VERSION: Final = "controlplane.kplane.dev/v1alpha1"
+
+_ORDER: Final = ("ControlPlane", "ControlPlaneRegistration", "ControlPlaneEndpoint", "ControlPlaneClass", "Secret")
+"""Of deletion: a class makes the registrations of its control planes again as long as those are there."""
+
+_DELETION_SECONDS: Final = 120.0
+
+
+def described(kind: str, name: str, *, annotations: Mapping[str, str] | None = None, **spec: Any) -> Object:
+    """Return an object of one of kplane's kinds."""
+    metadata: dict[str, Any] = {"name": name}
+    if annotations:
+        metadata["annotations"] = dict(annotations)
+    return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def condition(found: Object | None, kind: str = "Ready") -> Object:
+    """Return the object's condition of this type; an empty one where it has none for its present generation."""
+    if found is None:
+        return {}
+    generation = found["metadata"]["generation"]
+    conditions = found.get("status", {}).get("conditions", [])
+    current = (each for each in conditions if each.get("observedGeneration", generation) == generation)
+    return next((each for each in current if each["type"] == kind), {})
+
+
+@dataclass(slots=True)
+class Platform:
+    """What a test works with. Everything that is created through it is deleted by `clean_up`."""
+
+    kubectl: Kubectl
+    prefix: str
+    """Of the names that a test gives."""
+    directory: Path
+    """For the tenants' kubeconfigs."""
+    created: dict[str, list[str]] = field(default_factory=dict)
+
+    def name(self, stem: str) -> str:
+        """Return a name that nobody else uses."""
+        return f"{self.prefix}-{stem}"
+
+    def create(self, kind: str, name: str, *, annotations: Mapping[str, str] | None = None, **spec: Any) -> None:
+        """Create an object, or change the one of that name."""
+        self.created.setdefault(kind, []).append(name)
+        self.kubectl.apply(described(kind, name, annotations=annotations, **spec))
+
+    def create_secret(self, name: str, *, namespace: str = "default", **data: str) -> dict[str, str]:
+        """Create a Secret, and return the reference to it."""
+        self.created.setdefault("Secret", []).append(name)
+        metadata = {"name": name, "namespace": namespace}
+        self.kubectl.apply({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data})
+        return metadata
+
+    def get(self, kind: str, name: str) -> Object:
+        """Return an object."""
+        return self.kubectl.get(_resource(kind), name)
+
+    def find(self, kind: str, name: str) -> Object | None:
+        """Return an object; None where it is not there."""
+        return self.kubectl.find(_resource(kind), name)
+
+    def patch(self, kind: str, name: str, patch: Object) -> None:
+        """Change an object by a merge patch."""
+        self.kubectl("patch", _resource(kind), name, "--type=merge", f"--patch={json.dumps(patch)}")
+
+    def delete(self, kind: str, *names: str) -> None:
+        """Delete objects, and wait until they are gone."""
+        if names:
+            timeout = f"--timeout={_DELETION_SECONDS:.0f}s"
+            args = ("delete", _resource(kind), *names, "--ignore-not-found", "--wait", timeout)
+            self.kubectl(*args, timeout_seconds=_DELETION_SECONDS + 10)
+
+    def becomes_ready(self, kind: str, name: str, *, timeout_seconds: float = 120.0) -> Object:
+        """Wait until an object is Ready, and return its status."""
+        found = eventually(
+            f"{kind} {name} Ready",
+            lambda: self.find(kind, name),
+            lambda found: condition(found).get("status") == "True",
+            timeout_seconds=timeout_seconds,
+        )
+        status: Object = found["status"] if found is not None else {}
+        return status
+
+    def becomes(self, kind: str, name: str, reason: str, *, timeout_seconds: float = 60.0) -> str:
+        """Wait until an object is not Ready for this reason, and return what it says to people."""
+        found = eventually(
+            f"{kind} {name} not Ready because of {reason}",
+            lambda: condition(self.find(kind, name)),
+            lambda found: found.get("status") == "False" and found["reason"] == reason,
+            timeout_seconds=timeout_seconds,
+        )
+        return str(found["message"])
+
+    def resolves(self, registration: str, *, control_plane: str | None = None, timeout_seconds: float = 30.0) -> Object:
+        """Wait until a registration has what its services need, of the control plane it names, and return its status."""
+        uid = self.get("ControlPlane", control_plane or registration)["metadata"]["uid"]
+
+        def resolved(found: Object | None) -> bool:
+            status = found.get("status", {}) if found is not None else {}
+            return condition(found).get("status") == "True" and status["controlPlaneUID"] == uid
+
+        what = f"ControlPlaneRegistration {registration} resolved"
+        found = eventually(
+            what, lambda: self.find("ControlPlaneRegistration", registration), resolved, timeout_seconds=timeout_seconds
+        )
+        status: Object = found["status"] if found is not None else {}
+        return status
+
+    def secret(self, reference: Object) -> Mapping[str, bytes]:
+        """Read a Secret by a reference to it."""
+        found = self.kubectl.get("secret", reference["name"], "-n", reference["namespace"])
+        return {key: base64.b64decode(value) for key, value in found["data"].items()}
+
+    def kubeconfigs(self, name: str) -> Mapping[str, bytes]:
+        """Read the Secret that a control plane publishes for its administrators."""
+        return self.secret(self.get("ControlPlane", name)["status"]["kubeconfigSecretRef"])
+
+    def tenant(self, name: str) -> Tenant:
+        """Get into a control plane from here, by the kubeconfig for people that it publishes."""
+        file = self.private_file(f"{name}.kubeconfig", content=self.kubeconfigs(name)["kubeconfig-external"])
+        return Tenant(name, Kubectl(self.kubectl.program, file))
+
+    def private_file(self, name: str, *, content: bytes) -> Path:
+        """Write a file that nobody else can read."""
+        file = self.directory / name
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
+            opened.write(content)
+        return file
+
+    def clean_up(self) -> None:
+        """Delete what was created, with its data, and wait until it is gone."""
+        planes = self.created.get("ControlPlane", [])
+        present = [found for name in dict.fromkeys(planes) if (found := self.find("ControlPlane", name)) is not None]
+        for found in present:
+            self.patch("ControlPlane", found["metadata"]["name"], {"spec": {"deletionPolicy": "Destroy"}})
+        # While the API servers that they use are still there.
+        self.delete("ControlPlane", *(found["metadata"]["name"] for found in present if "endpointRef" in found["spec"]))
+        for kind in _ORDER:
+            self.delete(kind, *dict.fromkeys(self.created.pop(kind, ())))
+
+
+def _resource(kind: str) -> str:
+    return kind if kind == "Secret" else f"{kind.lower()}.controlplane.kplane.dev"

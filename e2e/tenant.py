@@ -1,0 +1,98 @@
+"""A control plane as its owner sees it: through the published kubeconfig."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+from e2e.kubectl import Kubectl, Object
+from e2e.waiting import eventually, quiet
+
+__all__ = ["Tenant", "widgets"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One control plane and its administrator's kubectl."""
+
+    name: str
+    kubectl: Kubectl
+
+    def answers(self, *, timeout_seconds: float = 60.0) -> None:
+        """Wait until the API server says that it is ready."""
+        eventually(
+            f"{self.name}: /readyz", lambda: self.kubectl("get", "--raw=/readyz"), timeout_seconds=timeout_seconds
+        )
+
+    def add_namespace(self, name: str) -> None:
+        """Create a namespace, and wait until the controllers have made it complete."""
+        self.kubectl("create", "namespace", name)
+        self.wait_account(name)
+
+    def wait_account(self, namespace: str) -> None:
+        """Wait for the ServiceAccount `default`, without which no Pod can be made: controllers are at work."""
+        eventually(
+            f"{self.name}: ServiceAccount default in {namespace}",
+            lambda: self.kubectl.names("serviceaccounts", "-n", namespace),
+            lambda names: "default" in names,
+        )
+
+    def deploy(self, name: str, *, namespace: str = "default", replicas: int = 2) -> None:
+        """Create a Deployment."""
+        self.kubectl("create", "deployment", name, "-n", namespace, "--image=web:1", f"--replicas={replicas}")
+
+    def pods(self, deployment: str, *, namespace: str = "default") -> list[Object]:
+        """Pods of a Deployment."""
+        return self.kubectl.items("pods", "-n", namespace, "-l", f"app={deployment}")
+
+    def wait_pods(self, deployment: str, *, namespace: str = "default", replicas: int = 2) -> None:
+        """Wait until a Deployment has so many Pods: its controllers are at work."""
+        eventually(
+            f"{self.name}: {replicas} Pods of Deployment {deployment}",
+            lambda: len(self.pods(deployment, namespace=namespace)),
+            lambda found: found == replicas,
+        )
+
+    def unattended(self, deployment: str, *, namespace: str = "default") -> None:
+        """Create a Deployment, and see that it gets no ReplicaSet: no controllers are at work."""
+        self.deploy(deployment, namespace=namespace)
+        selector = ("-n", namespace, "-l", f"app={deployment}")
+        quiet(f"{self.name}: ReplicaSet for {deployment}", lambda: self.kubectl.names("replicasets", *selector))
+
+    def wait_unattended(self, stem: str, *, attempts: int = 6) -> str:
+        """Wait until a new Deployment is left alone, and return its name: the controllers have come to their end."""
+        for attempt in range(1, attempts):
+            with contextlib.suppress(AssertionError):
+                self.unattended(f"{stem}-{attempt}")
+                return f"{stem}-{attempt}"
+        self.unattended(f"{stem}-{attempts}")
+        return f"{stem}-{attempts}"
+
+    def keep(self, key: str, value: str) -> None:
+        """Write something down, for `kept`."""
+        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"kept-{key}", "namespace": "default"}}
+        self.kubectl.apply({**body, "data": {"value": value}})
+
+    def kept(self, key: str) -> str | None:
+        """Read what `keep` wrote; None where there is nothing of that key."""
+        found = self.kubectl.find("configmap", f"kept-{key}", "-n", "default")
+        return found["data"]["value"] if found is not None else None
+
+
+def widgets(group: str) -> Object:
+    """Return a CustomResourceDefinition of kind Widget in this API group."""
+    schema = {
+        "type": "object",
+        "properties": {"spec": {"type": "object", "properties": {"size": {"type": "integer"}}}},
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"widgets.{group}"},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"kind": "Widget", "listKind": "WidgetList", "plural": "widgets", "singular": "widget"},
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}],
+        },
+    }

@@ -1,0 +1,57 @@
+"""What there is after the one command that installs kplane."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.installation import NAMESPACE, Helm
+from e2e.kubectl import Kubectl
+from e2e.platform import Platform
+from e2e.tenant import Tenant
+from e2e.waiting import eventually
+
+_KINDS = ("controlplanes", "controlplaneclasses", "controlplaneendpoints", "controlplaneregistrations")
+
+
+@pytest.mark.parametrize("plural", _KINDS)
+def test_kubectl_knows_the_kinds(installation: None, kubectl: Kubectl, plural: str) -> None:
+    """The four kinds are there, and `kubectl explain` tells what their fields mean."""
+    resource = f"{plural}.controlplane.kplane.dev"
+    kubectl("wait", "--for=condition=Established", f"crd/{resource}", "--timeout=30s")
+    explained = kubectl("explain", f"{resource}.spec", "--recursive=false")
+    assert "DESCRIPTION" in explained
+    assert "FIELDS" in explained
+    assert "<empty>" not in explained
+
+
+@pytest.mark.parametrize(("short", "kind"), [("cp", "ControlPlane"), ("cpclass", "ControlPlaneClass")])
+def test_kinds_have_short_names(installation: None, kubectl: Kubectl, short: str, kind: str) -> None:
+    """`kubectl get cp` saves typing."""
+    assert {found["kind"] for found in kubectl.items(short)} <= {kind}
+
+
+def test_both_operators_are_at_work_together(tenants: tuple[Tenant, Tenant], session_platform: Platform) -> None:
+    """One operator has an API server run, the other has its controllers run, with nothing said but `ControlPlane`."""
+    for tenant in tenants:
+        assert session_platform.resolves(tenant.name)["ready"] is True
+        tenant.wait_account("default")
+
+
+@pytest.mark.needs("pods")
+@pytest.mark.parametrize(("deployment", "port"), [("kplane-operator", 8080), ("kplane-mcm", 8081)])
+def test_operators_are_available_and_say_so(installation: None, kubectl: Kubectl, deployment: str, port: int) -> None:
+    """Both Deployments are available, and /readyz answers to whoever wants to probe it."""
+    kubectl("rollout", "status", f"deployment/{deployment}", "-n", NAMESPACE, "--timeout=60s")
+    selector = kubectl.get("deployment", deployment, "-n", NAMESPACE)["spec"]["selector"]["matchLabels"]
+    labels = ",".join(f"{key}={value}" for key, value in selector.items())
+    [pod] = kubectl.names("pods", "-n", NAMESPACE, "-l", labels)
+    raw = f"/api/v1/namespaces/{NAMESPACE}/pods/http:{pod}:{port}/proxy/readyz"
+    assert eventually(f"{deployment} /readyz", lambda: kubectl("get", "--raw", raw))
+
+
+@pytest.mark.needs("pods")
+def test_helm_says_deployed(installation: None, helm: Helm) -> None:
+    """`helm status` calls the release deployed: nothing is left half done."""
+    found = helm.status()
+    assert found is not None
+    assert found["status"] == "deployed"

@@ -1,0 +1,74 @@
+"""Registrations: controllers run for a control plane where one asks for them, and nowhere else."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from e2e.platform import Platform
+from e2e.tenant import Tenant
+
+_SECONDS = 15.0
+"""So soon a registration has to follow what it names."""
+
+
+@pytest.fixture(scope="module")
+def alone(module_platform: Platform, unregistered: str) -> Tenant:
+    """A control plane without a registration."""
+    name = module_platform.name("alone")
+    module_platform.create("ControlPlane", name, classRef={"name": unregistered})
+    module_platform.becomes_ready("ControlPlane", name)
+    return module_platform.tenant(name)
+
+
+def test_a_class_registers_its_control_planes(acme: Tenant, session_platform: Platform) -> None:
+    """With `defaultServices` in the class nobody writes registrations; they come and go with the control plane."""
+    found = session_platform.get("ControlPlaneRegistration", acme.name)
+    owner = session_platform.get("ControlPlane", acme.name)
+    assert [each["uid"] for each in found["metadata"]["ownerReferences"]] == [owner["metadata"]["uid"]]
+    status = session_platform.resolves(acme.name)
+    assert status["services"] == ["Controllers"]
+    assert status["resolvedEndpoint"] == owner["status"]["endpoint"]
+    assert status["resolvedKubeconfigSecretRef"] == owner["status"]["kubeconfigSecretRef"]
+    assert status["controllers"]["profile"] == "Nodeless"
+    acme.wait_account("default")
+
+
+def test_a_registration_may_come_before_its_control_plane(platform: Platform, unregistered: str) -> None:
+    """The order in which manifests are applied does not matter: what is missing is named, and awaited."""
+    name = platform.name("early")
+    platform.create("ControlPlaneRegistration", name, controlPlaneRef={"name": name}, services=["Controllers"])
+    assert name in platform.becomes("ControlPlaneRegistration", name, "ControlPlaneNotFound")
+    platform.create("ControlPlane", name, classRef={"name": unregistered})
+    platform.becomes_ready("ControlPlane", name)
+    platform.resolves(name, timeout_seconds=_SECONDS)
+    platform.tenant(name).wait_account("default")
+
+
+def test_a_registration_by_hand_starts_the_controllers(platform: Platform, alone: Tenant) -> None:
+    """Until then a Deployment just lies there; then it gets its Pods. Without the registration that ends again."""
+    alone.unattended("before")
+    name = platform.name("by-hand")
+    platform.create("ControlPlaneRegistration", name, controlPlaneRef={"name": alone.name}, services=["controllers"])
+    begun = time.monotonic()
+    platform.resolves(name, control_plane=alone.name, timeout_seconds=_SECONDS)
+    alone.wait_pods("before")
+    assert time.monotonic() - begun < 60
+
+    platform.delete("ControlPlaneRegistration", name)
+    alone.wait_unattended("after")
+
+
+def test_services_are_switched_on_and_off(platform: Platform, alone: Tenant) -> None:
+    """An edit of `spec.services` is enough to end the controllers, and to have them again."""
+    name = platform.name("switched")
+    platform.create("ControlPlaneRegistration", name, controlPlaneRef={"name": alone.name}, services=["Controllers"])
+    platform.resolves(name, control_plane=alone.name, timeout_seconds=_SECONDS)
+    alone.add_namespace("with-controllers")
+
+    platform.patch("ControlPlaneRegistration", name, {"spec": {"services": []}})
+    waiting = alone.wait_unattended("switched-off")
+
+    platform.patch("ControlPlaneRegistration", name, {"spec": {"services": ["Controllers"]}})
+    alone.wait_pods(waiting)

@@ -1,0 +1,60 @@
+"""deletionPolicy Retain: the data outlive the control plane, and only who knows of them gets them back."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.platform import Platform
+from e2e.tenant import widgets
+from e2e.waiting import eventually
+
+_ADOPT = "controlplane.kplane.dev/adopt"
+_RETAINED = "controlplane.kplane.dev/retained"
+_RETAINED_UID = "controlplane.kplane.dev/retained-uid"
+
+
+@pytest.mark.parametrize("mode", ["Virtual", "Dedicated"])
+def test_data_are_kept_and_handed_to_who_asks_for_them(platform: Platform, mode: str) -> None:
+    """Delete a control plane by mistake, create it again with one annotation, and everything is as it was.
+
+    Who just takes the name gets a sentence and no data. Destroyed at last, nothing is left.
+    """
+    name, namespace = platform.name("kept"), f"kplane-cp-{platform.name('kept')}"
+    platform.create("ControlPlane", name, mode=mode, deletionPolicy="Retain")
+    platform.becomes_ready("ControlPlane", name)
+    uid = platform.get("ControlPlane", name)["metadata"]["uid"]
+    tenant = platform.tenant(name)
+    tenant.keep("promise", mode)
+    tenant.kubectl.apply(widgets("example.com"))
+    account = tenant.kubectl.get("serviceaccount", "controlplane-admin", "-n", "kplane-system")["metadata"]["uid"]
+
+    platform.delete("ControlPlane", name)
+    metadata = platform.kubectl.get("namespace", namespace)["metadata"]
+    assert "ownerReferences" not in metadata
+    assert metadata["labels"][_RETAINED] == "true"
+    assert metadata["annotations"][_RETAINED_UID] == uid
+
+    platform.create("ControlPlane", name, mode=mode, deletionPolicy="Retain")
+    said = platform.becomes("ControlPlane", name, "DataRetained")
+    assert _ADOPT in said
+    assert uid not in said
+    platform.kubectl("annotate", "controlplane", name, f"{_ADOPT}=00000000-0000-0000-0000-000000000000")
+    eventually("still refused", lambda: platform.becomes("ControlPlane", name, "DataRetained", timeout_seconds=5))
+
+    platform.kubectl("annotate", "--overwrite", "controlplane", name, f"{_ADOPT}={uid}")
+    platform.becomes_ready("ControlPlane", name)
+    again = platform.tenant(name)
+    assert again.kept("promise") == mode
+    assert "widgets.example.com" in again.kubectl.names("customresourcedefinitions")
+    found = again.kubectl.get("serviceaccount", "controlplane-admin", "-n", "kplane-system")
+    assert found["metadata"]["uid"] == account
+    labels = platform.kubectl.get("namespace", namespace)["metadata"].get("labels", {})
+    assert _RETAINED not in labels
+
+    platform.patch("ControlPlane", name, {"spec": {"deletionPolicy": "Destroy"}})
+    platform.becomes_ready("ControlPlane", name)
+    platform.delete("ControlPlane", name)
+    assert platform.kubectl.find("namespace", namespace) is None
+    platform.create("ControlPlane", name, mode=mode, deletionPolicy="Destroy")
+    platform.becomes_ready("ControlPlane", name)
+    assert platform.tenant(name).kept("promise") is None
