@@ -44,6 +44,7 @@ RUN python3 -m compileall -q --invalidation-mode unchecked-hash . && \
 FROM ${BASE_IMAGE} AS runtime
 # Bytecode is in the image; the root file system may be read-only.
 ENV PATH=/opt/kplane/bin:${PATH} PYTHONDONTWRITEBYTECODE=1
+COPY LICENSE /licenses/LICENSE
 USER 65532:65532
 LABEL org.opencontainers.image.licenses="Apache-2.0"
 

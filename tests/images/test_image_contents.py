@@ -1,0 +1,198 @@
+"""Each image holds the packages that its program imports and their locked dependencies, and no others."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+OURS = frozenset(path.parent.name for path in ROOT.glob("*/__init__.py"))
+
+
+@dataclass(frozen=True)
+class Image:
+    """What an image is made for, and of."""
+
+    target: str
+    program: str
+    package: str
+    extras: tuple[str, ...]
+    """Of our own dependencies, besides those that everything needs."""
+
+    @property
+    def lock(self) -> dict[str, tuple[str, str]]:
+        return read_lock(ROOT / "deploy" / "images" / f"{self.target}.lock")
+
+    @property
+    def declared(self) -> frozenset[str]:
+        extras = (PROJECT["optional-dependencies"][extra] for extra in self.extras)
+        texts = [*PROJECT["dependencies"], *(text for extra in extras for text in extra)]
+        return frozenset(canonicalize_name(Requirement(text).name) for text in texts)
+
+
+IMAGES = [
+    Image("operator", program="controlplane-operator", package="controlplane_operator", extras=("operator",)),
+    Image("mcm", program="mcm", package="mcm", extras=()),
+]
+
+each_image = pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.target)
+
+
+def read_lock(path: Path) -> dict[str, tuple[str, str]]:
+    """What a lock file says of each distribution: its version, and what follows it: marker and hashes."""
+    entries = re.findall(r"^([a-z0-9.-]+)==(\S+)(.*(?:\n +--hash=.*)+)", path.read_text(), re.MULTILINE)
+    return {name: (version, rest) for name, version, rest in entries}
+
+
+def stage(name: str) -> list[str]:
+    """The instructions of one stage of the Dockerfile."""
+    found = re.search(rf"^FROM \S+ AS {name}\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL)
+    assert found, f"the Dockerfile has no stage {name}"
+    return found[1].splitlines()
+
+
+def copied(instructions: list[str]) -> list[str]:
+    """What instructions copy from the build context."""
+    lines = [line.split() for line in instructions if line.startswith("COPY ") and "--from=" not in line]
+    return [word for line in lines for word in line[1:-1] if not word.startswith("--")]
+
+
+def imports_of(package: str) -> frozenset[str]:
+    """The top-level modules that a package of ours imports anywhere, other than those of Python."""
+
+    def names() -> Iterator[str]:
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_bytes())):
+                if isinstance(node, ast.Import):
+                    yield from (alias.name for alias in node.names)
+                elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                    yield node.module
+
+    return frozenset(name.partition(".")[0] for name in names()) - sys.stdlib_module_names
+
+
+def packages_for(package: str) -> frozenset[str]:
+    """A package of ours and all of ours that it needs."""
+    found: set[str] = set()
+    pending = {package}
+    while pending:
+        found |= pending
+        pending = {name for each in pending for name in imports_of(each) & OURS} - found
+    return frozenset(found)
+
+
+def test_lock_is_read_with_versions_markers_and_hashes() -> None:
+    lock = read_lock(ROOT / "requirements.lock")
+    assert len(lock) == len(re.findall("^[^ #\n]", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    version, rest = lock["cffi"]
+    assert version[0].isdigit()
+    assert "platform_python_implementation" in rest
+    assert "--hash=sha256:" in rest
+
+
+@each_image
+def test_image_has_the_packages_that_its_program_imports(image: Image) -> None:
+    sources = [source for source in copied(stage(f"{image.target}-builder")) if not source.endswith(".lock")]
+    assert frozenset(sources) == packages_for(image.package)
+    assert len(sources) == len(set(sources))
+
+
+@each_image
+def test_image_installs_its_own_lock(image: Image) -> None:
+    assert f"deploy/images/{image.target}.lock" in copied(stage(f"{image.target}-builder"))
+    assert f"COPY --from={image.target}-builder /opt/kplane /opt/kplane" in stage(image.target)
+
+
+@each_image
+def test_program_of_the_image_is_the_one_of_the_wheel(image: Image) -> None:
+    module, _, function = PROJECT["scripts"][image.program].partition(":")
+    builder = "\n".join(stage(f"{image.target}-builder"))
+    assert f"'from {module} import {function}' 'sys.exit({function}())'" in builder
+    assert f"> /opt/kplane/bin/{image.program} " in builder
+    assert f'ENTRYPOINT ["{image.program}"]' in stage(image.target)
+
+
+@each_image
+def test_lock_holds_what_is_imported(image: Image) -> None:
+    distributions = importlib.metadata.packages_distributions()
+    imported = {name for package in packages_for(image.package) for name in imports_of(package)} - OURS
+    assert "pydantic" in imported
+    assert {canonicalize_name(name) for module in imported for name in distributions[module]} <= set(image.lock)
+
+
+@each_image
+def test_lock_holds_what_is_declared_and_what_that_requires_and_nothing_else(image: Image) -> None:
+    required: set[str] = set()
+    pending = set(image.declared)
+    while pending:
+        required |= pending
+        pending = {name for each in pending for name in requirements_of(each)} - required
+    assert {name for name, (_, rest) in image.lock.items() if applies(lock_marker(rest))} == required
+
+
+def requirements_of(distribution: str) -> Iterator[str]:
+    for text in importlib.metadata.requires(distribution) or ():
+        requirement = Requirement(text)
+        if applies(requirement.marker):
+            yield canonicalize_name(requirement.name)
+
+
+def lock_marker(rest: str) -> Marker | None:
+    found = re.match(r" ; (.*?) \\$", rest, re.MULTILINE)
+    return Marker(found[1]) if found else None
+
+
+def applies(marker: Marker | None) -> bool:
+    """Tell whether a requirement is one on Linux, by the oldest Python, whatever runs this test."""
+    oldest = {"python_version": "3.11", "python_full_version": "3.11.0"}
+    return marker is None or marker.evaluate({**oldest, "extra": ""})
+
+
+@each_image
+def test_lock_agrees_with_that_of_the_project(image: Image) -> None:
+    whole = read_lock(ROOT / "requirements.lock")
+    assert image.lock == {name: whole.get(name) for name in image.lock}
+
+
+@each_image
+def test_image_is_without_what_only_the_command_line_needs(image: Image) -> None:
+    assert not {"kubernetes", "rich", "typer"} & set(image.lock)
+
+
+def test_mcm_is_without_kopf() -> None:
+    assert "kopf" not in read_lock(ROOT / "deploy" / "images" / "mcm.lock")
+
+
+def test_every_stage_is_from_the_given_base_image() -> None:
+    stages = re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)
+    assert len(stages) == len(re.findall(r"^\s*FROM\b", DOCKERFILE, re.MULTILINE | re.IGNORECASE))
+    known = {"${BASE_IMAGE}"}
+    for parent, name in stages:
+        assert parent in known
+        known.add(name)
+    sources = set(re.findall(r"--from=(\S+)", DOCKERFILE))
+    assert sources <= known, "an image is copied from that is not built here"
+    assert not re.search(r"^#\s*syntax\s*=", DOCKERFILE, re.MULTILINE), "a frontend would come from a registry"
+
+
+def test_build_context_has_what_is_copied() -> None:
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    sources = copied(DOCKERFILE.splitlines())
+    for source in sources:
+        assert any(Path(source).is_relative_to(a) or Path(source).match(a) for a in allowed), source
+        assert "$" in source or source.startswith("build/") or (ROOT / source).exists(), source
+    for each in allowed:
+        assert any(Path(source).is_relative_to(each) or Path(source).match(each) for source in sources), f"!{each}"

@@ -1,0 +1,103 @@
+"""What the GitHub workflows call is there, and they may do no more than they need."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tools.upstreams import KUBERNETES
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").iterdir())
+
+each_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+
+
+def load(path: Path) -> dict[str, Any]:
+    workflow = yaml.safe_load(path.read_text())
+    assert isinstance(workflow, dict)
+    return workflow
+
+
+def steps(path: Path) -> Iterator[dict[str, Any]]:
+    for job in load(path)["jobs"].values():
+        yield from job.get("steps", [])
+
+
+def scripts(path: Path) -> list[str]:
+    """What the steps of a workflow run, lines that go on in the next joined."""
+    return [step["run"].replace("\\\n", " ") for step in steps(path) if "run" in step]
+
+
+def test_there_are_workflows_for_changes_and_for_releases() -> None:
+    assert [path.name for path in WORKFLOWS] == ["ci.yaml", "release.yaml"]
+
+
+@each_workflow
+def test_make_targets_exist(path: Path) -> None:
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    lines = [line.strip() for script in scripts(path) for line in script.splitlines()]
+    called = {word for line in lines if line.startswith("make ") for word in line.split()[1:] if "=" not in word}
+    assert called, "no step calls make"
+    assert called <= targets
+
+
+@each_workflow
+def test_modules_that_are_run_exist(path: Path) -> None:
+    for script in scripts(path):
+        for module in re.findall(r"\bpython -m ([\w.]+)", script):
+            assert importlib.util.find_spec(module), module
+
+
+@each_workflow
+def test_scripts_are_valid_and_take_no_expressions(path: Path) -> None:
+    for script in scripts(path):
+        # What GitHub puts in there would be run as a part of the script; values come by the environment.
+        assert "${{" not in script
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+@each_workflow
+def test_actions_are_pinned(path: Path) -> None:
+    used = [step["uses"] for step in steps(path) if "uses" in step]
+    assert used
+    for name in used:
+        assert re.fullmatch(r"(actions|docker)/[a-z-]+@(v\d+|[0-9a-f]{40})", name), name
+
+
+@each_workflow
+def test_workflow_may_only_read_unless_a_job_says_more(path: Path) -> None:
+    workflow = load(path)
+    assert workflow["permissions"] == {"contents": "read"}
+    writing = {name for name, job in workflow["jobs"].items() if "write" in job.get("permissions", {}).values()}
+    assert writing == ({"images", "publish"} if path.stem == "release" else set())
+
+
+@each_workflow
+def test_jobs_end(path: Path) -> None:
+    for name, job in load(path)["jobs"].items():
+        assert "uses" in job or job["timeout-minutes"] <= 60, name
+
+
+def test_release_builds_what_the_dockerfile_has() -> None:
+    path = ROOT / ".github" / "workflows" / "release.yaml"
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    targets = load(path)["jobs"]["images"]["strategy"]["matrix"]["image"]
+    assert targets == re.findall(r"^FROM runtime AS (\S+)$", dockerfile, re.MULTILINE)
+    programs = set(re.findall(r"build/programs/linux-\$\{TARGETARCH\}/(\S+)", dockerfile))
+    (given,) = re.findall(r"tools\.binaries .*--into \S+ (.*)", "\n".join(scripts(path)))
+    assert set(given.split()) == programs
+
+
+def test_kind_runs_our_minor_version_of_kubernetes() -> None:
+    image = load(ROOT / ".github" / "workflows" / "ci.yaml")["jobs"]["e2e-kind"]["env"]["KIND_NODE_IMAGE"]
+    found = re.fullmatch(r"kindest/node:v(\d+\.\d+)\.\d+@sha256:[0-9a-f]{64}", image)
+    assert found, image
+    assert KUBERNETES.version.startswith(f"{found[1]}.")
