@@ -161,7 +161,9 @@ async def test_credentials_lost_while_a_control_plane_has_data_are_refused(site:
     body = {"metadata": {"name": site.namespace}, "spec": {"virtual": {"clusterPath": site.namespace}}}
     await site.client.create(CONTROL_PLANES, body)
     try:
-        await site.keeper().check()  # it was never published: nothing is lost with its data
+        status: dict[str, Any] = {"status": {"clusterPath": site.namespace, "phase": "Provisioning"}}
+        await site.client.patch(CONTROL_PLANES, site.namespace, status, subresource="status")
+        await site.keeper().check()  # made while the credentials were awaited, never published: it has no data
         for name in ("credentials", "server"):
             await site.delete(name)
         status = {"status": {"endpoint": "https://10.0.0.1:6443"}}
