@@ -110,7 +110,7 @@ class Platform:
         return str(found["message"])
 
     def resolves(self, registration: str, *, control_plane: str | None = None, timeout_seconds: float = 30.0) -> Object:
-        """Wait until a registration has what its services need, of the control plane it names, and return its status."""
+        """Wait until a registration has what its services need of the control plane it names, and return its status."""
         uid = self.get("ControlPlane", control_plane or registration)["metadata"]["uid"]
 
         def resolved(found: Object | None) -> bool:

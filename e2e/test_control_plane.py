@@ -11,7 +11,6 @@ import yaml
 from e2e.kubectl import Kubectl
 from e2e.platform import Platform, condition
 from e2e.tenant import Tenant, widgets
-from e2e.waiting import eventually
 
 
 def test_the_status_says_where_it_is(acme: Tenant, session_platform: Platform) -> None:
@@ -74,7 +73,7 @@ def test_types_of_ones_own_are_ones_own(acme: Tenant, globex: Tenant) -> None:
         "metadata": {"name": "first", "namespace": "default"},
         "spec": {"size": 3},
     }
-    eventually("Widget created", lambda: acme.kubectl.apply(body) or True)
+    acme.kubectl.apply(body)
     assert acme.kubectl.get("widget", "first")["spec"]["size"] == 3
     assert "widgets.acme.example.com" not in globex.kubectl.names("customresourcedefinitions")
     assert "the server doesn't have a resource type" in globex.kubectl.refuses("get", "widgets")
