@@ -166,8 +166,8 @@ class CredentialsKeeper:
         present = known.get("data") or {}
         if labels | _LABELS == labels and present | encoded == present:
             return
-        metadata = known["metadata"] | {"labels": labels | _LABELS}
-        await self._client.replace(SECRETS, known | {"metadata": metadata, "data": present | encoded})
+        metadata = {"resourceVersion": known["metadata"]["resourceVersion"], "labels": _LABELS}
+        await self._client.patch(SECRETS, name, {"metadata": metadata, "data": encoded}, namespace=self._namespace)
         _log.info("renewed Secret %s/%s", self._namespace, name)
 
     @property

@@ -27,6 +27,9 @@ class Site:
     """A namespace of the management cluster, and a clock that tests move."""
 
     client: Client
+    """As administrator."""
+    operator: Client
+    """As the operator, with no other rights than that one has."""
     namespace: str
     directory: Path
     programs: tuple[Path, ...]
@@ -36,7 +39,7 @@ class Site:
         """Start anew, as an operator does that remembers nothing."""
         self.etcd = SharedEtcd(endpoint, programs=self.programs)
         return CredentialsKeeper(
-            client or self.client,
+            client or self.operator,
             etcd=self.etcd,
             service=SERVICE,
             namespace=self.namespace,
@@ -60,11 +63,14 @@ class Site:
 
 @pytest.fixture
 async def site(api_server: Handle, binaries: Binaries, tmp_path: Path) -> AsyncIterator[Site]:
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with (
+        Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client,
+        Client(ClusterConfig.load(api_server.operator_kubeconfig)) as operator,
+    ):
         namespace = f"etcd-{secrets.token_hex(4)}"
         await client.create(NAMESPACES, {"metadata": {"name": namespace}})
         try:
-            yield Site(client, namespace, tmp_path / "credentials", binaries.directories)
+            yield Site(client, operator, namespace, tmp_path / "credentials", binaries.directories)
         finally:
             await client.delete(NAMESPACES, namespace)
 

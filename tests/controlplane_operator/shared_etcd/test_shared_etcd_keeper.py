@@ -213,7 +213,7 @@ async def test_an_operator_waits_for_an_api_server_that_is_away(
             await eventually(site.etcd.problem, lambda problem: "127.0.0.1:1" in (problem or ""))
             with pytest.raises(KeyspaceError, match="not there yet"):
                 _ = site.etcd.keyspace
-            keeper._client = site.client
+            keeper._client = site.operator
             await eventually(lambda: site.etcd.authority)
 
 
