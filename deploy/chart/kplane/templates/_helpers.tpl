@@ -1,0 +1,98 @@
+{{- define "kplane.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* Beginning of all names. The longest ending is -etcd-restore-2-0123456789, and names of pods have to fit into 63 letters. */}}
+{{- define "kplane.fullname" -}}
+{{- $name := include "kplane.name" . -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 32 | trimSuffix "-" -}}
+{{- else if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 32 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 32 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kplane.etcd" -}}
+{{ include "kplane.fullname" . }}-etcd
+{{- end -}}
+
+{{/* Labels that select the pods of a component: (list $ "operator"). */}}
+{{- define "kplane.selector" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ include "kplane.name" $root }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{/* All labels of an object of a component: (list $ "operator"). */}}
+{{- define "kplane.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "kplane.selector" . }}
+app.kubernetes.io/part-of: kplane
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* An image: (list $ .Values.operator.image). */}}
+{{- define "kplane.image" -}}
+{{- $root := index . 0 -}}
+{{- $image := index . 1 -}}
+{{ $image.repository }}:{{ $image.tag | default $root.Chart.AppVersion }}
+{{- end -}}
+
+{{- define "kplane.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "kplane.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{/* Where pods may run, from the values of a component. */}}
+{{- define "kplane.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* "1", and "0" while a snapshot is restored, when nothing may touch etcd. */}}
+{{- define "kplane.replicas" -}}
+{{- ternary "0" "1" (ne .Values.etcd.restore.snapshot "") -}}
+{{- end -}}
+
+{{- define "kplane.etcdMember" -}}
+{{- $root := index . 0 -}}
+{{- $etcd := include "kplane.etcd" $root -}}
+https://{{ $etcd }}-{{ index . 1 }}.{{ $etcd }}-peers.{{ $root.Release.Namespace }}.svc:2380
+{{- end -}}
+
+{{- define "kplane.etcdCluster" -}}
+{{- $root := . -}}
+{{- range $i := until (int .Values.etcd.replicas) -}}
+{{ if $i }},{{ end }}{{ include "kplane.etcd" $root }}-{{ $i }}={{ include "kplane.etcdMember" (list $root $i) }}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,74 @@
+{{/* The job that saves a snapshot; the CronJob and the Job at installation and upgrade have it. */}}
+{{- define "kplane.backupJob" -}}
+{{- $name := include "kplane.etcd" . -}}
+# etcd may be on its way up.
+backoffLimit: 8
+activeDeadlineSeconds: 3600
+ttlSecondsAfterFinished: 86400
+template:
+  metadata:
+    labels:
+      {{- include "kplane.labels" (list . "etcd-backup") | nindent 6 }}
+  spec:
+    {{- include "kplane.etcdJobPod" . | nindent 4 }}
+    restartPolicy: OnFailure
+    containers:
+      - name: backup
+        image: {{ include "kplane.image" (list . .Values.operator.image) }}
+        imagePullPolicy: {{ .Values.operator.image.pullPolicy }}
+        command: [/bin/sh, /scripts/backup.sh]
+        env:
+          - {name: BACKUPS, value: /backup}
+          - {name: KEEP, value: {{ .Values.etcd.backup.keep | quote }}}
+          - {name: ETCDCTL_ENDPOINTS, value: "https://{{ $name }}.{{ .Release.Namespace }}.svc:2379"}
+          - {name: ETCDCTL_CACERT, value: /etc/etcd/ca.crt}
+          - {name: ETCDCTL_CERT, value: /etc/etcd/client.crt}
+          - {name: ETCDCTL_KEY, value: /etc/etcd/client.key}
+        {{- with .Values.etcd.backup.resources }}
+        resources:
+          {{- toYaml . | nindent 10 }}
+        {{- end }}
+        securityContext:
+          {{- include "kplane.containerSecurity" . | nindent 10 }}
+        terminationMessagePolicy: FallbackToLogsOnError
+        volumeMounts:
+          - {name: scripts, mountPath: /scripts, readOnly: true}
+          - {name: backup, mountPath: /backup}
+          - {name: credentials, mountPath: /etc/etcd, readOnly: true}
+    volumes:
+      - name: scripts
+        configMap:
+          name: {{ $name }}-scripts
+      - name: backup
+        persistentVolumeClaim:
+          claimName: {{ $name }}-backup
+      - name: credentials
+        secret:
+          secretName: {{ $name }}-credentials
+          defaultMode: 0440
+          # Not the key of the authority.
+          items:
+            - {key: ca.crt, path: ca.crt}
+            - {key: client.crt, path: client.crt}
+            - {key: client.key, path: client.key}
+{{- end -}}
+
+{{/* What pods of backup and restore have in common. */}}
+{{- define "kplane.etcdJobPod" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext:
+  {{- include "kplane.podSecurity" . | nindent 2 }}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.etcd.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.etcd.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
