@@ -94,7 +94,7 @@ def _shared_etcd(client: Client, settings: Settings) -> tuple[SharedEtcd | None,
                 etcd=etcd,
                 service=service,
                 namespace=namespace,
-                directory=settings.state_directory / "shared-etcd",
+                directory=settings.state_directory / ".shared-etcd",
             )
             return etcd, keeper
 

@@ -57,6 +57,8 @@ def etcd_component(
             f"--listen-metrics-urls=http://{listen[_METRICS_PORT]}",
             *_tls_arguments(""),
             *_tls_arguments("peer-"),
+            # It speaks to etcd with the server's certificate, and clients of etcd's API have no use for it.
+            "--enable-grpc-gateway=false",
             f"--quota-backend-bytes={_QUOTA_BYTES}",
             "--auto-compaction-mode=periodic",
             f"--auto-compaction-retention={_COMPACTION_RETENTION}",

@@ -1,0 +1,138 @@
+"""A real API server with the real controllers of workloads; where a kubelet would act, the test does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import pytest
+import uvloop
+
+from embedded.credentials import ADMINISTRATOR_GROUPS, Credentials
+from embedded.handle import Handle
+from provider import NAMESPACES, PODS, Client, ClusterConfig
+from workloads import FILES, Component, File, Lifetime, Phase, Port, Probe, ProcessRuntime, Resources
+from workloads.pods import Image, Placement, PodRuntime, PodSettings
+
+
+def pytest_asyncio_loop_factories(config, item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+SETTINGS = PodSettings(
+    images={"server": Image("registry.example/server:1.2.3", capabilities=("NET_BIND_SERVICE",))},
+    ports={"https": 6443, "client": 2379},
+)
+CONTROLLERS = "deployment-controller,replicaset-controller,statefulset-controller,garbage-collector-controller"
+
+
+def place(component: str) -> Placement:
+    """Components of these tests are named "<namespace>--<name of the objects>"."""
+    namespace, _, name = component.partition("--")
+    return Placement(namespace=namespace, name=name)
+
+
+def server(name: str, **fields: Any) -> Component:
+    given = {
+        "args": (f"--config={FILES}/config", "--literal=$(NOT_A_VARIABLE)"),
+        "files": {"config": File(b"one"), "tls.crt": File(b"certificate", reloaded=True)},
+        "env": {"GOGC": "50"},
+        "ports": (Port(number=6443, name="https"),),
+        "readiness": Probe(port="https", path="/readyz", ca="tls.crt"),
+        "resources": Resources(cpu_request="100m", memory_request="64Mi", memory_limit="128Mi"),
+        **fields,
+    }
+    return Component(name=name, program="server", **given)
+
+
+class Cluster:
+    """The management cluster, and the part of a kubelet."""
+
+    def __init__(self, client: Client, eventually: Callable) -> None:
+        self.client = client
+        self.eventually = eventually
+
+    @contextlib.asynccontextmanager
+    async def runtime(self, **changes: Any) -> AsyncIterator[PodRuntime]:
+        settings = dataclasses.replace(SETTINGS, **changes)
+        async with PodRuntime(self.client, place=place, settings=settings) as runtime:
+            await runtime.synced()
+            yield runtime
+
+    async def namespace(self, name: str, **labels: str) -> str:
+        await self.client.create(NAMESPACES, {"metadata": {"name": name, "labels": labels}})
+        return name
+
+    async def pods(self, namespace: str) -> list[dict[str, Any]]:
+        return (await self.client.list(PODS, namespace=namespace)).items
+
+    async def pod(self, namespace: str, *, but: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Wait for the one pod in a namespace, besides those that are known by name."""
+
+        async def others() -> list[dict[str, Any]]:
+            return [pod for pod in await self.pods(namespace) if pod["metadata"]["name"] not in but]
+
+        return (await self.eventually(others, lambda found: len(found) == 1, timeout=20.0))[0]
+
+    async def say(self, pod: dict[str, Any], **status: Any) -> None:
+        """Write what a kubelet tells of a pod."""
+        name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+        await self.client.patch(PODS, name, {"status": status}, namespace=namespace, subresource="status")
+
+    async def run_pod(self, pod: dict[str, Any]) -> None:
+        started = "2026-01-01T00:00:00Z"
+        await self.say(
+            pod,
+            phase="Running",
+            conditions=[{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:05Z"}],
+            containerStatuses=[_container(state={"running": {"startedAt": started}}, ready=True)],
+        )
+
+    async def phase(self, runtime: PodRuntime, name: str, phase: Phase) -> Any:
+        return await self.eventually(lambda: runtime.state(name), lambda state: state.phase is phase, timeout=20.0)
+
+
+def _container(*, state: dict[str, Any], ready: bool, restarts: int = 0, last: dict[str, Any] | None = None) -> Any:
+    return {
+        "name": "server",
+        "image": "registry.example/server:1.2.3",
+        "imageID": "",
+        "ready": ready,
+        "restartCount": restarts,
+        "state": state,
+        **({"lastState": last} if last else {}),
+    }
+
+
+@pytest.fixture
+def container() -> Callable[..., Any]:
+    """The status of the only container of a pod."""
+    return _container
+
+
+@pytest.fixture
+async def cluster(api_server: Handle, tmp_path, eventually) -> AsyncIterator[Cluster]:
+    credentials = Credentials(api_server.directory / "credentials", host="127.0.0.1")
+    kubeconfig = credentials.kubeconfig(api_server.server, user="controllers", groups=ADMINISTRATOR_GROUPS)
+    async with ProcessRuntime(tmp_path / "controllers", programs=api_server.programs) as processes:
+        address = await processes.reserve("controllers", ports=["https"])
+        await processes.apply(
+            Component(
+                name="controllers",
+                program="kube-controller-manager",
+                args=(
+                    f"--kubeconfig={FILES}/kubeconfig",
+                    f"--controllers={CONTROLLERS}",
+                    "--bind-address=127.0.0.1",
+                    f"--secure-port={address.ports['https']}",
+                    "--leader-elect=false",
+                ),
+                files={"kubeconfig": File(kubeconfig)},
+                lifetime=Lifetime.BOUND,
+            )
+        )
+        async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+            yield Cluster(client, eventually)

@@ -1,0 +1,305 @@
+"""PodRuntime against a real API server with the real controllers of Deployments and StatefulSets."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+
+import pytest
+
+from provider import (
+    DEPLOYMENTS,
+    NETWORK_POLICIES,
+    PERSISTENT_VOLUME_CLAIMS,
+    POD_DISRUPTION_BUDGETS,
+    SECRETS,
+    SERVICES,
+    STATEFUL_SETS,
+    NotFound,
+)
+from workloads import DATA, File, Phase, Port, RuntimeFailure
+from workloads.pods import Expose
+
+from .conftest import server
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+KINDS = (DEPLOYMENTS, STATEFUL_SETS, SERVICES, SECRETS, NETWORK_POLICIES, POD_DISRUPTION_BUDGETS)
+
+
+async def objects(cluster, namespace):
+    found = {}
+    for kind in (*KINDS, PERSISTENT_VOLUME_CLAIMS):
+        found[str(kind)] = [
+            each["metadata"]["name"] for each in (await cluster.client.list(kind, namespace=namespace)).items
+        ]
+    return found
+
+
+async def test_component_becomes_a_deployment_that_a_restricted_namespace_admits(cluster):
+    namespace = await cluster.namespace("pods-deployment", **{"pod-security.kubernetes.io/enforce": "restricted"})
+    name = f"{namespace}--server"
+    async with cluster.runtime() as runtime:
+        address = await runtime.reserve(name, ports=["https"])
+        assert (address.host, dict(address.ports)) == ("server.pods-deployment.svc", {"https": 6443})
+        assert (address.listen, address.external) == ("0.0.0.0", None)
+        await runtime.apply(server(name))
+        pod = await cluster.pod(namespace)
+        assert runtime.state(name).phase is Phase.STARTING
+        await cluster.run_pod(pod)
+        await cluster.phase(runtime, name, Phase.READY)
+        assert name in runtime.names()
+    assert await objects(cluster, namespace) == {
+        "Deployment": ["server"],
+        "StatefulSet": [],
+        "Service": ["server"],
+        "Secret": ["server-files"],
+        "NetworkPolicy": ["server"],
+        "PodDisruptionBudget": ["server"],
+        "PersistentVolumeClaim": [],
+    }
+    container = pod["spec"]["containers"][0]
+    assert container["args"] == ["--config=/etc/kplane/config", "--literal=$$(NOT_A_VARIABLE)"]
+    secret = await cluster.client.get(SECRETS, "server-files", namespace=namespace)
+    assert base64.b64decode(secret["data"]["config"]) == b"one"
+
+
+async def test_equal_description_writes_nothing_and_an_edit_by_others_is_undone(cluster):
+    namespace = await cluster.namespace("pods-idempotent")
+    name = f"{namespace}--server"
+
+    async def deployment():
+        return await cluster.client.get(DEPLOYMENTS, "server", namespace=namespace)
+
+    async with cluster.runtime() as runtime:
+        await runtime.reserve(name, ports=["https"])
+        await runtime.apply(server(name))
+        await cluster.pod(namespace)
+        before = await deployment()
+        await runtime.apply(server(name))
+        assert (await deployment())["metadata"]["generation"] == before["metadata"]["generation"]
+        await cluster.client.patch(DEPLOYMENTS, "server", {"spec": {"replicas": 5}}, namespace=namespace)
+
+        async def replicas():
+            await runtime.apply(server(name))
+            return (await deployment())["spec"]["replicas"]
+
+        await cluster.eventually(replicas, lambda number: number == 1)
+        await cluster.client.delete(SERVICES, "server", namespace=namespace)
+
+        async def address_is_back():
+            await runtime.reserve(name, ports=["https"])
+            return await cluster.client.get(SERVICES, "server", namespace=namespace)
+
+        await cluster.eventually(address_is_back)
+    async with cluster.runtime() as another:
+        await another.apply(server(name))
+        assert (await deployment())["metadata"]["generation"] == before["metadata"]["generation"] + 2
+
+
+async def test_pods_are_replaced_for_a_file_that_is_read_once_and_not_for_one_that_is_read_again(cluster):
+    namespace = await cluster.namespace("pods-files")
+    name = f"{namespace}--server"
+    async with cluster.runtime() as runtime:
+        await runtime.reserve(name, ports=["https"])
+        await runtime.apply(server(name))
+        first = await cluster.pod(namespace)
+        await cluster.run_pod(first)
+        await cluster.phase(runtime, name, Phase.READY)
+
+        renewed = {"config": File(b"one"), "tls.crt": File(b"renewed", reloaded=True)}
+        await runtime.apply(server(name, files=renewed))
+        secret = await cluster.client.get(SECRETS, "server-files", namespace=namespace)
+        assert base64.b64decode(secret["data"]["tls.crt"]) == b"renewed"
+        deployment = await cluster.client.get(DEPLOYMENTS, "server", namespace=namespace)
+        assert deployment["metadata"]["generation"] == 1
+
+        await runtime.apply(server(name, files={**renewed, "config": File(b"two")}))
+        second = await cluster.pod(namespace, but=(first["metadata"]["name"],))
+        # The first one goes when the second one is ready, and not before.
+        assert first["metadata"]["name"] in [pod["metadata"]["name"] for pod in await cluster.pods(namespace)]
+        assert runtime.state(name).phase is Phase.READY
+        await cluster.run_pod(second)
+        await cluster.eventually(
+            lambda: cluster.pods(namespace),
+            lambda pods: [pod["metadata"]["name"] for pod in pods] == [second["metadata"]["name"]],
+            timeout=20.0,
+        )
+
+
+async def test_component_with_data_keeps_its_claim_until_it_is_deleted(cluster):
+    namespace = await cluster.namespace("pods-data")
+    name = f"{namespace}--store"
+    component = server(name, args=(f"--data={DATA}",), data=True)
+    async with cluster.runtime() as runtime:
+        await runtime.reserve(name, ports=["https"])
+        await runtime.apply(component)
+        pod = await cluster.pod(namespace)
+        assert pod["spec"]["containers"][0]["args"] == ["--data=/var/lib/kplane/data"]
+        await runtime.stop(name)
+        assert await cluster.pods(namespace) == []
+        assert runtime.state(name).phase is Phase.ABSENT
+        assert name in runtime.names()
+        assert (await objects(cluster, namespace))["PersistentVolumeClaim"] == ["data-store-0"]
+    # Other settings count for new components: a StatefulSet's claims cannot be changed.
+    async with cluster.runtime(storage_size="20Gi") as runtime:
+        await runtime.apply(component)
+        claim = await cluster.client.get(PERSISTENT_VOLUME_CLAIMS, "data-store-0", namespace=namespace)
+        assert claim["spec"]["resources"]["requests"]["storage"] == "10Gi"
+        await cluster.pod(namespace)
+        # Nothing protects the claim here, as no pod of it ever had a node.
+        await cluster.client.patch(
+            PERSISTENT_VOLUME_CLAIMS, "data-store-0", {"metadata": {"finalizers": []}}, namespace=namespace
+        )
+        await runtime.delete(name)
+        assert not any((await objects(cluster, namespace)).values())
+        await cluster.eventually(lambda: name in runtime.names(), lambda known: not known)
+        await runtime.delete(name)
+
+
+async def test_state_says_why_a_pod_does_not_run(cluster, container):
+    namespace = await cluster.namespace("pods-trouble")
+    name = f"{namespace}--server"
+    async with cluster.runtime() as runtime:
+        changes: list[str] = []
+        unsubscribe = runtime.subscribe(changes.append)
+        await runtime.reserve(name, ports=["https"])
+        await runtime.apply(server(name))
+        pod = await cluster.pod(namespace)
+
+        unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+        await cluster.say(pod, conditions=[unscheduled])
+        await cluster.eventually(lambda: runtime.state(name).message, lambda said: "has no node: 0/3 nodes" in said)
+
+        waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+        await cluster.say(pod, conditions=[], containerStatuses=[container(state=waiting, ready=False)])
+        await cluster.eventually(
+            lambda: runtime.state(name).message, lambda said: "ImagePullBackOff: no such image" in said
+        )
+
+        crashed = {"terminated": {"exitCode": 1, "reason": "Error", "message": "bad flag --x"}}
+        looping = container(state={"waiting": {"reason": "CrashLoopBackOff"}}, ready=False, restarts=3, last=crashed)
+        await cluster.say(pod, containerStatuses=[looping])
+        state = await cluster.phase(runtime, name, Phase.BACKOFF)
+        assert "Error, exit code 1: bad flag --x" in state.message
+        assert state.restarts == 3
+
+        await cluster.run_pod(pod)
+        await cluster.phase(runtime, name, Phase.READY)
+        fell = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:01:00Z"}
+        running = container(state={"running": {"startedAt": "2026-01-01T00:00:00Z"}}, ready=False)
+        await cluster.say(pod, conditions=[fell], containerStatuses=[running])
+        await cluster.phase(runtime, name, Phase.UNREADY)
+        unsubscribe()
+        assert set(changes) == {name}
+
+
+async def test_refused_pod_is_told(cluster):
+    namespace = await cluster.namespace("pods-refused", **{"pod-security.kubernetes.io/enforce": "restricted"})
+    name = f"{namespace}--server"
+    async with cluster.runtime() as runtime:
+        await runtime.reserve(name, ports=["https"])
+        await runtime.apply(server(name))
+        # A quota of the cluster's owner, such as any namespace may get.
+        state = await cluster.eventually(lambda: runtime.state(name), lambda state: state.phase is Phase.STARTING)
+        assert state.message == ""
+
+
+async def test_load_balancer_address_is_waited_for(cluster):
+    namespace = await cluster.namespace("pods-balancer")
+    name = f"{namespace}--server"
+    async with cluster.runtime(expose=Expose.LOAD_BALANCER) as runtime:
+        with pytest.raises(
+            RuntimeFailure, match="Service pods-balancer/server has no address from a load balancer yet"
+        ):
+            await runtime.reserve(name, ports=["https"], exposed=True)
+        ingress = {"loadBalancer": {"ingress": [{"ip": "203.0.113.7"}]}}
+        await cluster.client.patch(SERVICES, "server", {"status": ingress}, namespace=namespace, subresource="status")
+
+        async def external():
+            return (await runtime.reserve(name, ports=["https"], exposed=True)).external
+
+        given = await cluster.eventually(external)
+        assert (given.host, dict(given.ports)) == ("203.0.113.7", {"https": 6443})
+
+
+async def test_node_port_is_the_external_port(cluster):
+    namespace = await cluster.namespace("pods-node-port")
+    async with cluster.runtime(expose=Expose.NODE_PORT, external_host="nodes.example") as runtime:
+        exposed = (await runtime.reserve(f"{namespace}--server", ports=["https"], exposed=True)).external
+        service = await cluster.client.get(SERVICES, "server", namespace=namespace)
+        assert (exposed.host, dict(exposed.ports)) == (
+            "nodes.example",
+            {"https": service["spec"]["ports"][0]["nodePort"]},
+        )
+        inner = await runtime.reserve(f"{namespace}--store", ports=["client"])
+        assert inner.external is None
+        store = await cluster.client.get(SERVICES, "store", namespace=namespace)
+        assert store["spec"]["type"] == "ClusterIP"
+
+
+async def test_trouble_of_one_namespace_names_it_and_leaves_others_alone(cluster):
+    namespace = await cluster.namespace("pods-good")
+    async with cluster.runtime() as runtime:
+        with pytest.raises(RuntimeFailure, match="Component nowhere--server: its Service in namespace nowhere"):
+            await runtime.reserve("nowhere--server", ports=["https"])
+        with pytest.raises(RuntimeFailure, match="its objects in namespace nowhere"):
+            await runtime.apply(server("nowhere--server"))
+        await runtime.delete("nowhere--server")
+        assert runtime.state("nowhere--server").phase is Phase.ABSENT
+        await runtime.reserve(f"{namespace}--server", ports=["https"])
+
+
+async def test_labels_that_others_made_up_are_not_taken_for_components(cluster):
+    mine = await cluster.namespace("pods-mine")
+    foreign = await cluster.namespace("pods-foreign")
+    name = f"{mine}--server"
+    labels = {"app.kubernetes.io/managed-by": "kplane", "controlplane.kplane.dev/component": name}
+    body = {"metadata": {"name": "server", "namespace": foreign, "labels": labels}, "spec": {"ports": [{"port": 1}]}}
+    async with cluster.runtime() as runtime:
+        seen = asyncio.Event()
+        runtime.subscribe(lambda changed: seen.set())
+        await cluster.client.create(SERVICES, body)
+        await asyncio.wait_for(seen.wait(), 10)
+        assert name not in runtime.names()
+        assert runtime.state(name).phase is Phase.ABSENT
+
+
+async def test_deleted_while_pods_have_not_ended_is_told_and_repeated(cluster, monkeypatch):
+    monkeypatch.setattr("workloads.pods.pod_runtime._END_SECONDS", 1.0)
+    namespace = await cluster.namespace("pods-slow")
+    name = f"{namespace}--server"
+    async with cluster.runtime() as runtime:
+        await runtime.reserve(name, ports=["https"])
+        await runtime.apply(server(name))
+        pod = await cluster.pod(namespace)
+        held = {"metadata": {"finalizers": ["example.com/held"]}}
+        from provider import PODS
+
+        await cluster.client.patch(PODS, pod["metadata"]["name"], held, namespace=namespace)
+        with pytest.raises(RuntimeFailure, match=f"has not ended in namespace {namespace} yet; pods: server-"):
+            await runtime.delete(name)
+        await cluster.client.get(SERVICES, "server", namespace=namespace)
+        await cluster.client.patch(PODS, pod["metadata"]["name"], {"metadata": {"finalizers": []}}, namespace=namespace)
+
+        async def deleted():
+            await runtime.delete(name)
+            return True
+
+        await cluster.eventually(deleted, timeout=20.0)
+        with pytest.raises(NotFound):
+            await cluster.client.get(SERVICES, "server", namespace=namespace)
+
+
+async def test_several_replicas_are_spread_and_leave_one_at_a_time(cluster):
+    namespace = await cluster.namespace("pods-replicas")
+    name = f"{namespace}--server"
+    async with cluster.runtime(replicas=3) as runtime:
+        await runtime.apply(server(name, ports=(Port(number=6443, name="https"),)))
+        deployment = await cluster.client.get(DEPLOYMENTS, "server", namespace=namespace)
+        budget = await cluster.client.get(POD_DISRUPTION_BUDGETS, "server", namespace=namespace)
+    assert deployment["spec"]["replicas"] == 3
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    constraints = deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert [each["topologyKey"] for each in constraints] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    assert budget["spec"]["maxUnavailable"] == 1
