@@ -9,10 +9,12 @@ import yaml
 
 __all__ = ["rbac_manifests"]
 
-_ORDER = ("namespace.yaml", "operator.yaml", "mcm.yaml")
 
+def rbac_manifests(*, pods: bool = False) -> list[dict[str, Any]]:
+    """Return the namespace, the two identities and all that they may do, in an order in which they can be created.
 
-def rbac_manifests() -> list[dict[str, Any]]:
-    """Return the namespace, the two identities and all that they may do, in an order in which they can be created."""
+    `pods` adds what the operator needs where components run as pods.
+    """
+    names = ["namespace.yaml", "operator.yaml", *(["operator-pods.yaml"] if pods else []), "mcm.yaml"]
     directory = Path(__file__).parent / "rbac"
-    return [document for name in _ORDER for document in yaml.safe_load_all((directory / name).read_text())]
+    return [document for name in names for document in yaml.safe_load_all((directory / name).read_text())]
