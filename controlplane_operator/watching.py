@@ -27,6 +27,7 @@ __all__ = ["Watching"]
 
 _log: Final = logging.getLogger(__name__)
 
+_IDENTITY: Final[Any] = "controlplane-operator"
 _STEADY_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 15.0
 _CLOSE_SECONDS: Final = 3.0
@@ -83,7 +84,14 @@ class Watching:
         for store in self._stores:
             self._register(store, registry=registry, loop=loop)
         try:
-            await kopf.operator(registry=registry, settings=self._settings(), clusterwide=True, stop_flag=stop)
+            await kopf.operator(
+                registry=registry,
+                settings=self._settings(),
+                clusterwide=True,
+                stop_flag=stop,
+                # Of no use without peering; but by default kopf asks for the user's name, and a container may have none.
+                identity=_IDENTITY,
+            )
         finally:
             await self._sockets.closed()
 
