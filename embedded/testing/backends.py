@@ -13,6 +13,7 @@ from embedded.testing import programs
 from embedded.testing.choice import Choice, is_true
 from embedded.testing.cluster import Cluster
 from embedded.testing.command import run
+from embedded.testing.errors import KindFailed
 from embedded.testing.kind import Kind
 from tools.progress import print_line
 
@@ -20,6 +21,7 @@ __all__ = ["remove", "start"]
 
 _CREATED = "created"
 _KUBECONFIG = "kubeconfig"
+_KIND_KUBECONFIG = "kubeconfig.kind"
 _KUBECTL_SECONDS = 30.0
 
 
@@ -36,22 +38,19 @@ def start(choice: Choice, *, shared: Path, operators: bool, environment: Mapping
             with _local(choice, operators=operators) as cluster:
                 yield cluster
         case "kind":
-            kind = Kind(programs.kind(environment=environment, report=print_line))
+            kind = _kind(choice, environment=environment)
             yield _shared(choice, shared=shared, environment=environment, kind=kind)
         case _:
             yield _shared(choice, shared=shared, environment=environment, kind=None)
 
 
-def remove(choice: Choice, *, shared: Path, environment: Mapping[str, str]) -> bool:
-    """Delete the cluster of kind that was created for this directory, if one was; tell whether it was deleted.
+def remove(choice: Choice, *, shared: Path, environment: Mapping[str, str]) -> None:
+    """Delete the cluster of kind that was created for this directory, if one was.
 
     KIND_KEEP keeps it. Raises `KindFailed`.
     """
-    if not (shared / _CREATED).exists() or is_true("KIND_KEEP", environment=environment):
-        return False
-    kind = Kind(programs.kind(environment=environment, report=print_line))
-    kind.delete(choice.target, kubeconfig=shared / _KUBECONFIG)
-    return True
+    if (shared / _CREATED).exists() and not is_true("KIND_KEEP", environment=environment):
+        _kind(choice, environment=environment).delete(kubeconfig=shared / _KIND_KUBECONFIG)
 
 
 @contextlib.contextmanager
@@ -80,21 +79,30 @@ def _shared(choice: Choice, *, shared: Path, environment: Mapping[str, str], kin
                 else _kind_kubeconfig(kind, choice=choice, shared=shared, environment=environment)
             )
             _write_private(kubeconfig, content=content)
-    context = choice.target if kind is None else _current_context(kubectl, kubeconfig=kubeconfig)
+    context = choice.target if kind is None else kind.context
     return _cluster(choice, kubeconfig=kubeconfig, context=context, kubectl=kubectl, kind=kind)
 
 
+def _kind(choice: Choice, *, environment: Mapping[str, str]) -> Kind:
+    return Kind(program=programs.kind(environment=environment, report=print_line), cluster=choice.target)
+
+
 def _kind_kubeconfig(kind: Kind, *, choice: Choice, shared: Path, environment: Mapping[str, str]) -> str:
-    if not choice.exists:
+    # Asked again: what somebody else created meanwhile is used, and not deleted.
+    if not choice.exists and not kind.exists():
+        created = shared / _CREATED
         # Before it is: where this process is ended halfway, what there is by then goes too.
-        (shared / _CREATED).touch()
-        kind.create(
-            choice.target,
-            image=environment.get("KIND_NODE_IMAGE"),
-            config=environment.get("KIND_CONFIG"),
-            kubeconfig=shared / "kubeconfig.kind",
-        )
-    return kind.kubeconfig(choice.target)
+        created.touch()
+        try:
+            kind.create(
+                image=environment.get("KIND_NODE_IMAGE"),
+                config=environment.get("KIND_CONFIG"),
+                kubeconfig=shared / _KIND_KUBECONFIG,
+            )
+        except KindFailed:
+            created.unlink()
+            raise
+    return kind.kubeconfig()
 
 
 def _existing_kubeconfig(kubectl: Path, *, context: str, environment: Mapping[str, str]) -> str:

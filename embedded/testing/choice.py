@@ -73,8 +73,8 @@ class Probes(Protocol):
         """What the cluster of a context can do. Asks the cluster."""
         ...
 
-    def kind_clusters(self) -> AbstractSet[str]:
-        """Names of the clusters that kind runs: kind works, and so does the container engine."""
+    def has_kind_cluster(self, name: str) -> bool:
+        """Whether kind runs a cluster of this name; an answer says that kind and its container engine work."""
         ...
 
     def programs(self, *, obtain: bool) -> str:
@@ -154,8 +154,9 @@ def _existing(asked: str, *, environment: Mapping[str, str], probes: Probes) -> 
 
 def _kind(before: Sequence[str], *, environment: Mapping[str, str], probes: Probes, create: bool) -> Choice:
     name = environment.get("KIND_CLUSTER") or DEFAULT_KIND_CLUSTER
+    is_true("KIND_KEEP", environment=environment)  # said now, not at the end, where it is needed
     try:
-        exists = name in probes.kind_clusters()
+        exists = probes.has_kind_cluster(name)
     except Unavailable as error:
         raise Unavailable(_sentence(before, str(error))) from error
     if exists:
@@ -164,7 +165,7 @@ def _kind(before: Sequence[str], *, environment: Mapping[str, str], probes: Prob
         image = environment.get("KIND_NODE_IMAGE")
         reason = f"cluster {name} will be created" + (f" of {image}" if image else "")
     else:
-        raise Unavailable(_sentence(before, f"KIND_CLUSTER={name} does not exist, and no KIND_NODE_IMAGE to create it"))
+        raise Unavailable(_sentence(before, f"KIND_CLUSTER={name} is not there, and KIND_NODE_IMAGE is not set"))
     return Choice(backend="kind", reason=_sentence(before, reason), capabilities=_KIND, target=name, exists=exists)
 
 

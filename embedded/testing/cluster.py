@@ -27,6 +27,7 @@ class Cluster:
     capabilities: frozenset[str]
     """What it can do: the words that the marker `needs` takes."""
     kubectl_program: Path
+    """What `kubectl` runs, for whoever runs it otherwise."""
     directory: Path | None = None
     """Of an embedded cluster: data and logs."""
     kind: Kind | None = None
@@ -57,4 +58,4 @@ class Cluster:
         """
         if self.kind is None:
             raise BackendError(f'The backend {self.name} loads no images; mark the test with needs("images").')
-        self.kind.load(self.context.removeprefix("kind-"), *names)
+        self.kind.load(*names)

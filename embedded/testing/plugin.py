@@ -31,6 +31,7 @@ __all__ = [
     "pytest_configure_node",
     "pytest_report_header",
     "pytest_runtest_makereport",
+    "pytest_runtest_setup",
     "pytest_sessionstart",
     "pytest_unconfigure",
 ]
@@ -51,6 +52,7 @@ class _Session:
 _SESSION = pytest.StashKey[_Session]()
 _CLUSTER = pytest.StashKey["Cluster"]()
 _TOLD = pytest.StashKey[bool]()
+_WRONG = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -110,13 +112,27 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    choice = _session(config).choice
+    session = _session(config)
+    choice = session.choice
     for item in items:
-        needs = _needs(item)
+        try:
+            needs = _needs(item)
+        except Misconfigured as error:
+            if session.mine:
+                raise pytest.UsageError(str(error)) from error
+            # A worker of xdist that ends here says nothing but that it crashed: have the test say it.
+            item.stash[_WRONG] = str(error)
+            continue
         if "k8s" in getattr(item, "fixturenames", ()):
             needs.add("api")
         if missing := needs - choice.capabilities:
             item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(sorted(missing))}; k8s: {choice.summary}"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if (wrong := item.stash.get(_WRONG, None)) is not None:
+        raise pytest.UsageError(wrong)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -178,11 +194,11 @@ def _told_session(told: dict[str, Any]) -> _Session:
 def _needs(item: pytest.Item) -> set[str]:
     needs: set[str] = set()
     for mark in item.iter_markers("needs"):
-        unknown = [repr(each) for each in mark.args if each not in CAPABILITIES]
+        unknown = [repr(each) for each in mark.args if each not in tuple(CAPABILITIES)]
         if unknown or mark.kwargs or not mark.args:
             wrong = f"{', '.join(unknown)} is no capability" if unknown else "it takes the names of capabilities"
             known = "; ".join(f"{name}: {meaning}" for name, meaning in CAPABILITIES.items())
-            raise pytest.UsageError(f"{item.nodeid}: the marker `needs`: {wrong}. Known are {known}.")
+            raise Misconfigured(f"{item.nodeid}: the marker `needs`: {wrong}. Known are {known}.")
         needs.update(mark.args)
     return needs
 

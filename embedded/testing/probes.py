@@ -36,12 +36,13 @@ class Machine:
         nodes = self._kubectl(*asked, "get", "nodes", f"-o=jsonpath={ready}").split()
         return frozenset({"api", *(["gc"] if published.strip() else []), *(["pods"] if "True" in nodes else [])})
 
-    def kind_clusters(self) -> frozenset[str]:
+    def has_kind_cluster(self, name: str) -> bool:
         from embedded.testing import programs
         from embedded.testing.kind import Kind
 
         try:
-            return Kind(programs.kind(environment=self.environment, report=self.report)).clusters()
+            program = programs.kind(environment=self.environment, report=self.report)
+            return Kind(program=program, cluster=name).exists()
         except (BinariesError, KindFailed) as error:
             raise Unavailable(f"kind does not work here, or its container engine does not: {error}") from error
 

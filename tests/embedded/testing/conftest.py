@@ -1,0 +1,83 @@
+"""Programs that stand in for kind and kubectl: what the plugin makes of them is the subject, not what they are."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tools.upstreams import ETCD, KUBERNETES
+
+SETTINGS = (
+    "K8S_ALLOWED_CONTEXTS",
+    "KIND_CLUSTER",
+    "KIND_CONFIG",
+    "KIND_KEEP",
+    "KIND_NODE_IMAGE",
+    "KUBECONFIG",
+    "USE_EXISTING_CLUSTER",
+)
+
+# Each notes how it was called. kind keeps its clusters in a file.
+KIND = """
+case "$1 $2" in
+  "get clusters") cat "$0.clusters" ;;
+  "create cluster") echo "${3#--name=}" >> "$0.clusters" ;;
+  "get kubeconfig") echo "kubeconfig of ${3#--name=}" ;;
+  "delete cluster") : > "$0.clusters" ;;
+esac
+"""
+KUBECTL = """
+case "$*" in
+  "config current-context") echo staging ;;
+  "config view"*) echo "kubeconfig of staging" ;;
+  *"get configmap"*) echo configmap/kube-root-ca.crt ;;
+  *"get nodes"*) echo "True False" ;;
+  *"get pods -A -o=json") cat "$0.pods" ;;
+  *nonsense*) echo "on output"; echo "no such thing" >&2; exit 3 ;;
+  *) echo "kubectl $*" ;;
+esac
+"""
+
+
+@dataclass(frozen=True)
+class StandIns:
+    """Programs in a directory that comes first on PATH, and is KPLANE_BINARIES_DIR."""
+
+    directory: Path
+
+    def write(self, program: str, script: str = "") -> Path:
+        file = self.directory / program
+        file.write_text(f'#!/bin/sh\necho "$*" >> "$0.calls"\n{script}')
+        file.chmod(0o755)
+        return file
+
+    def calls(self, program: str) -> list[str]:
+        file = self.directory / f"{program}.calls"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def write_kubectl(self, *, pods: str = '{"items": []}') -> Path:
+        (self.directory / "kubectl.pods").write_text(pods)
+        return self.write("kubectl", KUBECTL)
+
+    def write_kind(self, *clusters: str) -> Path:
+        (self.directory / "kind.clusters").write_text("".join(f"{name}\n" for name in clusters))
+        return self.write("kind", KIND)
+
+    def write_programs_of_local(self) -> None:
+        for program in (*KUBERNETES.programs, *ETCD.programs):
+            self.write(program)
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIns:
+    """An environment that names no cluster, on a machine that has no programs but those that the test writes."""
+    directory = tmp_path / "stand-ins"
+    directory.mkdir()
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KPLANE_BINARIES_DIR", str(directory))
+    monkeypatch.setenv("PATH", f"{directory}{os.pathsep}{os.environ['PATH']}")
+    return StandIns(directory)

@@ -1,0 +1,270 @@
+"""The plugin in runs of pytest of its own: what they say, what they skip, what ends them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+NEEDING = """
+    import pytest
+
+    @pytest.mark.needs("gc")
+    def test_collects(): pass
+
+    @pytest.mark.needs("api", "pods")
+    @pytest.mark.needs("images")
+    def test_runs_pods(): pass
+
+    def test_needs_nothing(): pass
+"""
+USING = """
+    def test_by_name(k8s): raise AssertionError("it ran")
+
+    def test_by_request(request):
+        request.getfixturevalue("k8s")
+        raise AssertionError("it ran")
+
+    def test_without(): pass
+"""
+
+
+@pytest.fixture
+def pytester(pytester: pytest.Pytester) -> pytest.Pytester:
+    # Else pytest-asyncio warns.
+    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
+    return pytester
+
+
+@pytest.fixture
+def on_cluster(stand_ins, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_ins.write_kubectl()
+    monkeypatch.setenv("USE_EXISTING_CLUSTER", "true")
+    monkeypatch.setenv("K8S_ALLOWED_CONTEXTS", "staging")
+
+
+def test_says_in_the_header_what_it_took_and_why(stand_ins, pytester: pytest.Pytester) -> None:
+    stand_ins.write_programs_of_local()
+    pytester.makepyfile("def test_nothing(): pass")
+    header = (
+        "k8s: local (auto: no cluster named by USE_EXISTING_CLUSTER, no KIND_CLUSTER/KIND_NODE_IMAGE; "
+        f"programs found in {stand_ins.directory})"
+    )
+    pytester.runpytest().stdout.fnmatch_lines([header])
+    pytester.runpytest("--k8s=none").stdout.fnmatch_lines(["k8s: none (--k8s=none)"])
+
+
+def test_leaves_tests_without_a_cluster_alone(stand_ins, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(USING)
+    outcome = pytester.runpytest("-rs")
+    outcome.assert_outcomes(passed=1, skipped=2)
+    outcome.stdout.fnmatch_lines(
+        [
+            "k8s: none (auto: *; no embedded cluster, as its programs are not here; `python -m tools.*",
+            "SKIPPED * k8s: none (auto: *",
+        ]
+    )
+
+
+@pytest.mark.parametrize("workers", [(), ("-n1",)])
+def test_skips_what_needs_more_than_there_is(stand_ins, pytester: pytest.Pytester, workers: tuple[str, ...]) -> None:
+    stand_ins.write_programs_of_local()
+    pytester.makepyfile(NEEDING)
+    outcome = pytester.runpytest_subprocess("-rs", "--k8s=local", *workers)
+    outcome.assert_outcomes(passed=2, skipped=1)
+    outcome.stdout.fnmatch_lines(["SKIPPED * needs images, pods; k8s: local (--k8s=local; programs found in *"])
+
+
+@pytest.mark.parametrize("workers", [(), ("-n1",)])
+@pytest.mark.parametrize(
+    ("mark", "says"),
+    [
+        ('"nodes", "pods"', "'nodes' is no capability"),
+        ("", "it takes the names of capabilities"),
+        ("pods=True", "it takes the names of capabilities"),
+        ("['pods']", "['pods'] is no capability"),
+    ],
+)
+def test_knows_its_capabilities(
+    stand_ins, pytester: pytest.Pytester, mark: str, says: str, workers: tuple[str, ...]
+) -> None:
+    pytester.makepyfile(f"import pytest\n\n@pytest.mark.needs({mark})\ndef test_wrong(): pass")
+    outcome = pytester.runpytest_subprocess(*workers)
+    # A worker of xdist has no way to end the run so: there it is an error of the test.
+    assert outcome.ret == (pytest.ExitCode.TESTS_FAILED if workers else pytest.ExitCode.USAGE_ERROR)
+    text = outcome.stderr.str() + outcome.stdout.str()
+    assert f"test_knows_its_capabilities.py::test_wrong: the marker `needs`: {says}. Known are api: " in text
+
+
+def test_ends_where_a_cluster_is_required_and_none_is_there(stand_ins, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_nothing(): pass")
+    outcome = pytester.runpytest("--k8s-required")
+    assert outcome.ret == pytest.ExitCode.USAGE_ERROR
+    outcome.stderr.fnmatch_lines(["ERROR: --k8s-required, and there is no cluster for the tests: auto: *"])
+    stand_ins.write_programs_of_local()
+    assert pytester.runpytest("--k8s-required").ret == 0
+
+
+@pytest.mark.parametrize("workers", [(), ("-n1",)])
+def test_runs_no_test_where_the_context_is_refused(
+    on_cluster: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("K8S_ALLOWED_CONTEXTS", "kind-*")
+    pytester.makepyfile("def test_nothing(): print('it ran')")
+    outcome = pytester.runpytest_subprocess("-s", *workers)
+    assert outcome.ret == pytest.ExitCode.USAGE_ERROR
+    outcome.stderr.fnmatch_lines(["ERROR: *current context is staging, and K8S_ALLOWED_CONTEXTS allows kind-*"])
+    outcome.stdout.no_fnmatch_line("*it ran*")
+
+
+def test_finds_out_what_an_existing_cluster_can_do(on_cluster: None, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(NEEDING)
+    outcome = pytester.runpytest("-rs")
+    outcome.stdout.fnmatch_lines(["k8s: existing (*; context staging is allowed by staging; can api, gc, pods)"])
+    outcome.stdout.fnmatch_lines(["SKIPPED * needs images; k8s: existing *"])
+
+
+def test_reaches_no_other_cluster_than_the_one_it_checked(on_cluster: None, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        import pathlib
+
+        def test_cluster(k8s):
+            assert (k8s.name, k8s.context) == ("existing", "staging")
+            assert k8s.kubeconfig.read_text() == "kubeconfig of staging\\n"
+            assert k8s.kubeconfig.stat().st_mode & 0o777 == 0o600
+            said = k8s.kubectl("get", "widgets").split()
+            assert said[:3] == ["kubectl", f"--kubeconfig={k8s.kubeconfig}", "--context=staging"]
+            assert said[-2:] == ["get", "widgets"]
+            pathlib.Path("where").write_text(str(k8s.kubeconfig))
+    """)
+    pytester.runpytest().assert_outcomes(passed=1)
+    assert not Path((pytester.path / "where").read_text()).exists(), "credentials were left behind"
+
+
+def test_shows_what_kubectl_says_and_where_the_test_called_it(on_cluster: None, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        def test_asked(k8s):
+            assert k8s.kubectl("get", "nonsense", check=False) == "on output\\nno such thing\\n"
+            k8s.kubectl("get", "nonsense")
+    """)
+    outcome = pytester.runpytest()
+    outcome.assert_outcomes(failed=1)
+    outcome.stdout.fnmatch_lines(
+        [
+            '>*k8s.kubectl("get", "nonsense")',
+            "E * `kubectl get nonsense` ended with status 3: no such thing",
+        ]
+    )
+    outcome.stdout.no_fnmatch_line("*subprocess.run*")
+
+
+def test_keeps_the_logs_of_the_first_failure_of_a_test(on_cluster: None, stand_ins, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        import pytest
+
+        @pytest.fixture
+        def after():
+            yield
+            raise RuntimeError("and again")
+
+        def test_fails_twice(k8s, after): assert False
+
+        def test_passes(k8s): pass
+
+        def test_fails_without(): assert False
+    """)
+    outcome = pytester.runpytest("--k8s-report-dir=logs")
+    outcome.assert_outcomes(failed=2, passed=1, errors=1)
+    directories = list((pytester.path / "logs").iterdir())
+    assert [directory.name for directory in directories] == [
+        "test_keeps_the_logs_of_the_first_failure_of_a_test.py-test_fails_twice"
+    ]
+    assert {file.name for file in directories[0].iterdir()} == {"events.txt", "pods.txt"}
+    outcome.stdout.fnmatch_lines([f"*all logs: logs/{directories[0].name}"])
+    assert sum("events -A" in call for call in stand_ins.calls("kubectl")) == 1
+
+
+def test_shows_the_ends_of_logs_without_a_place_to_keep_them(on_cluster: None, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_fails(k8s): assert False")
+    outcome = pytester.runpytest()
+    outcome.stdout.fnmatch_lines(["*- events.txt -*", "kubectl *events -A", "*- pods.txt -*"])
+    assert [
+        path.name for path in pytester.path.iterdir() if path.is_dir() and not path.name.startswith((".", "_"))
+    ] == []
+
+
+def test_creates_one_cluster_of_kind_for_all_workers_and_deletes_it(
+    stand_ins, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_ins.write_kubectl()
+    stand_ins.write_kind("somebody-elses")
+    monkeypatch.setenv("KIND_NODE_IMAGE", "node:1")
+    monkeypatch.setenv("KIND_CONFIG", "cluster.yaml")
+    pytester.makepyfile("""
+        import pytest
+
+        @pytest.mark.needs("images", "pods")
+        def test_uses_it(k8s):
+            assert (k8s.name, k8s.context) == ("kind", "kind-kplane-e2e")
+            assert k8s.kubeconfig.read_text() == "kubeconfig of kplane-e2e\\n"
+            k8s.load_images("one:1", "two:2")
+    """)
+    outcome = pytester.runpytest_subprocess("--dist=each", "--tx=2*popen", "--k8s-required")
+    outcome.assert_outcomes(passed=2)
+    outcome.stdout.fnmatch_lines(["k8s: kind (*; cluster kplane-e2e will be created of node:1)"])
+    calls = stand_ins.calls("kind")
+    (created,) = [call for call in calls if call.startswith("create")]
+    assert created.startswith("create cluster --name=kplane-e2e --kubeconfig=")
+    assert created.endswith(" --image=node:1 --config=cluster.yaml")
+    assert calls.count("load docker-image --name=kplane-e2e one:1 two:2") == 2
+    assert calls[-1].startswith("delete cluster --name=kplane-e2e --kubeconfig=")
+
+
+@pytest.mark.parametrize(
+    ("clusters", "keep", "created"), [(("kplane-e2e",), "", False), ((), "1", True), (("kplane-e2e",), "1", False)]
+)
+def test_keeps_a_cluster_of_kind_that_was_there_or_shall_stay(
+    stand_ins,
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    clusters: tuple[str, ...],
+    keep: str,
+    created: bool,
+) -> None:
+    stand_ins.write_kubectl()
+    stand_ins.write_kind(*clusters)
+    monkeypatch.setenv("KIND_KEEP", keep)
+    pytester.makepyfile("def test_uses_it(k8s): pass")
+    pytester.runpytest("--k8s=kind").assert_outcomes(passed=1)
+    calls = [call.split()[0] for call in stand_ins.calls("kind")]
+    assert ("create" in calls) is created
+    assert "delete" not in calls
+
+
+def test_says_what_kind_said_and_deletes_nothing_where_it_creates_nothing(stand_ins, pytester: pytest.Pytester) -> None:
+    stand_ins.write_kubectl()
+    stand_ins.write("kind", 'case "$1" in create) echo "no such image" >&2; exit 1 ;; esac')
+    pytester.makepyfile("def test_uses_it(k8s): pass")
+    outcome = pytester.runpytest("--k8s=kind")
+    outcome.assert_outcomes(errors=1)
+    outcome.stdout.fnmatch_lines(["E *`kind create cluster --name=kplane-e2e * ended with status 1: no such image"])
+    assert not any(call.startswith("delete") for call in stand_ins.calls("kind"))
+
+
+def test_explains_itself(stand_ins, pytester: pytest.Pytester) -> None:
+    pytester.runpytest("--markers").stdout.fnmatch_lines(["@pytest.mark.needs(*): *api, gc, pods, images"])
+    pytester.runpytest("--help").stdout.fnmatch_lines(["*--k8s={auto,kind,local,existing,none}*"])
+    pytester.runpytest("--fixtures").stdout.fnmatch_lines(["k8s [[]session scope[]] *"])
+
+
+def test_costs_runs_without_a_cluster_next_to_nothing() -> None:
+    """What is slow to import is imported where a cluster is started."""
+    slow = ("aiohttp", "asyncio", "cryptography", "kopf", "provider", "pydantic", "tools", "workloads", "yaml")
+    script = f"import sys, embedded.testing.plugin; print([name for name in {slow} if name in sys.modules])"
+    root = Path(__file__).parents[3]
+    ran = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
