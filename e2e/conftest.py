@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from e2e.tenant import Tenant
 _TEST_SECONDS: Final = 300
 _LAST: Final = ("test_uninstall.py", "test_documents.py")
 _RUN: Final = secrets.token_hex(2)
+_NUMBERS: Final = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -58,11 +60,11 @@ def installation(k8s: Any, kubectl: Kubectl, request: pytest.FixtureRequest) -> 
 
 def _slug(test: str) -> str:
     words = re.sub(r"[^a-z0-9]+", "-", test.removeprefix("test_").lower())
-    return words[:16].strip("-")
+    return f"{words[:16].strip('-')}-{_RUN}{next(_NUMBERS)}"
 
 
 def _platform(kubectl: Kubectl, *, prefix: str, directory: Path) -> Iterator[Platform]:
-    made = Platform(kubectl, prefix=f"{prefix}-{_RUN}", directory=directory)
+    made = Platform(kubectl, prefix=prefix, directory=directory)
     try:
         yield made
     finally:
@@ -91,7 +93,7 @@ def session_platform(
     installation: None, kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Platform]:
     """The same for what all tests share."""
-    yield from _platform(kubectl, prefix="e2e", directory=tmp_path_factory.mktemp("e2e"))
+    yield from _platform(kubectl, prefix=_slug("e2e"), directory=tmp_path_factory.mktemp("e2e"))
 
 
 @pytest.fixture(scope="session")

@@ -134,8 +134,10 @@ class Platform:
         return self.secret(self.get("ControlPlane", name)["status"]["kubeconfigSecretRef"])
 
     def tenant(self, name: str) -> Tenant:
-        """Get into a control plane from here, by the kubeconfig for people that it publishes."""
-        file = self.private_file(f"{name}.kubeconfig", content=self.kubeconfigs(name)["kubeconfig-external"])
+        """Get into a control plane from here, by the kubeconfig for people that it publishes now."""
+        number = sum(1 for _ in self.directory.glob("*.kubeconfig"))
+        content = self.kubeconfigs(name)["kubeconfig-external"]
+        file = self.private_file(f"{number}-{name}.kubeconfig", content=content)
         return Tenant(name, Kubectl(self.kubectl.program, file))
 
     def private_file(self, name: str, *, content: bytes) -> Path:

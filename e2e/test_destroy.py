@@ -46,7 +46,6 @@ def test_nothing_of_others_goes_with_it(platform: Platform, neighbours: dict[str
     for stem, tenant in neighbours.items():
         assert _objects(tenant) == before[stem]
 
-    former = destroyed.kubectl.kubeconfig.read_bytes()
     platform.create("ControlPlane", destroyed.name, classRef={"name": unregistered})
     platform.becomes_ready("ControlPlane", destroyed.name)
     again = platform.tenant(destroyed.name)
@@ -55,5 +54,4 @@ def test_nothing_of_others_goes_with_it(platform: Platform, neighbours: dict[str
     again.keep("owner", "the next one")
     assert neighbours["aa"].kept("owner") == neighbours["aa"].name
     # Who was let in to the old one is not let in to the new one, which may even have its address.
-    platform.private_file(destroyed.kubectl.kubeconfig.name, content=former)
     destroyed.kubectl.refuses("get", "namespaces")

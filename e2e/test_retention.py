@@ -26,7 +26,7 @@ def test_data_are_kept_and_handed_to_who_asks_for_them(platform: Platform, mode:
     tenant = platform.tenant(name)
     tenant.keep("promise", mode)
     tenant.kubectl.apply(widgets("example.com"))
-    account = tenant.kubectl.get("serviceaccount", "controlplane-admin", "-n", "kplane-system")["metadata"]["uid"]
+    identity = tenant.kubectl.get("namespace", "kube-system")["metadata"]["uid"]
 
     platform.delete("ControlPlane", name)
     metadata = platform.kubectl.get("namespace", namespace)["metadata"]
@@ -39,15 +39,16 @@ def test_data_are_kept_and_handed_to_who_asks_for_them(platform: Platform, mode:
     assert _ADOPT in said
     assert uid not in said
     platform.kubectl("annotate", "controlplane", name, f"{_ADOPT}=00000000-0000-0000-0000-000000000000")
-    eventually("still refused", lambda: platform.becomes("ControlPlane", name, "DataRetained", timeout_seconds=5))
+    eventually("another sentence", lambda: "does not match" in platform.becomes("ControlPlane", name, "DataRetained"))
 
     platform.kubectl("annotate", "--overwrite", "controlplane", name, f"{_ADOPT}={uid}")
     platform.becomes_ready("ControlPlane", name)
     again = platform.tenant(name)
     assert again.kept("promise") == mode
     assert "widgets.example.com" in again.kubectl.names("customresourcedefinitions")
-    found = again.kubectl.get("serviceaccount", "controlplane-admin", "-n", "kplane-system")
-    assert found["metadata"]["uid"] == account
+    assert again.kubectl.get("namespace", "kube-system")["metadata"]["uid"] == identity
+    # The data are handed over, and not what had been let in to them before.
+    tenant.kubectl.refuses("get", "namespaces")
     labels = platform.kubectl.get("namespace", namespace)["metadata"].get("labels", {})
     assert _RETAINED not in labels
 

@@ -1,0 +1,80 @@
+"""The two operators, to be killed: as Pods, or as processes of an embedded cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from e2e.installation import NAMESPACE
+from e2e.kubectl import Kubectl
+from e2e.waiting import eventually
+
+__all__ = ["Operators"]
+
+_MODULES: Final = ("controlplane_operator.main", "mcm.main")
+_DEPLOYMENTS: Final = ("kplane-operator", "kplane-mcm")
+
+
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """Both operators of a backend."""
+
+    kubectl: Kubectl
+    directory: Path | None
+    """Of the embedded cluster; None where the operators are Pods."""
+
+    @classmethod
+    def of(cls, k8s: Any, kubectl: Kubectl) -> Operators:
+        """Find them on the backend."""
+        return cls(kubectl, None if "pods" in k8s.capabilities else k8s.directory)
+
+    def kill(self) -> None:
+        """End both at once, without a chance to put anything in order."""
+        if self.directory is not None:
+            for module in _MODULES:
+                for pid in self._processes(module):
+                    os.kill(pid, signal.SIGKILL)
+        else:
+            for pod in self._pods():
+                self.kubectl("delete", "pod", pod, "-n", NAMESPACE, "--grace-period=0", "--force")
+
+    def wait_back(self, former: frozenset[str]) -> None:
+        """Wait until others run in the place of the former ones."""
+        eventually(
+            "both operators run again",
+            self.running,
+            lambda found: len(found) == len(_MODULES) and not found & former,
+            timeout_seconds=120,
+        )
+
+    def running(self) -> frozenset[str]:
+        """Names of the Pods that are ready, or ids of the processes."""
+        if self.directory is not None:
+            return frozenset(str(pid) for module in _MODULES for pid in self._processes(module))
+        return frozenset(self._pods(ready=True))
+
+    def _pods(self, *, ready: bool = False) -> list[str]:
+        found = []
+        for pod in self.kubectl.items("pods", "-n", NAMESPACE):
+            conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", ())}
+            name: str = pod["metadata"]["name"]
+            wanted = any(name.startswith(f"{deployment}-") for deployment in _DEPLOYMENTS)
+            if wanted and (not ready or conditions.get("Ready") == "True"):
+                found.append(name)
+        return found
+
+    def _processes(self, module: str) -> list[int]:
+        """Find processes of this embedded cluster alone: others may run on the same machine."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                try:
+                    arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                except OSError:
+                    continue  # it has ended meanwhile
+                if module in arguments and any(str(self.directory) in argument for argument in arguments):
+                    found.append(int(entry.name))
+        return found

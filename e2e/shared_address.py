@@ -1,0 +1,108 @@
+"""Runs the gateway of a user in front of an API server: as a process here, or as a Pod where Pods run."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from socket import create_server
+from typing import Any, Final
+
+import pytest
+
+from e2e.installation import images
+from e2e.platform import Platform
+
+__all__ = ["SharedAddress", "as_pod", "as_process"]
+
+_PROGRAM: Final = Path(__file__).with_name("gateway.py")
+_PORT: Final = 8443
+_FILES: Final = "/gateway"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAddress:
+    """Where the gateway is, without the path of the tenant."""
+
+    internal: str
+    """For programs in the management cluster."""
+    external: str
+    """For people."""
+    ca: bytes
+
+
+def _certificate(platform: Platform, *, names: str) -> tuple[Path, Path]:
+    """Make a certificate that is its own CA, and its key."""
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("needs the program openssl, to make the certificate of a gateway")
+    certificate, key = platform.directory / "gateway.crt", platform.private_file("gateway.key", content=b"")
+    command = [program, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=gateway", "-addext", f"subjectAltName={names}"]
+    subprocess.run([*command, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    return certificate, key
+
+
+@contextlib.contextmanager
+def as_process(platform: Platform, *, path: str, backend: str, ca: bytes) -> Iterator[SharedAddress]:
+    """Run the gateway here."""
+    certificate, key = _certificate(platform, names="IP:127.0.0.1")
+    backend_ca = platform.private_file("backend-ca.crt", content=ca)
+    with create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    args = [str(port), str(certificate), str(key), path, backend, str(backend_ca)]
+    process = subprocess.Popen([sys.executable, str(_PROGRAM), *args])
+    try:
+        url = f"https://127.0.0.1:{port}"
+        yield SharedAddress(url, url, certificate.read_bytes())
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def as_pod(platform: Platform, *, path: str, backend: str, ca: bytes) -> Iterator[SharedAddress]:
+    """Run the gateway in the management cluster, in a namespace of its own."""
+    kubectl, namespace = platform.kubectl, platform.name("gateway")
+    host = kubectl("get", "nodes", "-o", "jsonpath={.items[0].status.addresses[?(@.type=='InternalIP')].address}")
+    service = f"gateway.{namespace}.svc"
+    certificate, key = _certificate(platform, names=f"DNS:{service},IP:{host}")
+    files = {"gateway.py": _PROGRAM, "server.crt": certificate, "server.key": key}
+    data = {name: file.read_text() for name, file in files.items()} | {"ca.crt": ca.decode()}
+    args = [str(_PORT), f"{_FILES}/server.crt", f"{_FILES}/server.key", path, backend, f"{_FILES}/ca.crt"]
+    kubectl("create", "namespace", namespace)
+    try:
+        kubectl.apply(*_objects(namespace, data=data, command=["python3", f"{_FILES}/gateway.py", *args]))
+        kubectl("wait", "pod/gateway", "-n", namespace, "--for=condition=Ready", "--timeout=60s", timeout_seconds=70)
+        port = kubectl.get("service", "gateway", "-n", namespace)["spec"]["ports"][0]["nodePort"]
+        yield SharedAddress(f"https://{service}:{_PORT}", f"https://{host}:{port}", certificate.read_bytes())
+    finally:
+        kubectl("delete", "namespace", namespace, "--timeout=100s", timeout_seconds=110)
+
+
+def _objects(namespace: str, *, data: dict[str, str], command: list[str]) -> list[dict[str, Any]]:
+    metadata = {"name": "gateway", "namespace": namespace, "labels": {"app": "gateway"}}
+    container = {
+        "name": "gateway",
+        "image": images()[1],
+        "command": command,
+        "volumeMounts": [{"name": "files", "mountPath": _FILES, "readOnly": True}],
+        "readinessProbe": {"tcpSocket": {"port": _PORT}, "periodSeconds": 1},
+    }
+    volume = {"name": "files", "secret": {"secretName": "gateway"}}
+    spec = {"containers": [container], "volumes": [volume], "terminationGracePeriodSeconds": 1}
+    ports = [{"port": _PORT, "targetPort": _PORT}]
+    return [
+        {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data},
+        {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec},
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata,
+            "spec": {"type": "NodePort", "selector": {"app": "gateway"}, "ports": ports},
+        },
+    ]

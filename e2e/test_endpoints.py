@@ -1,0 +1,131 @@
+"""Endpoints of both styles: of API servers that kplane runs, and of API servers that are there already."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.kubectl import Kubectl
+from e2e.platform import Platform
+from e2e.shared_address import SharedAddress, as_pod, as_process
+from e2e.tenant import Tenant
+
+
+def test_kplane_writes_the_endpoint_of_what_it_runs(acme: Tenant, session_platform: Platform) -> None:
+    """Without `endpointRef` the ControlPlaneEndpoint appears by itself, is probed, and goes with the control plane."""
+    control_plane = session_platform.get("ControlPlane", acme.name)
+    session_platform.becomes_ready("ControlPlaneEndpoint", acme.name)
+    endpoint = session_platform.get("ControlPlaneEndpoint", acme.name)
+    assert [each["uid"] for each in endpoint["metadata"]["ownerReferences"]] == [control_plane["metadata"]["uid"]]
+    urls = {each["type"]: each["url"] for each in control_plane["status"]["endpoints"]}
+    assert endpoint["status"]["endpoint"] == urls["Internal"]
+    assert endpoint["status"]["externalEndpoint"] == urls["External"]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """An API server that is somebody else's, as far as the control planes that adopt it can tell."""
+
+    tenant: Tenant
+    """Of an administrator of its own, whose credentials kplane neither made nor takes back."""
+    kubeconfig: dict[str, Any]
+    internal: str
+    external: str
+    ca: bytes
+
+    def kubeconfig_at(self, url: str, *, ca: bytes) -> str:
+        """Return the administrator's kubeconfig with another address."""
+        cluster = {"server": url, "certificate-authority-data": base64.b64encode(ca).decode()}
+        clusters = [{"name": self.kubeconfig["clusters"][0]["name"], "cluster": cluster}]
+        return str(yaml.safe_dump({**self.kubeconfig, "clusters": clusters}))
+
+
+@pytest.fixture(scope="module")
+def host(module_platform: Platform) -> Host:
+    """An API server with something in it."""
+    platform, name = module_platform, module_platform.name("host")
+    platform.create("ControlPlane", name, mode="Dedicated", deletionPolicy="Destroy")
+    status = platform.becomes_ready("ControlPlane", name)
+    tenant = platform.tenant(name)
+    tenant.keep("owner", "somebody else")
+    tenant.kubectl("create", "serviceaccount", "owner", "-n", "default")
+    binding = ("create", "clusterrolebinding", "owner", "--clusterrole=cluster-admin")
+    tenant.kubectl(*binding, "--serviceaccount=default:owner")
+    published = platform.kubeconfigs(name)
+    kubeconfig = yaml.safe_load(published["kubeconfig-external"])
+    token = tenant.kubectl("create", "token", "owner", "-n", "default", "--duration=1h").strip()
+    kubeconfig["users"][0]["user"] = {"token": token}
+    file = platform.private_file("owner", content=yaml.safe_dump(kubeconfig).encode())
+    urls = {each["type"]: each["url"] for each in status["endpoints"]}
+    owner = Tenant(name, Kubectl(tenant.kubectl.program, file))
+    return Host(owner, kubeconfig, urls["Internal"], urls["External"], published["ca.crt"])
+
+
+def _serves(platform: Platform, name: str, *, host: Host) -> None:
+    """Have controllers run for an adopted control plane, use it, and see that its deletion leaves the host alone."""
+    platform.create("ControlPlaneRegistration", name, controlPlaneRef={"name": name}, services=["Controllers"])
+    platform.becomes_ready("ControlPlane", name)
+    platform.resolves(name)
+    adopted = platform.tenant(name)
+    assert adopted.kept("owner") == "somebody else"
+    adopted.deploy("web")
+    adopted.wait_pods("web")
+
+    platform.delete("ControlPlaneRegistration", name)
+    platform.delete("ControlPlane", name)
+    assert host.tenant.kept("owner") == "somebody else"
+    assert len(host.tenant.pods("web")) == 2
+    # What kplane let in is out again.
+    adopted.kubectl.refuses("get", "namespaces")
+    host.tenant.kubectl("delete", "deployment,replicaset,pods", "--all", "-n", "default", "--force", "--grace-period=0")
+
+
+def test_an_existing_api_server_is_adopted(platform: Platform, host: Host) -> None:
+    """With `endpointRef` kplane publishes kubeconfigs for an API server that it does not run, and runs its controllers.
+
+    The data are not kplane's: they stay, even with deletionPolicy Destroy.
+    """
+    name = platform.name("adopted")
+    credentials = platform.create_secret(name, kubeconfig=host.kubeconfig_at(host.internal, ca=host.ca))
+    platform.create(
+        "ControlPlaneEndpoint",
+        name,
+        endpoint=host.internal,
+        externalEndpoint=host.external,
+        credentialsSecretRef=credentials,
+    )
+    platform.create("ControlPlane", name, mode="Dedicated", endpointRef={"name": name}, deletionPolicy="Destroy")
+    _serves(platform, name, host=host)
+
+
+@pytest.fixture
+def shared(platform: Platform, host: Host, k8s: Any) -> Iterator[SharedAddress]:
+    """A gateway of the user's, which serves the host's API below the path of one tenant."""
+    run = as_pod if "pods" in k8s.capabilities else as_process
+    path = f"/clusters/{platform.name('routed')}/control-plane"
+    with run(platform, path=path, backend=host.internal, ca=host.ca) as address:
+        yield address
+        # While there is an address to take leave through.
+        platform.clean_up()
+
+
+def test_a_shared_address_is_adopted_by_path(platform: Platform, host: Host, shared: SharedAddress) -> None:
+    """A gateway that routes by path: kplane puts the tenant's path after its address, and everything works through it."""
+    name = platform.name("routed")
+    credentials = platform.create_secret(name, kubeconfig=host.kubeconfig_at(shared.internal, ca=shared.ca))
+    platform.create(
+        "ControlPlaneEndpoint",
+        name,
+        endpoint=shared.internal,
+        externalEndpoint=shared.external,
+        credentialsSecretRef=credentials,
+    )
+    platform.create("ControlPlane", name, mode="Virtual", endpointRef={"name": name})
+    status = platform.becomes_ready("ControlPlane", name)
+    assert status["endpoint"] == f"{shared.internal}/clusters/{name}/control-plane"
+    _serves(platform, name, host=host)
