@@ -1,0 +1,148 @@
+"""Retained data on real API servers and real etcds: kept from everybody, and handed on to who names their uid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controlplane_operator.kinds import CONTROL_PLANES
+from provider import CONFIG_MAPS, NAMESPACES, SECRETS, Client, ClusterConfig, Unauthorized
+from workloads import find_processes
+
+pytestmark = pytest.mark.integration
+
+_GROUP = "controlplane.kplane.dev"
+_ADOPT = f"{_GROUP}/adopt"
+_NOTE = {"metadata": {"name": "note", "namespace": "default"}, "data": {"of": "the first"}}
+
+
+async def keys(field: Any, path: str) -> int:
+    return int(await field.handle.tenants_etcd.count(f"/clusters/{path}/"))
+
+
+async def create(field: Any, name: str, *, adopt: str | None = None, **spec: Any) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": name}
+    if adopt is not None:
+        metadata["annotations"] = {_ADOPT: adopt}
+    made: dict[str, Any] = await field.client.create(CONTROL_PLANES, {"metadata": metadata, "spec": spec})
+    return made
+
+
+async def told(field: Any, name: str, reason: str) -> str:
+    found = await field.becomes("ControlPlane", name, reason)
+    message: str = next(item["message"] for item in found["status"]["conditions"] if item["type"] == "Ready")
+    return message
+
+
+async def delete(field: Any, name: str, *, propagation: str = "Background") -> None:
+    await field.client.delete(CONTROL_PLANES, name, propagation=propagation)
+    await field.gone(CONTROL_PLANES, name)
+
+
+async def secrets(field: Any, namespace: str) -> dict[str, Any]:
+    return {item["metadata"]["name"]: item for item in (await field.client.list(SECRETS, namespace=namespace)).items}
+
+
+async def retained(field: Any, name: str, *, propagation: str = "Background", **spec: Any) -> tuple[str, ClusterConfig]:
+    """Make a control plane with a note in it, and delete it; gives its uid and its administrator's credentials."""
+    uid = (await create(field, name, deletionPolicy="Retain", **spec))["metadata"]["uid"]
+    await field.becomes("ControlPlane", name, "Reconciled", timeout=60.0)
+    administrator = await field.tenant(name)
+    async with Client(administrator) as tenant:
+        await tenant.create(CONFIG_MAPS, dict(_NOTE))
+    await delete(field, name, propagation=propagation)
+    return uid, administrator
+
+
+async def adopted(field: Any, name: str) -> ClusterConfig:
+    """Wait for a control plane that may have the note, see that it has it; gives its administrator's credentials."""
+    await field.becomes("ControlPlane", name, "Reconciled", timeout=60.0)
+    administrator: ClusterConfig = await field.tenant(name)
+    async with Client(administrator) as tenant:
+        assert (await tenant.get(CONFIG_MAPS, "note", namespace="default"))["data"] == _NOTE["data"]
+    return administrator
+
+
+# In the foreground, garbage collection takes whatever has an ownerReference at once, before the operator does anything.
+@pytest.mark.parametrize(("mode", "propagation"), [("Virtual", "Background"), ("Dedicated", "Foreground")])
+async def test_data_go_to_a_control_plane_that_names_their_uid(field: Any, mode: str, propagation: str) -> None:
+    name = f"heir-{mode.lower()}"
+    namespace = f"kplane-cp-{name}"
+    uid, former = await retained(field, name, propagation=propagation, mode=mode)
+    record = (await field.client.get(NAMESPACES, namespace))["metadata"]
+    assert "ownerReferences" not in record
+    assert record["labels"][f"{_GROUP}/retained"] == "true"
+    assert record["annotations"][f"{_GROUP}/retained-uid"] == uid
+    left = await secrets(field, namespace)
+    assert set(left) == {"control-plane-authorities"}
+    assert "ownerReferences" not in left["control-plane-authorities"]["metadata"]
+    assert find_processes(field.state) == []
+
+    again = await create(field, name, mode=mode, adopt=uid, deletionPolicy="Destroy")
+    administrator = await adopted(field, name)
+    assert administrator.ca_data == former.ca_data
+    assert administrator.token != former.token
+    async with Client(former.with_server(administrator.server)) as outsider:
+        with pytest.raises(Unauthorized):
+            await outsider.get(CONFIG_MAPS, "note", namespace="default")
+    record = (await field.client.get(NAMESPACES, namespace))["metadata"]
+    assert f"{_GROUP}/retained" not in record["labels"]
+    assert f"{_GROUP}/retained-uid" not in record["annotations"]
+    assert record["annotations"][f"{_GROUP}/uid"] == again["metadata"]["uid"]
+    assert (await secrets(field, namespace))["control-plane-authorities"]["data"] == left["control-plane-authorities"][
+        "data"
+    ]
+
+    await delete(field, name)
+    await field.gone(NAMESPACES, namespace)
+    assert await keys(field, name) == 0
+    assert find_processes(field.state) == []
+
+
+async def test_nobody_else_gets_retained_data_or_harms_them(field: Any) -> None:
+    uid, _ = await retained(field, "estate", virtual={"clusterPath": "grounds"})
+    path = {"virtual": {"clusterPath": "grounds"}, "deletionPolicy": "Destroy"}
+    left = await keys(field, "grounds")
+    assert left > 100
+    record = await field.client.get(NAMESPACES, "kplane-cp-estate")
+    refused: list[tuple[str, str | None, dict[str, Any], str]] = [
+        ("estate", None, path, f"set annotation {_ADOPT} to the value of annotation {_GROUP}/retained-uid"),
+        ("estate", "0000", path, "does not match"),
+        ("estate", uid, {"deletionPolicy": "Destroy"}, "set spec.virtual.clusterPath to that instead of 'estate'"),
+        ("estate", uid, {"mode": "Dedicated", "deletionPolicy": "Destroy"}, "of mode Virtual"),
+        ("estate", uid, {"endpointRef": {"name": "any"}, "deletionPolicy": "Destroy"}, "remove spec.endpointRef"),
+        ("squatter", uid, path, "holds the data of control plane estate"),
+    ]
+    for name, adopt, spec, sentence in refused:
+        await create(field, name, adopt=adopt, **spec)
+        message = await told(field, name, "DataRetained")
+        assert sentence in message
+        assert uid not in message
+        await delete(field, name)
+    assert await keys(field, "grounds") == left
+    assert await field.client.get(NAMESPACES, "kplane-cp-estate") == record
+
+    # One that waits gets the data at once when its owner names them; another one, when the record is gone.
+    await create(field, "estate", **path)
+    await told(field, "estate", "DataRetained")
+    await field.client.patch(CONTROL_PLANES, "estate", {"metadata": {"annotations": {_ADOPT: uid}}})
+    await adopted(field, "estate")
+    await delete(field, "estate")
+    assert await keys(field, "grounds") == 0
+    await create(field, "squatter", **path)
+    await field.becomes("ControlPlane", "squatter", "Reconciled", timeout=60.0)
+
+
+async def test_a_namespace_that_only_looks_retained_is_neither_adopted_nor_deleted(field: Any) -> None:
+    annotations = {f"{_GROUP}/retained-uid": "forged", f"{_GROUP}/mode": "Virtual", f"{_GROUP}/cluster-path": "forgery"}
+    # Of another control plane, and of none.
+    for name, labels in (("forged", {f"{_GROUP}/name": "other"}), ("bare", {})):
+        metadata = {"name": f"kplane-cp-{name}", "labels": labels, "annotations": annotations}
+        await field.client.create(NAMESPACES, {"metadata": metadata})
+        await create(field, name, adopt="forged", virtual={"clusterPath": name}, deletionPolicy="Destroy")
+        await told(field, name, "NamespaceForeign")
+        await delete(field, name)
+        assert (await field.client.get(NAMESPACES, f"kplane-cp-{name}"))["status"]["phase"] == "Active"
+        assert await secrets(field, f"kplane-cp-{name}") == {}
+        await field.client.delete(NAMESPACES, f"kplane-cp-{name}")
