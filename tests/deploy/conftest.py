@@ -1,0 +1,114 @@
+"""The chart, as the real helm renders it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+_ROOT = Path(__file__).parents[2]
+_NAMESPACE = "kplane-system"
+_VALUES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
+
+Manifest = dict[str, Any]
+
+
+class Refused(Exception):
+    """helm's own words."""
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """What one set of values makes of the chart."""
+
+    text: str
+
+    @property
+    def manifests(self) -> list[Manifest]:
+        return [manifest for manifest in yaml.safe_load_all(self.text) if manifest]
+
+    def one(self, kind: str, name: str) -> Manifest:
+        (found,) = [item for item in self.manifests if item["kind"] == kind and item["metadata"]["name"] == name]
+        return found
+
+    def names(self, kind: str) -> list[str]:
+        return sorted(item["metadata"]["name"] for item in self.manifests if item["kind"] == kind)
+
+    def pod_templates(self) -> dict[str, Manifest]:
+        """What pods are made from, by kind and name of the object that makes them."""
+        templates = {}
+        for item in self.manifests:
+            match item["kind"]:
+                case "Deployment" | "Job":
+                    template = item["spec"]["template"]
+                case "StatefulSet":
+                    template = item["spec"]["template"]
+                    claims = [claim["metadata"]["name"] for claim in item["spec"]["volumeClaimTemplates"]]
+                    volumes = [{"name": name, "persistentVolumeClaim": {"claimName": f"{name}-0"}} for name in claims]
+                    template["spec"]["volumes"] += volumes
+                case "CronJob":
+                    template = item["spec"]["jobTemplate"]["spec"]["template"]
+                case _:
+                    continue
+            templates[f"{item['kind']}/{item['metadata']['name']}"] = template
+        return templates
+
+
+@dataclass(frozen=True)
+class Chart:
+    """The chart, and helm without any settings of the user. What helm refuses raises `refused`."""
+
+    program: Path
+    home: Path
+    directory: Path = _ROOT / "deploy" / "chart" / "kplane"
+    namespace: str = _NAMESPACE
+    refused: type[Refused] = Refused
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The defaults."""
+        values: dict[str, Any] = yaml.safe_load((self.directory / "values.yaml").read_text())
+        return values
+
+    def helm(self, *args: str) -> str:
+        homes = {f"HELM_{kind}_HOME": str(self.home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
+        done = subprocess.run(
+            [str(self.program), *args], env={**os.environ, **homes}, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise Refused(done.stderr.strip())
+        return done.stdout
+
+    def render(
+        self, values: Path | None = None, *, release: str = "kplane", settings: dict[str, Any] | None = None
+    ) -> Rendered:
+        """Render with a file of values, and with single settings by their names with dots."""
+        given = [f"--values={values}"] if values else []
+        given += [f"--set-json={name}={json.dumps(value)}" for name, value in (settings or {}).items()]
+        return Rendered(self.helm("template", release, str(self.directory), f"--namespace={self.namespace}", *given))
+
+
+@pytest.fixture(scope="session")
+def chart(tmp_path_factory: pytest.TempPathFactory) -> Chart:
+    from tools.binaries import resolve
+
+    return Chart(resolve(programs=("helm",)).path("helm"), tmp_path_factory.mktemp("helm"))
+
+
+@pytest.fixture(params=_VALUES, ids=lambda path: path.stem)
+def values_file(request: pytest.FixtureRequest) -> Path:
+    """Each of the files of values."""
+    path: Path = request.param
+    return path
+
+
+@pytest.fixture(scope="session")
+def everything_on() -> Path:
+    """The file with another value than the default almost everywhere."""
+    return Path(__file__).parent / "values" / "everything-on.yaml"

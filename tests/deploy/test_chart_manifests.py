@@ -1,0 +1,178 @@
+"""What the chart renders: the same as its sources, accepted by a real API server, and restricted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import crds
+import deploy
+from embedded.errors import KubectlFailed
+from embedded.handle import Handle
+from embedded.kubectl import Kubectl
+
+pytestmark = pytest.mark.integration
+
+RESTRICTED = "pod-security-restricted"
+DRY_RUN = (
+    "apply",
+    "--server-side",
+    "--force-conflicts",
+    "--field-manager=helm",
+    "--dry-run=server",
+    "--validate=strict",
+)
+
+
+@pytest.fixture
+def kube(api_server: Handle) -> Kubectl:
+    return api_server.kubectl
+
+
+@pytest.fixture
+async def service_monitors(kube: Kubectl, eventually: Any) -> AsyncIterator[None]:
+    """The kind ServiceMonitor, which is another project's."""
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    crd = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "servicemonitors.monitoring.coreos.com"},
+        "spec": {
+            "group": "monitoring.coreos.com",
+            "scope": "Namespaced",
+            "names": {"kind": "ServiceMonitor", "plural": "servicemonitors"},
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}],
+        },
+    }
+    await kube.apply(json.dumps(crd))
+    await kube.run("wait", "--for=condition=Established", "crd/servicemonitors.monitoring.coreos.com")
+    await eventually(lambda: kube.items("servicemonitors", "-A"), lambda found: found == [])
+    yield
+    await kube.run("delete", "crd", "servicemonitors.monitoring.coreos.com")
+
+
+@pytest.fixture
+async def restricted(kube: Kubectl, eventually: Any) -> str:
+    """A namespace that takes restricted pods only."""
+    body = {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": RESTRICTED, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
+    }
+    await kube.apply(json.dumps(body))
+    await eventually(lambda: kube.names("serviceaccounts", "-n", RESTRICTED), lambda names: "default" in names)
+    return RESTRICTED
+
+
+@pytest.mark.usefixtures("service_monitors")
+async def test_the_api_server_accepts_everything(chart: Any, values_file: Path, kube: Kubectl) -> None:
+    rendered = chart.render(values_file)
+    printed = await kube.run(*DRY_RUN, "-f", "-", stdin=rendered.text)
+    assert len(printed.splitlines()) == len(rendered.manifests)
+
+
+async def test_every_pod_is_restricted(chart: Any, values_file: Path, kube: Kubectl, restricted: str) -> None:
+    for owner, template in chart.render(values_file).pod_templates().items():
+        # Accounts and priorities are of this cluster; Pod Security does not look at them.
+        spec = {**template["spec"]}
+        for name in ("serviceAccountName", "priorityClassName"):
+            spec.pop(name, None)
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe", "namespace": restricted}, "spec": spec}
+        stored = json.loads(
+            await kube.run("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(body))
+        )
+        assert stored["kind"] == "Pod", owner
+
+
+async def test_a_pod_that_is_not_restricted_would_be_refused(chart: Any, kube: Kubectl, restricted: str) -> None:
+    spec = chart.render().pod_templates()["StatefulSet/kplane-etcd"]["spec"]
+    del spec["containers"][0]["securityContext"]["capabilities"]
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe", "namespace": restricted}, "spec": spec}
+    with pytest.raises(KubectlFailed, match="violates PodSecurity"):
+        await kube.run("create", "--dry-run=server", "-f", "-", stdin=json.dumps(body))
+
+
+def test_pods_are_bounded_beyond_the_standard(chart: Any, values_file: Path) -> None:
+    for owner, template in chart.render(values_file).pod_templates().items():
+        spec = template["spec"]
+        operators = owner.endswith(("-operator", "-mcm"))
+        assert spec["automountServiceAccountToken"] is operators, owner
+        assert spec["securityContext"]["runAsUser"] == spec["securityContext"]["fsGroup"] == 65532
+        for container in spec["containers"]:
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True, owner
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}, owner
+
+
+def test_no_pod_but_the_operators_has_the_key_of_the_authority(chart: Any, values_file: Path) -> None:
+    for owner, template in chart.render(values_file).pod_templates().items():
+        for volume in template["spec"]["volumes"]:
+            secret = volume.get("secret", {})
+            if secret.get("secretName", "").endswith("-etcd-credentials"):
+                assert {item["key"] for item in secret["items"]} == {"ca.crt", "client.crt", "client.key"}, owner
+
+
+def test_the_crds_are_those_of_the_models(chart: Any) -> None:
+    """`make generate` copies them."""
+    copies = {path.name: path.read_text() for path in (chart.directory / "files" / "crds").iterdir()}
+    directory = Path(crds.__file__).parent
+    assert copies == {path.name: path.read_text() for path in directory.glob("*.yaml")}
+
+
+def test_the_crds_stay_when_the_release_goes(chart: Any) -> None:
+    rendered = chart.render()
+    for crd in crds.manifests():
+        installed = rendered.one("CustomResourceDefinition", crd["metadata"]["name"])
+        assert installed["spec"] == crd["spec"]
+        assert installed["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
+def test_backups_stay_when_the_release_goes(chart: Any) -> None:
+    claim = chart.render().one("PersistentVolumeClaim", "kplane-etcd-backup")
+    assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
+@pytest.mark.parametrize(
+    ("plain", "installed"),
+    [
+        ("kplane-controlplane-operator", "kplane-operator"),
+        ("kplane-controlplane-operator-pods", "kplane-operator-pods"),
+        ("kplane-mcm", "kplane-mcm"),
+        ("kplane-controlplane-operator-events", "kplane-operator-events"),
+    ],
+)
+def test_rights_are_the_same_with_and_without_helm(chart: Any, plain: str, installed: str) -> None:
+    (role,) = [
+        item
+        for item in deploy.rbac_manifests(pods=True)
+        if item["kind"] in {"Role", "ClusterRole"} and item["metadata"]["name"] == plain
+    ]
+    found = chart.render().one(role["kind"], installed)
+    assert found["rules"] == role["rules"]
+    assert found["metadata"].get("namespace") == role["metadata"].get("namespace")
+
+
+def test_there_are_no_other_roles(chart: Any, values_file: Path) -> None:
+    rendered = chart.render(values_file)
+    roles = rendered.names("ClusterRole") + rendered.names("Role")
+    assert [name.removeprefix("my-") for name in roles] == [
+        "kplane-mcm",
+        "kplane-operator",
+        "kplane-operator-pods",
+        "kplane-operator-events",
+    ]
+    assert rendered.names("ClusterRoleBinding") == rendered.names("ClusterRole")
+    assert rendered.names("RoleBinding") == rendered.names("Role")
+
+
+def test_the_manifest_for_kubectl_is_up_to_date(chart: Any) -> None:
+    """`make manifests` writes it."""
+    directory = Path(deploy.__file__).parent
+    namespace = (directory / "rbac" / "namespace.yaml").read_text()
+    installed = (directory / "install.yaml").read_text()
+    assert installed == namespace + chart.render().text
+    assert next(yaml.safe_load_all(installed))["kind"] == "Namespace"

@@ -1,0 +1,208 @@
+"""The chart's values: each is checked, and each does something."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tools.upstreams import KUBERNETES
+
+pytestmark = pytest.mark.integration
+
+SWITCHES = {
+    "crds.enabled": False,
+    "etcd.backup.enabled": False,
+    "etcd.restore.snapshot": "a.db",
+    "admissionPolicy.enabled": False,
+    "networkPolicy.enabled": False,
+}
+"""Values that everything-on.yaml leaves at the default, and another value for each."""
+
+ELSEWHERE = {
+    "etcd.enabled",
+    "etcd.external.endpoint",
+    "etcd.external.credentialsSecret",
+    "etcd.restore.bumpRevision",
+}
+"""Values that mean something together only; tests of their own have them."""
+
+
+def leaves(values: dict[str, Any], *, below: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting with its default. Maps that users fill are one setting."""
+    for name, value in values.items():
+        if isinstance(value, dict) and value and name not in {"resources", "labels"}:
+            yield from leaves(value, below=f"{below}{name}.")
+        else:
+            yield f"{below}{name}", value
+
+
+def find(values: dict[str, Any], name: str) -> Any:
+    """A value by its name with dots; None where it is not set."""
+    found: Any = values
+    for part in name.split("."):
+        found = (found or {}).get(part)
+    return found
+
+
+def merged(values: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """The values with one more, by its name with dots."""
+    first, _, rest = name.partition(".")
+    return {**values, first: merged(values.get(first, {}), rest, value) if rest else value}
+
+
+def test_lint_finds_nothing(chart: Any, values_file: Path) -> None:
+    assert "0 chart(s) failed" in chart.helm("lint", "--strict", str(chart.directory), f"--values={values_file}")
+
+
+def test_every_value_changes_what_is_installed(chart: Any, everything_on: Path, tmp_path: Path) -> None:
+    """With all of them set, putting one back to its default makes a difference."""
+    given = yaml.safe_load(everything_on.read_text())
+    full = chart.render(everything_on).text
+    idle = []
+    for name, default in leaves(chart.values):
+        if name in ELSEWHERE:
+            continue
+        assert name in SWITCHES or find(given, name) not in (None, default), f"everything-on.yaml lacks {name}"
+        file = tmp_path / "values.yaml"
+        file.write_text(json.dumps(merged(given, name, SWITCHES.get(name, default))))
+        try:
+            same = chart.render(file).text == full
+        except chart.refused as refused:
+            same = "controlPlanes.externalHost" not in str(refused)
+        if same:
+            idle.append(name)
+    assert idle == []
+
+
+def test_the_operator_is_told_of_an_etcd_of_the_users(chart: Any) -> None:
+    external = {"endpoint": "https://etcd.example.org:2379", "credentialsSecret": "root"}
+    rendered = chart.render(settings={"etcd.enabled": False, "etcd.external": external})
+    pod = rendered.one("Deployment", "kplane-operator")["spec"]["template"]["spec"]
+    assert "--shared-etcd-endpoint=https://etcd.example.org:2379" in pod["containers"][0]["args"]
+    (credentials,) = [volume["secret"] for volume in pod["volumes"] if volume["name"] == "shared-etcd"]
+    assert credentials["secretName"] == "root"
+    assert rendered.names("StatefulSet") == []
+    assert rendered.names("CronJob") == []
+
+
+def test_all_members_are_restored_alike(chart: Any) -> None:
+    """Members with different revisions would not be one etcd."""
+    settings = {"etcd.replicas": 3, "etcd.restore.snapshot": "a.db", "etcd.restore.bumpRevision": 2_000_000_000}
+    rendered = chart.render(settings=settings)
+    jobs = [item for item in rendered.manifests if item["kind"] == "Job"]
+    environments = [
+        {entry["name"]: entry["value"] for entry in job["spec"]["template"]["spec"]["containers"][0]["env"]}
+        for job in jobs
+    ]
+    assert [environment.pop("MEMBER") for environment in environments] == [f"kplane-etcd-{i}" for i in range(3)]
+    assert len({environment.pop("PEER_URL") for environment in environments}) == 3
+    assert environments[0]["BUMP_REVISION"] == "2000000000"
+    assert environments[0] == environments[1] == environments[2]
+
+
+def test_nothing_runs_while_a_snapshot_is_restored(chart: Any) -> None:
+    rendered = chart.render(settings={"etcd.replicas": 3, "etcd.restore.snapshot": "a.db"})
+    workloads = [item for item in rendered.manifests if item["kind"] in {"Deployment", "StatefulSet"}]
+    assert {item["metadata"]["name"]: item["spec"]["replicas"] for item in workloads} == {
+        "kplane-operator": 0,
+        "kplane-mcm": 0,
+        "kplane-etcd": 0,
+    }
+    assert rendered.one("CronJob", "kplane-etcd-backup")["spec"]["suspend"] is True
+
+
+def test_members_are_told_of_each_other(chart: Any) -> None:
+    rendered = chart.render(settings={"etcd.replicas": 3})
+    args = rendered.one("StatefulSet", "kplane-etcd")["spec"]["template"]["spec"]["containers"][0]["args"]
+    peer = "https://kplane-etcd-{0}.kplane-etcd-peers.kplane-system.svc:2380"
+    cluster = ",".join(f"kplane-etcd-{i}={peer.format(i)}" for i in range(3))
+    assert f"--initial-cluster={cluster}" in args
+
+
+@pytest.mark.parametrize(
+    ("release", "settings", "operator"),
+    [
+        ("kplane", {}, "kplane-operator"),
+        ("prod", {}, "prod-kplane-operator"),
+        ("my-kplane", {}, "my-kplane-operator"),
+        ("prod", {"fullnameOverride": "planes"}, "planes-operator"),
+        ("prod", {"nameOverride": "planes"}, "prod-planes-operator"),
+    ],
+)
+def test_names(chart: Any, release: str, settings: dict[str, Any], operator: str) -> None:
+    rendered = chart.render(release=release, settings=settings)
+    assert operator in rendered.names("Deployment")
+
+
+def test_the_longest_names_fit(chart: Any) -> None:
+    """A pod of a StatefulSet or Job gets a label with its whole name: 63 letters at most, with what is added to it."""
+    settings = {"etcd.replicas": 3, "etcd.restore.snapshot": "a.db"}
+    rendered = chart.render(release="a-very-long-name-of-a-release-of-kplane-in-helm-53-xx", settings=settings)
+    names = {
+        item["metadata"]["name"]: item["kind"]
+        for item in rendered.manifests
+        if item["kind"] != "CustomResourceDefinition"
+    }
+    assert {name: kind for name, kind in names.items() if len(name) > 63} == {}
+    # Kubernetes' own limit: it adds eleven characters to the names of a CronJob's Jobs.
+    assert all(len(name) <= 52 for name in rendered.names("CronJob"))
+
+
+def test_images_are_those_of_the_pinned_versions(chart: Any) -> None:
+    values = chart.values
+    assert values["controlPlanes"]["kubeApiserverImage"] == f"registry.k8s.io/kube-apiserver:v{KUBERNETES.version}"
+    assert values["controlPlanes"]["etcdImage"] == values["etcd"]["image"]
+    version = yaml.safe_load((chart.directory / "Chart.yaml").read_text())["appVersion"]
+    rendered = chart.render()
+    for name in ("operator", "mcm"):
+        (container,) = rendered.one("Deployment", f"kplane-{name}")["spec"]["template"]["spec"]["containers"]
+        assert container["image"] == f"ghcr.io/kplane-dev/kplane-{name}:{version}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"etcd.replicas": 2}, "at '/etcd/replicas': value must be one of 1, 3"),
+        ({"operator.replicas": 2}, "at '/operator': additional properties 'replicas' not allowed"),
+        ({"surprise": True}, "additional properties 'surprise' not allowed"),
+        ({"controlPlanes.expose": "nodeport"}, "at '/controlPlanes/expose': value must be one of 'ClusterIP'"),
+        ({"controlPlanes.allowEgress": ["10.0.0.1"]}, "at '/controlPlanes/allowEgress/0': '10.0.0.1' does not match"),
+        ({"controlPlanes.storageSize": "10 GB"}, "at '/controlPlanes/storageSize'"),
+        ({"controlPlanes.replicas": 0}, "at '/controlPlanes/replicas': minimum"),
+        ({"controlPlanes.externalHost": "https://a"}, "at '/controlPlanes/externalHost'"),
+        ({"operator.logLevel": "info"}, "at '/operator/logLevel': value must be one of 'DEBUG'"),
+        ({"operator.workers": "many"}, "at '/operator/workers': got string, want integer"),
+        ({"mcm.image.tag": "a b"}, "at '/mcm/image/tag'"),
+        ({"etcd.external.endpoint": "http://etcd:2379"}, "at '/etcd/external/endpoint'"),
+        ({"etcd.backup.schedule": "often"}, "at '/etcd/backup/schedule'"),
+        ({"etcd.backup.keep": 0}, "at '/etcd/backup/keep'"),
+        ({"etcd.restore.snapshot": "../a.db"}, "at '/etcd/restore/snapshot'"),
+        ({"imagePullSecrets": ["registry"]}, "at '/imagePullSecrets/0': got string, want object"),
+        ({"metrics.serviceMonitor.interval": "often"}, "at '/metrics/serviceMonitor/interval'"),
+        (
+            {"etcd.enabled": False},
+            "etcd.enabled is false, so virtual control planes need an etcd of yours: set etcd.external.endpoint",
+        ),
+        (
+            {"etcd.enabled": False, "etcd.external.endpoint": "https://etcd:2379"},
+            "set etcd.external.endpoint and etcd.external.credentialsSecret",
+        ),
+        ({"etcd.external.credentialsSecret": "root"}, "etcd.external is set, and etcd.enabled is true"),
+        ({"controlPlanes.expose": "NodePort"}, "controlPlanes.externalHost is empty"),
+        ({"controlPlanes.externalHost": "a"}, "used with controlPlanes.expose NodePort only, and that is ClusterIP"),
+        (
+            {"etcd.restore.snapshot": "a.db", "etcd.backup.enabled": False},
+            "etcd.restore.snapshot is set, and etcd.backup.enabled is false",
+        ),
+    ],
+    ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
+)
+def test_what_cannot_work_is_refused_with_a_sentence(chart: Any, settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(chart.refused) as caught:
+        chart.render(settings=settings)
+    assert says in str(caught.value)
