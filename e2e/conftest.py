@@ -52,9 +52,14 @@ def helm(kubectl: Kubectl) -> Helm:
 def installation(k8s: Any, kubectl: Kubectl, request: pytest.FixtureRequest) -> None:
     """kplane is installed, and its kinds are served."""
     if "pods" in k8s.capabilities:
+        helm: Helm = request.getfixturevalue("helm")
+        if k8s.name == "existing" and helm.status() is not None:
+            pytest.fail(
+                "kplane is installed here already; the suite would change and uninstall it: use another cluster"
+            )
         if "images" in k8s.capabilities:
             k8s.load_images(*images())
-        request.getfixturevalue("helm").install()
+        helm.install()
     kubectl("wait", "--for=condition=Established", "crd/controlplanes.controlplane.kplane.dev", "--timeout=60s")
 
 

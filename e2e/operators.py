@@ -38,8 +38,7 @@ class Operators:
                 for pid in self._processes(module):
                     os.kill(pid, signal.SIGKILL)
         else:
-            for pod in self._pods():
-                self.kubectl("delete", "pod", pod, "-n", NAMESPACE, "--grace-period=0", "--force")
+            self.kubectl("delete", "pod", *self._pods(), "-n", NAMESPACE, "--grace-period=0", "--force")
 
     def wait_back(self, former: frozenset[str]) -> None:
         """Wait until others run in the place of the former ones."""

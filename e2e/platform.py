@@ -149,6 +149,8 @@ class Platform:
 
     def clean_up(self) -> None:
         """Delete what was created, with its data, and wait until it is gone."""
+        if self.kubectl.find("customresourcedefinition", "controlplanes.controlplane.kplane.dev") is None:
+            return  # uninstalled, with all of it
         planes = self.created.get("ControlPlane", [])
         present = [found for name in dict.fromkeys(planes) if (found := self.find("ControlPlane", name)) is not None]
         for found in present:

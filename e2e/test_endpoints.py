@@ -115,7 +115,7 @@ def shared(platform: Platform, host: Host, k8s: Any) -> Iterator[SharedAddress]:
 
 
 def test_a_shared_address_is_adopted_by_path(platform: Platform, host: Host, shared: SharedAddress) -> None:
-    """A gateway that routes by path: kplane puts the tenant's path after its address, and everything works through it."""
+    """A gateway that routes by path: the tenant's path comes after its address, and everything works through it."""
     name = platform.name("routed")
     credentials = platform.create_secret(name, kubeconfig=host.kubeconfig_at(shared.internal, ca=shared.ca))
     platform.create(

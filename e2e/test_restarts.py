@@ -26,6 +26,7 @@ def test_killed_operators_go_on_where_they_were(
         platform.create("ControlPlane", name, classRef={"name": standard})
         if number == 1:
             former = operators.running()
+            assert len(former) == 2
             operators.kill()
             # Tenants do not depend on the operators to be served.
             acme.keep("written", "while no operator ran")

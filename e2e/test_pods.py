@@ -1,0 +1,187 @@
+"""Control planes as Pods: what is made for them, with which rights, and what happens when Pods go."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from e2e.kubectl import Kubectl, KubectlFailed, Object
+from e2e.platform import Platform
+from e2e.tenant import Tenant
+from e2e.waiting import eventually
+
+pytestmark = pytest.mark.needs("pods")
+
+_PASSING = frozenset({"events", "events.events.k8s.io", "leases.coordination.k8s.io", "pods.metrics.k8s.io"})
+"""Kinds whose objects come and go by themselves."""
+
+
+@pytest.fixture(scope="module")
+def dedicated(module_platform: Platform) -> Tenant:
+    """A control plane with an etcd of its own."""
+    name = module_platform.name("own")
+    module_platform.create("ControlPlane", name, mode="Dedicated", deletionPolicy="Destroy")
+    module_platform.becomes_ready("ControlPlane", name)
+    return module_platform.tenant(name)
+
+
+@pytest.fixture(scope="module", params=["virtual", "dedicated"])
+def tenant(request: pytest.FixtureRequest, dedicated: Tenant, tenants: tuple[Tenant, Tenant]) -> Tenant:
+    """A control plane of each mode."""
+    return tenants[0] if request.param == "virtual" else dedicated
+
+
+def _namespace(tenant: Tenant) -> str:
+    return f"kplane-cp-{tenant.name}"
+
+
+def test_pods_have_no_rights_that_they_do_not_need(kubectl: Kubectl, tenant: Tenant) -> None:
+    """The namespace enforces the standard `restricted`, and no Pod of it could ask the management cluster anything."""
+    namespace = kubectl.get("namespace", _namespace(tenant))
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    pods = kubectl.items("pods", "-n", _namespace(tenant))
+    assert pods
+    for pod in pods:
+        spec = pod["spec"]
+        assert spec["automountServiceAccountToken"] is False
+        assert not spec.get("hostNetwork")
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not [volume for volume in spec["volumes"] if "hostPath" in volume or "projected" in volume]
+        for container in spec["containers"]:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["capabilities"]["drop"] == ["ALL"]
+            assert {"cpu", "memory"} <= set(container["resources"]["requests"])
+            # Keys are in files of Secrets, never where `kubectl describe` shows them.
+            assert "PRIVATE KEY" not in str(container)
+
+
+def test_each_program_has_what_keeps_it_safe(kubectl: Kubectl, tenant: Tenant) -> None:
+    """A NetworkPolicy bounds each program, and a PodDisruptionBudget has drains take one Pod at a time."""
+    where = ("-n", _namespace(tenant))
+    programs = kubectl.names("deployments,statefulsets", *where)
+    assert "kube-apiserver" in programs
+    assert kubectl.names("networkpolicies", *where) == programs
+    assert kubectl.names("poddisruptionbudgets", *where) == programs
+    assert kubectl.names("services", *where) == programs
+    for found in kubectl.items("deployments,statefulsets,services,networkpolicies", *where):
+        assert found["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "kplane"
+
+
+def test_etcd_keeps_its_data_on_a_volume(kubectl: Kubectl, dedicated: Tenant) -> None:
+    """The data of a dedicated control plane are on a PersistentVolumeClaim, which is bound."""
+    [claim] = kubectl.items("persistentvolumeclaims", "-n", _namespace(dedicated))
+    assert claim["metadata"]["name"] == "data-etcd-0"
+    assert claim["status"]["phase"] == "Bound"
+
+
+def _namespaced(kubectl: Kubectl, *, but: str) -> set[tuple[str, str, str]]:
+    """Everything in every namespace but one."""
+    printed = kubectl("api-resources", "--namespaced", "--verbs=list", "--output=name")
+    resources = sorted(set(printed.split()) - _PASSING)
+    found = kubectl.items(",".join(resources), "--all-namespaces")
+    keys = {(each["kind"], each["metadata"]["namespace"], each["metadata"]["name"]) for each in found}
+    return {key for key in keys if key[1] != but}
+
+
+def test_nothing_is_made_outside_of_its_namespace(platform: Platform) -> None:
+    """A control plane is in one namespace, all of it, and when it is gone nothing is left."""
+    name = platform.name("bounded")
+    before = _namespaced(platform.kubectl, but=f"kplane-cp-{name}")
+    platform.create("ControlPlane", name, mode="Dedicated", deletionPolicy="Destroy")
+    platform.becomes_ready("ControlPlane", name)
+    assert _namespaced(platform.kubectl, but=f"kplane-cp-{name}") - before == set()
+    platform.delete("ControlPlane", name)
+    assert platform.kubectl.find("namespace", f"kplane-cp-{name}") is None
+    volumes = platform.kubectl.items("persistentvolumes")
+    claims = {
+        each["spec"].get("claimRef", {}).get("namespace") for each in volumes if each["status"]["phase"] == "Bound"
+    }
+    assert f"kplane-cp-{name}" not in claims
+
+
+@contextmanager
+def _asking(tenant: Tenant) -> Iterator[list[str]]:
+    """Ask the tenant's API server all the time, each time by a new connection; gives the errors."""
+    errors: list[str] = []
+    answers, end = 0, threading.Event()
+
+    def ask() -> None:
+        nonlocal answers
+        while not end.is_set():
+            try:
+                tenant.kubectl("get", "--raw=/api/v1/namespaces/default", "--request-timeout=10s")
+                answers += 1
+            except KubectlFailed as error:
+                errors.append(str(error))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        yield errors
+    finally:
+        end.set()
+        asking.join()
+    assert answers > 10
+
+
+def test_an_api_server_is_replaced_without_an_outage(kubectl: Kubectl, tenant: Tenant) -> None:
+    """`kubectl rollout restart`, or a new version: the next Pod serves before the old one goes, no request fails."""
+    tenant.keep("before", "the rollout")
+    where = ("deployment/kube-apiserver", "-n", _namespace(tenant))
+    with _asking(tenant) as errors:
+        kubectl("rollout", "restart", *where)
+        kubectl("rollout", "status", *where, "--timeout=200s", timeout_seconds=210)
+        eventually("one Pod", lambda: kubectl.names("pods", *_api_servers(tenant)), lambda pods: len(pods) == 1)
+    assert errors == []
+    assert tenant.kept("before") == "the rollout"
+
+
+def _api_servers(tenant: Tenant) -> tuple[str, ...]:
+    return ("-n", _namespace(tenant), "-l", "app.kubernetes.io/component=kube-apiserver")
+
+
+def _identities(pods: list[Object]) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in pods}
+
+
+def test_a_lost_api_server_comes_back(kubectl: Kubectl, acme: Tenant, session_platform: Platform) -> None:
+    """A Pod that somebody deletes, or that a node takes along, is made again; controllers and tenants go on."""
+    acme.keep("before", "the loss")
+    status = session_platform.get("ControlPlane", acme.name)["status"]
+    former = _identities(kubectl.items("pods", *_api_servers(acme)))
+    kubectl("delete", "pods", *_api_servers(acme), "--grace-period=0", "--force")
+    eventually(
+        "another Pod",
+        lambda: _identities(kubectl.items("pods", *_api_servers(acme))),
+        lambda found: bool(found) and not found & former,
+    )
+    acme.answers(timeout_seconds=120)
+    assert acme.kept("before") == "the loss"
+    session_platform.becomes_ready("ControlPlane", acme.name)
+    after = session_platform.get("ControlPlane", acme.name)["status"]
+    assert after["endpoints"] == status["endpoints"]
+    acme.add_namespace("after-the-loss")
+
+
+def test_data_survive_the_loss_of_an_etcd(kubectl: Kubectl, dedicated: Tenant) -> None:
+    """The Pod of etcd is made again on the same volume."""
+    dedicated.keep("before", "the loss")
+    where = ("-n", _namespace(dedicated))
+    former = kubectl.get("pod", "etcd-0", *where)["metadata"]["uid"]
+    kubectl("delete", "pod", "etcd-0", *where, "--wait=false")
+    eventually(
+        "another etcd",
+        lambda: kubectl.find("pod", "etcd-0", *where),
+        lambda pod: pod is not None and pod["metadata"]["uid"] != former,
+        timeout_seconds=90,
+    )
+    kubectl("wait", "pod/etcd-0", *where, "--for=condition=Ready", "--timeout=90s", timeout_seconds=100)
+    found = eventually("the data", lambda: dedicated.kept("before"), timeout_seconds=90)
+    assert found == "the loss"
+    dedicated.keep("after", "the loss")
