@@ -1,0 +1,90 @@
+"""The flags of `--runtime pods`: each is acted on, or refused with a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controlplane_operator.errors import SettingsError
+from controlplane_operator.settings import EtcdBehind, parse_arguments
+from provider import KubeconfigError
+from workloads.pods import Expose, Image
+
+IMAGES = ["--kube-apiserver-image=registry.example/kube-apiserver:1", "--etcd-image=registry.example/etcd:2"]
+
+
+@pytest.fixture
+def flags(tmp_path: Path) -> list[str]:
+    return ["--runtime=pods", f"--state-dir={tmp_path}/state", f"--programs-dir={tmp_path}", *IMAGES]
+
+
+def test_flags_become_settings(flags: list[str]) -> None:
+    given = [
+        "--image-pull-secret=one",
+        "--image-pull-secret=two",
+        "--replicas=3",
+        "--expose=NodePort",
+        "--external-host=nodes.example",
+        "--storage-class=fast",
+        "--storage-size=20Gi",
+        "--allow-egress=203.0.113.0/24",
+        "--shared-etcd-service=kplane-etcd",
+        "--namespace=kplane",
+    ]
+    settings = parse_arguments([*flags, *given])
+    pods = settings.pods
+    assert pods is not None
+    assert pods.images == {
+        "kube-apiserver": Image("registry.example/kube-apiserver:1", capabilities=("NET_BIND_SERVICE",)),
+        "etcd": Image("registry.example/etcd:2"),
+    }
+    assert (pods.pull_secrets, pods.replicas) == (("one", "two"), 3)
+    assert (pods.expose, pods.external_host) == (Expose.NODE_PORT, "nodes.example")
+    assert (pods.storage_class, pods.storage_size, pods.allow_egress) == ("fast", "20Gi", ("203.0.113.0/24",))
+    assert settings.shared_etcd == EtcdBehind("kplane-etcd", "kplane")
+
+
+def test_defaults_are_those_of_the_help(flags: list[str]) -> None:
+    pods = parse_arguments(flags).pods
+    assert pods is not None
+    assert (pods.replicas, pods.expose, pods.external_host) == (1, Expose.CLUSTER_IP, None)
+    assert (pods.storage_class, pods.storage_size, pods.allow_egress, pods.pull_secrets) == (None, "10Gi", (), ())
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["--replicas=0"], "--replicas 0: at least 1 is needed"),
+        (["--expose=NodePort"], "--expose NodePort needs --external-host"),
+        (["--external-host=nodes.example"], "only --expose NodePort has this"),
+        (["--expose=NodePort", "--external-host=https://nodes"], "neither a host name nor an address"),
+        (["--storage-size=much"], "--storage-size much: this is no size, such as 10Gi"),
+        (["--allow-egress=203.0.113.1/24"], "has host bits set; a network is written like"),
+        (
+            ["--shared-etcd-service=etcd", "--shared-etcd-endpoint=https://etcd:2379"],
+            "--shared-etcd-service stands alone",
+        ),
+    ],
+)
+def test_wrong_value_is_refused_with_a_sentence(flags: list[str], given: list[str], sentence: str) -> None:
+    with pytest.raises(SettingsError, match=sentence):
+        parse_arguments([*flags, *given])
+
+
+@pytest.mark.parametrize("missing", ["--kube-apiserver-image", "--etcd-image"])
+def test_images_are_needed(flags: list[str], missing: str) -> None:
+    with pytest.raises(SettingsError, match=f"--runtime pods needs {missing}"):
+        parse_arguments([flag for flag in flags if not flag.startswith(missing)])
+
+
+def test_processes_have_no_images(flags: list[str]) -> None:
+    given = [flag for flag in flags if flag != "--runtime=pods"]
+    with pytest.raises(SettingsError, match="--kube-apiserver-image, --etcd-image: only --runtime pods has this"):
+        parse_arguments(given)
+
+
+def test_without_kubeconfig_the_pod_is_the_identity(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(KubeconfigError, match="not in a pod"):
+        parse_arguments(flags).management_config()

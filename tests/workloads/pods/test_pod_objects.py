@@ -1,0 +1,89 @@
+"""What a component becomes as objects of a cluster; that the API server takes them is shown in test_pod_runtime.py."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from workloads import File, Lifetime, RestartPolicy, RuntimeFailure
+from workloads.pods.objects import check_supported, network_policy, workload
+from workloads.pods.settings import Placement
+
+from .conftest import SETTINGS, server
+
+PLACEMENT = Placement("namespace", "server")
+
+
+def deployment(component, **settings):
+    changed = dataclasses.replace(SETTINGS, **settings)
+    return workload(component, placement=PLACEMENT, image=changed.images["server"], settings=changed)["spec"]
+
+
+def test_pod_has_no_rights_it_does_not_need():
+    pod = deployment(server("x"))["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["containers"][0]["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]},
+    }
+    files = next(volume for volume in pod["volumes"] if volume["name"] == "files")
+    assert files["secret"] == {"secretName": "server-files", "defaultMode": 0o440}
+
+
+def test_pod_gets_the_resources_probes_and_time_to_end():
+    pod = deployment(server("x", grace_seconds=9.5), pull_secrets=("registry",))["template"]["spec"]
+    container = pod["containers"][0]
+    assert container["resources"] == {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "https", "scheme": "HTTPS"}
+    # What it depends on may be away: that is no reason to start it again.
+    assert "httpGet" not in container["livenessProbe"]
+    # Clients are led elsewhere before it is asked to end.
+    assert container["lifecycle"]["preStop"] == {"sleep": {"seconds": 5}}
+    assert pod["terminationGracePeriodSeconds"] == 15
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+
+
+def test_template_changes_with_files_that_are_read_once_only():
+    def annotation(**files):
+        return deployment(server("x", files=files))["template"]["metadata"]["annotations"]
+
+    first = annotation(config=File(b"1"), crt=File(b"1", reloaded=True))
+    assert annotation(config=File(b"1"), crt=File(b"2", reloaded=True)) == first
+    assert annotation(config=File(b"2"), crt=File(b"1", reloaded=True)) != first
+
+
+def test_who_may_connect_and_where_to():
+    def policy(component, **settings):
+        changed = dataclasses.replace(SETTINGS, **settings)
+        return network_policy(component, placement=PLACEMENT, settings=changed)["spec"]
+
+    everybody = policy(server("x", reaches=(2379,)))
+    assert everybody["ingress"] == [{"ports": [{"protocol": "TCP", "port": 6443}]}]
+    dns = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
+    assert everybody["egress"] == [{"ports": dns}, {"ports": [{"protocol": "TCP", "port": 2379}]}]
+
+    guarded = policy(server("x", reached_by=("friend",)))
+    key = "controlplane.kplane.dev/component"
+    friends = {"podSelector": {"matchExpressions": [{"key": key, "operator": "In", "values": ["friend"]}]}}
+    assert guarded["ingress"][0]["from"] == [friends]
+    assert guarded["egress"] == []
+    assert guarded["policyTypes"] == ["Ingress", "Egress"]
+
+    opened = policy(server("x", reaches=(2379,)), allow_egress=("203.0.113.0/24",))
+    assert opened["egress"][-1] == {"to": [{"ipBlock": {"cidr": "203.0.113.0/24"}}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"lifetime": Lifetime.BOUND}, "pods outlive their operator; lifetime must be Independent"),
+        ({"restart": RestartPolicy.NEVER}, "pods are started again; restart must be Always"),
+    ],
+)
+def test_what_pods_do_not_do_is_refused(fields, sentence):
+    with pytest.raises(RuntimeFailure, match=f"Component x: {sentence}"):
+        check_supported(server("x", **fields))
