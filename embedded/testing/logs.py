@@ -79,8 +79,9 @@ def _of_pods(cluster: Cluster, *, namespaces: Sequence[str], whole: bool) -> Ite
     for pod in unready:
         namespace, name = _place(pod)
         yield _said(cluster, "describe", "pod", "-n", namespace, name, name=f"{namespace}/{name}/pod.txt", whole=True)
-    of_interest = [pod for pod in pods if any(fnmatchcase(_place(pod)[0], pattern) for pattern in namespaces)]
-    for pod in sorted(of_interest, key=_is_well):
+    ranked = [(_is_well(pod), rank, pod) for pod in pods if (rank := _rank(pod, namespaces)) is not None]
+    # What is not well tells most, then the namespaces that were named first.
+    for _, _, pod in sorted(ranked, key=lambda each: each[:2]):
         yield from _of_containers(cluster, pod, whole=whole)
     yield _said(cluster, "get", "pods", "-A", "-o=wide", name="pods.txt", whole=whole)
 
@@ -112,6 +113,11 @@ def _is_well(pod: Mapping[str, Any]) -> bool:
         return True
     ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", ()))
     return ready and not any(c.get("restartCount") for c in status.get("containerStatuses", ()))
+
+
+def _rank(pod: Mapping[str, Any], patterns: Sequence[str]) -> int | None:
+    namespace, _ = _place(pod)
+    return next((rank for rank, pattern in enumerate(patterns) if fnmatchcase(namespace, pattern)), None)
 
 
 def _place(pod: Mapping[str, Any]) -> tuple[str, str]:

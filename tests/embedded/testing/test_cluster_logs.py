@@ -39,6 +39,7 @@ PODS = [
     _pod("kube-system/dns", _container("dns")),
     _pod("kube-system/broken", _container("broken"), ready=False),
     _pod("widgets-a/operator", _container("operator"), _container("proxy", restarts=2)),
+    _pod("widgets-a/aside", _container("aside")),
     _pod("widgets-b/good", _container("good")),
     _pod("widgets-b/new", _container("new", state="waiting"), ready=False, phase="Pending"),
     _pod("widgets-b/done", _container("done", state="terminated"), ready=False, phase="Succeeded"),
@@ -47,19 +48,20 @@ PODS = [
 
 def test_gathers_events_sick_pods_and_the_logs_of_the_namespaces_that_matter(stand_ins) -> None:
     kubectl = stand_ins.write_kubectl(pods=json.dumps({"items": PODS}))
-    logs = {log.name: log.text for log in collect(_cluster(kubectl), namespaces=["widgets-*"], whole=True)}
+    logs = {log.name: log.text for log in collect(_cluster(kubectl), namespaces=["widgets-b", "widgets-*"], whole=True)}
     assert list(logs) == [
         "events.txt",
         # Of every namespace, what is wrong with them.
         "kube-system/broken/pod.txt",
         "widgets-a/operator/pod.txt",
         "widgets-b/new/pod.txt",
-        # Those that are not well come first; what has not begun has no log.
+        # Those that are not well come first, then the namespaces by the patterns. What has not begun has no log.
         "widgets-a/operator/operator.log",
         "widgets-a/operator/proxy.log",
         "widgets-a/operator/proxy.previous.log",
         "widgets-b/good/good.log",
         "widgets-b/done/done.log",
+        "widgets-a/aside/aside.log",
         "pods.txt",
     ]
     assert logs["widgets-a/operator/pod.txt"].endswith("describe pod -n widgets-a operator\n")
