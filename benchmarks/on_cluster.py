@@ -1,0 +1,177 @@
+"""How long kplane takes on a cluster that runs pods: `python -m benchmarks.on_cluster --kind-cluster NAME ...`.
+
+Creates a kind cluster of that name, loads the images, installs the chart, and creates control planes one after the
+other; then prints JSON: seconds of each step up to the first tenant that is Ready, and from create to Ready of each
+control plane. The cluster is deleted at the end. Only kind, docker, helm and kubectl are used, as by a user.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from tools.binaries import resolve
+
+_ROOT: Final = Path(__file__).resolve().parent.parent
+_NAMESPACE: Final = "kplane-system"
+_DEADLINE_SECONDS: Final = 600
+_READY_SECONDS: Final = 120
+
+
+class Cluster:
+    """A kind cluster and the programs that a user has."""
+
+    def __init__(self, name: str, *, kubeconfig: Path) -> None:
+        binaries = resolve(programs=("helm", "kind", "kubectl"))
+        self.name = name
+        self._kind, self._helm, self._kubectl = (str(binaries.path(each)) for each in ("kind", "helm", "kubectl"))
+        self._environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+
+    def run(self, *command: str, given: str | None = None) -> str:
+        """Run a command; raises CalledProcessError, with what it said on standard error."""
+        done = subprocess.run(
+            command,
+            input=given,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=_DEADLINE_SECONDS,
+        )
+        return done.stdout
+
+    def create(self, *, image: str | None, config: Path | None) -> None:
+        """Create the cluster."""
+        options = [*(["--image", image] if image else []), *(["--config", str(config)] if config else [])]
+        self.run(self._kind, "create", "cluster", "--quiet", "--name", self.name, *options)
+
+    def delete(self) -> None:
+        """Delete the cluster."""
+        self.run(self._kind, "delete", "cluster", "--quiet", "--name", self.name)
+
+    def load(self, *images: str) -> None:
+        """Load images of the Docker engine into the nodes."""
+        self.run(self._kind, "load", "docker-image", "--name", self.name, *images)
+
+    def install(self, *, operator: str, mcm: str) -> None:
+        """Install the chart, and wait until everything is ready."""
+        settings = []
+        for part, image in (("operator", operator), ("mcm", mcm)):
+            repository, _, tag = image.rpartition(":")
+            settings += ["--set", f"{part}.image.repository={repository},{part}.image.tag={tag}"]
+        chart = str(_ROOT / "deploy" / "chart" / "kplane")
+        where = ["--namespace", _NAMESPACE, "--create-namespace", "--wait", "--timeout", f"{_READY_SECONDS}s"]
+        self.run(self._helm, "install", "kplane", chart, *where, *settings)
+
+    def apply(self, *objects: dict[str, Any]) -> None:
+        """Create objects."""
+        self.kubectl(
+            "apply", "--filename", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+        )
+
+    def kubectl(self, *arguments: str, given: str | None = None) -> str:
+        """Run kubectl."""
+        return self.run(self._kubectl, *arguments, given=given)
+
+
+def _control_plane(name: str, *, mode: str) -> dict[str, Any]:
+    spec = {"classRef": {"name": "measured"}, "mode": mode, "deletionPolicy": "Destroy"}
+    return _object("ControlPlane", name, spec=spec)
+
+
+def _object(kind: str, name: str, *, spec: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "controlplane.kplane.dev/v1alpha1",
+        "kind": kind,
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+def _create_and_wait(cluster: Cluster, name: str, *, mode: str) -> float:
+    began = time.monotonic()
+    cluster.apply(_control_plane(name, mode=mode))
+    cluster.kubectl("wait", f"controlplane/{name}", "--for=condition=Ready", f"--timeout={_READY_SECONDS}s")
+    return time.monotonic() - began
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]
+
+
+def _summary(values: Sequence[float]) -> dict[str, Any]:
+    return {
+        "each": [round(value, 2) for value in values],
+        "p50": round(statistics.median(values), 2),
+        "p99": round(_quantile(values, 0.99), 2),
+    }
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    seconds[step] = round(time.monotonic() - began, 2)
+
+
+def _measure(cluster: Cluster, given: argparse.Namespace) -> dict[str, Any]:
+    steps: dict[str, float] = {}
+    began = time.monotonic()
+    with _timed(steps, "kind create cluster"):
+        cluster.create(image=given.node_image, config=given.kind_config)
+    try:
+        with _timed(steps, "kind load images"):
+            cluster.load(given.operator_image, given.mcm_image)
+        with _timed(steps, "helm install --wait"):
+            cluster.install(operator=given.operator_image, mcm=given.mcm_image)
+        with _timed(steps, "first tenant Ready"):
+            cluster.apply(_object("ControlPlaneClass", "measured", spec={}))
+            _create_and_wait(cluster, "first", mode="Virtual")
+        total = round(time.monotonic() - began, 2)
+        ready = {
+            mode: _summary([_create_and_wait(cluster, f"{mode.lower()}-{at}", mode=mode) for at in range(count)])
+            for mode, count in (("Virtual", given.control_planes), ("Dedicated", given.dedicated))
+            if count
+        }
+    finally:
+        cluster.delete()
+    return {
+        "machine": {"cores": os.cpu_count(), "processor": platform.processor() or platform.machine()},
+        "seconds_to_first_tenant": {**steps, "total": total},
+        "seconds_from_create_to_ready": ready,
+    }
+
+
+def main() -> int:
+    """Measure, and print the result."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.on_cluster", description=__doc__)
+    parser.add_argument("--kind-cluster", default="kplane-benchmark", help="name of the cluster to create")
+    parser.add_argument("--node-image", default=os.environ.get("KIND_NODE_IMAGE"), help="default: kind's own")
+    parser.add_argument("--kind-config", type=Path, default=os.environ.get("KIND_CONFIG"), help="kind's configuration")
+    parser.add_argument("--operator-image", default="kplane-operator:dev")
+    parser.add_argument("--mcm-image", default="kplane-mcm:dev")
+    parser.add_argument("--control-planes", type=int, default=10, help="of mode Virtual, one after the other")
+    parser.add_argument("--dedicated", type=int, default=10, help="of mode Dedicated, one after the other")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kplane-benchmark-") as directory:
+        cluster = Cluster(given.kind_cluster, kubeconfig=Path(directory) / "kubeconfig")
+        result = _measure(cluster, given)
+    json.dump(result, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
