@@ -58,6 +58,10 @@ $(VENV)/.stamp: requirements-dev.lock pyproject.toml
 binaries: venv ## Find or obtain the Kubernetes and etcd programs (minutes, the first time)
 	@$(RUN) -m tools.binaries
 
+.PHONY: helm
+helm: venv ## Find or obtain helm, which the tests of the chart run
+	@$(RUN) -m tools.binaries helm
+
 .PHONY: demo
 demo: venv binaries ## Run the main job on an embedded cluster; KEEP=1 leaves it running
 	@$(RUN) -m cli.main demo $(if $(filter-out 0,$(KEEP)),--keep)
@@ -98,7 +102,7 @@ test-unit: venv ## Run the unit tests, on each tested Python that the machine ha
 	[ -z "$$failed" ]
 
 .PHONY: test-integration
-test-integration: venv binaries ## Run the tests against the real programs
+test-integration: venv binaries helm ## Run the tests against the real programs
 	@mkdir -p reports
 	@echo "== integration tests"
 	@$(RUN) -m pytest -m integration -n $(PYTEST_WORKERS) --dist loadgroup --junit-xml=reports/integration.xml
@@ -127,7 +131,9 @@ images: venv ## Build the images kplane-operator and kplane-mcm; IMAGE_TAG=, BAS
 
 .PHONY: manifests
 manifests: venv ## Write deploy/install.yaml: the chart with its defaults, for installations without Helm
-	@$(RUN) -m tools.manifests
+	@helm="$$($(RUN) -m tools.binaries helm)/helm"; \
+	{ cat deploy/rbac/namespace.yaml; "$$helm" template kplane deploy/chart/kplane --namespace kplane-system; } > deploy/install.yaml.new
+	@mv deploy/install.yaml.new deploy/install.yaml
 
 .PHONY: generate
 generate: venv ## Write what is generated from the code: the CRD manifests
