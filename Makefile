@@ -31,7 +31,7 @@ UV_PIP_COMPILE := .venv-uv/bin/uv pip compile --quiet --universal --generate-has
 .PHONY: help
 help: ## List the targets
 	@echo "Targets:"
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 .PHONY: venv
 venv: $(VENV)/.stamp ## Make the virtual environment, with the locked dependencies
