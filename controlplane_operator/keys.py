@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 from api import ControlPlane
 from api.names import management_namespace
 from controlplane_operator.cache import Object
-from controlplane_operator.credentials import KeyPair, TenantAuthorities, TenantCertificates
+from controlplane_operator.credentials import CONTROLLERS_USER, KeyPair, TenantAuthorities, TenantCertificates
 from controlplane_operator.errors import CredentialsInvalid
 from controlplane_operator.management import Management
 from controlplane_operator.secrets import (
@@ -81,12 +82,23 @@ class TenantKeys:
     ) -> TenantCertificates:
         """Return the leaf certificates, those that are due renewed."""
         found = await self._find(control_plane, _CERTIFICATES)
+        renewed = partial(
+            TenantCertificates.renewed,
+            authorities=authorities,
+            hosts=hosts,
+            etcd_authority=etcd_authority,
+            etcd_user=etcd_user,
+            etcd_hosts=etcd_hosts,
+            # By uid, because no certificate can be taken back: one of an earlier control plane whose CAs these are is
+            # let in by the API server, and may do nothing there.
+            controllers_user=f"{CONTROLLERS_USER}:{control_plane.metadata.uid}",
+            now=datetime.now(UTC),
+        )
         try:
-            previous = TenantCertificates.from_secret(data_of(found)) if found is not None else None
-            certificates = self._renewed(previous, authorities, hosts, etcd_authority, etcd_user, etcd_hosts)
+            certificates = renewed(TenantCertificates.from_secret(data_of(found)) if found is not None else None)
         except CredentialsInvalid:
             # Leaf certificates are cheap: damaged ones are replaced.
-            certificates = self._renewed(None, authorities, hosts, etcd_authority, etcd_user, etcd_hosts)
+            certificates = renewed(None)
         await write_secret(self._management, control_plane, name=_CERTIFICATES, data=certificates.to_secret())
         return certificates
 
@@ -102,25 +114,6 @@ class TenantKeys:
             found = await self._find(control_plane, _AUTHORITIES)
             return data_of(found) if found is not None else {}
         return created
-
-    @staticmethod
-    def _renewed(
-        previous: TenantCertificates | None,
-        authorities: TenantAuthorities,
-        hosts: Sequence[str],
-        etcd_authority: KeyPair,
-        etcd_user: str,
-        etcd_hosts: Sequence[str],
-    ) -> TenantCertificates:
-        return TenantCertificates.renewed(
-            previous,
-            authorities=authorities,
-            hosts=hosts,
-            etcd_authority=etcd_authority,
-            etcd_user=etcd_user,
-            etcd_hosts=etcd_hosts,
-            now=datetime.now(UTC),
-        )
 
 
 def _authorities(control_plane: ControlPlane, data: Mapping[str, bytes]) -> TenantAuthorities:

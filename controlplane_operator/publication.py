@@ -28,13 +28,12 @@ from controlplane_operator.backoff import jittered
 from controlplane_operator.belongings import ensure_default_registration, ensure_endpoint
 from controlplane_operator.bootstrap import (
     ADMIN_ACCOUNT,
-    ADMIN_USER,
     CONTROLLERS_ACCOUNT,
-    CONTROLLERS_CERTIFICATE_USER,
+    Subject,
     bootstrap,
 )
 from controlplane_operator.control_plane_class import unsupported_addons
-from controlplane_operator.credentials import render_kubeconfig
+from controlplane_operator.credentials import render_kubeconfig, user_of
 from controlplane_operator.errors import BootstrapFailed
 from controlplane_operator.issuing import (
     Identity,
@@ -126,7 +125,7 @@ class Publication:
         if ready and admin and controllers and version and self._is_verified(uid, fingerprint):
             return _Inside(admin, controllers, version)
         try:
-            inside = await self._set_up(provision, auth=auth, admin=admin, controllers=controllers)
+            inside = await self._set_up(control_plane, provision, auth=auth, admin=admin, controllers=controllers)
         except ProviderError as error:
             self.forget(uid)
             raise trouble_with("setting up the control plane", error) from error
@@ -137,19 +136,29 @@ class Publication:
         return inside
 
     async def _set_up(
-        self, provision: Provision, *, auth: AuthSpec, admin: Identity | None, controllers: Identity | None
+        self,
+        control_plane: ControlPlane,
+        provision: Provision,
+        *,
+        auth: AuthSpec,
+        admin: Identity | None,
+        controllers: Identity | None,
     ) -> _Inside:
         by_certificate = auth.model is AuthModel.X509
+        # By uid, because no certificate can be taken back: who has one of an earlier control plane, whose data and CAs
+        # this one took over, is another user.
+        user = Subject("User", f"kplane:admin:{control_plane.metadata.uid}")
+        certificate = provision.controllers
         async with Client(provision.administrator, timeout_seconds=_CALL_SECONDS) as client:
             await bootstrap(
                 client,
-                admin=ADMIN_USER if by_certificate else ADMIN_ACCOUNT,
+                admin=user if by_certificate else ADMIN_ACCOUNT,
                 admin_role=auth.default_role,
-                controllers=CONTROLLERS_ACCOUNT if provision.controllers is None else CONTROLLERS_CERTIFICATE_USER,
+                controllers=Subject("User", user_of(certificate.certificate)) if certificate else CONTROLLERS_ACCOUNT,
             )
             if admin is None or await _version(provision, admin) is None:
                 if by_certificate and provision.authorities is not None:
-                    admin = issue_certificate(provision.authorities.client, user=ADMIN_USER.name)
+                    admin = issue_certificate(provision.authorities.client, user=user.name)
                 else:
                     admin = await issue_token(client, service_account=ADMIN_ACCOUNT.name)
             if controllers is None or await _version(provision, controllers) is None:

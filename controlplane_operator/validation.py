@@ -78,9 +78,9 @@ def check_unclaimed(claim: Claim, *, others: Iterable[Claim]) -> None:
         if other.kept_by is not None:
             raise Trouble(
                 "DataRetained",
-                f"clusterPath {claim.cluster_path!r} holds the data of control plane {other.name}, which is gone, and"
-                f" recorded in namespace {other.kept_by}; choose another spec.virtual.clusterPath, or name this control"
-                f" plane {other.name} and take the data over, by annotation {ADOPT_ANNOTATION}",
+                f"clusterPath {claim.cluster_path!r} holds what control plane {other.name} left, as namespace"
+                f" {other.kept_by} records; choose another spec.virtual.clusterPath, or name this control plane"
+                f" {other.name} and take the data over by annotation {ADOPT_ANNOTATION}",
                 waits_for_event=True,
             )
         raise Trouble(

@@ -2,9 +2,7 @@
 
 from controlplane_operator.bootstrap.tenant import (
     ADMIN_ACCOUNT,
-    ADMIN_USER,
     CONTROLLERS_ACCOUNT,
-    CONTROLLERS_CERTIFICATE_USER,
     TENANT_NAMESPACE,
     Subject,
     bootstrap,
@@ -14,9 +12,7 @@ from controlplane_operator.bootstrap.token import Token, request_token
 
 __all__ = [
     "ADMIN_ACCOUNT",
-    "ADMIN_USER",
     "CONTROLLERS_ACCOUNT",
-    "CONTROLLERS_CERTIFICATE_USER",
     "TENANT_NAMESPACE",
     "Subject",
     "Token",

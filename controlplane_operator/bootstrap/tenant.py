@@ -10,7 +10,6 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from controlplane_operator.credentials import CONTROLLERS_USER
 from controlplane_operator.errors import BootstrapFailed
 from provider import (
     CLUSTER_ROLE_BINDINGS,
@@ -25,9 +24,7 @@ from provider import (
 
 __all__ = [
     "ADMIN_ACCOUNT",
-    "ADMIN_USER",
     "CONTROLLERS_ACCOUNT",
-    "CONTROLLERS_CERTIFICATE_USER",
     "TENANT_NAMESPACE",
     "Subject",
     "bootstrap",
@@ -55,9 +52,7 @@ class Subject:
 
 
 ADMIN_ACCOUNT: Final = Subject("ServiceAccount", "controlplane-admin")
-ADMIN_USER: Final = Subject("User", "kplane:admin")
 CONTROLLERS_ACCOUNT: Final = Subject("ServiceAccount", "controlplane-controllers")
-CONTROLLERS_CERTIFICATE_USER: Final = Subject("User", CONTROLLERS_USER)
 
 
 async def bootstrap(client: Client, *, admin: Subject, admin_role: str, controllers: Subject) -> None:

@@ -10,6 +10,7 @@ from controlplane_operator.credentials.pki import (
     issue_serving,
     public_key,
     renewal_due,
+    user_of,
 )
 from controlplane_operator.credentials.tenant import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
 
@@ -26,4 +27,5 @@ __all__ = [
     "public_key",
     "render_kubeconfig",
     "renewal_due",
+    "user_of",
 ]

@@ -25,7 +25,7 @@ from controlplane_operator.errors import CredentialsInvalid
 __all__ = ["CONTROLLERS_USER", "TenantAuthorities", "TenantCertificates"]
 
 CONTROLLERS_USER: Final = "kplane:controller-manager"
-"""The user that a control plane's controllers authenticate as, by client certificate."""
+"""The user that controllers authenticate as by client certificate, where no other one is asked for."""
 
 _FRONT_PROXY_USER: Final = "front-proxy-client"
 _ADMINISTRATOR_USER: Final = "kplane:controlplane-operator"
@@ -97,7 +97,7 @@ class TenantCertificates:
     etcd_client: KeyPair
     """The API server's certificate towards etcd; its CN is the etcd user."""
     controllers: KeyPair
-    """Client certificate of the user `CONTROLLERS_USER`."""
+    """Client certificate of the controllers; its CN is their user."""
     etcd_server: KeyPair | None = None
     """Serving and peer certificate of a dedicated control plane's own etcd."""
 
@@ -111,14 +111,15 @@ class TenantCertificates:
         etcd_authority: KeyPair,
         etcd_user: str,
         etcd_hosts: Sequence[str] = (),
+        controllers_user: str = CONTROLLERS_USER,
         now: dt.datetime,
     ) -> Self:
         """Return `previous` where nothing is due; else a copy with new certificates in the place of those that are.
 
         A certificate is due when two thirds of its life have gone, when its issuer is another one now, when a serving
-        certificate lacks one of `hosts`, or when the one for etcd is not for `etcd_user`. `etcd_authority` signs the
-        clients of the etcd in use, the shared or the own one. `etcd_hosts` is empty where the control plane has no etcd
-        of its own.
+        certificate lacks one of `hosts`, or when one is not for `etcd_user` or `controllers_user`. `etcd_authority`
+        signs the clients of the etcd in use, the shared or the own one. `etcd_hosts` is empty where the control plane
+        has no etcd of its own.
         """
         renewed = cls(
             api_server=_kept(previous.api_server if previous else None, authorities.serving, now=now, hosts=hosts)
@@ -127,8 +128,10 @@ class TenantCertificates:
             or issue_client(authorities.front_proxy, user=_FRONT_PROXY_USER),
             etcd_client=_kept(previous.etcd_client if previous else None, etcd_authority, now=now, user=etcd_user)
             or issue_client(etcd_authority, user=etcd_user),
-            controllers=_kept(previous.controllers if previous else None, authorities.client, now=now)
-            or issue_client(authorities.client, user=CONTROLLERS_USER),
+            controllers=_kept(
+                previous.controllers if previous else None, authorities.client, now=now, user=controllers_user
+            )
+            or issue_client(authorities.client, user=controllers_user),
             etcd_server=(
                 _kept(previous.etcd_server if previous else None, authorities.etcd, now=now, hosts=etcd_hosts)
                 or issue_serving(authorities.etcd, common_name="etcd", hosts=etcd_hosts, client=True)

@@ -10,9 +10,8 @@ import pytest
 
 from controlplane_operator.bootstrap import (
     ADMIN_ACCOUNT,
-    ADMIN_USER,
     CONTROLLERS_ACCOUNT,
-    CONTROLLERS_CERTIFICATE_USER,
+    Subject,
     bootstrap,
     request_token,
     revoke,
@@ -32,6 +31,9 @@ from provider import (
 )
 
 pytestmark = pytest.mark.integration
+
+_ADMIN = Subject("User", "kplane:admin")
+_CONTROLLERS = Subject("User", CONTROLLERS_USER)
 
 Start = Callable[[str], Awaitable[Any]]
 
@@ -72,14 +74,14 @@ async def test_it_writes_once_and_mends_drift(start_tenant: Start) -> None:
 
 async def test_the_administrators_role_is_what_was_asked_for(start_tenant: Start) -> None:
     tenant = await start_tenant("a")
-    administrator = issue_client(tenant.authorities.client, user=ADMIN_USER.name)
+    administrator = issue_client(tenant.authorities.client, user=_ADMIN.name)
     as_admin = ClusterConfig(
         server=tenant.administrator.server,
         ca_data=tenant.administrator.ca_data,
         client_certificate=administrator.certificate,
         client_key=administrator.key,
     )
-    settings: dict[str, Any] = {"admin": ADMIN_USER, "controllers": CONTROLLERS_CERTIFICATE_USER}
+    settings: dict[str, Any] = {"admin": _ADMIN, "controllers": _CONTROLLERS}
     async with Client(tenant.administrator) as client, Client(as_admin) as admin:
         with pytest.raises(Forbidden):
             await admin.list(SECRETS)
@@ -104,9 +106,7 @@ async def test_a_role_that_does_not_exist_is_named_and_leaves_the_controllers_at
     )
     async with Client(tenant.administrator) as client, Client(as_controllers) as at_work:
         with pytest.raises(BootstrapFailed, match="no-such-role"):
-            await bootstrap(
-                client, admin=ADMIN_ACCOUNT, admin_role="no-such-role", controllers=CONTROLLERS_CERTIFICATE_USER
-            )
+            await bootstrap(client, admin=ADMIN_ACCOUNT, admin_role="no-such-role", controllers=_CONTROLLERS)
         await at_work.list(SECRETS)
         with pytest.raises(NotFound):
             await client.get(CLUSTER_ROLE_BINDINGS, "controlplane-admin")
@@ -115,9 +115,7 @@ async def test_a_role_that_does_not_exist_is_named_and_leaves_the_controllers_at
 async def test_tokens_have_the_life_that_was_granted_and_end_with_the_identity(start_tenant: Start) -> None:
     tenant = await start_tenant("a")
     async with Client(tenant.administrator) as client:
-        await bootstrap(
-            client, admin=ADMIN_ACCOUNT, admin_role="cluster-admin", controllers=CONTROLLERS_CERTIFICATE_USER
-        )
+        await bootstrap(client, admin=ADMIN_ACCOUNT, admin_role="cluster-admin", controllers=_CONTROLLERS)
         asked = dt.datetime.now(dt.UTC)
         token = await request_token(client, service_account=ADMIN_ACCOUNT.name, lifetime=dt.timedelta(hours=2))
         assert abs(token.expires_at - asked - dt.timedelta(hours=2)) < dt.timedelta(minutes=1)

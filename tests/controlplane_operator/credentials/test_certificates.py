@@ -20,6 +20,7 @@ from controlplane_operator.credentials import (
     public_key,
     render_kubeconfig,
     renewal_due,
+    user_of,
 )
 from controlplane_operator.errors import CredentialsInvalid
 
@@ -122,6 +123,10 @@ def test_certificates_stay_until_something_is_due() -> None:
     other_user = _certificates(first, etcd_user="b")
     assert other_user.etcd_client != first.etcd_client
     assert other_user.api_server == first.api_server
+
+    other_controllers = _certificates(first, controllers_user="c")
+    assert user_of(other_controllers.controllers.certificate) == "c"
+    assert other_controllers.etcd_client == first.etcd_client
 
     dedicated = _certificates(first, etcd_hosts=["127.0.0.1"])
     assert dedicated.etcd_server is not None

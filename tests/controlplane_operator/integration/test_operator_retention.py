@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from controlplane_operator.kinds import CONTROL_PLANES
-from provider import CONFIG_MAPS, NAMESPACES, SECRETS, Client, ClusterConfig, Unauthorized
+from provider import CONFIG_MAPS, NAMESPACES, SECRETS, Client, ClusterConfig, Forbidden, Unauthorized
 from workloads import find_processes
 
 pytestmark = pytest.mark.integration
@@ -44,15 +44,21 @@ async def secrets(field: Any, namespace: str) -> dict[str, Any]:
     return {item["metadata"]["name"]: item for item in (await field.client.list(SECRETS, namespace=namespace)).items}
 
 
-async def retained(field: Any, name: str, *, propagation: str = "Background", **spec: Any) -> tuple[str, ClusterConfig]:
-    """Make a control plane with a note in it, and delete it; gives its uid and its administrator's credentials."""
+async def retained(
+    field: Any, name: str, *, propagation: str = "Background", **spec: Any
+) -> tuple[str, ClusterConfig, ClusterConfig]:
+    """Make a control plane with a note in it, and delete it.
+
+    Gives its uid, and the credentials that its administrator and its controllers had.
+    """
     uid = (await create(field, name, deletionPolicy="Retain", **spec))["metadata"]["uid"]
     await field.becomes("ControlPlane", name, "Reconciled", timeout=60.0)
     administrator = await field.tenant(name)
+    controllers = await field.tenant(name, secret="controllersSecretRef")
     async with Client(administrator) as tenant:
         await tenant.create(CONFIG_MAPS, dict(_NOTE))
     await delete(field, name, propagation=propagation)
-    return uid, administrator
+    return uid, administrator, controllers
 
 
 async def adopted(field: Any, name: str) -> ClusterConfig:
@@ -65,11 +71,17 @@ async def adopted(field: Any, name: str) -> ClusterConfig:
 
 
 # In the foreground, garbage collection takes whatever has an ownerReference at once, before the operator does anything.
-@pytest.mark.parametrize(("mode", "propagation"), [("Virtual", "Background"), ("Dedicated", "Foreground")])
-async def test_data_go_to_a_control_plane_that_names_their_uid(field: Any, mode: str, propagation: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "propagation", "certificates"), [("Virtual", "Background", False), ("Dedicated", "Foreground", True)]
+)
+async def test_data_go_to_a_control_plane_that_names_their_uid(
+    field: Any, mode: str, propagation: str, *, certificates: bool
+) -> None:
     name = f"heir-{mode.lower()}"
     namespace = f"kplane-cp-{name}"
-    uid, former = await retained(field, name, propagation=propagation, mode=mode)
+    await field.create("ControlPlaneClass", "by-certificate", auth={"model": "x509"})
+    spec: dict[str, Any] = {"mode": mode, **({"classRef": {"name": "by-certificate"}} if certificates else {})}
+    uid, former, controllers = await retained(field, name, propagation=propagation, **spec)
     record = (await field.client.get(NAMESPACES, namespace))["metadata"]
     assert "ownerReferences" not in record
     assert record["labels"][f"{_GROUP}/retained"] == "true"
@@ -79,13 +91,14 @@ async def test_data_go_to_a_control_plane_that_names_their_uid(field: Any, mode:
     assert "ownerReferences" not in left["control-plane-authorities"]["metadata"]
     assert find_processes(field.state) == []
 
-    again = await create(field, name, mode=mode, adopt=uid, deletionPolicy="Destroy")
+    again = await create(field, name, adopt=uid, deletionPolicy="Destroy", **spec)
     administrator = await adopted(field, name)
     assert administrator.ca_data == former.ca_data
-    assert administrator.token != former.token
-    async with Client(former.with_server(administrator.server)) as outsider:
-        with pytest.raises(Unauthorized):
-            await outsider.get(CONFIG_MAPS, "note", namespace="default")
+    assert (former.token is None) is certificates
+    for outsider in (former, controllers):
+        async with Client(outsider.with_server(administrator.server)) as client:
+            with pytest.raises((Unauthorized, Forbidden)):
+                await client.get(CONFIG_MAPS, "note", namespace="default")
     record = (await field.client.get(NAMESPACES, namespace))["metadata"]
     assert f"{_GROUP}/retained" not in record["labels"]
     assert f"{_GROUP}/retained-uid" not in record["annotations"]
@@ -101,7 +114,7 @@ async def test_data_go_to_a_control_plane_that_names_their_uid(field: Any, mode:
 
 
 async def test_nobody_else_gets_retained_data_or_harms_them(field: Any) -> None:
-    uid, _ = await retained(field, "estate", virtual={"clusterPath": "grounds"})
+    uid, _, _ = await retained(field, "estate", virtual={"clusterPath": "grounds"})
     path = {"virtual": {"clusterPath": "grounds"}, "deletionPolicy": "Destroy"}
     left = await keys(field, "grounds")
     assert left > 100
@@ -112,7 +125,7 @@ async def test_nobody_else_gets_retained_data_or_harms_them(field: Any) -> None:
         ("estate", uid, {"deletionPolicy": "Destroy"}, "set spec.virtual.clusterPath to that instead of 'estate'"),
         ("estate", uid, {"mode": "Dedicated", "deletionPolicy": "Destroy"}, "of mode Virtual"),
         ("estate", uid, {"endpointRef": {"name": "any"}, "deletionPolicy": "Destroy"}, "remove spec.endpointRef"),
-        ("squatter", uid, path, "holds the data of control plane estate"),
+        ("squatter", uid, path, "holds what control plane estate left"),
     ]
     for name, adopt, spec, sentence in refused:
         await create(field, name, adopt=adopt, **spec)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.bootstrap import ADMIN_ACCOUNT, CONTROLLERS_CERTIFICATE_USER, bootstrap, request_token
-from controlplane_operator.credentials import issue_serving
+from controlplane_operator.bootstrap import ADMIN_ACCOUNT, Subject, bootstrap, request_token
+from controlplane_operator.credentials import CONTROLLERS_USER, issue_serving
 from provider import CONFIG_MAPS, EVENTS, NAMESPACES, Client, ClusterConfig, Unauthorized
 from workloads import Address, File
 
@@ -60,7 +60,7 @@ async def _follow(client: Client) -> None:
 
 async def test_credentials_of_one_tenant_are_worth_nothing_at_another(start_tenant: Start) -> None:
     one, other = await asyncio.gather(start_tenant("a"), start_tenant("a-b"))
-    settings: dict[str, Any] = {"admin": ADMIN_ACCOUNT, "controllers": CONTROLLERS_CERTIFICATE_USER}
+    settings: dict[str, Any] = {"admin": ADMIN_ACCOUNT, "controllers": Subject("User", CONTROLLERS_USER)}
     async with Client(one.administrator) as client:
         await client.create(NAMESPACES, {"metadata": {"name": "shop"}})
         await bootstrap(client, admin_role="cluster-admin", **settings)
