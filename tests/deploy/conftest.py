@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
-from dataclasses import dataclass
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +95,82 @@ class Chart:
         given = [f"--values={values}"] if values else []
         given += [f"--set-json={name}={json.dumps(value)}" for name, value in (settings or {}).items()]
         return Rendered(self.helm("template", release, str(self.directory), f"--namespace={self.namespace}", *given))
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class Etcd:
+    """One member of an etcd, without TLS: `<volume>/data` holds its data, as in the chart."""
+
+    program: Path
+    volume: Path
+    name: str = "member-0"
+    client_url: str = field(default_factory=lambda: f"http://127.0.0.1:{free_port()}")
+    peer_url: str = field(default_factory=lambda: f"http://127.0.0.1:{free_port()}")
+    metrics_url: str = field(default_factory=lambda: f"http://127.0.0.1:{free_port()}")
+    token: str = "kplane-etcd"
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self, cluster: str | None = None) -> None:
+        arguments = [
+            f"--name={self.name}",
+            f"--data-dir={self.volume}/data",
+            f"--listen-client-urls={self.client_url}",
+            f"--advertise-client-urls={self.client_url}",
+            f"--listen-peer-urls={self.peer_url}",
+            f"--initial-advertise-peer-urls={self.peer_url}",
+            f"--initial-cluster={cluster or f'{self.name}={self.peer_url}'}",
+            f"--initial-cluster-token={self.token}",
+            f"--listen-metrics-urls={self.metrics_url}",
+            "--unsafe-no-fsync",
+            "--log-level=error",
+        ]
+        self.process = subprocess.Popen([str(self.program), *arguments])
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait(timeout=20)
+            self.process = None
+
+    def ctl(self, *args: str) -> str:
+        """Run etcdctl once the member is ready."""
+        etcdctl = self.program.with_name("etcdctl")
+        command = [str(etcdctl), f"--endpoints={self.client_url}", "--dial-timeout=20s", "--command-timeout=20s", *args]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    def metrics(self) -> str:
+        """What Prometheus gets. Raises OSError before the member is ready."""
+        with urllib.request.urlopen(f"{self.metrics_url}/readyz"):
+            pass
+        with urllib.request.urlopen(f"{self.metrics_url}/metrics") as answer:
+            text: str = answer.read().decode()
+            return text
+
+
+@pytest.fixture
+def etcds(binaries: Any, tmp_path: Path) -> Iterator[list[Etcd]]:
+    """Three members with a volume each, none of them started."""
+    members = [Etcd(binaries.path("etcd"), tmp_path / f"volume-{i}", name=f"member-{i}") for i in range(3)]
+    for member in members:
+        member.volume.mkdir()
+    yield members
+    for member in members:
+        member.stop()
+
+
+@pytest.fixture
+def etcd(etcds: list[Etcd]) -> Etcd:
+    """An etcd of one member, which runs."""
+    etcds[0].start()
+    return etcds[0]
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,343 @@
+"""What the two identities may do on a cluster: by RBAC, and by the admission policy beyond it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from embedded.errors import KubectlFailed
+from embedded.handle import Handle
+from embedded.kubectl import Kubectl
+
+pytestmark = pytest.mark.integration
+
+OPERATOR = "system:serviceaccount:kplane-system:kplane-operator"
+MCM = "system:serviceaccount:kplane-system:kplane-mcm"
+
+TENANT = "kplane-cp-access"
+FOREIGN = "kplane-cp-foreign"
+OTHER = "access-other"
+MARK = {"controlplane.kplane.dev/name": "access"}
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+
+KINDS = {
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "Role",
+    "RoleBinding",
+    "ServiceAccount",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+}
+
+
+def namespace(name: str, **labels: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+
+
+def secret(namespace: str, name: str = "a-secret", **fields: Any) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": namespace}, **fields}
+
+
+def deployment(namespace: str) -> dict[str, Any]:
+    labels = {"app": "access"}
+    pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "a", "image": "a"}]}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "access", "namespace": namespace},
+        "spec": {"selector": {"matchLabels": labels}, "template": pod},
+    }
+
+
+def service(namespace: str) -> dict[str, Any]:
+    metadata = {"name": "access", "namespace": namespace}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": 6443}]}}
+
+
+def event(namespace: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": "access", "namespace": namespace},
+        "involvedObject": {"apiVersion": "controlplane.kplane.dev/v1alpha1", "kind": "ControlPlane", "name": "access"},
+    }
+
+
+def role(namespace: str, name: str = "kplane-registration-0123", **rule: Any) -> dict[str, Any]:
+    default = {"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["a-secret"], "verbs": ["get", "watch"]}
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": name, "namespace": namespace},
+        "rules": [{key: value for key, value in {**default, **rule}.items() if value is not None}],
+    }
+
+
+def binding(namespace: str, name: str = "kplane-registration-0123", *, user: str = "kplane-mcm") -> dict[str, Any]:
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": name, "namespace": namespace},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "kplane-registration-0123"},
+        "subjects": [{"kind": "ServiceAccount", "name": user, "namespace": "kplane-system"}],
+    }
+
+
+@pytest.fixture
+def kube(api_server: Handle) -> Kubectl:
+    return api_server.kubectl
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def installed(chart: Any, api_server: Handle) -> AsyncIterator[None]:
+    """RBAC and the admission policy of the chart, in force, and namespaces to try them on."""
+    kube = api_server.kubectl
+    parts = [item for item in chart.render().manifests if item["kind"] in KINDS]
+    objects = [
+        namespace(TENANT, **MARK, **RESTRICTED),
+        namespace(FOREIGN),
+        namespace(OTHER, **MARK),
+        secret(OTHER),
+        secret(TENANT),
+        role(OTHER, name="theirs"),
+        role(OTHER),
+    ]
+    listed = {"apiVersion": "v1", "kind": "List", "items": [*parts, *objects]}
+    manifest = json.dumps(listed)
+    await kube.run("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=manifest)
+    # A policy is in force some moments after it was written.
+    async with asyncio.timeout(30):
+        while not await refusal(kube, "create", secret(FOREIGN)):
+            pass
+    yield
+    await kube.run("delete", "-f", "-", "--wait=false", "--ignore-not-found", stdin=manifest)
+
+
+async def refusal(kube: Kubectl, verb: str, body: dict[str, Any]) -> str:
+    """Do it as the operator, without effect; what the API server says against it, and nothing where it is allowed."""
+    match verb:
+        case "create":
+            args = ["create", "-f", "-"]
+        case "apply":
+            args = ["apply", "--server-side", "-f", "-"]
+        case _:
+            args = [verb, "-f", "-"]
+    try:
+        await kube.run(*args, "--dry-run=server", f"--as={OPERATOR}", stdin=json.dumps(body))
+    except KubectlFailed as failure:
+        return str(failure)
+    return ""
+
+
+ALLOWED = [
+    ("create", namespace("kplane-cp-new", **MARK, **RESTRICTED)),
+    ("create", namespace("kplane-cpx-long-0123456789abcdef", **MARK, **RESTRICTED)),
+    ("apply", namespace(TENANT, **MARK, **RESTRICTED, retained="true")),
+    ("delete", namespace(TENANT)),
+    ("create", secret(TENANT, "kube-apiserver-files")),
+    ("delete", secret(TENANT)),
+    ("create", deployment(TENANT)),
+    ("create", service(TENANT)),
+    ("create", role(TENANT)),
+    ("create", secret("kplane-system", "kplane-etcd-server", type="Opaque")),
+    ("create", secret("kplane-system", "kplane-etcd-credentials", type="Opaque")),
+    ("create", role(OTHER, name="kplane-registration-4567")),
+    ("delete", role(OTHER)),
+    ("create", binding(OTHER)),
+    ("create", event("default")),
+]
+
+DENIED = [
+    ("create", deployment("default")),
+    ("create", deployment("kube-system")),
+    ("create", deployment("kplane-system")),
+    # a namespace of control planes by its label only, or by its name only
+    ("create", deployment(OTHER)),
+    ("create", deployment(FOREIGN)),
+    ("create", service("default")),
+    ("create", secret("default")),
+    ("apply", secret(OTHER, data={"key": "dmFsdWU="})),
+    ("delete", secret(OTHER)),
+    ("create", secret("kplane-system", "another")),
+    ("create", secret("kplane-system", "kplane-etcd-server", type="example.org/other")),
+    ("create", role(OTHER, name="another")),
+    ("delete", role(OTHER, name="theirs")),
+    ("create", role(OTHER, name="kplane-registration-4567", resourceNames=None)),
+    ("create", role(OTHER, name="kplane-registration-4567", verbs=["get", "patch"])),
+    ("create", role(TENANT, resources=["secrets", "pods"])),
+    ("create", binding(OTHER, user="another")),
+    ("create", binding(OTHER, name="another")),
+    ("create", namespace("innocent", **MARK, **RESTRICTED)),
+    ("create", namespace("kplane-cp-lax", **MARK)),
+    ("create", namespace("kplane-cp-unmarked", **RESTRICTED)),
+    ("apply", namespace(TENANT, **MARK, **{"pod-security.kubernetes.io/enforce": "privileged"})),
+    ("apply", namespace(FOREIGN, **MARK, **RESTRICTED)),
+    ("delete", namespace(FOREIGN)),
+    ("delete", namespace(OTHER)),
+    ("delete", namespace("kplane-system")),
+]
+
+
+def describe(body: Any) -> str:
+    if isinstance(body, str):
+        return body
+    metadata = body["metadata"]
+    return f"{body['kind']} {metadata.get('namespace', '')}/{metadata['name']}"
+
+
+@pytest.mark.usefixtures("installed")
+async def test_the_operator_writes_what_it_has_to(kube: Kubectl) -> None:
+    refused = {f"{verb} {describe(body)}": await refusal(kube, verb, body) for verb, body in ALLOWED}
+    assert {what: why for what, why in refused.items() if why} == {}
+
+
+@pytest.mark.usefixtures("installed")
+async def test_the_operators_token_is_worth_nothing_elsewhere(kube: Kubectl) -> None:
+    """RBAC alone would allow all of this, as it cannot tell namespaces by their names."""
+    refused = [(f"{verb} {describe(body)}", await refusal(kube, verb, body)) for verb, body in DENIED]
+    assert [what for what, why in refused if "ValidatingAdmissionPolicy 'kplane-operator'" not in why] == []
+
+
+@pytest.mark.usefixtures("installed")
+async def test_a_refusal_says_what_is_wrong(kube: Kubectl) -> None:
+    why = await refusal(kube, "create", deployment("default"))
+    assert (
+        "the operator of kplane writes to namespaces of control planes, and not deployments in namespace default" in why
+    )
+
+
+@pytest.mark.usefixtures("installed")
+async def test_nobody_else_is_held_up(kube: Kubectl) -> None:
+    await kube.run("create", "--dry-run=server", "-f", "-", stdin=json.dumps(deployment("default")))
+
+
+async def may(kube: Kubectl, user: str, questions: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Which of (verb, resource, namespace) RBAC allows. A resource may be "group/resource" and "resource:name"."""
+    reviews = []
+    for verb, what, where in questions:
+        kind, _, name = what.partition(":")
+        group, _, resource = kind.rpartition("/")
+        resource, _, subresource = resource.partition(".")
+        attributes = {
+            "verb": verb,
+            "group": group,
+            "resource": resource,
+            "subresource": subresource,
+            "namespace": where,
+            "name": name,
+        }
+        groups = ["system:authenticated", "system:serviceaccounts", "system:serviceaccounts:kplane-system"]
+        reviews.append(
+            {
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SubjectAccessReview",
+                "spec": {"user": user, "groups": groups, "resourceAttributes": attributes},
+            }
+        )
+    listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": reviews})
+    answers = (await kube.run("create", "-f", "-", "-o", 'jsonpath={.status.allowed}{"\\n"}', stdin=listed)).split()
+    return [
+        f"{verb} {what} in {where or 'the cluster'}"
+        for (verb, what, where), answer in zip(questions, answers, strict=True)
+        if answer == "true"
+    ]
+
+
+def told(questions: Sequence[tuple[str, str, str]]) -> list[str]:
+    return [f"{verb} {what} in {where or 'the cluster'}" for verb, what, where in questions]
+
+
+OURS = "controlplane.kplane.dev"
+
+OPERATOR_MAY = [
+    *[(verb, f"{OURS}/controlplanes", "") for verb in ("get", "list", "watch", "patch")],
+    ("patch", f"{OURS}/controlplanes.status", ""),
+    ("create", f"{OURS}/controlplaneendpoints", ""),
+    ("create", f"{OURS}/controlplaneregistrations", ""),
+    *[(verb, "namespaces", "") for verb in ("get", "list", "watch", "create", "patch", "delete")],
+    *[(verb, "secrets", TENANT) for verb in ("get", "list", "watch", "create", "patch", "delete")],
+    *[
+        (verb, resource, TENANT)
+        for resource in (
+            "apps/deployments",
+            "apps/statefulsets",
+            "services",
+            "networking.k8s.io/networkpolicies",
+            "policy/poddisruptionbudgets",
+        )
+        for verb in ("get", "list", "watch", "create", "patch", "delete")
+    ],
+    *[(verb, "persistentvolumeclaims", TENANT) for verb in ("get", "list", "watch", "delete")],
+    *[(verb, "pods", TENANT) for verb in ("get", "list", "watch")],
+    *[
+        (verb, f"rbac.authorization.k8s.io/{resource}", TENANT)
+        for resource in ("roles", "rolebindings")
+        for verb in ("list", "create", "patch", "delete")
+    ],
+    *[(verb, "events", "default") for verb in ("get", "create", "patch")],
+]
+
+OPERATOR_MAY_NOT = [
+    ("create", f"{OURS}/controlplanes", ""),
+    ("update", f"{OURS}/controlplanes", ""),
+    ("delete", f"{OURS}/controlplanes", ""),
+    ("patch", f"{OURS}/controlplaneclasses", ""),
+    ("delete", f"{OURS}/controlplaneendpoints", ""),
+    ("patch", f"{OURS}/controlplaneregistrations", ""),
+    ("delete", f"{OURS}/controlplaneregistrations", ""),
+    ("create", "pods", TENANT),
+    ("delete", "pods", TENANT),
+    ("create", "pods.exec", TENANT),
+    ("get", "pods.log", TENANT),
+    ("create", "pods.ephemeralcontainers", TENANT),
+    ("create", "serviceaccounts.token", TENANT),
+    ("create", "serviceaccounts", TENANT),
+    ("create", "persistentvolumeclaims", TENANT),
+    ("create", "apps/daemonsets", TENANT),
+    ("create", "batch/jobs", TENANT),
+    ("get", "configmaps", TENANT),
+    ("create", "events", TENANT),
+    ("list", "nodes", ""),
+    ("deletecollection", "secrets", TENANT),
+    ("deletecollection", "namespaces", ""),
+    ("create", "rbac.authorization.k8s.io/clusterroles", ""),
+    ("create", "rbac.authorization.k8s.io/clusterrolebindings", ""),
+    ("escalate", "rbac.authorization.k8s.io/roles", TENANT),
+    ("bind", "rbac.authorization.k8s.io/roles", TENANT),
+    ("impersonate", "users", ""),
+    ("impersonate", "serviceaccounts", "kplane-system"),
+    ("delete", "admissionregistration.k8s.io/validatingadmissionpolicies:kplane-operator", ""),
+    ("patch", "admissionregistration.k8s.io/validatingadmissionpolicybindings:kplane-operator", ""),
+    ("patch", "apiextensions.k8s.io/customresourcedefinitions", ""),
+]
+
+MCM_MAY = [(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("get", "list", "watch")]
+
+MCM_MAY_NOT = [
+    *[(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("create", "patch", "update", "delete")],
+    ("patch", f"{OURS}/controlplaneregistrations.status", ""),
+    ("get", f"{OURS}/controlplanes", ""),
+    *[(verb, "secrets", where) for where in (TENANT, "kplane-system", "") for verb in ("get", "list", "watch")],
+    ("create", "secrets", TENANT),
+    ("list", "namespaces", ""),
+    ("list", "pods", "kplane-system"),
+    ("create", "events", "default"),
+]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("user", "yes", "no"),
+    [(OPERATOR, OPERATOR_MAY, OPERATOR_MAY_NOT), (MCM, MCM_MAY, MCM_MAY_NOT)],
+    ids=["operator", "mcm"],
+)
+async def test_rights_are_those_that_are_needed(
+    user: str, yes: list[tuple[str, str, str]], no: list[tuple[str, str, str]], kube: Kubectl
+) -> None:
+    assert await may(kube, user, [*yes, *no]) == told(yes)

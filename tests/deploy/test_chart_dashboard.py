@@ -1,0 +1,104 @@
+"""The dashboard asks for what the programs tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from controlplane_operator.cache import Store
+from controlplane_operator.kinds import CONTROL_PLANES
+from controlplane_operator.metrics import Metrics as OperatorMetrics
+from mcm.fleet import ClusterSummary, Fleet, State
+from mcm.metrics import Metrics as McmMetrics
+from provider import Result, WorkQueue
+
+pytestmark = pytest.mark.integration
+
+_METRIC = re.compile(r"([a-z_]+){")
+_LABEL = re.compile(r"{{(\w+)}}")
+
+FROM_PROMETHEUS = {"job", "pod"}
+"""Labels that a ServiceMonitor adds."""
+
+
+def series(text: str) -> dict[str, set[str]]:
+    """Labels by the name of the metric."""
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+async def operator_series() -> dict[str, set[str]]:
+    metrics = OperatorMetrics()
+    metrics.observe(control_planes=Store(CONTROL_PLANES), queues={"controlplane": WorkQueue()})
+
+    async def reconcile(key: Any) -> Result | None:
+        if key == "broken":
+            raise RuntimeError(key)
+        return None
+
+    measured = metrics.timed("controlplane", reconcile=reconcile)
+    await measured(("", "a"))
+    with pytest.raises(RuntimeError):
+        await measured("broken")  # type: ignore[arg-type]
+    return series(generate_latest(metrics.registry).decode())
+
+
+async def mcm_series() -> dict[str, set[str]]:
+    summary = ClusterSummary(name="a", state=State.READY, profile="Core", server="https://a", pid=os.getpid())
+    fleet = Mock(Fleet)
+    fleet.summaries.return_value = [summary]
+    return series((await McmMetrics(fleet).render()).decode())
+
+
+def queries(dashboard: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", ()):
+            yield panel["title"], target["expr"], target["legendFormat"]
+
+
+async def test_each_panel_asks_for_metrics_and_labels_that_exist(chart: Any, etcd: Any, eventually: Any) -> None:
+    """Renamed metrics would leave panels empty, and nobody would notice until they are needed."""
+    known = {**await operator_series(), **await mcm_series(), **series(await eventually(etcd.metrics, timeout=30))}
+    rendered = chart.render(settings={"metrics.dashboard.enabled": True})
+    dashboard = json.loads(rendered.one("ConfigMap", "kplane-dashboard")["data"]["kplane.json"])
+    wrong = []
+    for title, expression, legend in queries(dashboard):
+        metrics = _METRIC.findall(expression)
+        assert metrics, title
+        labels = set(_LABEL.findall(legend)) | set(re.findall(r"by \(([^)]*)\)", expression.replace(" ", "")))
+        wanted = {label for text in labels for label in text.split(",")} - FROM_PROMETHEUS
+        wrong += [f"{title}: no metric {metric}" for metric in metrics if metric not in known]
+        wrong += [
+            f"{title}: {metric} has no label {label}"
+            for metric in metrics
+            for label in wanted - known.get(metric, set())
+        ]
+    assert wrong == []
+    assert len(list(queries(dashboard))) > 20
+
+
+def test_prometheus_finds_each_component(chart: Any) -> None:
+    """Each ServiceMonitor selects one Service, which has the port that it names, on pods that listen there."""
+    rendered = chart.render(settings={"metrics.serviceMonitor.enabled": True})
+    services = [item for item in rendered.manifests if item["kind"] == "Service"]
+    pods = rendered.pod_templates().values()
+    for monitor in (item for item in rendered.manifests if item["kind"] == "ServiceMonitor"):
+        wanted = monitor["spec"]["selector"]["matchLabels"].items()
+        (service,) = [item for item in services if wanted <= item["metadata"]["labels"].items()]
+        (endpoint,) = monitor["spec"]["endpoints"]
+        (port,) = [port for port in service["spec"]["ports"] if port["name"] == endpoint["port"]]
+        selected = service["spec"]["selector"].items()
+        (pod,) = [pod for pod in pods if selected <= pod["metadata"]["labels"].items()]
+        assert port["targetPort"] in {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
+    assert rendered.names("ServiceMonitor") == ["kplane-etcd", "kplane-mcm", "kplane-operator"]

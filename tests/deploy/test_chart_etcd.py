@@ -1,0 +1,99 @@
+"""A real etcd with the arguments of the chart and the certificates that the operator makes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane_operator.credentials import create_authority, issue_client
+from controlplane_operator.shared_etcd.certificates import (
+    authority_of,
+    create_credentials,
+    renew_server,
+    server_hosts,
+)
+from tools.upstreams import ETCD
+
+pytestmark = pytest.mark.integration
+
+
+@dataclass(frozen=True)
+class Member:
+    """Where the member listens for clients, and the files that it and its clients have."""
+
+    client_port: int
+    files: Path
+    etcdctl: Path
+
+    def ctl(self, *args: str, certificate: str = "client") -> str:
+        files = [f"--cacert={self.files}/ca.crt"]
+        if certificate:
+            files += [f"--cert={self.files}/{certificate}.crt", f"--key={self.files}/{certificate}.key"]
+        command = [str(self.etcdctl), f"--endpoints=https://localhost:{self.client_port}", *files]
+        done = subprocess.run([*command, *args], capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """The entries of both Secrets of the operator, and a client certificate of somebody else's authority."""
+    credentials = create_credentials("kplane-etcd")
+    authority = authority_of(credentials)
+    hosts = server_hosts("kplane-etcd", namespace="kplane-system")
+    server = renew_server({}, authority=authority, hosts=hosts, now=dt.datetime.now(dt.UTC))
+    stranger = issue_client(create_authority("stranger"), user="root")
+    foreign = {"stranger.crt": stranger.certificate, "stranger.key": stranger.key}
+    for name, content in {**credentials, **server, **foreign}.items():
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+@pytest.fixture
+def member(chart: Any, binaries: Any, files: Path) -> Iterator[Member]:
+    (container,) = chart.render().pod_templates()["StatefulSet/kplane-etcd"]["spec"]["containers"]
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    client, peer, metrics = (listener.getsockname()[1] for listener in listeners)
+    for listener in listeners:
+        listener.close()
+    # The places and addresses of the pod become those of this machine; nothing else changes.
+    here = {
+        "$(POD_NAME)": "kplane-etcd-0",
+        "/var/lib/etcd": str(files / "volume"),
+        "/etc/etcd": str(files),
+        "https://0.0.0.0:2379": f"https://127.0.0.1:{client}",
+        "https://0.0.0.0:2380": f"https://127.0.0.1:{peer}",
+        "http://0.0.0.0:2381": f"http://127.0.0.1:{metrics}",
+    }
+    arguments = container["args"]
+    for there, place in here.items():
+        arguments = [argument.replace(there, place) for argument in arguments]
+    (files / "volume").mkdir()
+    process = subprocess.Popen([str(binaries.path("etcd")), *arguments])
+    yield Member(client, files, binaries.path("etcdctl"))
+    process.terminate()
+    process.wait(timeout=20)
+
+
+async def test_who_gets_in(member: Member, eventually: Any) -> None:
+    """The operator with its certificate; nobody without one, and nobody with one of another authority."""
+    await eventually(lambda: member.ctl("endpoint", "health"), lambda told: "is healthy" in told, timeout=30)
+    assert member.ctl("put", "key", "value") == "OK\n"
+    for stranger in ("", "stranger"):
+        refused = member.ctl("get", "key", "--command-timeout=2s", "--dial-timeout=2s", certificate=stranger)
+        assert "value" not in refused
+        assert "Error" in refused
+    # The member that the chart runs is known to itself under the name of its pod.
+    assert "https://kplane-etcd-0.kplane-etcd-peers.kplane-system.svc:2380" in member.ctl("member", "list")
+
+
+def test_the_image_is_of_the_minor_version_that_is_tested(chart: Any) -> None:
+    """The image may be behind the tested patch release, as kubeadm's choice is; not of another minor one."""
+    version = chart.values["etcd"]["image"].rpartition(":")[2].partition("-")[0]
+    assert version.split(".")[:2] == ETCD.version.split(".")[:2]
