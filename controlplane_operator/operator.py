@@ -23,6 +23,7 @@ from controlplane_operator.health import Check, serve_health
 from controlplane_operator.management import Management
 from controlplane_operator.metrics import Metrics
 from controlplane_operator.namespaces import ManagementNamespaces
+from controlplane_operator.orphans import Orphans
 from controlplane_operator.publication import Publication
 from controlplane_operator.relisting import Relisting
 from controlplane_operator.removal import Removal
@@ -176,6 +177,7 @@ class _Assembly:
         return {
             "events": self._management.events.run(),
             "allowed secrets": self._allowed.run(self._allowed_secret_seen),
+            "orphans": Orphans(self._management.client, runtime=self._runtime).run(),
             "relisting": self._relisting.run(),
             "watching": watching.run(),
             **({"shared etcd's credentials": self._keeper.run()} if self._keeper is not None else {}),

@@ -1,0 +1,48 @@
+"""What runs for a control plane that is gone without the operator is ended, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controlplane_operator.components import apiserver_name, etcd_name
+from controlplane_operator.kinds import CONTROL_PLANES
+from controlplane_operator.orphans import Orphans
+from embedded.handle import Handle
+from provider import Client, ClusterConfig, ProviderError
+from workloads import Component, Lifetime, Phase, ProcessRuntime
+
+pytestmark = pytest.mark.integration
+
+
+async def test_components_without_a_control_plane_end_and_keep_their_data(api_server: Handle, tmp_path: Path) -> None:
+    names = [apiserver_name("ghost"), etcd_name("ghost"), apiserver_name("present")]
+    async with (
+        Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client,
+        ProcessRuntime(tmp_path / "runtime", programs=[Path("/bin")]) as runtime,
+    ):
+        await client.create(CONTROL_PLANES, {"metadata": {"name": "present"}, "spec": {}})
+        try:
+            for name in names:
+                await runtime.apply(
+                    Component(name=name, program="sleep", args=("1000",), data=True, lifetime=Lifetime.BOUND)
+                )
+            await Orphans(client, runtime=runtime).collect()
+            assert [name for name in names if runtime.state(name).phase is not Phase.ABSENT] == names[2:]
+            assert sorted(runtime.names()) == sorted(names)
+        finally:
+            await client.delete(CONTROL_PLANES, "present")
+
+
+async def test_nothing_is_ended_while_the_cluster_does_not_answer(tmp_path: Path) -> None:
+    config = ClusterConfig(server="https://127.0.0.1:1", ca_data=None, token="none")
+    async with (
+        Client(config, timeout_seconds=2.0) as client,
+        ProcessRuntime(tmp_path / "runtime", programs=[Path("/bin")]) as runtime,
+    ):
+        component = Component(name=apiserver_name("a"), program="sleep", args=("1000",), lifetime=Lifetime.BOUND)
+        await runtime.apply(component)
+        with pytest.raises(ProviderError):
+            await Orphans(client, runtime=runtime).collect()
+        assert runtime.state(component.name).phase is Phase.READY
