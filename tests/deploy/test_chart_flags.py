@@ -1,0 +1,49 @@
+"""Both programs understand what the chart tells them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane_operator.settings import Settings, parse_arguments
+from mcm.settings import Settings as McmSettings
+
+pytestmark = pytest.mark.integration
+
+
+def arguments(rendered: Any, program: str) -> list[str]:
+    """What a program is started with; the directories of its pod become ones of this machine."""
+    (name,) = [name for name in rendered.names("Deployment") if name.endswith(program)]
+    (container,) = rendered.one("Deployment", name)["spec"]["template"]["spec"]["containers"]
+    found: list[str] = container["args"]
+    return found
+
+
+def operator_settings(rendered: Any, credentials: Path) -> Settings:
+    for name in ("ca.crt", "ca.key", "client.crt", "client.key"):
+        (credentials / name).touch()
+    given = arguments(rendered, "-operator")
+    return parse_arguments([item.replace("/etc/kplane/shared-etcd", str(credentials)) for item in given])
+
+
+def test_the_operator_is_told_everything_that_is_set(chart: Any, everything_on: Path, tmp_path: Path) -> None:
+    settings = operator_settings(chart.render(everything_on), tmp_path)
+    assert settings.kubeconfig is None
+    assert (settings.mcm_namespace, settings.mcm_service_account) == ("kplane-system", "my-kplane-mcm")
+    assert (settings.workers, settings.log_level, settings.listen_port) == (4, "DEBUG", 8080)
+    pods = settings.pods
+    assert pods is not None
+    assert pods.images["kube-apiserver"].reference == "registry.example.org/kube-apiserver:v1.36.3"
+    assert pods.images["etcd"].reference == "registry.example.org/etcd:3.6.8-0"
+    assert pods.pull_secrets == ("registry", "another")
+    assert (pods.replicas, pods.expose, pods.external_host) == (2, "NodePort", "planes.example.org")
+    assert (pods.storage_class, pods.storage_size) == ("fast", "20Gi")
+    assert pods.allow_egress == ("10.20.0.0/16", "fd00:1::/64")
+
+
+def test_both_understand_every_file_of_values(chart: Any, values_file: Path, tmp_path: Path) -> None:
+    rendered = chart.render(values_file)
+    assert operator_settings(rendered, tmp_path).shared_etcd is not None
+    assert McmSettings.parse(arguments(rendered, "-mcm")).listen.port == 8081
