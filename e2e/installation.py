@@ -58,7 +58,7 @@ class Helm:
 
     def status(self) -> Object | None:
         """Say what is installed; None where nothing is."""
-        found: list[Object] = json.loads(self("list", f"--filter=^{RELEASE}$", "--all", "--output=json"))
+        found: list[Object] = json.loads(self("list", f"--filter=^{RELEASE}$", "--output=json"))
         return found[0] if found else None
 
     def install(self, *settings: str) -> None:
