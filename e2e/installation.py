@@ -77,4 +77,6 @@ def _image_settings() -> Sequence[str]:
     for program, image in zip(("operator", "mcm"), images(), strict=True):
         repository, _, tag = image.rpartition(":")
         settings += [f"{program}.image.repository={repository}", f"{program}.image.tag={tag}"]
+        # Where images are not loaded into the nodes, they come from a registry.
+        settings += [f"{program}.image.pullPolicy=IfNotPresent"]
     return settings

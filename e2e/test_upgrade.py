@@ -34,7 +34,7 @@ def test_changed_values_keep_the_tenants(
     operators = Operators(platform.kubectl, None)
     former = operators.running()
 
-    upgraded.install("operator.logLevel=DEBUG", "mcm.logLevel=debug", f"controlPlanes.allowEgress={{{_NETWORK}}}")
+    upgraded.install("operator.logLevel=INFO", "mcm.logLevel=info", f"controlPlanes.allowEgress={{{_NETWORK}}}")
     operators.wait_back(former)
 
     acme.answers()
