@@ -115,7 +115,7 @@ async def test_data_go_to_a_control_plane_that_names_their_uid(
 
 async def test_nobody_else_gets_retained_data_or_harms_them(field: Any) -> None:
     uid, _, _ = await retained(field, "estate", virtual={"clusterPath": "grounds"})
-    path = {"virtual": {"clusterPath": "grounds"}, "deletionPolicy": "Destroy"}
+    path: dict[str, Any] = {"virtual": {"clusterPath": "grounds"}, "deletionPolicy": "Destroy"}
     left = await keys(field, "grounds")
     assert left > 100
     record = await field.client.get(NAMESPACES, "kplane-cp-estate")
