@@ -190,8 +190,8 @@ class ControlPlaneReconciler:
         return ControlPlaneClass.model_validate(obj) if obj is not None else None
 
     def _pause(self, key: Key, trouble: Trouble) -> float:
-        # What follows another trouble is not that one's repetition: an API server that starts is looked at often, and when
-        # it does not answer at once, that is no reason to wait for as long as if it had been silent all the time.
+        # What follows another trouble is no repetition of it: an API server that starts is looked at often, and when it
+        # does not answer at once then, that is no reason to wait for as long as if it had been silent all the time.
         if self._troubled.get(key) != trouble.reason:
             self._troubled[key] = trouble.reason
             self._backoff.forget(key)

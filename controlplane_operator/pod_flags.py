@@ -29,7 +29,7 @@ def add_pod_flags(parser: argparse.ArgumentParser) -> None:
         "--image-pull-secret",
         action="append",
         metavar="NAME",
-        help="Secret of the management namespaces for pulling images; may be repeated",
+        help="Secret of --namespace for pulling images, copied to tenants' namespaces; may be repeated",
     )
     add("--replicas", type=int, metavar="N", help="kube-apiservers of each control plane (default: 1)")
     add(
@@ -66,6 +66,7 @@ def pod_settings(given: argparse.Namespace) -> PodSettings | None:
         },
         ports=_PORTS,
         pull_secrets=tuple(given.image_pull_secret or ()),
+        pull_secrets_namespace=given.namespace,
         replicas=_replicas(given.replicas),
         expose=expose,
         external_host=_external_host(given.external_host, expose=expose),

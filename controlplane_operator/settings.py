@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         "--namespace",
         default="kplane-system",
         metavar="NAME",
-        help="of this operator, and of --shared-etcd-service",
+        help="of this operator, of --shared-etcd-service and of --image-pull-secret",
     )
     add("--listen", default="127.0.0.1:8080", metavar="HOST:PORT", help="for /healthz, /readyz and /metrics")
     add(

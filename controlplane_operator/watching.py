@@ -89,7 +89,7 @@ class Watching:
                 settings=self._settings(),
                 clusterwide=True,
                 stop_flag=stop,
-                # Of no use without peering; but by default kopf asks for the user's name, and a container may have none.
+                # Of no use without peering. By default kopf asks for the user's name, which in a container may be none.
                 identity=_IDENTITY,
             )
         finally:

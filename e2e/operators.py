@@ -15,7 +15,7 @@ from e2e.waiting import eventually
 __all__ = ["Operators"]
 
 _MODULES: Final = ("controlplane_operator.main", "mcm.main")
-_DEPLOYMENTS: Final = ("kplane-operator", "kplane-mcm")
+_WORKLOADS: Final = ("kplane-operator", "kplane-mcm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +50,20 @@ class Operators:
         )
 
     def running(self) -> frozenset[str]:
-        """Names of the Pods that are ready, or ids of the processes."""
+        """Uids of the Pods that are ready, or ids of the processes."""
         if self.directory is not None:
             return frozenset(str(pid) for module in _MODULES for pid in self._processes(module))
-        return frozenset(self._pods(ready=True))
+        return frozenset(self._pods(ready=True).values())
 
-    def _pods(self, *, ready: bool = False) -> list[str]:
-        found = []
+    def _pods(self, *, ready: bool = False) -> dict[str, str]:
+        """Return the uid of each Pod by its name, which a StatefulSet gives to the next one too."""
+        found = {}
         for pod in self.kubectl.items("pods", "-n", NAMESPACE):
             conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", ())}
             name: str = pod["metadata"]["name"]
-            wanted = any(name.startswith(f"{deployment}-") for deployment in _DEPLOYMENTS)
+            wanted = any(name.startswith(f"{workload}-") for workload in _WORKLOADS)
             if wanted and (not ready or conditions.get("Ready") == "True"):
-                found.append(name)
+                found[name] = pod["metadata"]["uid"]
         return found
 
     def _processes(self, module: str) -> list[int]:

@@ -38,15 +38,19 @@ def test_both_operators_are_at_work_together(tenants: tuple[Tenant, Tenant], ses
 
 
 @pytest.mark.needs("pods")
-@pytest.mark.parametrize(("deployment", "port"), [("kplane-operator", 8080), ("kplane-mcm", 8081)])
-def test_operators_are_available_and_say_so(installation: None, kubectl: Kubectl, deployment: str, port: int) -> None:
-    """Both Deployments are available, and /readyz answers to whoever wants to probe it."""
-    kubectl("rollout", "status", f"deployment/{deployment}", "-n", NAMESPACE, "--timeout=60s")
-    selector = kubectl.get("deployment", deployment, "-n", NAMESPACE)["spec"]["selector"]["matchLabels"]
+@pytest.mark.parametrize(
+    ("kind", "name", "port"), [("deployment", "kplane-operator", 8080), ("statefulset", "kplane-mcm", 8081)]
+)
+def test_operators_are_available_and_say_so(
+    installation: None, kubectl: Kubectl, kind: str, name: str, port: int
+) -> None:
+    """Both are rolled out, and /readyz answers to whoever wants to probe it."""
+    kubectl("rollout", "status", f"{kind}/{name}", "-n", NAMESPACE, "--timeout=60s")
+    selector = kubectl.get(kind, name, "-n", NAMESPACE)["spec"]["selector"]["matchLabels"]
     labels = ",".join(f"{key}={value}" for key, value in selector.items())
     [pod] = kubectl.names("pods", "-n", NAMESPACE, "-l", labels)
     raw = f"/api/v1/namespaces/{NAMESPACE}/pods/http:{pod}:{port}/proxy/readyz"
-    assert eventually(f"{deployment} /readyz", lambda: kubectl("get", "--raw", raw))
+    assert eventually(f"{name} /readyz", lambda: kubectl("get", "--raw", raw))
 
 
 @pytest.mark.needs("pods")

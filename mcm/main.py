@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 import uvloop
 
@@ -25,6 +26,9 @@ __all__ = ["main", "run"]
 
 logger = logging.getLogger(__name__)
 
+_LOG_BYTES: Final = 1 << 20
+"""Of each instance, twice: the directory may be in memory, and there are as many instances as tenants."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run until SIGTERM or SIGINT. Ends the process with status 0 after a clean stop, 1 where it cannot run."""
@@ -41,7 +45,7 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
     """Run until the event is set; then every instance has ended. Raises McmError, ProviderError or WorkloadsError."""
     config = ClusterConfig.load(settings.kubeconfig) if settings.kubeconfig else ClusterConfig.in_cluster()
     async with (
-        ProcessRuntime(settings.state_dir, programs=settings.programs) as runtime,
+        ProcessRuntime(settings.state_dir, programs=settings.programs, log_limit_bytes=_LOG_BYTES) as runtime,
         Client(config, field_manager="mcm") as client,
     ):
         await remove_leftovers(runtime)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from controlplane_operator.main import main
 from controlplane_operator.errors import SettingsError
+from controlplane_operator.main import main
 from controlplane_operator.settings import parse_arguments
 
 

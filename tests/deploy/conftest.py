@@ -52,7 +52,7 @@ class Rendered:
                     template = item["spec"]["template"]
                 case "StatefulSet":
                     template = item["spec"]["template"]
-                    claims = [claim["metadata"]["name"] for claim in item["spec"]["volumeClaimTemplates"]]
+                    claims = [claim["metadata"]["name"] for claim in item["spec"].get("volumeClaimTemplates", ())]
                     volumes = [{"name": name, "persistentVolumeClaim": {"claimName": f"{name}-0"}} for name in claims]
                     template["spec"]["volumes"] += volumes
                 case "CronJob":

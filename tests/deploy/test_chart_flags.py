@@ -15,8 +15,8 @@ pytestmark = pytest.mark.integration
 
 def arguments(rendered: Any, program: str) -> list[str]:
     """What a program is started with; the directories of its pod become ones of this machine."""
-    (name,) = [name for name in rendered.names("Deployment") if name.endswith(program)]
-    (container,) = rendered.one("Deployment", name)["spec"]["template"]["spec"]["containers"]
+    (template,) = [found for name, found in rendered.pod_templates().items() if name.endswith(program)]
+    (container,) = template["spec"]["containers"]
     found: list[str] = container["args"]
     return found
 

@@ -51,8 +51,8 @@ def test_the_number_of_members_cannot_change(chart: Any, api_server: Handle) -> 
     with pytest.raises(chart.refused) as caught:
         install(chart, api_server, "--set=etcd.replicas=3")
     assert "the number cannot be changed. Set etcd.replicas to 1." in str(caught.value)
-    assert "kubectl wait deployment" in install(chart, api_server, "--set=etcd.replicas=1")
+    assert "kubectl rollout status" in install(chart, api_server, "--set=etcd.replicas=1")
 
 
 def test_the_number_of_members_is_free_at_the_first_installation(chart: Any, api_server: Handle) -> None:
-    assert "kubectl wait deployment" in install(chart, api_server, "--set=etcd.replicas=3")
+    assert "kubectl rollout status" in install(chart, api_server, "--set=etcd.replicas=3")

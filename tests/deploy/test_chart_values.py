@@ -86,7 +86,7 @@ def test_the_operator_is_told_of_an_etcd_of_the_users(chart: Any) -> None:
     assert "--shared-etcd-endpoint=https://etcd.example.org:2379" in pod["containers"][0]["args"]
     (credentials,) = [volume["secret"] for volume in pod["volumes"] if volume["name"] == "shared-etcd"]
     assert credentials["secretName"] == "root"
-    assert rendered.names("StatefulSet") == []
+    assert rendered.names("StatefulSet") == ["kplane-mcm"]
     assert rendered.names("CronJob") == []
 
 
@@ -159,8 +159,8 @@ def test_images_are_those_of_the_pinned_versions(chart: Any) -> None:
     assert values["controlPlanes"]["etcdImage"] == values["etcd"]["image"]
     version = yaml.safe_load((chart.directory / "Chart.yaml").read_text())["appVersion"]
     rendered = chart.render()
-    for name in ("operator", "mcm"):
-        (container,) = rendered.one("Deployment", f"kplane-{name}")["spec"]["template"]["spec"]["containers"]
+    for kind, name in (("Deployment", "operator"), ("StatefulSet", "mcm")):
+        (container,) = rendered.one(kind, f"kplane-{name}")["spec"]["template"]["spec"]["containers"]
         assert container["image"] == f"ghcr.io/kplane-dev/kplane-{name}:{version}"
 
 

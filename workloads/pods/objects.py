@@ -24,6 +24,7 @@ __all__ = [
     "files_secret_name",
     "labels_of",
     "network_policy",
+    "pull_secret",
     "service",
     "workload",
 ]
@@ -93,6 +94,12 @@ def files_secret(component: Component, *, placement: Placement) -> Object:
         "type": "Opaque",
         "data": {name: base64.b64encode(file.content).decode() for name, file in component.files.items()},
     }
+
+
+def pull_secret(source: Object, *, namespace: str) -> Object:
+    """Describe the copy of a Secret for pulling images."""
+    metadata = {"name": source["metadata"]["name"], "namespace": namespace, "labels": {_MANAGED_BY_LABEL: _MANAGER}}
+    return {"metadata": metadata, "type": source.get("type", "Opaque"), "data": source.get("data") or {}}
 
 
 def workload(component: Component, *, placement: Placement, image: Image, settings: PodSettings) -> Object:

@@ -37,6 +37,7 @@ from workloads.pods.objects import (
     files_secret,
     files_secret_name,
     network_policy,
+    pull_secret,
     service,
     workload,
 )
@@ -145,6 +146,7 @@ class PodRuntime:
             if self._is_applied(component.name, digest=digest, live=live):
                 return
             with _failing(f"Component {component.name}: its objects in namespace {placement.namespace}"):
+                await self._copy_pull_secrets(placement.namespace)
                 for kind, obj in before:
                     await self._client.apply(kind, obj)
                 stored = await self._client.apply(resource, described)
@@ -237,6 +239,11 @@ class PodRuntime:
         metadata = live["metadata"]
         # What is observed may be a little behind what was written, and is never ahead of it but by others.
         return bool(metadata["uid"] == known.uid and metadata["generation"] <= known.generation)
+
+    async def _copy_pull_secrets(self, namespace: str) -> None:
+        for name in self._settings.pull_secrets:
+            source = await self._client.get(SECRETS, name, namespace=self._settings.pull_secrets_namespace)
+            await self._client.apply(SECRETS, pull_secret(source, namespace=namespace))
 
     async def _scale_to_nothing(self, resource: Resource, placement: Placement) -> None:
         none = {"spec": {"replicas": 0}}

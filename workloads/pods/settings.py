@@ -45,7 +45,9 @@ class PodSettings:
     ports: Mapping[str, int]
     """Number of each port that components have, by its name; every component has an address of its own."""
     pull_secrets: tuple[str, ...] = ()
-    """Names of Secrets in the namespaces of the components."""
+    """Names of Secrets for pulling images, which components get a copy of in their namespaces."""
+    pull_secrets_namespace: str = ""
+    """Where these Secrets are."""
     replicas: int = 1
     """Of components without data."""
     expose: Expose = Expose.CLUSTER_IP

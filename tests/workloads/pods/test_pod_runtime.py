@@ -205,6 +205,22 @@ async def test_refused_pod_is_told(cluster):
         assert state.phase is Phase.STARTING
 
 
+async def test_secrets_for_pulling_images_are_copied(cluster):
+    source = await cluster.namespace("pods-registries")
+    namespace = await cluster.namespace("pods-pulling")
+    name = f"{namespace}--server"
+    secret = {"type": "kubernetes.io/dockerconfigjson", "data": {".dockerconfigjson": base64.b64encode(b"{}").decode()}}
+    async with cluster.runtime(pull_secrets=("mine",), pull_secrets_namespace=source) as runtime:
+        with pytest.raises(RuntimeFailure, match='secrets "mine" not found'):
+            await runtime.apply(server(name))
+        await cluster.client.create(SECRETS, {"metadata": {"name": "mine", "namespace": source}, **secret})
+        await runtime.apply(server(name))
+        pod = await cluster.pod(namespace)
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "mine"}]
+    copied = await cluster.client.get(SECRETS, "mine", namespace=namespace)
+    assert (copied["type"], copied["data"]) == (secret["type"], secret["data"])
+
+
 async def test_load_balancer_address_is_waited_for(cluster):
     namespace = await cluster.namespace("pods-balancer")
     name = f"{namespace}--server"
