@@ -26,21 +26,27 @@ app.kubernetes.io/instance: {{ $root.Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
-{{/* All labels of an object of a component: (list $ "operator"). */}}
-{{- define "kplane.labels" -}}
+{{/* Labels of a pod that is not to be replaced by each version of the chart: (list $ "etcd"). */}}
+{{- define "kplane.podLabels" -}}
 {{- $root := index . 0 -}}
 {{ include "kplane.selector" . }}
 app.kubernetes.io/part-of: kplane
 app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+{{- end -}}
+
+{{/* All labels of an object of a component: (list $ "operator"). */}}
+{{- define "kplane.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "kplane.podLabels" . }}
 app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* An image: (list $ .Values.operator.image). */}}
+{{/* An image: (list $ .Values.operator.image). A repository with a digest needs no tag. */}}
 {{- define "kplane.image" -}}
 {{- $root := index . 0 -}}
 {{- $image := index . 1 -}}
-{{ $image.repository }}:{{ $image.tag | default $root.Chart.AppVersion }}
+{{ $image.repository }}{{ if not (contains "@" $image.repository) }}:{{ $image.tag | default $root.Chart.AppVersion }}{{ end }}
 {{- end -}}
 
 {{- define "kplane.podSecurity" -}}
