@@ -101,7 +101,7 @@ def released(k8s: Any, helm: Helm) -> None:
     k8s.load_images(*names)
 
 
-@pytest.mark.needs("pods", "images")
+@pytest.mark.k8s_needs("pods", "images")
 @pytest.mark.timeout(_SECONDS, func_only=True)
 @pytest.mark.parametrize("name", _DOCUMENTS)
 def test_every_command_works(released: None, place: Path, environment: Mapping[str, str], name: str) -> None:

@@ -37,7 +37,7 @@ def test_both_operators_are_at_work_together(tenants: tuple[Tenant, Tenant], ses
         tenant.wait_account("default")
 
 
-@pytest.mark.needs("pods")
+@pytest.mark.k8s_needs("pods")
 @pytest.mark.parametrize(
     ("kind", "name", "port"), [("deployment", "kplane-operator", 8080), ("statefulset", "kplane-mcm", 8081)]
 )
@@ -53,7 +53,7 @@ def test_operators_are_available_and_say_so(
     assert eventually(f"{name} /readyz", lambda: kubectl("get", "--raw", raw))
 
 
-@pytest.mark.needs("pods")
+@pytest.mark.k8s_needs("pods")
 def test_helm_says_deployed(installation: None, helm: Helm) -> None:
     """`helm status` calls the release deployed: nothing is left half done."""
     found = helm.status()

@@ -13,7 +13,7 @@ from e2e.platform import Platform
 from e2e.tenant import Tenant
 from e2e.waiting import eventually
 
-pytestmark = pytest.mark.needs("pods")
+pytestmark = pytest.mark.k8s_needs("pods")
 
 _PASSING = frozenset({"events", "events.events.k8s.io", "leases.coordination.k8s.io", "pods.metrics.k8s.io"})
 """Kinds whose objects come and go by themselves."""

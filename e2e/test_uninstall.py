@@ -9,7 +9,7 @@ from e2e.kubectl import Kubectl
 from e2e.platform import Platform
 from e2e.tenant import Tenant
 
-pytestmark = [pytest.mark.needs("pods"), pytest.mark.timeout(900, func_only=True)]
+pytestmark = [pytest.mark.k8s_needs("pods"), pytest.mark.timeout(900, func_only=True)]
 
 _GROUP = "controlplane.kplane.dev"
 

@@ -13,7 +13,7 @@ from e2e.platform import Platform
 from e2e.tenant import Tenant
 from e2e.waiting import eventually
 
-pytestmark = [pytest.mark.needs("pods"), pytest.mark.timeout(900, func_only=True)]
+pytestmark = [pytest.mark.k8s_needs("pods"), pytest.mark.timeout(900, func_only=True)]
 
 _NETWORK = "198.51.100.0/24"
 

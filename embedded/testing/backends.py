@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from embedded.testing.cluster import Cluster
 from embedded.testing.command import run
 from embedded.testing.errors import KindFailed
 from embedded.testing.kind import Kind
+from embedded.testing.run import exclusive, write_private
 from tools.progress import print_line
 
 __all__ = ["remove", "start"]
@@ -71,14 +70,14 @@ def _local(choice: Choice, *, operators: bool) -> Iterator[Cluster]:
 def _shared(choice: Choice, *, shared: Path, environment: Mapping[str, str], kind: Kind | None) -> Cluster:
     kubectl = programs.kubectl(environment=environment, report=print_line)
     kubeconfig = shared / _KUBECONFIG
-    with _exclusive(shared):
+    with exclusive(shared):
         if not kubeconfig.exists():
             content = (
                 _existing_kubeconfig(kubectl, context=choice.target, environment=environment)
                 if kind is None
                 else _kind_kubeconfig(kind, choice=choice, shared=shared, environment=environment)
             )
-            _write_private(kubeconfig, content=content)
+            write_private(kubeconfig, content=content)
     context = choice.target if kind is None else kind.context
     return _cluster(choice, kubeconfig=kubeconfig, context=context, kubectl=kubectl, kind=kind)
 
@@ -143,17 +142,3 @@ def _current_context(kubectl: Path, *, kubeconfig: Path) -> str:
     args = ("config", "current-context", f"--kubeconfig={kubeconfig}")
     title = " ".join(("kubectl", *args))
     return run(kubectl, args, title=title, failure=KubectlFailed, timeout_seconds=_KUBECTL_SECONDS).output.strip()
-
-
-@contextlib.contextmanager
-def _exclusive(directory: Path) -> Iterator[None]:
-    with (directory / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _write_private(file: Path, *, content: str) -> None:
-    partial = file.with_suffix(".partial")
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as written:
-        written.write(content)
-    partial.replace(file)

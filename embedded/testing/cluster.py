@@ -25,7 +25,7 @@ class Cluster:
     """Holds one context: no other cluster can be reached by it."""
     context: str
     capabilities: frozenset[str]
-    """What it can do: the words that the marker `needs` takes."""
+    """What it can do: the words that the marker `k8s_needs` takes."""
     kubectl_program: Path
     """What `kubectl` runs, for whoever runs it otherwise."""
     directory: Path | None = None
@@ -54,8 +54,8 @@ class Cluster:
     def load_images(self, *names: str) -> None:
         """Bring container images of this machine to the nodes, where pods find them without a registry.
 
-        Raises `BackendError` where the backend cannot: a test that does this is marked `needs("images")`.
+        Raises `BackendError` where the backend cannot: a test that does this is marked `k8s_needs("images")`.
         """
         if self.kind is None:
-            raise BackendError(f'The backend {self.name} loads no images; mark the test with needs("images").')
+            raise BackendError(f'The backend {self.name} loads no images; mark the test with k8s_needs("images").')
         self.kind.load(*names)

@@ -1,16 +1,15 @@
-"""The pytest plugin: options, the marker `needs`, the fixture `k8s`, and the logs of a failed test.
+"""The pytest plugin: options, the marker `k8s_needs`, the fixture `k8s`, and the logs of a failed test.
 
-pytest loads it wherever kplane is installed, for tests without a cluster too: what takes time to import is imported
-where it is used.
+pytest loads it wherever kplane is installed, for tests without a cluster too. In their runs it does nothing: a backend
+is chosen where a test that was collected wants one, or an option asks for it; and what takes time to import, or is of
+a package whose name a project may have as well, is imported where it is used.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ import pytest
 
 from embedded.testing.choice import CAPABILITIES, OPTIONS, Choice, choose
 from embedded.testing.errors import Misconfigured
+from embedded.testing.run import Run
 
 if TYPE_CHECKING:
     from embedded.testing.cluster import Cluster
@@ -26,33 +26,23 @@ __all__ = [
     "k8s",
     "k8s_operators",
     "pytest_addoption",
-    "pytest_collection_modifyitems",
+    "pytest_collection_finish",
     "pytest_configure",
     "pytest_configure_node",
-    "pytest_report_header",
+    "pytest_report_collectionfinish",
     "pytest_runtest_makereport",
-    "pytest_runtest_setup",
     "pytest_sessionstart",
     "pytest_unconfigure",
+    "pytest_xdist_node_collection_finished",
 ]
 
 _LOG_NAMESPACES = "k8s_log_namespaces"
+_MARKER = "k8s_needs"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Session:
-    """What all processes of one test run share."""
-
-    choice: Choice
-    directory: Path
-    mine: bool
-    """False in a worker of xdist, which was told all this."""
-
-
-_SESSION = pytest.StashKey[_Session]()
+_RUN = pytest.StashKey[Run]()
 _CLUSTER = pytest.StashKey["Cluster"]()
+_SHOWN = pytest.StashKey[bool]()
 _TOLD = pytest.StashKey[bool]()
-_WRONG = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,9 +50,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--k8s",
         choices=OPTIONS,
-        default="auto",
         help="what runs the cluster: kind, local (embedded, without nodes), existing (by the current context), none; "
-        "auto takes what the environment names, else local (default: %(default)s)",
+        "auto, the default, takes what the environment names, else local, if a test wants a cluster",
     )
     group.addoption("--k8s-required", action="store_true", help="end with an error where no cluster can be had")
     group.addoption("--k8s-report-dir", metavar="DIR", help="keep the cluster's logs of each failed test there")
@@ -76,71 +65,82 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     known = ", ".join(CAPABILITIES)
-    config.addinivalue_line("markers", f"needs(*capabilities): skipped where the cluster lacks one of {known}")
+    config.addinivalue_line("markers", f"{_MARKER}(*capabilities): skipped where the cluster lacks one of {known}")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
+    """Choose now where an option asks for it: what cannot be had is said before anything is collected."""
     config = session.config
-    choice = _session(config).choice
+    asked = config.getoption("--k8s") is not None or config.getoption("--k8s-required")
+    if not asked or _is_worker(config) or config.option.collectonly:
+        return
+    try:
+        choice = _choice(config)
+    except Misconfigured as error:
+        raise pytest.UsageError(str(error)) from error
     if choice.backend == "none" and config.getoption("--k8s-required"):
         raise pytest.UsageError(f"--k8s-required, and there is no cluster for the tests: {choice.reason}")
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    return f"k8s: {_session(config).choice.summary}"
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a worker of xdist what was chosen: it does not choose again."""
-    session = _session(node.config)
-    node.workerinput["k8s"] = {"choice": session.choice.dump(), "directory": str(session.directory)}
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    session = config.stash.get(_SESSION, None)
-    if session is None or not session.mine:
-        return
-    try:
-        if session.choice.backend == "kind":
-            from embedded.testing.backends import remove
-
-            remove(session.choice, shared=session.directory, environment=os.environ)
-    finally:
-        shutil.rmtree(session.directory, ignore_errors=True)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    session = _session(config)
-    choice = session.choice
-    for item in items:
-        try:
-            needs = _needs(item)
-        except Misconfigured as error:
-            if session.mine:
-                raise pytest.UsageError(str(error)) from error
-            # A worker of xdist that ends here says nothing but that it crashed: have the test say it.
-            item.stash[_WRONG] = str(error)
-            continue
-        if "k8s" in getattr(item, "fixturenames", ()):
-            needs.add("api")
-        if missing := needs - choice.capabilities:
-            item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(sorted(missing))}; k8s: {choice.summary}"))
+    """Tell a worker of xdist where it finds, or leaves, the choice."""
+    node.workerinput["k8s"] = str(_run(node.config).directory)
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if (wrong := item.stash.get(_WRONG, None)) is not None:
-        raise pytest.UsageError(wrong)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    config = session.config
+    try:
+        _skip_unmet(session.items, config=config)
+    except Misconfigured as error:
+        if not _is_worker(config):
+            raise pytest.UsageError(str(error)) from error
+        # A worker of xdist that ends here says nothing but that it crashed: have the controller end the run.
+        _run(config).refuse(error)
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    choice = None if _is_worker(config) else _chosen(config)
+    return [] if choice is None else [f"k8s: {choice.summary}"]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any) -> None:
+    """Say what a worker of xdist chose, or why no test may run: none does before all workers have come so far."""
+    config: pytest.Config = node.config
+    try:
+        choice = _chosen(config)
+    except Misconfigured as error:
+        raise pytest.UsageError(str(error)) from error
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if choice is not None and reporter is not None and not config.stash.get(_SHOWN, False):
+        config.stash[_SHOWN] = True
+        reporter.ensure_newline()
+        reporter.write_line(f"k8s: {choice.summary}")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    run = config.stash.get(_RUN, None)
+    if run is None or not run.mine:
+        return
+    try:
+        choice = _chosen(config)
+        if choice is not None and choice.backend == "kind":
+            from embedded.testing.backends import remove
+
+            remove(choice, shared=run.directory, environment=os.environ)
+    except Misconfigured:
+        pass  # No test has run, and pytest has said why.
+    finally:
+        shutil.rmtree(run.directory, ignore_errors=True)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     cluster = item.config.stash.get(_CLUSTER, None)
-    used = "k8s" in getattr(item, "fixturenames", ())
-    if report.failed and used and cluster is not None and not item.stash.get(_TOLD, False):
+    if report.failed and _uses(item) and cluster is not None and not item.stash.get(_TOLD, False):
         item.stash[_TOLD] = True
         report.sections += _gather(cluster, item)
     return report
@@ -155,50 +155,73 @@ def k8s_operators() -> bool:
 @pytest.fixture(scope="session")
 def k8s(pytestconfig: pytest.Config, k8s_operators: bool) -> Iterator[Cluster]:
     """A Kubernetes cluster: `k8s.kubectl("get", "pods")`, `k8s.kubeconfig`, `k8s.capabilities`; see docs/testing.md."""
-    session = _session(pytestconfig)
-    if session.choice.backend == "none":
-        pytest.skip(f"k8s: {session.choice.summary}")
+    try:
+        choice = _choice(pytestconfig)
+    except Misconfigured as error:
+        pytest.fail(str(error), pytrace=False)
+    if choice.backend == "none":
+        pytest.skip(f"k8s: {choice.summary}")
     from embedded.testing.backends import start
 
-    with start(session.choice, shared=session.directory, operators=k8s_operators, environment=os.environ) as cluster:
+    shared = _run(pytestconfig).directory
+    with start(choice, shared=shared, operators=k8s_operators, environment=os.environ) as cluster:
         pytestconfig.stash[_CLUSTER] = cluster
         yield cluster
         del pytestconfig.stash[_CLUSTER]
 
 
-def _session(config: pytest.Config) -> _Session:
-    session = config.stash.get(_SESSION, None)
-    if session is None:
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def _run(config: pytest.Config) -> Run:
+    run = config.stash.get(_RUN, None)
+    if run is None:
         told = getattr(config, "workerinput", {}).get("k8s")
-        session = _first_session(config) if told is None else _told_session(told)
-        config.stash[_SESSION] = session
-    return session
+        run = config.stash[_RUN] = Run.begin() if told is None else Run.join(told)
+    return run
 
 
-def _first_session(config: pytest.Config) -> _Session:
+def _choice(config: pytest.Config) -> Choice:
+    return _run(config).choose(lambda: _decide(config))
+
+
+def _chosen(config: pytest.Config) -> Choice | None:
+    run = config.stash.get(_RUN, None)
+    return None if run is None else run.chosen()
+
+
+def _decide(config: pytest.Config) -> Choice:
+    option = config.getoption("--k8s") or "auto"
     from embedded.testing.probes import Machine
 
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     machine = Machine(environment=os.environ, report=reporter.write_line if reporter else lambda _: None)
-    try:
-        choice = choose(config.getoption("--k8s"), environment=os.environ, probes=machine)
-    except Misconfigured as error:
-        raise pytest.UsageError(str(error)) from error
-    return _Session(choice=choice, directory=Path(tempfile.mkdtemp(prefix="k8s-test-")), mine=True)
+    return choose(option, environment=os.environ, probes=machine)
 
 
-def _told_session(told: dict[str, Any]) -> _Session:
-    return _Session(choice=Choice.load(told["choice"]), directory=Path(told["directory"]), mine=False)
+def _skip_unmet(items: list[pytest.Item], *, config: pytest.Config) -> None:
+    wanting = [(item, needs) for item in items if (needs := _needs(item))]
+    if not wanting or config.option.collectonly:
+        return
+    choice = _choice(config)
+    for item, needs in wanting:
+        if missing := needs - choice.capabilities:
+            item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(sorted(missing))}; k8s: {choice.summary}"))
+
+
+def _uses(item: pytest.Item) -> bool:
+    return "k8s" in getattr(item, "fixturenames", ())
 
 
 def _needs(item: pytest.Item) -> set[str]:
-    needs: set[str] = set()
-    for mark in item.iter_markers("needs"):
+    needs = {"api"} if _uses(item) else set[str]()
+    for mark in item.iter_markers(_MARKER):
         unknown = [repr(each) for each in mark.args if each not in tuple(CAPABILITIES)]
         if unknown or mark.kwargs or not mark.args:
             wrong = f"{', '.join(unknown)} is no capability" if unknown else "it takes the names of capabilities"
             known = "; ".join(f"{name}: {meaning}" for name, meaning in CAPABILITIES.items())
-            raise Misconfigured(f"{item.nodeid}: the marker `needs`: {wrong}. Known are {known}.")
+            raise Misconfigured(f"{item.nodeid}: the marker `{_MARKER}`: {wrong}. Known are {known}.")
         needs.update(mark.args)
     return needs
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from embedded.testing.command import run
 from embedded.testing.errors import KindFailed, Unavailable
-from tools.errors import BinariesError
-from tools.progress import Report
+
+if TYPE_CHECKING:
+    from tools.progress import Report
 
 __all__ = ["Machine"]
 
@@ -39,6 +41,7 @@ class Machine:
     def has_kind_cluster(self, name: str) -> bool:
         from embedded.testing import programs
         from embedded.testing.kind import Kind
+        from tools.errors import BinariesError
 
         try:
             program = programs.kind(environment=self.environment, report=self.report)
@@ -48,6 +51,7 @@ class Machine:
 
     def programs(self, *, obtain: bool) -> str:
         from embedded.testing import programs
+        from tools.errors import BinariesError
 
         try:
             directories = programs.local(environment=self.environment)
@@ -65,6 +69,7 @@ class Machine:
 
     def _kubectl(self, *args: str) -> str:
         from embedded.testing import programs
+        from tools.errors import BinariesError
 
         try:
             program = programs.kubectl(environment=self.environment, report=self.report)

@@ -46,7 +46,7 @@ def test_the_example_of_the_documentation_works_without_kplanes_operators(pytest
             assert "kplane" not in k8s.kubectl("get", "crd,clusterroles", "-o=name")
             assert "kplane-system" not in k8s.kubectl("get", "namespaces")
 
-        @pytest.mark.needs("gc")
+        @pytest.mark.k8s_needs("gc")
         def test_collects_garbage(k8s):
             k8s.kubectl("create", "configmap", "owner")
             uid = k8s.kubectl("get", "configmap", "owner", "-o=jsonpath={.metadata.uid}")
@@ -107,13 +107,13 @@ def test_uses_an_existing_cluster_that_is_allowed(
     pytester.makepyfile("""
         import pytest
 
-        @pytest.mark.needs("gc")
+        @pytest.mark.k8s_needs("gc")
         def test_reaches_it(k8s):
             assert k8s.name == "existing"
             assert k8s.capabilities == {"api", "gc"}
             assert "controlplanes" in k8s.kubectl("get", "crd")
 
-        @pytest.mark.needs("pods")
+        @pytest.mark.k8s_needs("pods")
         def test_runs_pods(k8s): assert False
     """)
     refused = pytester.runpytest_subprocess()

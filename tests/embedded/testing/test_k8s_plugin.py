@@ -13,11 +13,11 @@ pytest_plugins = ["pytester"]
 NEEDING = """
     import pytest
 
-    @pytest.mark.needs("gc")
+    @pytest.mark.k8s_needs("gc")
     def test_collects(): pass
 
-    @pytest.mark.needs("api", "pods")
-    @pytest.mark.needs("images")
+    @pytest.mark.k8s_needs("api", "pods")
+    @pytest.mark.k8s_needs("images")
     def test_runs_pods(): pass
 
     def test_needs_nothing(): pass
@@ -47,15 +47,59 @@ def on_cluster(stand_ins, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("K8S_ALLOWED_CONTEXTS", "staging")
 
 
-def test_says_in_the_header_what_it_took_and_why(stand_ins, pytester: pytest.Pytester) -> None:
+def test_says_what_it_took_and_why_after_the_collection(stand_ins, pytester: pytest.Pytester) -> None:
     stand_ins.write_programs_of_local()
-    pytester.makepyfile("def test_nothing(): pass")
-    header = (
+    pytester.makepyfile(NEEDING)
+    line = (
         "k8s: local (auto: no cluster named by USE_EXISTING_CLUSTER, no KIND_CLUSTER/KIND_NODE_IMAGE; "
         f"programs found in {stand_ins.directory})"
     )
-    pytester.runpytest().stdout.fnmatch_lines([header])
-    pytester.runpytest("--k8s=none").stdout.fnmatch_lines(["k8s: none (--k8s=none)"])
+    pytester.runpytest().stdout.fnmatch_lines(["collected 3 items", line])
+    pytester.runpytest("--k8s=none").stdout.fnmatch_lines(["collected 3 items", "k8s: none (--k8s=none)"])
+
+
+@pytest.mark.parametrize("workers", [(), ("-n1",)])
+@pytest.mark.parametrize(
+    "environment",
+    [{"USE_EXISTING_CLUSTER": "true"}, {"KIND_CLUSTER": "mine", "KIND_NODE_IMAGE": "node:1"}, {"KIND_KEEP": "maybe"}],
+)
+@pytest.mark.parametrize(
+    ("tests", "args", "passed"),
+    [
+        ("def test_of_a_unit(): pass", (), 1),
+        (f"{NEEDING}\n    def test_with(k8s): pass", ("-k", "test_needs_nothing"), 1),
+        (NEEDING, ("--collect-only",), 0),
+        (NEEDING, ("--collect-only", "--k8s=kind"), 0),
+    ],
+)
+def test_does_nothing_where_no_test_wants_a_cluster(
+    stand_ins,
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    tests: str,
+    args: tuple[str, ...],
+    passed: int,
+    workers: tuple[str, ...],
+) -> None:
+    """Whatever the environment names: it is for other runs."""
+    stand_ins.write_kubectl()
+    stand_ins.write_kind("mine")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    pytester.makepyfile(tests)
+    run = pytester.runpytest_subprocess if workers else pytester.runpytest
+    outcome = run(*args, *workers)
+    assert outcome.ret == pytest.ExitCode.OK
+    outcome.assert_outcomes(passed=passed)
+    outcome.stdout.no_fnmatch_line("k8s: *")
+    assert stand_ins.calls("kind") + stand_ins.calls("kubectl") == []
+
+
+def test_leaves_a_marker_needs_to_the_project(stand_ins, pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\nmarkers = needs: of the project")
+    pytester.makepyfile("import pytest\n\n@pytest.mark.needs('docker', version=1)\ndef test_theirs(): pass")
+    pytester.runpytest("--strict-markers").assert_outcomes(passed=1)
 
 
 def test_leaves_tests_without_a_cluster_alone(stand_ins, pytester: pytest.Pytester) -> None:
@@ -92,12 +136,11 @@ def test_skips_what_needs_more_than_there_is(stand_ins, pytester: pytest.Pyteste
 def test_knows_its_capabilities(
     stand_ins, pytester: pytest.Pytester, mark: str, says: str, workers: tuple[str, ...]
 ) -> None:
-    pytester.makepyfile(f"import pytest\n\n@pytest.mark.needs({mark})\ndef test_wrong(): pass")
+    pytester.makepyfile(f"import pytest\n\n@pytest.mark.k8s_needs({mark})\ndef test_wrong(): pass")
     outcome = pytester.runpytest_subprocess(*workers)
-    # A worker of xdist has no way to end the run so: there it is an error of the test.
-    assert outcome.ret == (pytest.ExitCode.TESTS_FAILED if workers else pytest.ExitCode.USAGE_ERROR)
-    text = outcome.stderr.str() + outcome.stdout.str()
-    assert f"test_knows_its_capabilities.py::test_wrong: the marker `needs`: {says}. Known are api: " in text
+    assert outcome.ret == pytest.ExitCode.USAGE_ERROR
+    text = outcome.stderr.str()
+    assert f"test_knows_its_capabilities.py::test_wrong: the marker `k8s_needs`: {says}. Known are api: " in text
 
 
 def test_ends_where_a_cluster_is_required_and_none_is_there(stand_ins, pytester: pytest.Pytester) -> None:
@@ -111,14 +154,19 @@ def test_ends_where_a_cluster_is_required_and_none_is_there(stand_ins, pytester:
 
 @pytest.mark.parametrize("workers", [(), ("-n1",)])
 def test_runs_no_test_where_the_context_is_refused(
-    on_cluster: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
+    on_cluster: None, stand_ins, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("K8S_ALLOWED_CONTEXTS", "kind-*")
-    pytester.makepyfile("def test_nothing(): print('it ran')")
-    outcome = pytester.runpytest_subprocess("-s", *workers)
+    pytester.makepyfile("""
+        def test_with(k8s): open("ran", "w")
+
+        def test_without(): open("ran", "w")
+    """)
+    outcome = pytester.runpytest_subprocess(*workers)
     assert outcome.ret == pytest.ExitCode.USAGE_ERROR
     outcome.stderr.fnmatch_lines(["ERROR: *current context is staging, and K8S_ALLOWED_CONTEXTS allows kind-*"])
-    outcome.stdout.no_fnmatch_line("*it ran*")
+    assert not (pytester.path / "ran").exists()
+    assert stand_ins.calls("kubectl") == ["config current-context"]
 
 
 def test_finds_out_what_an_existing_cluster_can_do(on_cluster: None, pytester: pytest.Pytester) -> None:
@@ -197,8 +245,9 @@ def test_shows_the_ends_of_logs_without_a_place_to_keep_them(on_cluster: None, p
     ] == []
 
 
+@pytest.mark.parametrize("args", [(), ("--k8s-required",)])
 def test_creates_one_cluster_of_kind_for_all_workers_and_deletes_it(
-    stand_ins, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    stand_ins, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]
 ) -> None:
     stand_ins.write_kubectl()
     stand_ins.write_kind("somebody-elses")
@@ -207,16 +256,18 @@ def test_creates_one_cluster_of_kind_for_all_workers_and_deletes_it(
     pytester.makepyfile("""
         import pytest
 
-        @pytest.mark.needs("images", "pods")
+        @pytest.mark.k8s_needs("images", "pods")
         def test_uses_it(k8s):
             assert (k8s.name, k8s.context) == ("kind", "kind-kplane-e2e")
             assert k8s.kubeconfig.read_text() == "kubeconfig of kplane-e2e\\n"
             k8s.load_images("one:1", "two:2")
     """)
-    outcome = pytester.runpytest_subprocess("--dist=each", "--tx=2*popen", "--k8s-required")
+    outcome = pytester.runpytest_subprocess("--dist=each", "--tx=2*popen", *args)
     outcome.assert_outcomes(passed=2)
     outcome.stdout.fnmatch_lines(["k8s: kind (*; cluster kplane-e2e will be created of node:1)"])
+    assert sum(line.startswith("k8s: ") for line in outcome.outlines) == 1
     calls = stand_ins.calls("kind")
+    assert calls.count("get clusters") == 2, "once to choose, once to create"
     (created,) = [call for call in calls if call.startswith("create")]
     assert created.startswith("create cluster --name=kplane-e2e --kubeconfig=")
     assert created.endswith(" --image=node:1 --config=cluster.yaml")
@@ -256,7 +307,7 @@ def test_says_what_kind_said_and_deletes_nothing_where_it_creates_nothing(stand_
 
 
 def test_explains_itself(stand_ins, pytester: pytest.Pytester) -> None:
-    pytester.runpytest("--markers").stdout.fnmatch_lines(["@pytest.mark.needs(*): *api, gc, pods, images"])
+    pytester.runpytest("--markers").stdout.fnmatch_lines(["@pytest.mark.k8s_needs(*): *api, gc, pods, images"])
     pytester.runpytest("--help").stdout.fnmatch_lines(["*--k8s={auto,kind,local,existing,none}*"])
     pytester.runpytest("--fixtures").stdout.fnmatch_lines(["k8s [[]session scope[]] *"])
 
