@@ -31,9 +31,11 @@ _PREFIX: Final = "/registry"
 class DedicatedProvisioner:
     """Runs an etcd and an API server for each control plane."""
 
-    def __init__(self, management: Management, *, runtime: Runtime) -> None:
+    def __init__(self, management: Management, *, runtime: Runtime, quota_bytes: int) -> None:
+        """`quota_bytes` is the size of a database at which its etcd refuses writes."""
         self._keys = TenantKeys(management)
         self._runtime = runtime
+        self._quota_bytes = quota_bytes
 
     def realm(self, control_plane: ControlPlane) -> str | None:  # noqa: ARG002 - it has no path
         """There is no path that could be shared."""
@@ -63,7 +65,14 @@ class DedicatedProvisioner:
                 raise Trouble("Failed", "the etcd of this control plane has no certificate")
             ca = authorities.etcd.certificate
             await self._runtime.apply(
-                etcd_component(etcd, address=etcd_address, ca=ca, server=certificates.etcd_server, reached_by=(name,))
+                etcd_component(
+                    etcd,
+                    address=etcd_address,
+                    ca=ca,
+                    server=certificates.etcd_server,
+                    quota_bytes=self._quota_bytes,
+                    reached_by=(name,),
+                )
             )
             await check_ready(self._runtime, etcd, what="etcd", published=published)
             await self._runtime.apply(
@@ -72,7 +81,7 @@ class DedicatedProvisioner:
                     address=address,
                     authorities=authorities,
                     certificates=certificates,
-                    etcd=EtcdAccess((client_url(etcd_address),), ca, certificates.etcd_client),
+                    etcd=EtcdAccess((client_url(etcd_address),), ca, certificates.etcd_client, component=etcd),
                     etcd_prefix=_PREFIX,
                     etcd_shared=False,
                 )

@@ -89,7 +89,8 @@ def _shared_etcd(client: Client, settings: Settings) -> tuple[SharedEtcd | None,
         case EtcdAt(endpoint, credentials):
             return SharedEtcd.from_directory(credentials, endpoint=endpoint, programs=programs), None
         case EtcdBehind(service, namespace):
-            etcd = SharedEtcd(service_endpoint(service, namespace=namespace), programs=programs)
+            endpoint = service_endpoint(service, namespace=namespace)
+            etcd = SharedEtcd(endpoint, programs=programs, namespace=namespace)
             keeper = CredentialsKeeper(
                 client,
                 etcd=etcd,
@@ -129,6 +130,7 @@ class _Assembly:
         default_credentials: ClusterConfig | None,
     ) -> None:
         self.metrics = Metrics()
+        self._known = asyncio.Event()
         self._settings = settings
         self._management = management
         self._runtime = runtime
@@ -136,7 +138,7 @@ class _Assembly:
         self._virtual = VirtualProvisioner(management, runtime=runtime, shared_etcd=shared_etcd)
         provisioners = Provisioners(
             virtual=self._virtual,
-            dedicated=DedicatedProvisioner(management, runtime=runtime),
+            dedicated=DedicatedProvisioner(management, runtime=runtime, quota_bytes=settings.etcd_quota_bytes),
             external=ExternalProvisioner(management, default_credentials=default_credentials),
         )
         namespaces = ManagementNamespaces(management)
@@ -189,6 +191,7 @@ class _Assembly:
         await self._relisting.synced.wait()
         await self._allowed.synced.wait()
         await self._runtime.synced()
+        self._known.set()
         reconcile = {
             "controlplane": self._control_planes.reconcile,
             "controlplaneclass": self._classes.reconcile,
@@ -212,4 +215,4 @@ class _Assembly:
             store.apply(secret)
 
     async def _caches_problem(self) -> str | None:
-        return None if self._relisting.synced.is_set() else "the management cluster was not listed yet"
+        return None if self._known.is_set() else "the management cluster was not listed yet"

@@ -34,7 +34,7 @@ class Orphans:
         while True:
             try:
                 await self.collect()
-            except (ProviderError, WorkloadsError) as error:
+            except ProviderError as error:
                 pause = self._backoff.next(None)
                 _log.warning("orphans cannot be collected, again in %.1f s: %s", pause, error)
             else:
@@ -43,14 +43,21 @@ class Orphans:
             await asyncio.sleep(pause)
 
     async def collect(self) -> None:
-        """End every component of which the API server knows no control plane. Raises ProviderError, WorkloadsError."""
-        # In this order, and not from a cache: a component is made for a control plane that the API server has already.
+        """End every component of which the API server knows no control plane. Raises ProviderError."""
         running = [name for name in self._runtime.names() if self._runtime.state(name).phase is not Phase.ABSENT]
-        if not running:
-            return
-        names = [found["metadata"]["name"] for found in (await self._client.list(CONTROL_PLANES)).items]
-        owned = {component for name in names for component in (apiserver_name(name), etcd_name(name))}
+        owned = await self._owned() if running else set()
         for component in running:
-            if component not in owned:
+            # Anew for each: to end others took its time, and a control plane may have come meanwhile.
+            if component in owned or component in await self._owned():
+                continue
+            try:
                 await self._runtime.stop(component)
+            except WorkloadsError as error:
+                _log.warning("%s, whose control plane is gone, has not ended yet: %s", component, error)
+            else:
                 _log.warning("ended %s: its control plane is gone; its data stay", component)
+
+    async def _owned(self) -> set[str]:
+        """Return the components of all control planes that the API server has."""
+        names = [found["metadata"]["name"] for found in (await self._client.list(CONTROL_PLANES)).items]
+        return {component for name in names for component in (apiserver_name(name), etcd_name(name))}

@@ -10,13 +10,14 @@ from typing import Final
 from controlplane_operator.errors import SettingsError
 from workloads.pods import Expose, Image, PodSettings
 
-__all__ = ["add_pod_flags", "pod_settings"]
+__all__ = ["add_pod_flags", "pod_settings", "storage_bytes"]
 
 _PORTS: Final = {"https": 6443, "client": 2379, "peer": 2380, "metrics": 2381}
 _API_SERVER_CAPABILITIES: Final = ("NET_BIND_SERVICE",)
 """Upstream's images give the program's file this capability, see build/server-image/kube-apiserver in kubernetes."""
-_QUANTITY: Final = re.compile(r"[1-9][0-9]*(Mi|Gi|Ti|M|G|T)?")
-_HOST: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?|[0-9A-Fa-f:.]+")
+_QUANTITY: Final = re.compile(r"([1-9][0-9]*)(Mi|Gi|Ti|M|G|T)")
+_UNITS: Final = {"Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "M": 10**6, "G": 10**9, "T": 10**12}
+_HOST: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?")
 
 
 def add_pod_flags(parser: argparse.ArgumentParser) -> None:
@@ -102,15 +103,29 @@ def _external_host(value: str | None, *, expose: Expose) -> str | None:
         raise SettingsError("--expose NodePort needs --external-host, under which clients reach the nodes")
     if expose is not Expose.NODE_PORT and value:
         raise SettingsError(f"--external-host {value}: only --expose NodePort has this")
-    if value and not _HOST.fullmatch(value):
-        raise SettingsError(f"--external-host {value}: this is neither a host name nor an address")
-    return value
+    if value is None:
+        return None
+    try:
+        # As certificates write it: another form would never be found in one.
+        return str(ipaddress.ip_address(value))
+    except ValueError:
+        if not _HOST.fullmatch(value):
+            raise SettingsError(f"--external-host {value}: this is neither a host name nor an address") from None
+    return value.lower()
 
 
 def _storage_size(value: str | None) -> str:
     if value is not None and not _QUANTITY.fullmatch(value):
         raise SettingsError(f"--storage-size {value}: this is no size, such as 10Gi")
     return value or "10Gi"
+
+
+def storage_bytes(settings: PodSettings) -> int:
+    """Return the size of a dedicated etcd's volume."""
+    size = _QUANTITY.fullmatch(settings.storage_size)
+    if size is None:
+        raise SettingsError(f"--storage-size {settings.storage_size}: this is no size, such as 10Gi")
+    return int(size[1]) * _UNITS[size[2]]
 
 
 def _network(value: str) -> str:

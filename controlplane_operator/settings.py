@@ -9,7 +9,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from controlplane_operator.errors import SettingsError
-from controlplane_operator.pod_flags import add_pod_flags, pod_settings
+from controlplane_operator.pod_flags import add_pod_flags, pod_settings, storage_bytes
+from controlplane_operator.provisioning import DEFAULT_QUOTA_BYTES
 from provider import ClusterConfig
 from workloads.pods import PodSettings
 
@@ -50,6 +51,11 @@ class Settings:
     mcm_service_account: str = "mcm"
     workers: int = 16
     log_level: str = "INFO"
+
+    @property
+    def etcd_quota_bytes(self) -> int:
+        """The size of a dedicated etcd's database at which it refuses writes: well before its volume is full."""
+        return DEFAULT_QUOTA_BYTES if self.pods is None else min(DEFAULT_QUOTA_BYTES, storage_bytes(self.pods) * 3 // 4)
 
     def management_config(self) -> ClusterConfig:
         """Read how the management cluster is reached. Raises KubeconfigError."""

@@ -77,7 +77,12 @@ class VirtualProvisioner:
                     address=address,
                     authorities=authorities,
                     certificates=certificates,
-                    etcd=EtcdAccess(shared.keyspace.endpoints, shared.authority.certificate, certificates.etcd_client),
+                    etcd=EtcdAccess(
+                        shared.keyspace.endpoints,
+                        shared.authority.certificate,
+                        certificates.etcd_client,
+                        namespace=shared.namespace,
+                    ),
                     etcd_prefix=prefix.rstrip("/"),
                     etcd_shared=True,
                 )

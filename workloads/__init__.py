@@ -1,6 +1,6 @@
 """Runs components: one description, and a runtime that has it run."""
 
-from workloads.component import DATA, FILES, Component, File, Lifetime, Port, Probe, Resources, RestartPolicy
+from workloads.component import DATA, FILES, Component, File, Lifetime, Port, Probe, Reach, Resources, RestartPolicy
 from workloads.errors import ProgramFailed, ProgramTimedOut, RuntimeFailure, WorkloadsError
 from workloads.orphans import end_processes, find_processes
 from workloads.pace import Pace
@@ -24,6 +24,7 @@ __all__ = [
     "ProcessRuntime",
     "ProgramFailed",
     "ProgramTimedOut",
+    "Reach",
     "Resources",
     "RestartPolicy",
     "Runtime",

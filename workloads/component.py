@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["DATA", "FILES", "Component", "File", "Lifetime", "Port", "Probe", "Resources", "RestartPolicy"]
+__all__ = ["DATA", "FILES", "Component", "File", "Lifetime", "Port", "Probe", "Reach", "Resources", "RestartPolicy"]
 
 FILES = "$(FILES)"
 """Stands in arguments and in values of `Component.env` for the private directory that holds `Component.files`."""
@@ -66,6 +66,15 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """What a component connects to: a TCP port, of a component beside it, of a namespace, or else of any address."""
+
+    port: int
+    component: str | None = None
+    namespace: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     """What a component gets of a machine that it shares, where the runtime can hold it to that: pods.
 
@@ -97,11 +106,13 @@ class Component:
     """Whether the program keeps data (`DATA` is then a directory that only `Runtime.delete` removes)."""
     readiness: Probe | None = None
     """None: ready as soon as it runs."""
+    liveness_path: str | None = None
+    """On the port of `readiness`: what does not answer 200 there hangs, and is started again by a runtime of pods."""
     resources: Resources | None = None
     reached_by: tuple[str, ...] | None = None
     """Names of the components that may connect to it, where the runtime can keep others out: pods. None: anybody."""
-    reaches: tuple[int, ...] = ()
-    """TCP ports of other components that it connects to; where the runtime can keep it, it connects to no others."""
+    reaches: tuple[Reach, ...] = ()
+    """What it connects to besides DNS; where the runtime can keep it, it connects to nothing else."""
     restart: RestartPolicy = RestartPolicy.ALWAYS
     lifetime: Lifetime = Lifetime.INDEPENDENT
     grace_seconds: float = 30.0

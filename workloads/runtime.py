@@ -83,9 +83,10 @@ class Runtime(Protocol):
         ...
 
     async def apply(self, component: Component) -> None:
-        """Have the component run as described: start it, replace it (awaited stop first), or leave it.
+        """Have the component run as described: start it, replace it, or leave it.
 
-        Returns when the process was started, not when it is ready: see `state` and `subscribe`.
+        Returns when it was started, not when it is ready: see `state` and `subscribe`. No two processes ever use the
+        same data at once.
         Raises `RuntimeFailure` where it cannot be started at all (no such program, no disk).
         """
         ...

@@ -7,11 +7,18 @@ from controlplane_operator.provisioning.apiserver import (
     server_url,
     serving_hosts,
 )
-from controlplane_operator.provisioning.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
+from controlplane_operator.provisioning.etcd import (
+    DEFAULT_QUOTA_BYTES,
+    ETCD_PORTS,
+    EtcdAccess,
+    client_url,
+    etcd_component,
+)
 from controlplane_operator.provisioning.keyspace import Keyspace, key_prefix
 
 __all__ = [
     "API_SERVER_PORTS",
+    "DEFAULT_QUOTA_BYTES",
     "ETCD_PORTS",
     "EtcdAccess",
     "Keyspace",

@@ -9,7 +9,7 @@ import yaml
 
 from controlplane_operator.credentials import KeyPair, TenantAuthorities, TenantCertificates, public_key
 from controlplane_operator.provisioning.etcd import EtcdAccess
-from workloads import FILES, Address, Component, File, Port, Probe, Resources
+from workloads import FILES, Address, Component, File, Port, Probe, Reach, Resources
 
 __all__ = ["API_SERVER_PORTS", "api_server_component", "external_url", "server_url", "serving_hosts"]
 
@@ -124,7 +124,12 @@ def api_server_component(
         ports=(Port(number=port, name=_HTTPS),),
         readiness=Probe(port=_HTTPS, path="/readyz", ca="serving-ca.crt"),
         resources=_RESOURCES,
-        reaches=tuple(sorted({urlsplit(endpoint).port or 443 for endpoint in etcd.endpoints})),
+        # Without etcd it is not ready, and to start it again would mend nothing.
+        liveness_path="/livez?exclude=etcd",
+        reaches=tuple(
+            Reach(port=port, component=etcd.component, namespace=etcd.namespace)
+            for port in sorted({urlsplit(endpoint).port or 443 for endpoint in etcd.endpoints})
+        ),
         grace_seconds=10.0,
     )
 

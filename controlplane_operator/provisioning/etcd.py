@@ -9,7 +9,7 @@ from typing import Final
 from controlplane_operator.credentials import KeyPair
 from workloads import DATA, FILES, Address, Component, File, Port, Probe, Resources
 
-__all__ = ["ETCD_PORTS", "EtcdAccess", "client_url", "etcd_component"]
+__all__ = ["DEFAULT_QUOTA_BYTES", "ETCD_PORTS", "EtcdAccess", "client_url", "etcd_component"]
 
 CLIENT_PORT: Final = "client"
 _PEER_PORT: Final = "peer"
@@ -18,7 +18,8 @@ ETCD_PORTS: Final = (CLIENT_PORT, _PEER_PORT, _METRICS_PORT)
 """What `Runtime.reserve` is asked for."""
 
 _RESOURCES: Final = Resources(cpu_request="100m", memory_request="128Mi", memory_limit="2Gi")
-_QUOTA_BYTES: Final = 8 << 30
+DEFAULT_QUOTA_BYTES: Final = 8 << 30
+"""The most that etcd recommends."""
 _COMPACTION_RETENTION: Final = "5m"
 
 
@@ -31,15 +32,25 @@ class EtcdAccess:
     """CA of the serving certificate, PEM."""
     client: KeyPair
     """Client certificate; where etcd has access control on, its CN is the user."""
+    component: str | None = None
+    """Name of the etcd where it is a component beside the client."""
+    namespace: str | None = None
+    """Where its pods are, if it is in the same cluster."""
 
 
 def etcd_component(
-    name: str, *, address: Address, ca: bytes, server: KeyPair, reached_by: tuple[str, ...] | None = None
+    name: str,
+    *,
+    address: Address,
+    ca: bytes,
+    server: KeyPair,
+    quota_bytes: int = DEFAULT_QUOTA_BYTES,
+    reached_by: tuple[str, ...] | None = None,
 ) -> Component:
     """Describe an etcd of one member, for clients and peers with a certificate of `ca` only.
 
-    `server` is its serving certificate, for `address.host`; `reached_by` names the components that use it. Health and
-    metrics are plain HTTP on a port of their own: they tell no data.
+    `server` is its serving certificate, for `address.host`; at `quota_bytes` it refuses writes; `reached_by` names the
+    components that use it. Health and metrics are plain HTTP on a port of their own: they tell no data.
     """
     listen = {port: f"{address.listen}:{address.ports[port]}" for port in ETCD_PORTS}
     client, peer = (f"https://{address.host}:{address.ports[port]}" for port in (CLIENT_PORT, _PEER_PORT))
@@ -59,7 +70,7 @@ def etcd_component(
             *_tls_arguments("peer-"),
             # It speaks to etcd with the server's certificate, and clients of etcd's API have no use for it.
             "--enable-grpc-gateway=false",
-            f"--quota-backend-bytes={_QUOTA_BYTES}",
+            f"--quota-backend-bytes={quota_bytes}",
             "--auto-compaction-mode=periodic",
             f"--auto-compaction-retention={_COMPACTION_RETENTION}",
             "--log-level=warn",
@@ -73,6 +84,7 @@ def etcd_component(
         ports=tuple(Port(number=address.ports[port], name=port) for port in ETCD_PORTS),
         data=True,
         readiness=Probe(port=_METRICS_PORT, path="/readyz"),
+        liveness_path="/livez",
         resources=_RESOURCES,
         reached_by=reached_by,
         grace_seconds=10.0,

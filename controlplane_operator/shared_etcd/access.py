@@ -20,9 +20,13 @@ class SharedEtcd:
     credentials are renewed.
     """
 
-    def __init__(self, endpoint: str, *, programs: Sequence[Path]) -> None:
-        """Take the URL of the etcd, and the directories to look for etcdctl in. Raises FileNotFoundError without it."""
+    def __init__(self, endpoint: str, *, programs: Sequence[Path], namespace: str | None = None) -> None:
+        """Take the URL of the etcd, and the directories to look for etcdctl in. Raises FileNotFoundError without it.
+
+        `namespace` is where its pods are, if it is in this cluster.
+        """
         self.endpoint: Final = endpoint
+        self.namespace: Final = namespace
         self._etcdctl = _find("etcdctl", programs)
         self._access: tuple[Keyspace, KeyPair] | None = None
         self._lacking = "they were not looked for yet"

@@ -59,6 +59,8 @@ def test_defaults_are_those_of_the_help(flags: list[str]) -> None:
         (["--expose=NodePort"], "--expose NodePort needs --external-host"),
         (["--external-host=nodes.example"], "only --expose NodePort has this"),
         (["--expose=NodePort", "--external-host=https://nodes"], "neither a host name nor an address"),
+        (["--expose=NodePort", "--external-host=.:."], "neither a host name nor an address"),
+        (["--storage-size=10"], "--storage-size 10: this is no size, such as 10Gi"),
         (["--storage-size=much"], "--storage-size much: this is no size, such as 10Gi"),
         (["--allow-egress=203.0.113.1/24"], "has host bits set; a network is written like"),
         (
@@ -76,6 +78,21 @@ def test_wrong_value_is_refused_with_a_sentence(flags: list[str], given: list[st
 def test_images_are_needed(flags: list[str], missing: str) -> None:
     with pytest.raises(SettingsError, match=f"--runtime pods needs {missing}"):
         parse_arguments([flag for flag in flags if not flag.startswith(missing)])
+
+
+@pytest.mark.parametrize(
+    ("given", "host"),
+    [("2001:DB8::0001", "2001:db8::1"), ("192.0.2.7", "192.0.2.7"), ("Nodes.Example", "nodes.example")],
+)
+def test_external_host_is_written_as_in_certificates(flags: list[str], given: str, host: str) -> None:
+    pods = parse_arguments([*flags, "--expose=NodePort", f"--external-host={given}"]).pods
+    assert pods is not None
+    assert pods.external_host == host
+
+
+@pytest.mark.parametrize(("size", "quota"), [("4Gi", 3 << 30), ("100Gi", 8 << 30), ("1000M", 750_000_000)])
+def test_etcd_refuses_writes_before_its_volume_is_full(flags: list[str], size: str, quota: int) -> None:
+    assert parse_arguments([*flags, f"--storage-size={size}"]).etcd_quota_bytes == quota
 
 
 def test_processes_have_no_images(flags: list[str]) -> None:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from workloads.component import Component, Lifetime, RestartPolicy
+from workloads.component import Component, Lifetime, Reach, RestartPolicy
 from workloads.errors import RuntimeFailure
 from workloads.pods.settings import Expose, Image, Placement, PodSettings
 from workloads.pods.template import DATA_VOLUME, pod_spec
@@ -16,9 +16,11 @@ from workloads.pods.template import DATA_VOLUME, pod_spec
 __all__ = [
     "COMPONENT_LABEL",
     "MANAGED",
+    "PULL_SECRETS",
     "Object",
     "check_supported",
     "claim_name",
+    "component_of",
     "disruption_budget",
     "files_secret",
     "files_secret_name",
@@ -41,6 +43,11 @@ MANAGED: Final = f"{_MANAGED_BY_LABEL}={_MANAGER},{COMPONENT_LABEL}"
 """Label selector of everything that a PodRuntime makes."""
 
 _FILES_ANNOTATION: Final = "controlplane.kplane.dev/files"
+_NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
+_PULL_SECRET_LABEL: Final = "controlplane.kplane.dev/pull-secret"  # noqa: S105 - the name of a label
+PULL_SECRETS: Final = f"{_MANAGED_BY_LABEL}={_MANAGER},{_PULL_SECRET_LABEL}"
+"""Label selector of the copies of Secrets for pulling images."""
+
 _DNS_PORT: Final = 53
 _REVISIONS: Final = 2
 
@@ -48,6 +55,12 @@ _REVISIONS: Final = 2
 def labels_of(name: str, *, placement: Placement) -> dict[str, str]:
     """Return the labels of every object of a component."""
     return {_MANAGED_BY_LABEL: _MANAGER, _ROLE_LABEL: placement.name, COMPONENT_LABEL: name}
+
+
+def component_of(obj: Object) -> str | None:
+    """Return the name of the component that an object belongs to by its label."""
+    name: str | None = (obj["metadata"].get("labels") or {}).get(COMPONENT_LABEL)
+    return name
 
 
 def files_secret_name(placement: Placement) -> str:
@@ -98,7 +111,8 @@ def files_secret(component: Component, *, placement: Placement) -> Object:
 
 def pull_secret(source: Object, *, namespace: str) -> Object:
     """Describe the copy of a Secret for pulling images."""
-    metadata = {"name": source["metadata"]["name"], "namespace": namespace, "labels": {_MANAGED_BY_LABEL: _MANAGER}}
+    labels = {_MANAGED_BY_LABEL: _MANAGER, _PULL_SECRET_LABEL: ""}
+    metadata = {"name": source["metadata"]["name"], "namespace": namespace, "labels": labels}
     return {"metadata": metadata, "type": source.get("type", "Opaque"), "data": source.get("data") or {}}
 
 
@@ -181,10 +195,18 @@ def network_policy(component: Component, *, placement: Placement, settings: PodS
 def _outgoing(component: Component, *, settings: PodSettings) -> Sequence[Object]:
     if not component.reaches:
         return []
-    dns = {"ports": [{"protocol": protocol, "port": _DNS_PORT} for protocol in ("UDP", "TCP")]}
-    named = {"ports": [{"protocol": "TCP", "port": port} for port in component.reaches]}
+    dns: Object = {"ports": [{"protocol": protocol, "port": _DNS_PORT} for protocol in ("UDP", "TCP")]}
     opened = [{"to": [{"ipBlock": {"cidr": network}} for network in settings.allow_egress]}]
-    return [dns, named, *(opened if settings.allow_egress else [])]
+    return [dns, *(_towards(reach) for reach in component.reaches), *(opened if settings.allow_egress else [])]
+
+
+def _towards(reach: Reach) -> Object:
+    rule: Object = {"ports": [{"protocol": "TCP", "port": reach.port}]}
+    if reach.component is not None:
+        rule["to"] = [{"podSelector": {"matchLabels": {COMPONENT_LABEL: reach.component}}}]
+    elif reach.namespace is not None:
+        rule["to"] = [{"namespaceSelector": {"matchLabels": {_NAMESPACE_LABEL: reach.namespace}}}]
+    return rule
 
 
 def _metadata(name: str, *, placement: Placement) -> Object:

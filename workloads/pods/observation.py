@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 _BACKOFF_REASON: Final = "CrashLoopBackOff"
 _FINE_REASONS: Final = frozenset({"ContainerCreating", "PodInitializing"})
+_OVER: Final = frozenset({"Failed", "Succeeded"})
 _MESSAGE_LIMIT: Final = 1000
 
 
@@ -70,10 +71,10 @@ class Observation:
         """Tell whether a component that was removed or scaled to nothing has no pods left, nor will get any."""
         workload = self._workload(name)
         if workload is None:
-            return not self.pods(name)
+            return not self._living(name)
         status, metadata = workload.get("status", {}), workload["metadata"]
         settled = status.get("observedGeneration", 0) >= metadata["generation"] and not status.get("replicas", 0)
-        return settled and "deletionTimestamp" not in metadata and not self.pods(name)
+        return settled and "deletionTimestamp" not in metadata and not self._living(name)
 
     def state(self, name: str) -> ComponentState:
         """Say what the objects of a component come to."""
@@ -96,6 +97,10 @@ class Observation:
 
     def _workload(self, name: str) -> Object | None:
         return self._find(self._deployments, name) or self._find(self._stateful_sets, name)
+
+    def _living(self, name: str) -> list[Object]:
+        """Return the pods that run or may still: one that was evicted stays as an object, and its processes do not."""
+        return [pod for pod in self.pods(name) if pod.get("status", {}).get("phase") not in _OVER]
 
     def _placement(self, name: str) -> Placement | None:
         """Return where a component is; None for a name that somebody else made up and put on a label."""

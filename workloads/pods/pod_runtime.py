@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import ipaddress
 import json
 import logging
 import time
@@ -30,9 +31,11 @@ from workloads.component import Component
 from workloads.errors import RuntimeFailure
 from workloads.locks import NamedLocks
 from workloads.pods.objects import (
+    PULL_SECRETS,
     Object,
     check_supported,
     claim_name,
+    component_of,
     disruption_budget,
     files_secret,
     files_secret_name,
@@ -52,8 +55,8 @@ logger = logging.getLogger(__name__)
 _LISTEN: Final = "0.0.0.0"  # noqa: S104 - in a pod of its own, behind a NetworkPolicy
 _VERIFIED_SECONDS: Final = 600.0
 """So long objects that are not watched are taken to be as they were written."""
-_END_SECONDS: Final = 60.0
-"""So long the end of pods is waited for at a time."""
+_END_SECONDS: Final = 2.0
+"""So long the end of pods is waited for: whoever asked is called back anyway, and others want its worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +73,25 @@ class PodRuntime:
     """A `Runtime` whose components are Deployments, and StatefulSets where they keep data; an async context manager.
 
     `place` tells the namespace of a component and the name of its objects; the namespace must exist, and belongs to
-    whoever uses the runtime. Everything of a component carries the label `controlplane.kplane.dev/component`. A changed
-    description replaces pods one by one, the next one ready before the last one goes. Components go on when the runtime
-    ends, and a later one finds them by their labels.
+    whoever uses the runtime. Everything of a component carries the label `controlplane.kplane.dev/component`, and
+    nothing without it is deleted. A changed description replaces pods one by one: of a Deployment the next one is ready
+    before the last one goes, of a StatefulSet the last one has ended before the next one starts. Components go on when
+    the runtime ends, and a later one finds them by their labels.
     """
 
-    def __init__(self, client: Client, *, place: Callable[[str], Placement], settings: PodSettings) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        place: Callable[[str], Placement],
+        settings: PodSettings,
+        end_seconds: float = _END_SECONDS,
+    ) -> None:
+        """`end_seconds` is how long `stop` and `delete` wait for the end of pods before they say that it lasts."""
         self._client = client
         self._place = place
         self._settings = settings
+        self._end_seconds = end_seconds
         self._callbacks: list[Callable[[str], None]] = []
         self._observation = Observation(client, place=place, on_change=self._changed)
         self._applied: dict[str, _Applied] = {}
@@ -110,7 +123,7 @@ class PodRuntime:
         numbers = {port: self._number(name, port) for port in ports}
         wanted = service(name, placement=placement, ports=numbers, settings=self._settings, exposed=exposed)
         known = self._observation.service(name)
-        if known is None or known["spec"].get("type") != wanted["spec"]["type"] or _ports(known) != numbers:
+        if known is None or not _serves(known, wanted):
             with _failing(f"Component {name}: its Service in namespace {placement.namespace}"):
                 known = await self._client.apply(SERVICES, wanted)
         return Address(
@@ -170,7 +183,7 @@ class PodRuntime:
             self._applied.pop(name, None)
             with _failing(f"Component {name}: its end in namespace {placement.namespace}"):
                 for resource in (DEPLOYMENTS, STATEFUL_SETS):
-                    await self._scale_to_nothing(resource, placement)
+                    await self._scale_to_nothing(name, resource, placement)
                 await self._ended(name, placement)
 
     async def delete(self, name: str) -> None:
@@ -181,16 +194,13 @@ class PodRuntime:
             with _failing(f"Component {name}: its removal from namespace {placement.namespace}"):
                 for resource in (DEPLOYMENTS, STATEFUL_SETS):
                     # In the foreground: the workload is gone when its pods are.
-                    await self._remove(resource, placement.name, placement, propagation="Foreground")
+                    await self._remove(name, resource, placement, propagation="Foreground")
                 await self._ended(name, placement)
-                for resource, object_name in (
-                    (PERSISTENT_VOLUME_CLAIMS, claim_name(placement)),
-                    (SECRETS, files_secret_name(placement)),
-                    (NETWORK_POLICIES, placement.name),
-                    (POD_DISRUPTION_BUDGETS, placement.name),
-                    (SERVICES, placement.name),
-                ):
-                    await self._remove(resource, object_name, placement)
+                await self._remove(name, PERSISTENT_VOLUME_CLAIMS, placement, object_name=claim_name(placement))
+                await self._remove(name, SECRETS, placement, object_name=files_secret_name(placement))
+                await self._remove_pull_secrets(placement.namespace)
+                for resource in (NETWORK_POLICIES, POD_DISRUPTION_BUDGETS, SERVICES):
+                    await self._remove(name, resource, placement)
 
     def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """See `Runtime.subscribe`. Called in the loop; what it raises is logged."""
@@ -230,7 +240,7 @@ class PodRuntime:
                     raise RuntimeFailure(
                         f"Component {name}: Service {namespace}/{service_name} has no address from a load balancer yet."
                     )
-                return ExternalAddress(host, _ports(known))
+                return ExternalAddress(_canonical(host), _ports(known))
 
     def _is_applied(self, name: str, *, digest: str, live: Object | None) -> bool:
         known = self._applied.get(name)
@@ -241,13 +251,24 @@ class PodRuntime:
         return bool(metadata["uid"] == known.uid and metadata["generation"] <= known.generation)
 
     async def _copy_pull_secrets(self, namespace: str) -> None:
+        where = self._settings.pull_secrets_namespace
         for name in self._settings.pull_secrets:
-            source = await self._client.get(SECRETS, name, namespace=self._settings.pull_secrets_namespace)
+            try:
+                source = await self._client.get(SECRETS, name, namespace=where)
+            except NotFound:
+                # The kubelet goes on without it, and its pods tell of images that it then cannot pull.
+                logger.warning("Secret %s/%s for pulling images does not exist", where, name)
+                continue
             await self._client.apply(SECRETS, pull_secret(source, namespace=namespace))
 
-    async def _scale_to_nothing(self, resource: Resource, placement: Placement) -> None:
-        none = {"spec": {"replicas": 0}}
-        with contextlib.suppress(NotFound):
+    async def _remove_pull_secrets(self, namespace: str) -> None:
+        for copy in (await self._client.list(SECRETS, namespace=namespace, label_selector=PULL_SECRETS)).items:
+            with contextlib.suppress(NotFound):
+                await self._client.delete(SECRETS, copy["metadata"]["name"], namespace=namespace)
+
+    async def _scale_to_nothing(self, name: str, resource: Resource, placement: Placement) -> None:
+        if await self._own(name, resource, placement, object_name=placement.name) is not None:
+            none = {"spec": {"replicas": 0}}
             await self._client.patch(resource, placement.name, none, namespace=placement.namespace)
 
     async def _ended(self, name: str, placement: Placement) -> None:
@@ -255,7 +276,7 @@ class PodRuntime:
         changed = asyncio.Event()
         unsubscribe = self.subscribe(lambda other: changed.set() if other == name else None)
         try:
-            async with asyncio.timeout(_END_SECONDS):
+            async with asyncio.timeout(self._end_seconds):
                 while not self._observation.ended(name):
                     await changed.wait()
                     changed.clear()
@@ -268,10 +289,33 @@ class PodRuntime:
             unsubscribe()
 
     async def _remove(
-        self, resource: Resource, name: str, placement: Placement, *, propagation: str = "Background"
+        self,
+        name: str,
+        resource: Resource,
+        placement: Placement,
+        *,
+        object_name: str | None = None,
+        propagation: str = "Background",
     ) -> None:
-        with contextlib.suppress(NotFound):
-            await self._client.delete(resource, name, namespace=placement.namespace, propagation=propagation)
+        """Delete an object of the component, and none of that name that somebody else made."""
+        object_name = object_name or placement.name
+        found = await self._own(name, resource, placement, object_name=object_name)
+        if found is not None and "deletionTimestamp" not in found["metadata"]:
+            with contextlib.suppress(NotFound):
+                await self._client.delete(
+                    resource,
+                    object_name,
+                    namespace=placement.namespace,
+                    uid=found["metadata"]["uid"],
+                    propagation=propagation,
+                )
+
+    async def _own(self, name: str, resource: Resource, placement: Placement, *, object_name: str) -> Object | None:
+        try:
+            found = await self._client.get(resource, object_name, namespace=placement.namespace)
+        except NotFound:
+            return None
+        return found if component_of(found) == name else None
 
 
 @contextlib.contextmanager
@@ -281,6 +325,24 @@ def _failing(what: str) -> Iterator[None]:
         yield
     except ProviderError as error:
         raise RuntimeFailure(f"{what}: {error}") from error
+
+
+def _serves(known: Object, wanted: Object) -> bool:
+    """Tell whether a Service leads where it should, whatever else the cluster or others put into it."""
+
+    def ways(found: Object) -> list[tuple[str, int, int]]:
+        return [(port["name"], port["port"], port["targetPort"]) for port in found["spec"].get("ports", ())]
+
+    same = all(known["spec"].get(key) == wanted["spec"][key] for key in ("type", "selector"))
+    return same and ways(known) == ways(wanted)
+
+
+def _canonical(host: str) -> str:
+    """Return an address as certificates write it: another form would never be found in one."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host
 
 
 def _ports(known: Object) -> dict[str, int]:

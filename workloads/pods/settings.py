@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 __all__ = ["Expose", "Image", "Placement", "PodSettings"]
 
@@ -56,5 +56,5 @@ class PodSettings:
     storage_class: str | None = None
     """None: the default class of the cluster."""
     storage_size: str = "10Gi"
-    allow_egress: tuple[str, ...] = field(default=())
+    allow_egress: tuple[str, ...] = ()
     """Networks (CIDR) that components may connect to besides DNS and `Component.reaches`."""

@@ -25,6 +25,8 @@ _DATA_PATH: Final = f"{_STORAGE_PATH}/data"
 _DRAIN_SECONDS: Final = 5
 """Between the end of a pod being asked for and SIGTERM: so long its address may still be in use by others."""
 _PROBE_SECONDS: Final = 2
+_STARTUP_FAILURES: Final = 300
+"""A large database takes minutes to be opened."""
 _LIVENESS_SECONDS: Final = 10
 _LIVENESS_FAILURES: Final = 6
 
@@ -104,23 +106,25 @@ def _probes(component: Component) -> Mapping[str, Any]:
     probe = component.readiness
     if probe is None:
         return {}
-    return {
+    timeout = max(1, round(probe.timeout_seconds))
+    probes: dict[str, Any] = {
         "readinessProbe": {
-            "httpGet": {"path": probe.path, "port": probe.port, "scheme": _scheme(probe)},
+            **_asking(probe, probe.path),
             "periodSeconds": _PROBE_SECONDS,
-            "timeoutSeconds": max(1, round(probe.timeout_seconds)),
+            "timeoutSeconds": timeout,
             "failureThreshold": probe.failure_threshold,
-        },
-        # Only that it listens: an API server whose etcd is away is not ready, and starting it again mends nothing.
-        "livenessProbe": {
-            "tcpSocket": {"port": probe.port},
-            "initialDelaySeconds": _LIVENESS_SECONDS,
-            "periodSeconds": _LIVENESS_SECONDS,
-            "timeoutSeconds": 5,
-            "failureThreshold": _LIVENESS_FAILURES,
-        },
+        }
     }
+    if component.liveness_path is not None:
+        alive = {**_asking(probe, component.liveness_path), "timeoutSeconds": timeout}
+        probes["startupProbe"] = {**alive, "periodSeconds": _PROBE_SECONDS, "failureThreshold": _STARTUP_FAILURES}
+        probes["livenessProbe"] = {
+            **alive,
+            "periodSeconds": _LIVENESS_SECONDS,
+            "failureThreshold": _LIVENESS_FAILURES,
+        }
+    return probes
 
 
-def _scheme(probe: Probe) -> str:
-    return "HTTP" if probe.ca is None else "HTTPS"
+def _asking(probe: Probe, path: str) -> dict[str, Any]:
+    return {"httpGet": {"path": path, "port": probe.port, "scheme": "HTTP" if probe.ca is None else "HTTPS"}}

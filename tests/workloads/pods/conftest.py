@@ -56,9 +56,9 @@ class Cluster:
         self.eventually = eventually
 
     @contextlib.asynccontextmanager
-    async def runtime(self, **changes: Any) -> AsyncIterator[PodRuntime]:
+    async def runtime(self, *, end_seconds: float = 30.0, **changes: Any) -> AsyncIterator[PodRuntime]:
         settings = dataclasses.replace(SETTINGS, **changes)
-        async with PodRuntime(self.client, place=place, settings=settings) as runtime:
+        async with PodRuntime(self.client, place=place, settings=settings, end_seconds=end_seconds) as runtime:
             await runtime.synced()
             yield runtime
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from workloads import File, Lifetime, RestartPolicy, RuntimeFailure
+from workloads import File, Lifetime, Reach, RestartPolicy, RuntimeFailure
 from workloads.pods.objects import check_supported, network_policy, workload
 from workloads.pods.settings import Placement
 
@@ -39,12 +39,19 @@ def test_pod_gets_the_resources_probes_and_time_to_end():
     container = pod["containers"][0]
     assert container["resources"] == {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "https", "scheme": "HTTPS"}
-    # What it depends on may be away: that is no reason to start it again.
-    assert "httpGet" not in container["livenessProbe"]
+    assert "livenessProbe" not in container
     # Clients are led elsewhere before it is asked to end.
     assert container["lifecycle"]["preStop"] == {"sleep": {"seconds": 5}}
     assert pod["terminationGracePeriodSeconds"] == 15
     assert pod["imagePullSecrets"] == [{"name": "registry"}]
+
+
+def test_pod_that_starts_slowly_is_left_alone_and_one_that_hangs_is_not():
+    container = deployment(server("x", liveness_path="/livez?exclude=etcd"))["template"]["spec"]["containers"][0]
+    asked = {"path": "/livez?exclude=etcd", "port": "https", "scheme": "HTTPS"}
+    assert container["startupProbe"]["httpGet"] == container["livenessProbe"]["httpGet"] == asked
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] == 600
 
 
 def test_template_changes_with_files_that_are_read_once_only():
@@ -61,7 +68,7 @@ def test_who_may_connect_and_where_to():
         changed = dataclasses.replace(SETTINGS, **settings)
         return network_policy(component, placement=PLACEMENT, settings=changed)["spec"]
 
-    everybody = policy(server("x", reaches=(2379,)))
+    everybody = policy(server("x", reaches=(Reach(port=2379),)))
     assert everybody["ingress"] == [{"ports": [{"protocol": "TCP", "port": 6443}]}]
     dns = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
     assert everybody["egress"] == [{"ports": dns}, {"ports": [{"protocol": "TCP", "port": 2379}]}]
@@ -73,7 +80,13 @@ def test_who_may_connect_and_where_to():
     assert guarded["egress"] == []
     assert guarded["policyTypes"] == ["Ingress", "Egress"]
 
-    opened = policy(server("x", reaches=(2379,)), allow_egress=("203.0.113.0/24",))
+    beside = policy(server("x", reaches=(Reach(port=2379, component="etcd-a"),)))
+    assert beside["egress"][-1]["to"] == [{"podSelector": {"matchLabels": {key: "etcd-a"}}}]
+    elsewhere = policy(server("x", reaches=(Reach(port=2379, namespace="kplane-system"),)))
+    named = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kplane-system"}}}
+    assert elsewhere["egress"][-1]["to"] == [named]
+
+    opened = policy(server("x", reaches=(Reach(port=2379),)), allow_egress=("203.0.113.0/24",))
     assert opened["egress"][-1] == {"to": [{"ipBlock": {"cidr": "203.0.113.0/24"}}]}
 
 

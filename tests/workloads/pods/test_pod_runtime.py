@@ -211,14 +211,49 @@ async def test_secrets_for_pulling_images_are_copied(cluster):
     name = f"{namespace}--server"
     secret = {"type": "kubernetes.io/dockerconfigjson", "data": {".dockerconfigjson": base64.b64encode(b"{}").decode()}}
     async with cluster.runtime(pull_secrets=("mine",), pull_secrets_namespace=source) as runtime:
-        with pytest.raises(RuntimeFailure, match='secrets "mine" not found'):
-            await runtime.apply(server(name))
+        # Without it pods that are there go on.
+        await runtime.apply(server(name))
         await cluster.client.create(SECRETS, {"metadata": {"name": "mine", "namespace": source}, **secret})
+        await runtime.apply(server(name, args=("--changed",)))
+        copied = await cluster.client.get(SECRETS, "mine", namespace=namespace)
+        assert (copied["type"], copied["data"]) == (secret["type"], secret["data"])
+        deployment = await cluster.client.get(DEPLOYMENTS, "server", namespace=namespace)
+        assert deployment["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": "mine"}]
+        await runtime.delete(name)
+        with pytest.raises(NotFound):
+            await cluster.client.get(SECRETS, "mine", namespace=namespace)
+    await cluster.client.get(SECRETS, "mine", namespace=source)
+
+
+async def test_what_somebody_else_made_under_the_same_name_is_not_touched(cluster):
+    namespace = await cluster.namespace("pods-others")
+    labels = {"app": "theirs"}
+    template = {
+        "metadata": {"labels": labels},
+        "spec": {"containers": [{"name": "x", "image": "registry.example/x:1"}]},
+    }
+    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+    await cluster.client.create(DEPLOYMENTS, {"metadata": {"name": "server", "namespace": namespace}, "spec": spec})
+    await cluster.client.create(SECRETS, {"metadata": {"name": "server-files", "namespace": namespace}})
+    async with cluster.runtime() as runtime:
+        await runtime.stop(f"{namespace}--server")
+        await runtime.delete(f"{namespace}--server")
+    found = await cluster.client.get(DEPLOYMENTS, "server", namespace=namespace)
+    assert found["spec"]["replicas"] == 1
+    assert "deletionTimestamp" not in found["metadata"]
+    await cluster.client.get(SECRETS, "server-files", namespace=namespace)
+
+
+async def test_evicted_pod_does_not_keep_a_component_from_its_end(cluster):
+    namespace = await cluster.namespace("pods-evicted")
+    name = f"{namespace}--server"
+    async with cluster.runtime() as runtime:
         await runtime.apply(server(name))
         pod = await cluster.pod(namespace)
-    assert pod["spec"]["imagePullSecrets"] == [{"name": "mine"}]
-    copied = await cluster.client.get(SECRETS, "mine", namespace=namespace)
-    assert (copied["type"], copied["data"]) == (secret["type"], secret["data"])
+        await cluster.say(pod, phase="Failed", reason="Evicted")
+        await cluster.pod(namespace, but=(pod["metadata"]["name"],))
+        await runtime.stop(name)
+        assert [left["status"]["phase"] for left in await cluster.pods(namespace)] == ["Failed"]
 
 
 async def test_load_balancer_address_is_waited_for(cluster):
@@ -281,11 +316,10 @@ async def test_labels_that_others_made_up_are_not_taken_for_components(cluster):
         assert runtime.state(name).phase is Phase.ABSENT
 
 
-async def test_deleted_while_pods_have_not_ended_is_told_and_repeated(cluster, monkeypatch):
-    monkeypatch.setattr("workloads.pods.pod_runtime._END_SECONDS", 1.0)
+async def test_deleted_while_pods_have_not_ended_is_told_and_repeated(cluster):
     namespace = await cluster.namespace("pods-slow")
     name = f"{namespace}--server"
-    async with cluster.runtime() as runtime:
+    async with cluster.runtime(end_seconds=1.0) as runtime:
         await runtime.reserve(name, ports=["https"])
         await runtime.apply(server(name))
         pod = await cluster.pod(namespace)
