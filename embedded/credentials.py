@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from controlplane_operator.credentials import (
+    CONTROLLERS_USER,
     KeyPair,
     TenantAuthorities,
     TenantCertificates,
@@ -71,6 +72,7 @@ class Credentials:
             hosts=hosts,
             etcd_authority=self.authorities.etcd,
             etcd_user=_ETCD_USER,
+            controllers_user=CONTROLLERS_USER,
             etcd_hosts=(self._host,),
             now=dt.datetime.now(dt.UTC),
         )

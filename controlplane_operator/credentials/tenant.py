@@ -25,7 +25,7 @@ from controlplane_operator.errors import CredentialsInvalid
 __all__ = ["CONTROLLERS_USER", "TenantAuthorities", "TenantCertificates"]
 
 CONTROLLERS_USER: Final = "kplane:controller-manager"
-"""The user that controllers authenticate as by client certificate, where no other one is asked for."""
+"""The user that controllers authenticate as by client certificate; the operator adds the control plane's uid."""
 
 _FRONT_PROXY_USER: Final = "front-proxy-client"
 _ADMINISTRATOR_USER: Final = "kplane:controlplane-operator"
@@ -110,8 +110,8 @@ class TenantCertificates:
         hosts: Sequence[str],
         etcd_authority: KeyPair,
         etcd_user: str,
+        controllers_user: str,
         etcd_hosts: Sequence[str] = (),
-        controllers_user: str = CONTROLLERS_USER,
         now: dt.datetime,
     ) -> Self:
         """Return `previous` where nothing is due; else a copy with new certificates in the place of those that are.

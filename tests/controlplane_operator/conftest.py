@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from controlplane_operator.credentials import (
+    CONTROLLERS_USER,
     KeyPair,
     TenantAuthorities,
     TenantCertificates,
@@ -146,5 +147,6 @@ def _wanted(shared: SharedEtcd, authorities: TenantAuthorities, address: Address
         "hosts": serving_hosts(address),
         "etcd_authority": shared.authority,
         "etcd_user": user,
+        "controllers_user": CONTROLLERS_USER,
         "now": dt.datetime.now(dt.UTC),
     }

@@ -114,6 +114,7 @@ async def _run_tenant(runtime: ProcessRuntime, name: str, *, etcd: str, etcd_ca:
         hosts=serving_hosts(address),
         etcd_authority=etcd_ca,
         etcd_user=name,
+        controllers_user=CONTROLLERS_USER,
         etcd_hosts=(_HOST,),
         now=dt.datetime.now(dt.UTC),
     )

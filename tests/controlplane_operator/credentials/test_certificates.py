@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from controlplane_operator.credentials import (
+    CONTROLLERS_USER,
     KeyPair,
     TenantAuthorities,
     TenantCertificates,
@@ -93,6 +94,7 @@ def _certificates(previous: TenantCertificates | None, **changes: Any) -> Tenant
         "hosts": ["127.0.0.1", "kubernetes"],
         "etcd_authority": ETCD,
         "etcd_user": "a",
+        "controllers_user": CONTROLLERS_USER,
         "now": NOW,
     }
     return TenantCertificates.renewed(previous, **(arguments | changes))

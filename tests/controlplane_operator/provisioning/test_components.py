@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane_operator.credentials import TenantAuthorities, TenantCertificates
+from controlplane_operator.credentials import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
 from controlplane_operator.errors import KeyspaceError
 from controlplane_operator.provisioning import (
     EtcdAccess,
@@ -28,6 +28,7 @@ CERTIFICATES = TenantCertificates.renewed(
     hosts=serving_hosts(ADDRESS),
     etcd_authority=AUTHORITIES.etcd,
     etcd_user="a",
+    controllers_user=CONTROLLERS_USER,
     etcd_hosts=["127.0.0.1"],
     now=dt.datetime.now(dt.UTC),
 )
