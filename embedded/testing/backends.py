@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -57,7 +58,9 @@ def _local(choice: Choice, *, operators: bool) -> Iterator[Cluster]:
     from embedded.daemon import start_cluster
     from tools.binaries import resolve
 
-    with start_cluster(resolve(), operators=operators, manifests=operators) as handle:
+    with contextlib.ExitStack() as running:
+        with _safe_path():
+            handle = running.enter_context(start_cluster(resolve(), operators=operators, manifests=operators))
         yield _cluster(
             choice,
             kubeconfig=handle.admin_kubeconfig,
@@ -65,6 +68,21 @@ def _local(choice: Choice, *, operators: bool) -> Iterator[Cluster]:
             kubectl=handle.kubectl_program,
             directory=handle.directory,
         )
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    # Else what is started by `python -m` imports packages of the directory that pytest runs in for kplane's.
+    name = "PYTHONSAFEPATH"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _shared(choice: Choice, *, shared: Path, environment: Mapping[str, str], kind: Kind | None) -> Cluster:

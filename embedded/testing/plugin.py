@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from embedded.testing import packages
 from embedded.testing.choice import CAPABILITIES, OPTIONS, Choice, choose
 from embedded.testing.errors import Misconfigured
 from embedded.testing.run import Run
@@ -193,6 +194,8 @@ def _chosen(config: pytest.Config) -> Choice | None:
 
 def _decide(config: pytest.Config) -> Choice:
     option = config.getoption("--k8s") or "auto"
+    if option != "none":
+        packages.require()
     from embedded.testing.probes import Machine
 
     reporter = config.pluginmanager.get_plugin("terminalreporter")

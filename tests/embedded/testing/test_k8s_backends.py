@@ -75,6 +75,21 @@ def test_the_example_of_the_documentation_works_without_kplanes_operators(pytest
     assert find_processes(directory) == []
 
 
+def test_a_project_may_have_packages_of_the_same_names(pytester: pytest.Pytester) -> None:
+    for name in ("api", "controlplane_operator", "crds", "deploy", "mcm", "provider"):
+        pytester.mkpydir(name)
+    pytester.makepyfile("""
+        import os
+        import api
+
+        def test_with(k8s):
+            assert k8s.kubectl("get", "namespace", "default", "-o=name").strip() == "namespace/default"
+            assert "PYTHONSAFEPATH" not in os.environ
+            assert api.__file__.startswith(os.getcwd())
+    """)
+    pytester.runpytest_subprocess("--k8s=local").assert_outcomes(passed=1)
+
+
 def test_runs_kplanes_operators_for_those_who_ask(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("""
         import pytest

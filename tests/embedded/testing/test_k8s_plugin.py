@@ -306,6 +306,66 @@ def test_says_what_kind_said_and_deletes_nothing_where_it_creates_nothing(stand_
     assert not any(call.startswith("delete") for call in stand_ins.calls("kind"))
 
 
+@pytest.fixture
+def hiding(pytester: pytest.Pytester) -> Path:
+    """A package of the project with the name of one of kplane's, which `python -m pytest` finds first."""
+    directory = pytester.mkpydir("tools")
+    (directory / "hammers.py").touch()
+    pytester.makepyfile(
+        test_unit="""
+            import tools.hammers
+
+            def test_of_the_project(): pass
+        """,
+        test_cluster="def test_with(k8s): pass",
+    )
+    return directory
+
+
+@pytest.mark.parametrize("workers", [(), ("-n1",)])
+def test_says_whose_package_hides_one_of_kplanes(
+    stand_ins, pytester: pytest.Pytester, hiding: Path, workers: tuple[str, ...]
+) -> None:
+    stand_ins.write_programs_of_local()
+    outcome = pytester.runpytest_subprocess(*workers)
+    assert outcome.ret == pytest.ExitCode.USAGE_ERROR
+    root = Path(__file__).parents[3]
+    outcome.stderr.fnmatch_lines(
+        [f"ERROR: k8s: kplane's package `tools` in {root} is hidden by {hiding}/__init__.py, *. Rename that one; *"]
+    )
+
+
+@pytest.mark.parametrize("workers", [(), ("-n1",)])
+@pytest.mark.parametrize(
+    ("args", "outcomes"),
+    [(("test_unit.py",), {"passed": 1}), (("--k8s=none",), {"passed": 1, "skipped": 1})],
+)
+def test_needs_none_of_kplanes_packages_where_no_test_needs_a_cluster(
+    stand_ins,
+    pytester: pytest.Pytester,
+    hiding: Path,
+    args: tuple[str, ...],
+    outcomes: dict[str, int],
+    workers: tuple[str, ...],
+) -> None:
+    outcome = pytester.runpytest_subprocess(*args, *workers)
+    assert outcome.ret == pytest.ExitCode.OK
+    outcome.assert_outcomes(**outcomes)
+
+
+def test_finds_its_packages_where_those_of_the_project_are_not_found_first(
+    stand_ins, pytester: pytest.Pytester, hiding: Path
+) -> None:
+    """That is what the sentence tells to do."""
+    stand_ins.write_kubectl()
+    stand_ins.write_kind("kplane-e2e")
+    program = Path(sys.executable).with_name("pytest")
+    # Not by pytester, which puts the directory on PYTHONPATH.
+    command = [program, "--import-mode=importlib", "--k8s=kind", "test_cluster.py"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "1 passed" in ran.stdout, ran.stderr
+
+
 def test_explains_itself(stand_ins, pytester: pytest.Pytester) -> None:
     pytester.runpytest("--markers").stdout.fnmatch_lines(["@pytest.mark.k8s_needs(*): *api, gc, pods, images"])
     pytester.runpytest("--help").stdout.fnmatch_lines(["*--k8s={auto,kind,local,existing,none}*"])
