@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,20 @@ BUMP = 1_000_000_000
 class Scripts:
     """The scripts, with the programs of the operator's image."""
 
-    directory: Path
+    chart: Any
     programs: Path
     backups: Path
 
     def run(self, name: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(name, **environment)
+        stdout, stderr = process.communicate(timeout=100)
+        return subprocess.CompletedProcess(name, process.returncode, stdout, stderr)
+
+    def start(self, name: str, **environment: str) -> subprocess.Popen[str]:
         path = f"{self.programs}:{os.environ['PATH']}"
         given = {"PATH": path, "BACKUPS": str(self.backups), **environment}
-        script = str(self.directory / name)
-        return subprocess.run(["/bin/sh", script], env=given, capture_output=True, text=True, check=False, timeout=100)
+        command = ["/bin/sh", str(self.chart.directory / "files" / "etcd" / name)]
+        return subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def back_up(self, etcd: Any, *, keep: int = 3) -> str:
         """Save etcd and return the snapshot's file name."""
@@ -39,17 +45,36 @@ class Scripts:
         (name,) = [line.removeprefix("saved ") for line in done.stdout.splitlines() if line.startswith("saved ")]
         return name
 
-    def restore(self, member: Any, *, snapshot: str, members: Sequence[Any] = ()) -> subprocess.CompletedProcess[str]:
-        return self.run(
-            "restore.sh",
-            SNAPSHOT=snapshot,
-            VOLUME=str(member.volume),
-            MEMBER=member.name,
-            PEER_URL=member.peer_url,
-            CLUSTER=cluster(members or [member]),
-            CLUSTER_TOKEN=member.token,
-            BUMP_REVISION=str(BUMP),
-        )
+    def restore(
+        self, member: Any, *, snapshot: str, bump: int = BUMP, members: Sequence[Any] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        return self.run("restore.sh", **self.restore_environment(member, snapshot, bump, members))
+
+    def restore_environment(
+        self, member: Any, snapshot: str, bump: int = BUMP, members: Sequence[Any] = ()
+    ) -> dict[str, str]:
+        """What the chart's Job has, with the places and addresses of this machine."""
+        rendered = self.chart.render(settings={"etcd.restore.snapshot": snapshot, "etcd.restore.bumpRevision": bump})
+        (job,) = [item for item in rendered.manifests if item["kind"] == "Job"]
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        return {
+            **{entry["name"]: entry["value"] for entry in container["env"]},
+            "BACKUPS": str(self.backups),
+            "VOLUME": str(member.volume),
+            "MEMBER": member.name,
+            "PEER_URL": member.peer_url,
+            "CLUSTER": cluster(members or [member]),
+        }
+
+    def with_program(self, name: str, script: str) -> Scripts:
+        """The same with a program in the place of another one, whose path is in $PROGRAM."""
+        programs = self.backups.with_name(f"with-{name}")
+        shutil.copytree(self.programs, programs, copy_function=os.symlink)
+        found = shutil.which(name, path=f"{self.programs}:{os.environ['PATH']}")
+        (programs / name).unlink(missing_ok=True)
+        (programs / name).write_text(f"#!/bin/sh\nPROGRAM={found}\n{script}")
+        (programs / name).chmod(0o755)
+        return replace(self, programs=programs)
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.backups.iterdir())
@@ -67,7 +92,7 @@ def revision(etcd: Any) -> int:
 def scripts(chart: Any, binaries: Any, tmp_path: Path) -> Scripts:
     backups = tmp_path / "backups"
     backups.mkdir()
-    return Scripts(chart.directory / "files" / "etcd", binaries.etcd, backups)
+    return Scripts(chart, binaries.etcd, backups)
 
 
 def test_the_newest_backups_are_kept(scripts: Scripts, etcd: Any) -> None:
@@ -83,13 +108,42 @@ def test_the_newest_backups_are_kept(scripts: Scripts, etcd: Any) -> None:
 def test_a_backup_that_fails_leaves_nothing_and_removes_nothing(scripts: Scripts, etcds: list[Any]) -> None:
     (scripts.backups / "20200101T000000Z.db").touch()
     # Nothing listens there; etcdctl tries as long as it is told.
-    environment = {"KEEP": "1", "ETCDCTL_ENDPOINTS": etcds[0].client_url}
-    script = scripts.directory / "backup.sh"
-    hasty = scripts.backups.with_name("backup.sh")
-    hasty.write_text(script.read_text().replace("--command-timeout=30m", "--command-timeout=1s"))
-    done = Scripts(hasty.parent, scripts.programs, scripts.backups).run(hasty.name, **environment)
+    hasty = scripts.with_program("etcdctl", 'exec "$PROGRAM" "$@" --command-timeout=1s')
+    done = hasty.run("backup.sh", KEEP="1", ETCDCTL_ENDPOINTS=etcds[0].client_url)
     assert done.returncode != 0
     assert scripts.names() == ["20200101T000000Z.db"]
+
+
+DF = """
+used=$(cat "$BACKUPS"/* | wc -c)
+exec printf 'Avail\\n%s\\n' $(((SIZE - used) / 1024))
+"""
+"""df of a volume of $SIZE bytes."""
+
+
+def test_the_oldest_backups_make_room_for_the_next(scripts: Scripts, etcd: Any) -> None:
+    """On a volume that is full: rotation after a backup that succeeds would never come."""
+    snapshot = 200_000
+    old = [f"2020010{day}T000000Z.db" for day in range(1, 5)]
+    for name in old:
+        (scripts.backups / name).write_bytes(bytes(snapshot))
+    # Four and a half of them: one more with its ten per cent needs the room of one that is there.
+    small = scripts.with_program("df", DF)
+    done = small.run("backup.sh", KEEP="28", SIZE=str(snapshot * 9 // 2), ETCDCTL_ENDPOINTS=etcd.client_url)
+    assert done.returncode == 0, done.stderr
+    assert f"removed {old[0]}" in done.stdout
+    assert scripts.names()[:-1] == old[1:]
+
+
+def test_the_newest_backup_stays_where_there_is_no_room(scripts: Scripts, etcd: Any) -> None:
+    old = [f"2020010{day}T000000Z.db" for day in range(1, 5)]
+    for name in old:
+        (scripts.backups / name).write_bytes(bytes(200_000))
+    small = scripts.with_program("df", DF)
+    done = small.run("backup.sh", KEEP="28", SIZE="300000", ETCDCTL_ENDPOINTS=etcd.client_url)
+    assert "make it larger (etcd.backup.storageSize)" in done.stderr
+    assert old[-1] in scripts.names()
+    assert set(old[:-1]) & set(scripts.names()) == set()
 
 
 def test_a_restore_brings_back_what_was_saved(scripts: Scripts, etcd: Any) -> None:
@@ -137,6 +191,132 @@ def test_three_members_are_restored_to_one_etcd(scripts: Scripts, etcds: list[An
     assert [member.ctl("get", "other", "--print-value-only") for member in etcds] == ["value\n"] * 3
     hashes = [json.loads(member.ctl("endpoint", "hashkv", "-w", "json"))[0]["HashKV"]["hash"] for member in etcds]
     assert len(set(hashes)) == 1
+
+
+def test_a_member_that_was_not_restored_is_shut_out(scripts: Scripts, etcds: list[Any]) -> None:
+    """With the others it would be one etcd whose members silently tell different things."""
+    for member in etcds:
+        member.start(cluster(etcds))
+    etcds[0].ctl("put", "key", "saved")
+    snapshot = scripts.back_up(etcds[1])
+    etcds[0].ctl("put", "key", "later")
+    assert etcds[2].ctl("get", "key", "--print-value-only") == "later\n"
+    for member in etcds:
+        member.stop()
+
+    *restored, odd = etcds
+    for member in restored:
+        assert scripts.restore(member, snapshot=snapshot, members=etcds).returncode == 0
+    for member in etcds:
+        member.start(cluster(etcds))
+    restored[0].ctl("put", "other", "value")
+    assert [member.ctl("get", "key", "--print-value-only") for member in restored] == ["saved\n"] * 2
+    with pytest.raises(subprocess.CalledProcessError):
+        odd.ctl("get", "key", "--command-timeout=4s", "--dial-timeout=4s")
+
+    # It joins once it is restored as well.
+    odd.stop()
+    assert scripts.restore(odd, snapshot=snapshot, members=etcds).returncode == 0
+    odd.start(cluster(etcds))
+    assert odd.ctl("get", "key", "--print-value-only") == "saved\n"
+    assert odd.ctl("get", "other", "--print-value-only") == "value\n"
+
+
+def test_a_restore_is_not_repeated(scripts: Scripts, etcd: Any) -> None:
+    """`helm rollback` to the revision that restored brings its Jobs again."""
+    etcd.ctl("put", "key", "saved")
+    snapshot = scripts.back_up(etcd)
+    etcd.stop()
+    assert scripts.restore(etcd, snapshot=snapshot).returncode == 0
+    etcd.start()
+    etcd.ctl("put", "key", "later")
+    etcd.stop()
+
+    done = scripts.restore(etcd, snapshot=snapshot)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "restored already; raise etcd.restore.bumpRevision to do it again\n"
+    etcd.start()
+    assert etcd.ctl("get", "key", "--print-value-only") == "later\n"
+    etcd.stop()
+    done = scripts.restore(etcd, snapshot=snapshot, bump=2 * BUMP)
+    assert f"restored {snapshot}" in done.stdout, done.stderr
+    etcd.start()
+    assert etcd.ctl("get", "key", "--print-value-only") == "saved\n"
+
+
+def test_revisions_never_go_back(scripts: Scripts, etcd: Any) -> None:
+    """An older snapshot needs more than the number of the restore before."""
+    etcd.ctl("put", "key", "older")
+    older = "20200101T000000Z.db"
+    (scripts.backups / scripts.back_up(etcd)).rename(scripts.backups / older)
+    etcd.ctl("put", "key", "newer")
+    newer = scripts.back_up(etcd)
+    etcd.stop()
+    assert scripts.restore(etcd, snapshot=newer).returncode == 0
+
+    done = scripts.restore(etcd, snapshot=older)
+    assert done.returncode != 0
+    assert f"this etcd has gone on by {BUMP + 1} revisions since {older} was saved" in done.stderr
+    etcd.start()
+    assert etcd.ctl("get", "key", "--print-value-only") == "newer\n"
+    before = revision(etcd)
+    etcd.stop()
+    assert scripts.restore(etcd, snapshot=older, bump=BUMP + 1_000).returncode == 0
+    etcd.start()
+    assert revision(etcd) > before
+
+
+HALTING = """
+"$PROGRAM" "$@" || exit
+case $2 in
+  restore) touch "$VOLUME/halted"; while [ -e "$VOLUME/halted" ]; do sleep 0.05; done ;;
+esac
+"""
+"""etcdutl that returns from a restore only when the file `halted` is removed."""
+
+
+async def test_a_member_that_starts_during_its_restore_keeps_its_data(
+    scripts: Scripts, etcd: Any, eventually: Any
+) -> None:
+    etcd.ctl("put", "key", "value")
+    snapshot = scripts.back_up(etcd)
+    etcd.stop()
+    halting = scripts.with_program("etcdutl", HALTING)
+    halted: Path = etcd.volume / "halted"
+    process = halting.start("restore.sh", **halting.restore_environment(etcd, snapshot))
+    await eventually(halted.exists, bool, timeout=30)
+    etcd.start()
+    etcd.ctl("put", "key", "later")
+    halted.unlink()
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "etcd was started on this volume during the restore" in stderr
+    assert etcd.ctl("get", "key", "--print-value-only") == "later\n"
+    assert not list(etcd.volume.glob("replaced-*"))
+
+
+async def test_a_restore_that_is_told_to_end_changes_nothing(scripts: Scripts, etcd: Any, eventually: Any) -> None:
+    """As by an upgrade that replaces its Job."""
+    etcd.ctl("put", "key", "value")
+    snapshot = scripts.back_up(etcd)
+    etcd.stop()
+    halting = scripts.with_program("etcdutl", HALTING)
+    halted: Path = etcd.volume / "halted"
+    process = halting.start("restore.sh", **halting.restore_environment(etcd, snapshot))
+    await eventually(halted.exists, bool, timeout=30)
+    process.terminate()
+    # The next one waits for it.
+    results: list[subprocess.CompletedProcess[str]] = []
+    following = threading.Thread(target=lambda: results.append(scripts.restore(etcd, snapshot=snapshot)))
+    following.start()
+    following.join(timeout=1)
+    assert following.is_alive()
+    halted.unlink()
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+    following.join(timeout=30)
+    assert results[0].returncode == 0, results[0].stderr
+    assert len(list(etcd.volume.glob("replaced-*"))) == 1
 
 
 def test_a_restore_waits_until_etcd_has_ended(scripts: Scripts, etcd: Any) -> None:
