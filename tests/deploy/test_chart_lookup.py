@@ -15,6 +15,8 @@ pytestmark = pytest.mark.integration
 
 RELEASE = "my-kplane"
 CLAIM = "data-my-kplane-etcd-0"
+APART = "kplane-upgraded"
+FREE = '{"metadata":{"finalizers":null}}'
 
 
 @pytest.fixture
@@ -32,15 +34,14 @@ async def claim_of_one(chart: Any, kube: Kubectl) -> AsyncIterator[None]:
     await kube.apply(json.dumps(claim))
     yield
     await kube.run("delete", "pvc", CLAIM, "-n", chart.namespace, "--wait=false")
-    finalizers = '{"metadata":{"finalizers":null}}'
-    await kube.run("patch", "pvc", CLAIM, "-n", chart.namespace, "--type=merge", "-p", finalizers)
+    await kube.run("patch", "pvc", CLAIM, "-n", chart.namespace, "--type=merge", "-p", FREE)
 
 
-def install(chart: Any, api_server: Handle, *settings: str) -> str:
+def install(chart: Any, api_server: Handle, *settings: str, release: str = RELEASE) -> str:
     # CRDs are there already, and not Helm's.
     flags = ["--dry-run=server", f"--kubeconfig={api_server.admin_kubeconfig}", "--set=crds.enabled=false"]
     printed: str = chart.helm(
-        "install", RELEASE, str(chart.directory), f"--namespace={chart.namespace}", *flags, *settings
+        "install", release, str(chart.directory), f"--namespace={chart.namespace}", *flags, *settings
     )
     return printed
 
@@ -55,4 +56,53 @@ def test_the_number_of_members_cannot_change(chart: Any, api_server: Handle) -> 
 
 
 def test_the_number_of_members_is_free_at_the_first_installation(chart: Any, api_server: Handle) -> None:
-    assert "kubectl rollout status" in install(chart, api_server, "--set=etcd.replicas=3")
+    three = "--set=etcd.replicas=3,etcd.backup.accessMode=ReadWriteMany"
+    assert "kubectl rollout status" in install(chart, api_server, three)
+
+
+@pytest.fixture
+async def restore(chart: Any, kube: Kubectl) -> AsyncIterator[str]:
+    """The Job of a restore, which has only begun; its name."""
+    rendered = chart.render(release=RELEASE, settings={"etcd.restore.snapshot": "a.db"})
+    (name,) = rendered.names("Job")
+    await kube.apply(json.dumps(rendered.one("Job", name)))
+    yield name
+    await kube.run("delete", "job", name, "-n", chart.namespace, "--cascade=background")
+
+
+async def test_etcd_does_not_start_before_its_restore_has_ended(
+    chart: Any, api_server: Handle, kube: Kubectl, restore: str
+) -> None:
+    """It would go on with the old data, beside members that have the new ones."""
+    with pytest.raises(chart.refused) as caught:
+        install(chart, api_server)
+    assert f"Job {restore} has not succeeded. See kubectl logs -n {chart.namespace} job/{restore}" in str(caught.value)
+    # What corrects the restore is let through, and so is another release.
+    assert "goes back to b.db" in install(chart, api_server, "--set=etcd.restore.snapshot=b.db")
+    assert "kubectl rollout status" in install(chart, api_server, release="other")
+
+    done = '{"status": {"succeeded": 1}}'
+    await kube.run("patch", "job", restore, "-n", chart.namespace, "--subresource=status", "--type=merge", "-p", done)
+    assert "kubectl rollout status" in install(chart, api_server)
+
+
+@pytest.fixture
+async def apart(chart: Any, api_server: Handle, kube: Kubectl) -> AsyncIterator[list[str]]:
+    """A namespace for a release that is really installed: the end of helm's commands there."""
+    flags = [f"--namespace={APART}", f"--kubeconfig={api_server.admin_kubeconfig}"]
+    await kube.run("create", "namespace", APART)
+    yield flags
+    chart.helm("uninstall", RELEASE, *flags)
+    claim = ("pvc", f"{RELEASE}-etcd-backup", "-n", APART)
+    await kube.run("delete", *claim, "--wait=false")
+    await kube.run("patch", *claim, "--type=merge", "-p", FREE)
+
+
+async def test_each_upgrade_makes_a_backup(chart: Any, kube: Kubectl, apart: list[str]) -> None:
+    """Also one that changes nothing about backups."""
+    for revision, command in enumerate(("install", "upgrade", "upgrade"), start=1):
+        chart.helm(
+            command, RELEASE, str(chart.directory), "--set=crds.enabled=false,admissionPolicy.enabled=false", *apart
+        )
+        (name,) = await kube.names("jobs", "-n", APART)
+        assert name.startswith(f"{RELEASE}-etcd-backup-{revision}-")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,9 @@ ELSEWHERE = {
     "etcd.restore.bumpRevision",
 }
 """Values that mean something together only; tests of their own have them."""
+
+THREE = {"etcd.replicas": 3, "etcd.backup.accessMode": "ReadWriteMany"}
+RESTORE = {**THREE, "etcd.restore.snapshot": "a.db"}
 
 
 def leaves(values: dict[str, Any], *, below: str = "") -> Iterator[tuple[str, Any]]:
@@ -73,7 +78,7 @@ def test_every_value_changes_what_is_installed(chart: Any, everything_on: Path, 
         try:
             same = chart.render(file).text == full
         except chart.refused as refused:
-            same = "controlPlanes.externalHost" not in str(refused)
+            same = name not in str(refused)
         if same:
             idle.append(name)
     assert idle == []
@@ -92,21 +97,55 @@ def test_the_operator_is_told_of_an_etcd_of_the_users(chart: Any) -> None:
 
 def test_all_members_are_restored_alike(chart: Any) -> None:
     """Members with different revisions would not be one etcd."""
-    settings = {"etcd.replicas": 3, "etcd.restore.snapshot": "a.db", "etcd.restore.bumpRevision": 2_000_000_000}
-    rendered = chart.render(settings=settings)
-    jobs = [item for item in rendered.manifests if item["kind"] == "Job"]
-    environments = [
-        {entry["name"]: entry["value"] for entry in job["spec"]["template"]["spec"]["containers"][0]["env"]}
-        for job in jobs
-    ]
+    environments = list(restores(chart, {"etcd.restore.bumpRevision": 2_000_000_000}).values())
     assert [environment.pop("MEMBER") for environment in environments] == [f"kplane-etcd-{i}" for i in range(3)]
     assert len({environment.pop("PEER_URL") for environment in environments}) == 3
     assert environments[0]["BUMP_REVISION"] == "2000000000"
     assert environments[0] == environments[1] == environments[2]
 
 
+def restores(chart: Any, settings: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """The environments of the Jobs that restore three members, by the Jobs' names."""
+    jobs = [item for item in chart.render(settings={**RESTORE, **settings}).manifests if item["kind"] == "Job"]
+    return {
+        job["metadata"]["name"]: {
+            entry["name"]: entry["value"] for entry in job["spec"]["template"]["spec"]["containers"][0]["env"]
+        }
+        for job in jobs
+    }
+
+
+def test_a_restore_that_is_tried_again_is_the_same_restore_by_new_jobs(chart: Any) -> None:
+    """Jobs cannot be changed, and members that were restored already are not restored again."""
+    first = restores(chart, {})
+    again = restores(chart, {"etcd.tolerations": [{"operator": "Exists"}], "operator.image.tag": "v9"})
+    assert first.keys() & again.keys() == set()
+    assert list(first.values()) == list(again.values())
+
+
+@pytest.mark.parametrize("other", [{"etcd.restore.bumpRevision": 2_000_000_000}, {"etcd.restore.snapshot": "b.db"}])
+def test_another_restore_is_told_from_the_first(chart: Any, other: dict[str, Any]) -> None:
+    first, second = restores(chart, {}), restores(chart, other)
+    assert first.keys() & second.keys() == set()
+    for name in ("DIGEST", "CLUSTER_TOKEN"):
+        (one,) = {environment[name] for environment in first.values()}
+        (two,) = {environment[name] for environment in second.values()}
+        assert one != two
+
+
+def test_a_new_version_of_the_chart_leaves_etcd_running(chart: Any, tmp_path: Path) -> None:
+    """A single member that is replaced takes all virtual control planes with it."""
+    newer = replace(chart, directory=tmp_path / "kplane")
+    shutil.copytree(chart.directory, newer.directory)
+    about = newer.directory / "Chart.yaml"
+    about.write_text(json.dumps({**yaml.safe_load(about.read_text()), "version": "9.9.9", "appVersion": "9.9.9"}))
+    old, new = (each.render().one("StatefulSet", "kplane-etcd") for each in (chart, newer))
+    assert old["metadata"]["labels"] != new["metadata"]["labels"]
+    assert old["spec"] == new["spec"]
+
+
 def test_nothing_runs_while_a_snapshot_is_restored(chart: Any) -> None:
-    rendered = chart.render(settings={"etcd.replicas": 3, "etcd.restore.snapshot": "a.db"})
+    rendered = chart.render(settings=RESTORE)
     workloads = [item for item in rendered.manifests if item["kind"] in {"Deployment", "StatefulSet"}]
     assert {item["metadata"]["name"]: item["spec"]["replicas"] for item in workloads} == {
         "kplane-operator": 0,
@@ -117,7 +156,7 @@ def test_nothing_runs_while_a_snapshot_is_restored(chart: Any) -> None:
 
 
 def test_members_are_told_of_each_other(chart: Any) -> None:
-    rendered = chart.render(settings={"etcd.replicas": 3})
+    rendered = chart.render(settings=THREE)
     args = rendered.one("StatefulSet", "kplane-etcd")["spec"]["template"]["spec"]["containers"][0]["args"]
     peer = "https://kplane-etcd-{0}.kplane-etcd-peers.kplane-system.svc:2380"
     cluster = ",".join(f"kplane-etcd-{i}={peer.format(i)}" for i in range(3))
@@ -141,16 +180,18 @@ def test_names(chart: Any, release: str, settings: dict[str, Any], operator: str
 
 def test_the_longest_names_fit(chart: Any) -> None:
     """A pod of a StatefulSet or Job gets a label with its whole name: 63 letters at most, with what is added to it."""
-    settings = {"etcd.replicas": 3, "etcd.restore.snapshot": "a.db"}
-    rendered = chart.render(release="a-very-long-name-of-a-release-of-kplane-in-helm-53-xx", settings=settings)
-    names = {
-        item["metadata"]["name"]: item["kind"]
-        for item in rendered.manifests
-        if item["kind"] != "CustomResourceDefinition"
-    }
-    assert {name: kind for name, kind in names.items() if len(name) > 63} == {}
-    # Kubernetes' own limit: it adds eleven characters to the names of a CronJob's Jobs.
-    assert all(len(name) <= 52 for name in rendered.names("CronJob"))
+    for settings in (THREE, RESTORE):
+        rendered = chart.render(release="a-very-long-name-of-a-release-of-kplane-in-helm-53-xx", settings=settings)
+        names = {
+            item["metadata"]["name"]: item["kind"]
+            for item in rendered.manifests
+            if item["kind"] != "CustomResourceDefinition"
+        }
+        assert {name: kind for name, kind in names.items() if len(name) > 63} == {}
+        # Kubernetes' own limit: it adds eleven characters to the names of a CronJob's Jobs.
+        assert all(len(name) <= 52 for name in rendered.names("CronJob"))
+        # The name of the backup's Job grows with the revision.
+        assert all(len(name) + len("999999") <= 63 for name in rendered.names("Job") if "-etcd-backup-1-" in name)
 
 
 def test_images_are_those_of_the_pinned_versions(chart: Any) -> None:
@@ -180,6 +221,8 @@ def test_images_are_those_of_the_pinned_versions(chart: Any) -> None:
         ({"mcm.image.tag": "a b"}, "at '/mcm/image/tag'"),
         ({"etcd.external.endpoint": "http://etcd:2379"}, "at '/etcd/external/endpoint'"),
         ({"etcd.backup.schedule": "often"}, "at '/etcd/backup/schedule'"),
+        ({"etcd.backup.accessMode": "ReadWriteOncePod"}, "at '/etcd/backup/accessMode'"),
+        ({"etcd.replicas": 3}, "Set etcd.backup.accessMode to ReadWriteMany"),
         ({"etcd.backup.keep": 0}, "at '/etcd/backup/keep'"),
         ({"etcd.restore.snapshot": "../a.db"}, "at '/etcd/restore/snapshot'"),
         ({"imagePullSecrets": ["registry"]}, "at '/imagePullSecrets/0': got string, want object"),
