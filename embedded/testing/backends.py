@@ -12,7 +12,7 @@ from embedded.testing import programs
 from embedded.testing.choice import Choice, is_true
 from embedded.testing.cluster import Cluster
 from embedded.testing.command import run
-from embedded.testing.errors import KindFailed
+from embedded.testing.errors import KindFailed, KindTimedOut
 from embedded.testing.kind import Kind
 from embedded.testing.run import exclusive, write_private
 from tools.progress import print_line
@@ -47,9 +47,10 @@ def start(choice: Choice, *, shared: Path, operators: bool, environment: Mapping
 def remove(choice: Choice, *, shared: Path, environment: Mapping[str, str]) -> None:
     """Delete the cluster of kind that was created for this directory, if one was.
 
-    KIND_KEEP keeps it. Raises `KindFailed`.
+    KIND_KEEP keeps it, if it is whole. Raises `KindFailed`.
     """
-    if (shared / _CREATED).exists() and not is_true("KIND_KEEP", environment=environment):
+    kept = is_true("KIND_KEEP", environment=environment) and (shared / _KUBECONFIG).exists()
+    if (shared / _CREATED).exists() and not kept:
         _kind(choice, environment=environment).delete(kubeconfig=shared / _KIND_KUBECONFIG)
 
 
@@ -105,9 +106,13 @@ def _kind(choice: Choice, *, environment: Mapping[str, str]) -> Kind:
 
 
 def _kind_kubeconfig(kind: Kind, *, choice: Choice, shared: Path, environment: Mapping[str, str]) -> str:
+    created = shared / _CREATED
+    if created.exists():
+        # By another process of this run, which did not get to its end: what there is cannot be used.
+        kind.delete(kubeconfig=shared / _KIND_KUBECONFIG)
+        created.unlink()
     # Asked again: what somebody else created meanwhile is used, and not deleted.
     if not choice.exists and not kind.exists():
-        created = shared / _CREATED
         # Before it is: where this process is ended halfway, what there is by then goes too.
         created.touch()
         try:
@@ -116,6 +121,8 @@ def _kind_kubeconfig(kind: Kind, *, choice: Choice, shared: Path, environment: M
                 config=environment.get("KIND_CONFIG"),
                 kubeconfig=shared / _KIND_KUBECONFIG,
             )
+        except KindTimedOut:
+            raise  # what there is stays marked, to be deleted
         except KindFailed:
             created.unlink()
             raise

@@ -27,6 +27,7 @@ def run(
     *,
     title: str,
     failure: type[EmbeddedError],
+    timed_out: type[EmbeddedError] | None = None,
     timeout_seconds: float,
     stdin: str | None = None,
     check: bool = True,
@@ -35,7 +36,7 @@ def run(
     """Run a program; `title` is what errors call it.
 
     Raises `failure` with the program's own words where it cannot be run, takes too long, or (`check`) has a status
-    other than 0. `environment` stands for os.environ.
+    other than 0; `timed_out` stands for it where it takes too long. `environment` stands for os.environ.
     """
     __tracebackhide__ = True  # pytest shows where a test called it
     try:
@@ -52,7 +53,7 @@ def run(
             env=environment,
         )
     except subprocess.TimeoutExpired as error:
-        raise failure(f"`{title}` was not done after {timeout_seconds:g} s and was ended.") from error
+        raise (timed_out or failure)(f"`{title}` was not done after {timeout_seconds:g} s and was ended.") from error
     except OSError as error:
         raise failure(f"`{title}` cannot be run: {error}") from error
     if check and ended.returncode != 0:

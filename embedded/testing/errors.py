@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from embedded.errors import EmbeddedError
 
-__all__ = ["BackendError", "KindFailed", "Misconfigured", "Unavailable"]
+__all__ = ["BackendError", "KindFailed", "KindTimedOut", "Misconfigured", "Unavailable"]
 
 
 class BackendError(EmbeddedError):
@@ -21,3 +21,7 @@ class Misconfigured(BackendError):
 
 class KindFailed(BackendError):
     """kind exited with an error, which is the message."""
+
+
+class KindTimedOut(KindFailed):
+    """kind took too long and was ended: what it was at is done in part."""

@@ -6,18 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embedded.testing.command import run
-from embedded.testing.errors import KindFailed
+from embedded.testing.errors import KindFailed, KindTimedOut
 
 __all__ = ["Kind"]
 
 _QUICK_SECONDS = 30.0
 _SLOW_SECONDS = 900.0
+_CREATION_SECONDS = 900.0
 _NODES_READY = "180s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A cluster of kind, there or not. Every method raises `KindFailed` with kind's own words."""
+    """A cluster of kind, there or not.
+
+    Every method raises `KindFailed` with kind's own words, and `KindTimedOut`, which is one.
+    """
 
     program: Path
     cluster: str
@@ -32,11 +36,14 @@ class Kind:
         return self.cluster in self._run("get", "clusters").split()
 
     def create(self, *, image: str | None, config: str | None, kubeconfig: Path) -> None:
-        """Create the cluster and wait for its nodes. The kubeconfig goes into a file of its own, not the user's."""
+        """Create the cluster and wait for its nodes. The kubeconfig goes into a file of its own, not the user's.
+
+        kind itself takes away what it could not finish, but not where it takes too long.
+        """
         args = [f"--name={self.cluster}", f"--kubeconfig={kubeconfig}", f"--wait={_NODES_READY}"]
         args += [f"--image={image}"] if image else []
         args += [f"--config={config}"] if config else []
-        self._run("create", "cluster", *args, timeout_seconds=_SLOW_SECONDS)
+        self._run("create", "cluster", *args, timeout_seconds=_CREATION_SECONDS)
 
     def kubeconfig(self) -> str:
         """The administrator's kubeconfig."""
@@ -54,4 +61,11 @@ class Kind:
 
     def _run(self, *args: str, timeout_seconds: float = _QUICK_SECONDS) -> str:
         title = " ".join(("kind", *args))
-        return run(self.program, args, title=title, failure=KindFailed, timeout_seconds=timeout_seconds).output
+        return run(
+            self.program,
+            args,
+            title=title,
+            failure=KindFailed,
+            timed_out=KindTimedOut,
+            timeout_seconds=timeout_seconds,
+        ).output

@@ -66,6 +66,15 @@ class StandIns:
         (self.directory / "kind.clusters").write_text("".join(f"{name}\n" for name in clusters))
         return self.write("kind", KIND)
 
+    def clusters(self) -> list[str]:
+        return (self.directory / "kind.clusters").read_text().split()
+
+    def write_kind_that_hangs(self) -> Path:
+        """It gets as far as that the cluster is listed."""
+        (self.directory / "kind.clusters").touch()
+        hangs = '[ "$1" != create ] || { echo "${3#--name=}" >> "$0.clusters"; exec sleep 600; }'
+        return self.write("kind", f"{hangs}\n{KIND}")
+
     def write_programs_of_local(self) -> None:
         for program in (*KUBERNETES.programs, *ETCD.programs):
             self.write(program)
