@@ -77,6 +77,10 @@ class Probes(Protocol):
         """Whether kind runs a cluster of this name; an answer says that kind and its container engine work."""
         ...
 
+    def kind(self) -> str:
+        """The directory of the program kind, which may be downloaded or built for it."""
+        ...
+
     def programs(self, *, obtain: bool) -> str:
         """Where the programs of an embedded cluster are. `obtain`: they may be downloaded or built for it."""
         ...
@@ -156,6 +160,7 @@ def _kind(before: Sequence[str], *, environment: Mapping[str, str], probes: Prob
     name = environment.get("KIND_CLUSTER") or DEFAULT_KIND_CLUSTER
     is_true("KIND_KEEP", environment=environment)  # said now, not at the end, where it is needed
     try:
+        found = probes.kind()
         exists = probes.has_kind_cluster(name)
     except Unavailable as error:
         raise Unavailable(_sentence(before, str(error))) from error
@@ -166,7 +171,8 @@ def _kind(before: Sequence[str], *, environment: Mapping[str, str], probes: Prob
         reason = f"cluster {name} will be created" + (f" of {image}" if image else "")
     else:
         raise Unavailable(_sentence(before, f"KIND_CLUSTER={name} is not there, and KIND_NODE_IMAGE is not set"))
-    return Choice(backend="kind", reason=_sentence(before, reason), capabilities=_KIND, target=name, exists=exists)
+    reason = f"{_sentence(before, reason)}; kind found in {found}"
+    return Choice(backend="kind", reason=reason, capabilities=_KIND, target=name, exists=exists)
 
 
 def _local(before: Sequence[str], *, probes: Probes, obtain: bool) -> Choice:

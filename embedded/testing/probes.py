@@ -49,6 +49,15 @@ class Machine:
         except (BinariesError, KindFailed) as error:
             raise Unavailable(f"kind does not work here, or its container engine does not: {error}") from error
 
+    def kind(self) -> str:
+        from embedded.testing import programs
+        from tools.errors import BinariesError
+
+        try:
+            return str(programs.kind(environment=self.environment, report=self.report).parent)
+        except BinariesError as error:
+            raise Unavailable(f"no kind: {error}") from error
+
     def programs(self, *, obtain: bool) -> str:
         from embedded.testing import programs
         from tools.errors import BinariesError

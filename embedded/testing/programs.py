@@ -9,7 +9,7 @@ from pathlib import Path
 from tools.cache import cache_root, lacking
 from tools.errors import BinariesError
 from tools.progress import Report
-from tools.upstreams import ETCD, KUBERNETES, Upstream, this_platform
+from tools.upstreams import ETCD, KIND, KUBERNETES, RUNTIME, Upstream, this_platform
 
 __all__ = ["kind", "kubectl", "local"]
 
@@ -26,24 +26,33 @@ def local(*, environment: Mapping[str, str]) -> tuple[Path, ...] | None:
 
 def kubectl(*, environment: Mapping[str, str], report: Report) -> Path:
     """Find kubectl. Raises `BinariesError` where it is nowhere and cannot be obtained."""
-    try:
-        directory = _cached(KUBERNETES, programs=["kubectl"], environment=environment)
-    except BinariesError:
-        # A platform that this project has no programs for: PATH may have kubectl all the same.
-        directory = None
-    if directory is not None:
-        return directory / "kubectl"
-    return _on_path("kubectl", environment=environment) or _obtain("kubectl", environment=environment, report=report)
+    return _find("kubectl", upstream=KUBERNETES, environment=environment, report=report)
 
 
 def kind(*, environment: Mapping[str, str], report: Report) -> Path:
-    """Find kind. Raises `BinariesError` where it is nowhere and cannot be obtained."""
-    return _on_path("kind", environment=environment) or _obtain("kind", environment=environment, report=report)
+    """Find kind: the pinned version, where it is cached, as a node image is made for a version of kind.
+
+    Raises `BinariesError` where it is nowhere and cannot be obtained.
+    """
+    return _find("kind", upstream=KIND, environment=environment, report=report)
+
+
+def _find(program: str, *, upstream: Upstream, environment: Mapping[str, str], report: Report) -> Path:
+    try:
+        directory = _cached(upstream, programs=[program], environment=environment)
+    except BinariesError:
+        # A platform that this project has no programs for: PATH may have this one all the same.
+        directory = None
+    if directory is not None:
+        return directory / program
+    return _on_path(program, environment=environment) or _obtain(program, environment=environment, report=report)
 
 
 def _cached(upstream: Upstream, *, programs: Sequence[str], environment: Mapping[str, str]) -> Path | None:
-    # Not by tools.binaries: it takes many times as long to import as this takes to run, and every test run asks.
-    if explicit := environment.get("KPLANE_BINARIES_DIR"):
+    # Not by tools.binaries: it takes many times as long to import as this takes to run.
+    explicit = environment.get("KPLANE_BINARIES_DIR")
+    # As tools.binaries does: what kplane runs is there, or it is an error; its developers' programs may be there.
+    if explicit and (upstream in RUNTIME or not lacking(Path(explicit), programs=programs)):
         directory = Path(explicit).absolute()
     else:
         platform = this_platform()

@@ -37,6 +37,11 @@ class Found:
             raise Unavailable("kind does not work here")
         return name in self.clusters
 
+    def kind(self) -> str:
+        if self.clusters is None:
+            raise Unavailable("kind does not work here")
+        return "/kind"
+
     def programs(self, *, obtain: bool) -> str:
         found = self.cached or (self.obtained if obtain else None)
         if found is None:
@@ -63,10 +68,15 @@ ASKED_FOR = [
     ("local", {}, EVERYTHING, "local (--k8s=local; programs found in /bin)"),
     ("local", {}, Found(obtained="/new"), "local (--k8s=local; programs found in /new)"),
     ("local", {"KIND_CLUSTER": "other", **EXISTING}, EVERYTHING, "local (--k8s=local; programs found in /bin)"),
-    ("kind", {}, EVERYTHING, "kind (--k8s=kind; cluster kplane-e2e exists)"),
-    ("kind", {"KIND_CLUSTER": "other"}, EVERYTHING, "kind (--k8s=kind; cluster other exists)"),
-    ("kind", {}, Found(clusters=()), "kind (--k8s=kind; cluster kplane-e2e will be created)"),
-    ("kind", IMAGE, Found(clusters=("a",)), "kind (--k8s=kind; cluster kplane-e2e will be created of node:1)"),
+    ("kind", {}, EVERYTHING, "kind (--k8s=kind; cluster kplane-e2e exists; kind found in /kind)"),
+    ("kind", {"KIND_CLUSTER": "other"}, EVERYTHING, "kind (--k8s=kind; cluster other exists; kind found in /kind)"),
+    ("kind", {}, Found(clusters=()), "kind (--k8s=kind; cluster kplane-e2e will be created; kind found in /kind)"),
+    (
+        "kind",
+        IMAGE,
+        Found(clusters=("a",)),
+        "kind (--k8s=kind; cluster kplane-e2e will be created of node:1; kind found in /kind)",
+    ),
     ("existing", ALLOWED, EVERYTHING, "existing (--k8s=existing; context test is allowed by te*; can api, gc)"),
 ]
 NOT_THERE = [
@@ -78,9 +88,13 @@ NOT_THERE = [
 NAMED_BY_THE_ENVIRONMENT = [
     (EXISTING, EVERYTHING, "existing (auto: USE_EXISTING_CLUSTER; context test is allowed by te*; can api, gc)"),
     (EXISTING, Found(context="test", can=None, cached="/bin"), "none (auto: USE_EXISTING_CLUSTER; connection refused)"),
-    ({"KIND_CLUSTER": "other"}, EVERYTHING, f"kind ({NO_NAMES}; cluster other exists)"),
-    (IMAGE, EVERYTHING, f"kind ({NO_NAMES}; cluster kplane-e2e exists)"),
-    (IMAGE, Found(clusters=()), f"kind ({NO_NAMES}; cluster kplane-e2e will be created of node:1)"),
+    ({"KIND_CLUSTER": "other"}, EVERYTHING, f"kind ({NO_NAMES}; cluster other exists; kind found in /kind)"),
+    (IMAGE, EVERYTHING, f"kind ({NO_NAMES}; cluster kplane-e2e exists; kind found in /kind)"),
+    (
+        IMAGE,
+        Found(clusters=()),
+        f"kind ({NO_NAMES}; cluster kplane-e2e will be created of node:1; kind found in /kind)",
+    ),
     (
         {"KIND_CLUSTER": "gone"},
         EVERYTHING,

@@ -264,7 +264,7 @@ def test_creates_one_cluster_of_kind_for_all_workers_and_deletes_it(
     """)
     outcome = pytester.runpytest_subprocess("--dist=each", "--tx=2*popen", *args)
     outcome.assert_outcomes(passed=2)
-    outcome.stdout.fnmatch_lines(["k8s: kind (*; cluster kplane-e2e will be created of node:1)"])
+    outcome.stdout.fnmatch_lines(["k8s: kind (*; cluster kplane-e2e will be created of node:1; kind found in *)"])
     assert sum(line.startswith("k8s: ") for line in outcome.outlines) == 1
     calls = stand_ins.calls("kind")
     assert calls.count("get clusters") == 2, "once to choose, once to create"
