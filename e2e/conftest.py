@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from e2e.installation import Helm, images
+from e2e.installation import Helm, images, require_unused
 from e2e.kubectl import Kubectl
 from e2e.platform import Platform
 from e2e.tenant import Tenant
@@ -52,6 +52,7 @@ def helm(kubectl: Kubectl) -> Helm:
 def installation(k8s: Any, kubectl: Kubectl, request: pytest.FixtureRequest) -> None:
     """kplane is installed, and its kinds are served."""
     if "pods" in k8s.capabilities:
+        require_unused(kubectl)
         helm: Helm = request.getfixturevalue("helm")
         if k8s.name == "existing" and helm.status() is not None:
             pytest.fail(

@@ -13,7 +13,7 @@ from typing import Final
 
 from e2e.kubectl import Kubectl, Object
 
-__all__ = ["CHART", "NAMESPACE", "RELEASE", "ROOT", "Helm", "images"]
+__all__ = ["CHART", "NAMESPACE", "RELEASE", "ROOT", "Helm", "images", "require_unused"]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 CHART: Final = ROOT / "deploy" / "chart" / "kplane"
@@ -30,6 +30,20 @@ def images() -> tuple[str, str]:
         os.environ.get("KPLANE_OPERATOR_IMAGE", "kplane-operator:dev"),
         os.environ.get("KPLANE_MCM_IMAGE", "kplane-mcm:dev"),
     )
+
+
+def require_unused(kubectl: Kubectl) -> None:
+    """Raise AssertionError where the cluster has control planes: the suite changes and uninstalls kplane.
+
+    A kplane without any, which an earlier run left behind, may go.
+    """
+    kind = "controlplanes.controlplane.kplane.dev"
+    if kubectl.find("customresourcedefinition", kind) is not None:
+        names = sorted(kubectl.names(kind))
+        assert not names, (
+            f"the cluster of context {kubectl.context} has control planes: {', '.join(names)}. The suite would change "
+            f"and uninstall the kplane that runs them: use another cluster, or delete them if nobody needs them."
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ import pytest
 import yaml
 
 from e2e.documents import blocks, script
-from e2e.installation import CHART, ROOT, Helm, images
+from e2e.installation import CHART, ROOT, Helm, images, require_unused
 from e2e.kubectl import Kubectl
 
 _DOCUMENTS: Final = ("install", "operate", "upgrade", "troubleshooting", "uninstall")
@@ -87,8 +88,12 @@ def environment(k8s: Any, kubectl: Kubectl, helm: Helm, tmp_path_factory: pytest
 
 
 @pytest.fixture(scope="module")
-def released(k8s: Any, helm: Helm) -> None:
-    """The images under the names that the chart has by itself, as if they had been released; and no kplane yet."""
+def released(k8s: Any, kubectl: Kubectl, helm: Helm) -> Iterator[None]:
+    """The images under the names that the chart has by itself, as if they had been released; and no kplane yet.
+
+    On this machine the names mean afterwards what they meant before.
+    """
+    require_unused(kubectl)
     assert helm.status() is None, "kplane is installed already: run test_uninstall.py first"
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -96,9 +101,17 @@ def released(k8s: Any, helm: Helm) -> None:
         f"{values[program]['image']['repository']}:{values[program]['image']['tag'] or chart['appVersion']}"
         for program in ("operator", "mcm")
     ]
-    for image, name in zip(images(), names, strict=True):
-        subprocess.run(["docker", "tag", image, name], check=True, capture_output=True)
-    k8s.load_images(*names)
+    with contextlib.ExitStack() as afterwards:
+        for image, name in zip(images(), names, strict=True):
+            before = _docker("image", "ls", "--no-trunc", "--quiet", name).strip()
+            _docker("tag", image, name)
+            afterwards.callback(_docker, *(("tag", before, name) if before else ("rmi", "--no-prune", name)))
+        k8s.load_images(*names)
+        yield
+
+
+def _docker(*args: str) -> str:
+    return subprocess.run(["docker", *args], check=True, capture_output=True, text=True).stdout
 
 
 @pytest.mark.k8s_needs("pods", "images")

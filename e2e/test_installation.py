@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.installation import NAMESPACE, Helm
+from e2e.installation import NAMESPACE, Helm, require_unused
 from e2e.kubectl import Kubectl
 from e2e.platform import Platform
 from e2e.tenant import Tenant
@@ -35,6 +35,12 @@ def test_both_operators_are_at_work_together(tenants: tuple[Tenant, Tenant], ses
     for tenant in tenants:
         assert session_platform.resolves(tenant.name)["ready"] is True
         tenant.wait_account("default")
+
+
+def test_a_cluster_with_control_planes_is_not_taken_for_tests(tenants: tuple[Tenant, Tenant], kubectl: Kubectl) -> None:
+    """The suite ends before it changes a kplane that somebody uses."""
+    with pytest.raises(AssertionError, match=f"has control planes: .*{tenants[0].name}.* use another cluster"):
+        require_unused(kubectl)
 
 
 @pytest.mark.k8s_needs("pods")
