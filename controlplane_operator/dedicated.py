@@ -46,11 +46,8 @@ class DedicatedProvisioner:
         published = control_plane.status.endpoint is not None
         name, etcd = apiserver_name(control_plane.name), etcd_name(control_plane.name)
 
-        async def has_data() -> bool:
-            return etcd in self._runtime.names()
-
         with troubles("Provisioning"):
-            authorities = await self._keys.authorities(control_plane, has_data=has_data)
+            authorities = await self._keys.authorities(control_plane, has_data=lambda: self.has_data(control_plane))
             etcd_address = await self._runtime.reserve(etcd, ports=ETCD_PORTS)
             address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=True)
             certificates = await self._keys.certificates(
@@ -88,6 +85,13 @@ class DedicatedProvisioner:
             )
         await check_ready(self._runtime, name, what="kube-apiserver", published=published)
         return provision_at(address, authorities=authorities, certificates=certificates)
+
+    async def has_data(self, control_plane: ControlPlane) -> bool:
+        """Tell whether there is an etcd of the control plane, running or not."""
+        return etcd_name(control_plane.name) in self._runtime.names()
+
+    async def shut_out(self, uid: str) -> None:
+        """Nobody else reaches its etcd, and its API server is replaced by the next one."""
 
     async def remove(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
         """End both; the data of etcd go if the policy is Destroy."""

@@ -50,6 +50,13 @@ class ExternalProvisioner:
             raise Trouble("EndpointInvalid", f"ControlPlaneEndpoint {endpoint.name}: {error}") from error
         return Provision(addresses, administrator=administrator, authorities=None)
 
+    async def has_data(self, control_plane: ControlPlane) -> bool:  # noqa: ARG002 - of none
+        """Whoever runs the API server keeps its data."""
+        return False
+
+    async def shut_out(self, uid: str) -> None:
+        """There is nothing that an earlier control plane had access to."""
+
     async def remove(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
         """Take our identities back; the data stays, whatever the policy says, because it is not ours."""
         try:

@@ -36,6 +36,14 @@ class Provisioner(Protocol):
         """Have an API server run that answers. Raises Trouble while it does not."""
         ...
 
+    async def has_data(self, control_plane: ControlPlane) -> bool:
+        """Tell whether there are data that kplane keeps for the control plane. Raises Trouble where that is unknown."""
+        ...
+
+    async def shut_out(self, uid: str) -> None:
+        """Take away what access to the data an earlier control plane had, whose uid this is. Raises Trouble."""
+        ...
+
     async def remove(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
         """Undo what `ensure` did, and the data with it if the policy is Destroy. Raises Trouble while not done."""
         ...

@@ -55,13 +55,10 @@ class VirtualProvisioner:
         shared = self._required()
         prefix = key_prefix(control_plane.cluster_path)
         name = apiserver_name(control_plane.name)
-        user = _etcd_user(control_plane)
-
-        async def has_data() -> bool:
-            return await shared.keyspace.count(prefix) > 0
+        user = _etcd_user(control_plane.metadata.uid)
 
         with troubles("Provisioning"):
-            authorities = await self._keys.authorities(control_plane, has_data=has_data)
+            authorities = await self._keys.authorities(control_plane, has_data=lambda: self.has_data(control_plane))
             address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=True)
             certificates = await self._keys.certificates(
                 control_plane,
@@ -91,24 +88,36 @@ class VirtualProvisioner:
         await check_ready(self._runtime, name, what="kube-apiserver", published=published)
         return provision_at(address, authorities=authorities, certificates=certificates)
 
+    async def has_data(self, control_plane: ControlPlane) -> bool:
+        """Tell whether there are keys under the control plane's path; there are none without a shared etcd."""
+        if self._shared is None:
+            return False
+        with troubles("Provisioning"):
+            return await self._shared.keyspace.count(_prefix(control_plane)) > 0
+
+    async def shut_out(self, uid: str) -> None:
+        """Have the etcd know its user no more, and its API server, should one still run, read and write nothing."""
+        shared = self._required()
+        with troubles("Provisioning"):
+            await self._revoke(shared.keyspace, _etcd_user(uid))
+
     async def remove(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
-        """End the API server, delete its keys if the policy is Destroy, and take its access to the etcd away."""
-        if self._shared is None and not await self._keys.exist(control_plane):
+        """Take its access to the etcd away, end the API server, and delete its keys if the policy is Destroy."""
+        published = control_plane.status.endpoint is not None
+        if self._shared is None and not published and not await self._keys.exist(control_plane):
             return  # keys come before anything else: there never was an etcd to make something in
         shared = self._required()
-        user = _etcd_user(control_plane)
         with troubles("Deleting"):
+            # First, because etcd asks for the user at each request: an API server that is not seen to run any more, or
+            # cannot be ended, on a node that is out of reach, writes nothing after the keys were counted to be none.
+            await self._revoke(shared.keyspace, _etcd_user(control_plane.metadata.uid))
             await self._runtime.delete(apiserver_name(control_plane.name))
             if policy is DeletionPolicy.DESTROY:
-                # As written down before anything was made: the spec may have been edited a moment earlier.
-                path = control_plane.status.cluster_path or control_plane.cluster_path
-                deleted = await shared.keyspace.delete_prefix(key_prefix(path))
+                deleted = await shared.keyspace.delete_prefix(_prefix(control_plane))
                 if deleted:
                     self._management.events.record(
                         control_plane, reason="DataDeleted", message=f"deleted {deleted} keys, none is left"
                     )
-            self._granted.discard(user)
-            await shared.keyspace.revoke(user)
 
     def _required(self) -> SharedEtcd:
         if self._shared is None:
@@ -124,7 +133,16 @@ class VirtualProvisioner:
         await keyspace.grant(user, prefix=prefix)
         self._granted.add(user)
 
+    async def _revoke(self, keyspace: Keyspace, user: str) -> None:
+        self._granted.discard(user)
+        await keyspace.revoke(user)
 
-def _etcd_user(control_plane: ControlPlane) -> str:
+
+def _prefix(control_plane: ControlPlane) -> str:
+    # As written down before anything was made: the spec may have been edited a moment earlier.
+    return key_prefix(control_plane.status.cluster_path or control_plane.cluster_path)
+
+
+def _etcd_user(uid: str | None) -> str:
     # By uid: a certificate of an earlier control plane of the same path must never be worth anything again.
-    return f"cp-{control_plane.metadata.uid}"
+    return f"cp-{uid}"
