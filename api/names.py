@@ -7,6 +7,7 @@ import re
 from typing import Final
 
 __all__ = [
+    "ADOPTION_TOKEN_ANNOTATION",
     "ADOPT_ANNOTATION",
     "ALLOW_REGISTRATION_LABEL",
     "API_VERSION",
@@ -60,8 +61,11 @@ RETAINED_LABEL: Final = f"{GROUP}/retained"
 RETAINED_UID_ANNOTATION: Final = f"{GROUP}/retained-uid"
 """On such a namespace, instead of `UID_ANNOTATION`: the uid of the deleted control plane."""
 
+ADOPTION_TOKEN_ANNOTATION: Final = f"{GROUP}/adoption-token"
+"""On such a namespace: the secret that a control plane must name to take its keys and data over."""
+
 ADOPT_ANNOTATION: Final = f"{GROUP}/adopt"
-"""On a control plane: the `RETAINED_UID_ANNOTATION` of the namespace whose keys and data it is to take over."""
+"""On a control plane: the `ADOPTION_TOKEN_ANNOTATION` of the namespace whose keys and data it is to take over."""
 
 KUBECONFIG_KEY: Final = "kubeconfig"
 KUBECONFIG_EXTERNAL_KEY: Final = "kubeconfig-external"

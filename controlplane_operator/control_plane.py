@@ -132,7 +132,7 @@ class ControlPlaneReconciler:
         await self._namespaces.check(control_plane)
         self._claims.take(control_plane)
         control_plane = await self._begin(control_plane, chosen=chosen)
-        await self._namespaces.ensure(control_plane)
+        await self._namespaces.ensure(control_plane, shut_out=provisioner.shut_out)
         provision = await provisioner.ensure(control_plane)
         if provision.authorities is not None and control_plane.status.endpoint is None:
             # The data may be an earlier one's, and whoever it let in stays out.

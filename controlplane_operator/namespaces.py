@@ -7,21 +7,26 @@ and stays as their record where the data are retained.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from api import ControlPlane
-from api.names import CONTROL_PLANE_LABEL, RETAINED_UID_ANNOTATION, label_value, management_namespace
+from api.names import CONTROL_PLANE_LABEL, label_value, management_namespace
 from controlplane_operator.cache import Object
 from controlplane_operator.kinds import CONTROL_PLANES
 from controlplane_operator.management import Management
-from controlplane_operator.record import Record, check_adoption, is_managed, owned_metadata, retained_metadata
+from controlplane_operator.record import (
+    POD_SECURITY,
+    Record,
+    check_adoption,
+    is_managed,
+    owned_metadata,
+    retained_metadata,
+)
 from controlplane_operator.trouble import Trouble
 from provider import NAMESPACES, AlreadyExists, NotFound
 
 __all__ = ["ManagementNamespaces", "owner_of"]
-
-_POD_SECURITY: Final = {"pod-security.kubernetes.io/enforce": "restricted"}
-"""Nothing that runs for a control plane needs more, and nothing else is to run there."""
 
 _ACTIVE: Final = "Active"
 
@@ -49,15 +54,13 @@ class ManagementNamespaces:
         """
         known = self._management.stores.namespaces.get(("", management_namespace(control_plane.name)))
         record = _record(known, control_plane) if known is not None and not _terminating(known) else None
-        if record is None or record.is_of(control_plane):
-            return
-        if known is not None and RETAINED_UID_ANNOTATION not in (known["metadata"].get("annotations") or {}):
-            # Its control plane went without us, by a finalizer that somebody removed.
-            await self._patch(known, retained_metadata(record))
-        check_adoption(control_plane, record=record)
+        if known is not None and record is not None and not record.is_of(control_plane):
+            await self._check_adoption(control_plane, namespace=known, record=record)
 
-    async def ensure(self, control_plane: ControlPlane) -> None:
+    async def ensure(self, control_plane: ControlPlane, *, shut_out: Callable[[str], Awaitable[None]]) -> None:
         """Have the namespace exist and be the control plane's.
+
+        Before it takes the data of an earlier one over, `shut_out` is called with the uid of that one.
 
         Raises Trouble: NamespaceForeign where somebody else made one of that name, DataRetained where it keeps data
         that the control plane may not have, Provisioning where the one of an earlier one is still on its way out.
@@ -74,17 +77,23 @@ class ManagementNamespaces:
         if _terminating(found):
             raise Trouble("Provisioning", f"namespace {name} is being deleted; waiting until it is gone")
         if record is not None and not record.is_of(control_plane):
-            check_adoption(control_plane, record=record)
+            await self._check_adoption(control_plane, namespace=found, record=record)
+            # While it is still written down who that is.
+            await shut_out(record.uid)
             await self._patch(found, owned_metadata(control_plane))
             self._management.events.record(
                 control_plane, reason="DataAdopted", message=f"took over the data that namespace {name} keeps"
             )
+        elif not POD_SECURITY.items() <= (found["metadata"].get("labels") or {}).items():
+            await self._patch(found, {"labels": POD_SECURITY})
 
-    async def is_of_another(self, control_plane: ControlPlane) -> bool:
-        """Tell whether the namespace is the record of another control plane, whose data are no business of this one."""
+    async def is_foreign(self, control_plane: ControlPlane) -> bool:
+        """Tell whether there is a namespace that is not known as the control plane's, so that nothing in it is.
+
+        It may be somebody else's, or the record of another control plane.
+        """
         found = await self._find(control_plane)
-        record = _record(found, control_plane) if found is not None else None
-        return record is not None and not record.is_of(control_plane)
+        return found is not None and not _owned(found, control_plane)
 
     async def retain(self, control_plane: ControlPlane) -> bool:
         """Leave the namespace as the record of the control plane's data; False where there is none to leave."""
@@ -108,6 +117,12 @@ class ManagementNamespaces:
                 return
         raise Trouble("Deleting", f"waiting until namespace {name} is gone")
 
+    async def _check_adoption(self, control_plane: ControlPlane, *, namespace: Object, record: Record) -> None:
+        if record.adoption_token is None:
+            # Its control plane went without us, by a finalizer that somebody removed: nobody could ask for its data.
+            await self._patch(namespace, retained_metadata(record))
+        check_adoption(control_plane, record=record)
+
     async def _find(self, control_plane: ControlPlane) -> Object | None:
         try:
             return await self._management.client.get(NAMESPACES, management_namespace(control_plane.name))
@@ -115,7 +130,7 @@ class ManagementNamespaces:
             return None
 
     async def _create(self, control_plane: ControlPlane, name: str) -> Object:
-        labels = {CONTROL_PLANE_LABEL: label_value(control_plane.name), **_POD_SECURITY}
+        labels = {CONTROL_PLANE_LABEL: label_value(control_plane.name), **POD_SECURITY}
         metadata: dict[str, Any] = {"name": name, "labels": labels}
         if is_managed(control_plane):
             recorded = owned_metadata(control_plane)["annotations"]

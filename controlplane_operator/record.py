@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hmac
+import secrets
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from api import ControlPlane, ControlPlaneMode
 from api.names import (
     ADOPT_ANNOTATION,
+    ADOPTION_TOKEN_ANNOTATION,
     CLUSTER_PATH_ANNOTATION,
     CONTROL_PLANE_LABEL,
     MODE_ANNOTATION,
@@ -19,7 +22,12 @@ from api.names import (
 from controlplane_operator.cache import Object
 from controlplane_operator.trouble import Trouble
 
-__all__ = ["Record", "check_adoption", "is_managed", "owned_metadata", "retained_metadata"]
+__all__ = ["POD_SECURITY", "Record", "check_adoption", "is_managed", "owned_metadata", "retained_metadata"]
+
+POD_SECURITY: Final = {"pod-security.kubernetes.io/enforce": "restricted"}
+"""Nothing that runs for a control plane needs more, and nothing else is to run in its namespace."""
+
+_TOKEN_BYTES: Final = 24
 
 
 def is_managed(control_plane: ControlPlane) -> bool:
@@ -40,6 +48,8 @@ class Record:
     cluster_path: str | None
     """None for mode Dedicated."""
     created: datetime
+    adoption_token: str | None = field(default=None, repr=False)
+    """Who names it may take the data over; None while the control plane lives, and nobody may."""
 
     @classmethod
     def of(cls, namespace: Object) -> Self | None:
@@ -57,6 +67,7 @@ class Record:
             mode=annotations.get(MODE_ANNOTATION, ""),
             cluster_path=annotations.get(CLUSTER_PATH_ANNOTATION),
             created=datetime.fromisoformat(created) if created else datetime.max.replace(tzinfo=UTC),
+            adoption_token=annotations.get(ADOPTION_TOKEN_ANNOTATION) or None,
         )
 
     def is_of(self, control_plane: ControlPlane) -> bool:
@@ -67,10 +78,11 @@ class Record:
 def owned_metadata(control_plane: ControlPlane) -> dict[str, Any]:
     """Return what makes a namespace the record of a living control plane, as a merge patch of its metadata."""
     return {
-        "labels": {RETAINED_LABEL: None},
+        "labels": {RETAINED_LABEL: None, **POD_SECURITY},
         "annotations": {
             UID_ANNOTATION: control_plane.metadata.uid,
             RETAINED_UID_ANNOTATION: None,
+            ADOPTION_TOKEN_ANNOTATION: None,
             MODE_ANNOTATION: str(control_plane.spec.mode),
             CLUSTER_PATH_ANNOTATION: _cluster_path(control_plane),
         },
@@ -78,30 +90,38 @@ def owned_metadata(control_plane: ControlPlane) -> dict[str, Any]:
 
 
 def retained_metadata(record: Record) -> dict[str, Any]:
-    """Return what makes a namespace the record of a control plane that is gone, as a merge patch of its metadata."""
+    """Return what makes a namespace the record of a control plane that is gone, as a merge patch of its metadata.
+
+    A token that it has already is kept.
+    """
     return {
-        "labels": {RETAINED_LABEL: "true"},
-        "annotations": {UID_ANNOTATION: None, RETAINED_UID_ANNOTATION: record.uid},
+        "labels": {RETAINED_LABEL: "true", **POD_SECURITY},
+        "annotations": {
+            UID_ANNOTATION: None,
+            RETAINED_UID_ANNOTATION: record.uid,
+            # Not the uid, which is no secret: it was in lists of control planes, in Events and in registrations.
+            ADOPTION_TOKEN_ANNOTATION: record.adoption_token or secrets.token_urlsafe(_TOKEN_BYTES),
+        },
     }
 
 
 def check_adoption(control_plane: ControlPlane, *, record: Record) -> None:
     """Raise Trouble (DataRetained) unless the control plane may take over what an earlier one of its name left.
 
-    The uid is not told: to know it is to have read the namespace, which is its administrators' right.
+    The token is not told: to know it is to have read the namespace, which is its administrators' right.
     """
     where = f"namespace {record.namespace} keeps the data of an earlier control plane of this name"
     given = control_plane.metadata.annotations.get(ADOPT_ANNOTATION)
     if given is None:
         raise _retained(
             f"{where}; to take them over, set annotation {ADOPT_ANNOTATION} to the value of annotation"
-            f" {RETAINED_UID_ANNOTATION} of that namespace; to delete them, set it and spec.deletionPolicy Destroy,"
+            f" {ADOPTION_TOKEN_ANNOTATION} of that namespace; to delete them, set it and spec.deletionPolicy Destroy,"
             " and delete the control plane"
         )
-    if given != record.uid:
+    if record.adoption_token is None or not hmac.compare_digest(given.encode(), record.adoption_token.encode()):
         raise _retained(
             f"{where}, and annotation {ADOPT_ANNOTATION} does not match; set it to the value of annotation"
-            f" {RETAINED_UID_ANNOTATION} of that namespace, or give the control plane another name"
+            f" {ADOPTION_TOKEN_ANNOTATION} of that namespace, or give the control plane another name"
         )
     if not is_managed(control_plane):
         raise _retained(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
 from api import ControlPlane, ControlPlaneClass, ControlPlanePhase, ControlPlaneRegistration, DeletionPolicy
-from api.names import FINALIZER
+from api.names import FINALIZER, management_namespace
 from controlplane_operator.backoff import Backoff
 from controlplane_operator.claims import Claims
 from controlplane_operator.kinds import CONTROL_PLANES
@@ -17,9 +18,11 @@ from controlplane_operator.provision import Provisioner
 from controlplane_operator.retention import Retention
 from controlplane_operator.status import with_condition
 from controlplane_operator.trouble import Trouble
-from provider import NotFound, Result
+from provider import Conflict, NotFound, ProviderError, Result
 
 __all__ = ["Removal", "policy_of"]
+
+_log: Final = logging.getLogger(__name__)
 
 _REGISTRATIONS_SECONDS: Final = 30.0
 """So long the end of registrations is waited for; it takes milliseconds unless something is broken."""
@@ -60,35 +63,48 @@ class Removal:
         if FINALIZER not in control_plane.metadata.finalizers:
             return None
         policy = policy_of(control_plane, chosen=chosen)
-        retained = False
         try:
             self._check_registrations(control_plane)
-            # Under a path that was never granted, or that somebody else has the better right to, nothing is ours;
-            # nor is anything where the namespace keeps the data of another one.
-            made = control_plane.status.deletion_policy is not None and self._claims.holds(control_plane)
-            if made and not await self._namespaces.is_of_another(control_plane):
-                await self._undo(control_plane, policy=policy)
-                retained = policy is DeletionPolicy.RETAIN and await self._retention.keep(control_plane)
-            if not retained:
-                await self._namespaces.remove(control_plane)
-        except Trouble as trouble:
-            await self._tell(control_plane, policy=policy, message=trouble.message)
+            message = await self._take_down(control_plane, policy=policy)
+            await self._release(control_plane)
+        except Conflict:
+            raise  # it is not what was looked at: nothing to tell, and tried again at once
+        except (Trouble, ProviderError) as error:
+            # Also what the management cluster refuses, by a quota or by somebody's admission policy.
+            if isinstance(error, ProviderError):
+                _log.warning("the removal of %s is held up: %s", control_plane.name, error)
+            await self._tell(control_plane, policy=policy, message=str(error))
             return Result(self._backoff.next(uid))
-        await self._release(control_plane)
-        self._management.events.record(
-            control_plane, reason="Deleted", message=f"the control plane is gone, its data by policy {policy}"
-        )
+        self._management.events.record(control_plane, reason="Deleted", message=f"the control plane is gone; {message}")
         self._backoff.forget(uid)
         self._undone.pop(uid, None)
         return None
 
-    async def _undo(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
+    async def _take_down(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> str:
+        """Remove what is the control plane's own; returns what became of its data."""
+        if await self._namespaces.is_foreign(control_plane):
+            # What runs there has the same names as ours would, and so have the data that a record stands for.
+            namespace = management_namespace(control_plane.name)
+            return f"nothing was touched, because namespace {namespace} does not belong to it"
+        # Under a path that was never granted, or that somebody else has the better right to, nothing is ours.
+        made = control_plane.status.deletion_policy is not None and self._claims.holds(control_plane)
+        if made:
+            provisioner = self._provisioner(control_plane)
+            await self._undo(control_plane, policy=policy, provisioner=provisioner)
+            if policy is DeletionPolicy.RETAIN and await self._retention.keep(
+                control_plane, has_data=provisioner.has_data
+            ):
+                return f"its data were kept, by policy {policy}"
+        await self._namespaces.remove(control_plane)
+        return f"its data by policy {policy}" if made else "nothing was touched, because nothing had been made for it"
+
+    async def _undo(self, control_plane: ControlPlane, *, policy: DeletionPolicy, provisioner: Provisioner) -> None:
         uid = control_plane.metadata.uid or ""
         if self._undone.get(uid) is policy:
             return
         if policy is DeletionPolicy.RETAIN:
             await self._retention.shut_out(control_plane)
-        await self._provisioner(control_plane).remove(control_plane, policy=policy)
+        await provisioner.remove(control_plane, policy=policy)
         self._undone[uid] = policy
 
     def _check_registrations(self, control_plane: ControlPlane) -> None:

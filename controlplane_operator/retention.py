@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from api import ControlPlane
@@ -11,7 +12,7 @@ from controlplane_operator.bootstrap import revoke
 from controlplane_operator.keys import TenantKeys
 from controlplane_operator.management import Management
 from controlplane_operator.namespaces import ManagementNamespaces
-from controlplane_operator.secrets import delete_secret
+from controlplane_operator.secrets import delete_secret, make_secret_last
 from controlplane_operator.trouble import Trouble, trouble_with
 from provider import Client, ClusterConfig, ProviderError
 
@@ -39,15 +40,24 @@ class Retention:
             if administrator is not None:
                 await take_back(administrator)
 
-    async def keep(self, control_plane: ControlPlane) -> bool:
-        """Leave the keys of a control plane that was taken down, and a record of it; False where there are none.
+    async def keep(self, control_plane: ControlPlane, *, has_data: Callable[[ControlPlane], Awaitable[bool]]) -> bool:
+        """Leave a record of a control plane that was taken down, with its keys; False where there is nothing to keep.
 
-        First the record, so that whatever comes next finds it; the published Secrets are worth nothing by then.
+        Data whose keys somebody deleted are kept as well: keys can be restored, and data cannot. First the record, so
+        that whatever comes next finds it; the published Secrets are worth nothing by then, but for what keys are in
+        them.
         """
-        if not await self._keys.exist(control_plane) or not await self._namespaces.retain(control_plane):
+        keys = await self._keys.exist(control_plane)
+        if not keys and control_plane.status.endpoint is None and not await has_data(control_plane):
             return False
-        for name in (kubeconfig_secret_name(control_plane.name), controllers_secret_name(control_plane.name)):
-            await delete_secret(self._management, control_plane, name=name)
+        if not await self._namespaces.retain(control_plane):
+            return False
+        controllers = controllers_secret_name(control_plane.name)
+        if keys:
+            await delete_secret(self._management, control_plane, name=controllers)
+        else:
+            await make_secret_last(self._management, control_plane, name=controllers)
+        await delete_secret(self._management, control_plane, name=kubeconfig_secret_name(control_plane.name))
         await self._keys.forget_certificates(control_plane)
         return True
 

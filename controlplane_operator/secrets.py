@@ -15,7 +15,15 @@ from controlplane_operator.management import Management
 from controlplane_operator.namespaces import owner_of
 from provider import SECRETS, NotFound
 
-__all__ = ["create_lasting_secret", "data_of", "delete_secret", "find_secret", "take_over_secret", "write_secret"]
+__all__ = [
+    "create_lasting_secret",
+    "data_of",
+    "delete_secret",
+    "find_secret",
+    "make_secret_last",
+    "take_over_secret",
+    "write_secret",
+]
 
 
 async def find_secret(
@@ -83,6 +91,15 @@ async def take_over_secret(management: Management, control_plane: ControlPlane, 
     if not _owned(secret, control_plane):
         name = secret["metadata"]["name"]
         body = {"metadata": _lasting(control_plane)}
+        management.stores.secrets.apply(
+            await management.client.patch(SECRETS, name, body, namespace=management_namespace(control_plane.name))
+        )
+
+
+async def make_secret_last(management: Management, control_plane: ControlPlane, *, name: str) -> None:
+    """Have a Secret that `write_secret` wrote, where it is there still, go with its namespace only."""
+    body = {"metadata": {"ownerReferences": None, **_lasting(control_plane)}}
+    with contextlib.suppress(NotFound):
         management.stores.secrets.apply(
             await management.client.patch(SECRETS, name, body, namespace=management_namespace(control_plane.name))
         )

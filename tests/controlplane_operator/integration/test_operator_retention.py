@@ -1,4 +1,4 @@
-"""Retained data on real API servers and real etcds: kept from everybody, and handed on to who names their uid."""
+"""Retained data on real API servers and real etcds: kept from everybody, and handed on to who names their token."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ _NOTE = {"metadata": {"name": "note", "namespace": "default"}, "data": {"of": "t
 
 async def keys(field: Any, path: str) -> int:
     return int(await field.handle.tenants_etcd.count(f"/clusters/{path}/"))
+
+
+async def users(field: Any) -> list[str]:
+    return str((await field.handle.tenants_etcd.run("user", "list")).decode()).split()
 
 
 async def create(field: Any, name: str, *, adopt: str | None = None, **spec: Any) -> dict[str, Any]:
@@ -49,7 +53,7 @@ async def retained(
 ) -> tuple[str, ClusterConfig, ClusterConfig]:
     """Make a control plane with a note in it, and delete it.
 
-    Gives its uid, and the credentials that its administrator and its controllers had.
+    Gives the token by which it may be adopted, and the credentials that its administrator and its controllers had.
     """
     uid = (await create(field, name, deletionPolicy="Retain", **spec))["metadata"]["uid"]
     await field.becomes("ControlPlane", name, "Reconciled", timeout=60.0)
@@ -58,7 +62,9 @@ async def retained(
     async with Client(administrator) as tenant:
         await tenant.create(CONFIG_MAPS, dict(_NOTE))
     await delete(field, name, propagation=propagation)
-    return uid, administrator, controllers
+    record = (await field.client.get(NAMESPACES, f"kplane-cp-{name}"))["metadata"]["annotations"]
+    assert record[f"{_GROUP}/retained-uid"] == uid
+    return record[f"{_GROUP}/adoption-token"], administrator, controllers
 
 
 async def adopted(field: Any, name: str) -> ClusterConfig:
@@ -74,24 +80,23 @@ async def adopted(field: Any, name: str) -> ClusterConfig:
 @pytest.mark.parametrize(
     ("mode", "propagation", "certificates"), [("Virtual", "Background", False), ("Dedicated", "Foreground", True)]
 )
-async def test_data_go_to_a_control_plane_that_names_their_uid(
+async def test_data_go_to_a_control_plane_that_names_their_token(
     field: Any, mode: str, propagation: str, *, certificates: bool
 ) -> None:
     name = f"heir-{mode.lower()}"
     namespace = f"kplane-cp-{name}"
     await field.create("ControlPlaneClass", "by-certificate", auth={"model": "x509"})
     spec: dict[str, Any] = {"mode": mode, **({"classRef": {"name": "by-certificate"}} if certificates else {})}
-    uid, former, controllers = await retained(field, name, propagation=propagation, **spec)
+    token, former, controllers = await retained(field, name, propagation=propagation, **spec)
     record = (await field.client.get(NAMESPACES, namespace))["metadata"]
     assert "ownerReferences" not in record
     assert record["labels"][f"{_GROUP}/retained"] == "true"
-    assert record["annotations"][f"{_GROUP}/retained-uid"] == uid
     left = await secrets(field, namespace)
     assert set(left) == {"control-plane-authorities"}
     assert "ownerReferences" not in left["control-plane-authorities"]["metadata"]
     assert find_processes(field.state) == []
 
-    again = await create(field, name, adopt=uid, deletionPolicy="Destroy", **spec)
+    again = await create(field, name, adopt=token, deletionPolicy="Destroy", **spec)
     administrator = await adopted(field, name)
     assert administrator.ca_data == former.ca_data
     assert (former.token is None) is certificates
@@ -102,6 +107,7 @@ async def test_data_go_to_a_control_plane_that_names_their_uid(
     record = (await field.client.get(NAMESPACES, namespace))["metadata"]
     assert f"{_GROUP}/retained" not in record["labels"]
     assert f"{_GROUP}/retained-uid" not in record["annotations"]
+    assert f"{_GROUP}/adoption-token" not in record["annotations"]
     assert record["annotations"][f"{_GROUP}/uid"] == again["metadata"]["uid"]
     assert (await secrets(field, namespace))["control-plane-authorities"]["data"] == left["control-plane-authorities"][
         "data"
@@ -114,24 +120,26 @@ async def test_data_go_to_a_control_plane_that_names_their_uid(
 
 
 async def test_nobody_else_gets_retained_data_or_harms_them(field: Any) -> None:
-    uid, _, _ = await retained(field, "estate", virtual={"clusterPath": "grounds"})
+    token, _, _ = await retained(field, "estate", virtual={"clusterPath": "grounds"})
     path: dict[str, Any] = {"virtual": {"clusterPath": "grounds"}, "deletionPolicy": "Destroy"}
     left = await keys(field, "grounds")
     assert left > 100
     record = await field.client.get(NAMESPACES, "kplane-cp-estate")
+    uid = record["metadata"]["annotations"][f"{_GROUP}/retained-uid"]
     refused: list[tuple[str, str | None, dict[str, Any], str]] = [
-        ("estate", None, path, f"set annotation {_ADOPT} to the value of annotation {_GROUP}/retained-uid"),
+        ("estate", None, path, f"set annotation {_ADOPT} to the value of annotation {_GROUP}/adoption-token"),
         ("estate", "0000", path, "does not match"),
-        ("estate", uid, {"deletionPolicy": "Destroy"}, "set spec.virtual.clusterPath to that instead of 'estate'"),
-        ("estate", uid, {"mode": "Dedicated", "deletionPolicy": "Destroy"}, "of mode Virtual"),
-        ("estate", uid, {"endpointRef": {"name": "any"}, "deletionPolicy": "Destroy"}, "remove spec.endpointRef"),
-        ("squatter", uid, path, "holds what control plane estate left"),
+        ("estate", uid, path, "does not match"),
+        ("estate", token, {"deletionPolicy": "Destroy"}, "set spec.virtual.clusterPath to that instead of 'estate'"),
+        ("estate", token, {"mode": "Dedicated", "deletionPolicy": "Destroy"}, "of mode Virtual"),
+        ("estate", token, {"endpointRef": {"name": "any"}, "deletionPolicy": "Destroy"}, "remove spec.endpointRef"),
+        ("squatter", token, path, "holds what control plane estate left"),
     ]
     for name, adopt, spec, sentence in refused:
         await create(field, name, adopt=adopt, **spec)
         message = await told(field, name, "DataRetained")
         assert sentence in message
-        assert uid not in message
+        assert token not in message
         await delete(field, name)
     assert await keys(field, "grounds") == left
     assert await field.client.get(NAMESPACES, "kplane-cp-estate") == record
@@ -139,8 +147,12 @@ async def test_nobody_else_gets_retained_data_or_harms_them(field: Any) -> None:
     # One that waits gets the data at once when its owner names them; another one, when the record is gone.
     await create(field, "estate", **path)
     await told(field, "estate", "DataRetained")
-    await field.client.patch(CONTROL_PLANES, "estate", {"metadata": {"annotations": {_ADOPT: uid}}})
+    assert f"cp-{uid}" not in await users(field)
+    # As if it had gone without the operator, by a finalizer that somebody removed.
+    await field.handle.tenants_etcd.run("user", "add", f"cp-{uid}", "--no-password")
+    await field.client.patch(CONTROL_PLANES, "estate", {"metadata": {"annotations": {_ADOPT: token}}})
     await adopted(field, "estate")
+    assert f"cp-{uid}" not in await users(field)
     await delete(field, "estate")
     assert await keys(field, "grounds") == 0
     await create(field, "squatter", **path)
@@ -148,7 +160,8 @@ async def test_nobody_else_gets_retained_data_or_harms_them(field: Any) -> None:
 
 
 async def test_a_namespace_that_only_looks_retained_is_neither_adopted_nor_deleted(field: Any) -> None:
-    annotations = {f"{_GROUP}/retained-uid": "forged", f"{_GROUP}/mode": "Virtual", f"{_GROUP}/cluster-path": "forgery"}
+    forged = {"retained-uid": "forged", "adoption-token": "forged", "mode": "Virtual", "cluster-path": "forgery"}
+    annotations = {f"{_GROUP}/{key}": value for key, value in forged.items()}
     # Of another control plane, and of none.
     for name, labels in (("forged", {f"{_GROUP}/name": "other"}), ("bare", {})):
         metadata = {"name": f"kplane-cp-{name}", "labels": labels, "annotations": annotations}

@@ -1,0 +1,217 @@
+"""One run of the operator on a real management cluster; the API server of the control plane is a stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from api import ControlPlane, DeletionPolicy, ResourceModel
+from api.names import FINALIZER, controllers_secret_name, kubeconfig_secret_name
+from controlplane_operator.access import Access
+from controlplane_operator.claims import Claims
+from controlplane_operator.credentials import TenantAuthorities
+from controlplane_operator.events import Events
+from controlplane_operator.fanout import LABEL_SELECTORS, Queues, Stores
+from controlplane_operator.keys import TenantKeys
+from controlplane_operator.kinds import CONTROL_PLANES
+from controlplane_operator.management import Management
+from controlplane_operator.namespaces import ManagementNamespaces
+from controlplane_operator.provision import Provision
+from controlplane_operator.removal import Removal
+from controlplane_operator.secrets import write_secret
+from controlplane_operator.status import StatusWriter
+from embedded.handle import Handle
+from provider import NAMESPACES, SECRETS, Client, ClusterConfig, Forbidden, NotFound, Resource, Result
+
+_GROUP = "controlplane.kplane.dev"
+AUTHORITIES = "control-plane-authorities"
+
+
+class Died(Exception):
+    """The operator's end, at the worst moment."""
+
+
+class Mortal(Client):
+    """A client whose operator dies at each of its writes twice: before the API server hears of it, and after it did."""
+
+    deaths: set[tuple[str, str, str]] | None = None
+    """Of which it has died already; None: it lives."""
+
+    refused: frozenset[str] | set[str] = frozenset()
+    """Names of what somebody's admission policy lets nobody write."""
+
+    async def _write(self, what: str, name: str, write: Callable[[], Any]) -> Any:
+        if name in self.refused:
+            raise Forbidden(403, "Forbidden", "a policy of somebody's says no")
+        self._die("before", what, name)
+        try:
+            return await write()
+        finally:
+            self._die("after", what, name)
+
+    def _die(self, when: str, what: str, name: str) -> None:
+        death = when, what, name
+        if self.deaths is not None and death not in self.deaths:
+            self.deaths.add(death)
+            raise Died
+
+    @override
+    async def create(self, resource: Resource, body: dict[str, Any], **options: Any) -> Any:
+        create = super().create
+        return await self._write("create", body["metadata"]["name"], lambda: create(resource, body, **options))
+
+    @override
+    async def patch(self, resource: Resource, name: str, body: dict[str, Any], **options: Any) -> Any:
+        patch = super().patch
+        return await self._write("patch", name, lambda: patch(resource, name, body, **options))
+
+    @override
+    async def apply(self, resource: Resource, body: dict[str, Any], **options: Any) -> Any:
+        apply = super().apply
+        return await self._write("apply", body["metadata"]["name"], lambda: apply(resource, body, **options))
+
+    @override
+    async def delete(self, resource: Resource, name: str, **options: Any) -> Any:
+        delete = super().delete
+        return await self._write("delete", name, lambda: delete(resource, name, **options))
+
+
+class Data:
+    """Stands for what an API server keeps."""
+
+    def __init__(self, *, kept: bool = True) -> None:
+        self.kept = kept
+        self.removed: list[str] = []
+        """What was taken down, by name."""
+        self.shut_out_of: list[str] = []
+        """Who lost access, by uid."""
+
+    def realm(self, control_plane: ControlPlane) -> str | None:
+        return "shared etcd"
+
+    async def ensure(self, control_plane: ControlPlane) -> Provision:
+        raise NotImplementedError
+
+    async def has_data(self, control_plane: ControlPlane) -> bool:
+        return self.kept
+
+    async def shut_out(self, uid: str) -> None:
+        self.shut_out_of.append(uid)
+
+    async def remove(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
+        self.removed.append(control_plane.name)
+        if policy is DeletionPolicy.DESTROY:
+            self.kept = False
+
+
+class Said(Events):
+    """Keeps what would have been posted."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self.said: list[tuple[str, str]] = []
+
+    @override
+    def record(self, about: ResourceModel, *, reason: str, message: str, warning: bool = False) -> None:
+        self.said.append((reason, message))
+
+
+class Operator:
+    """What one run of the operator knows, which goes with it."""
+
+    def __init__(self, client: Client, data: Data) -> None:
+        self.events = events = Said(client)
+        self.management = Management(
+            client=client,
+            stores=Stores(),
+            queues=Queues(),
+            status=StatusWriter(client, events=events),
+            events=events,
+            access=Access(client, service_account="mcm", service_account_namespace="kplane-system"),
+        )
+        self.namespaces = ManagementNamespaces(self.management)
+        self.keys = TenantKeys(self.management)
+        self.data = data
+        claims = Claims(self.management.stores, realm=data.realm)
+        self.removal = Removal(self.management, namespaces=self.namespaces, provisioner=lambda _: data, claims=claims)
+
+    async def look(self, name: str) -> ControlPlane:
+        """Read everything anew; raises NotFound where the control plane is gone."""
+        for store in self.management.stores.watched():
+            found = await self.management.client.list(
+                store.resource, label_selector=LABEL_SELECTORS.get(store.resource)
+            )
+            store.replace(found.items, resource_version=found.resource_version)
+        return ControlPlane.model_validate(await self.management.client.get(CONTROL_PLANES, name))
+
+    async def make(self, name: str) -> TenantAuthorities:
+        """Do what is done for a control plane before its API server runs, and after."""
+        control_plane = await self.look(name)
+        await self.namespaces.check(control_plane)
+        await self.namespaces.ensure(control_plane, shut_out=self.data.shut_out)
+
+        async def has_data() -> bool:
+            return False
+
+        authorities = await self.keys.authorities(control_plane, has_data=has_data)
+        for secret in (kubeconfig_secret_name(name), controllers_secret_name(name)):
+            await write_secret(self.management, control_plane, name=secret, data={"kubeconfig": b"secret"})
+        return authorities
+
+    async def remove(self, name: str) -> Result | None:
+        """Take it down as far as one look at it gets."""
+        return await self.removal.remove(await self.look(name), chosen=None)
+
+    def said(self, reason: str) -> list[str]:
+        """Return the messages of its Events."""
+        return [message for told, message in self.events.said if told == reason]
+
+
+@pytest.fixture
+async def client(api_server: Handle) -> AsyncIterator[Mortal]:
+    async with Mortal(ClusterConfig.load(api_server.admin_kubeconfig)) as made:
+        yield made
+
+
+async def begin(
+    client: Client, name: str, *, policy: str, spec: dict[str, Any] | None = None, **annotations: str
+) -> str:
+    """Create a control plane, with the finalizer and the status that are written down before anything is made."""
+    named = {f"{_GROUP}/{key}": value for key, value in annotations.items()}
+    metadata = {"name": name, "finalizers": [FINALIZER], "annotations": named}
+    body = {"metadata": metadata, "spec": {"deletionPolicy": policy, **(spec or {})}}
+    made = await client.create(CONTROL_PLANES, body)
+    status = {"clusterPath": name, "deletionPolicy": policy}
+    await client.patch(CONTROL_PLANES, name, {"status": status}, subresource="status")
+    return str(made["metadata"]["uid"])
+
+
+async def authorities(client: Client, name: str) -> dict[str, Any]:
+    found = await client.get(SECRETS, AUTHORITIES, namespace=f"kplane-cp-{name}")
+    return dict(found["data"])
+
+
+async def record_of(client: Client, name: str) -> dict[str, Any]:
+    return dict((await client.get(NAMESPACES, f"kplane-cp-{name}"))["metadata"])
+
+
+async def token(client: Client, name: str) -> str:
+    return str((await record_of(client, name))["annotations"][f"{_GROUP}/adoption-token"])
+
+
+async def gone(client: Client, name: str) -> bool:
+    try:
+        await client.get(CONTROL_PLANES, name)
+    except NotFound:
+        return True
+    return False
+
+
+async def remove_all(operator: Operator, name: str) -> None:
+    while not await gone(operator.management.client, name):
+        await operator.remove(name)
+    with pytest.raises(NotFound):
+        await operator.management.client.get(NAMESPACES, f"kplane-cp-{name}")

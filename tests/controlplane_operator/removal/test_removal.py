@@ -1,0 +1,206 @@
+"""What is removed with a control plane, what is kept, and what is left alone; nobody else gets what is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from api.names import FINALIZER, controllers_secret_name
+from controlplane_operator.kinds import CONTROL_PLANES
+from controlplane_operator.trouble import Trouble
+from provider import NAMESPACES, SECRETS
+
+from .conftest import AUTHORITIES, Data, Died, Mortal, Operator, authorities, begin, gone, record_of, remove_all, token
+
+pytestmark = pytest.mark.integration
+
+_GROUP = "controlplane.kplane.dev"
+
+
+async def test_a_refused_control_plane_touches_nothing_even_where_it_was_begun(client: Mortal) -> None:
+    """An operator that did not know of the record yet wrote down what it was about to make."""
+    name, data = "premature", Data()
+    uid = await begin(client, name, policy="Retain")
+    await Operator(client, data).make(name)
+    await client.delete(CONTROL_PLANES, name)
+    await Operator(client, data).remove(name)
+    kept, record = await authorities(client, name), await client.get(NAMESPACES, f"kplane-cp-{name}")
+
+    for policy in ("Destroy", "Retain"):
+        await begin(client, name, policy=policy)
+        with pytest.raises(Trouble, match="keeps the data of an earlier control plane") as refused:
+            await Operator(client, data).make(name)
+        assert refused.value.reason == "DataRetained"
+        await client.delete(CONTROL_PLANES, name)
+        await Operator(client, data).remove(name)
+        assert await gone(client, name)
+    assert data.kept
+    assert await authorities(client, name) == kept
+    assert await client.get(NAMESPACES, f"kplane-cp-{name}") == record
+    assert record["metadata"]["annotations"][f"{_GROUP}/retained-uid"] == uid
+
+
+async def test_data_whose_control_plane_went_without_the_operator_are_retained(client: Mortal) -> None:
+    name, data = "torn", Data()
+    uid = await begin(client, name, policy="Destroy")
+    made = await Operator(client, data).make(name)
+    await client.delete(CONTROL_PLANES, name)
+    await client.patch(CONTROL_PLANES, name, {"metadata": {"finalizers": None}})
+    assert await gone(client, name)
+
+    await begin(client, name, policy="Destroy")
+    with pytest.raises(Trouble, match="adoption-token"):
+        await Operator(client, data).make(name)
+    namespace = await record_of(client, name)
+    assert namespace["labels"][f"{_GROUP}/retained"] == "true"
+    assert namespace["annotations"][f"{_GROUP}/retained-uid"] == uid
+    # The uid is in too many places to be a secret; nor is any text but the token one.
+    for wrong in (uid, "", "geheim\u00fc"):
+        await client.patch(CONTROL_PLANES, name, {"metadata": {"annotations": {f"{_GROUP}/adopt": wrong}}})
+        with pytest.raises(Trouble, match="does not match") as refused:
+            await Operator(client, data).make(name)
+        assert await token(client, name) not in refused.value.message
+    assert data.shut_out_of == []
+    adopt = {"metadata": {"annotations": {f"{_GROUP}/adopt": await token(client, name)}}}
+    await client.patch(CONTROL_PLANES, name, adopt)
+    assert await Operator(client, data).make(name) == made
+    assert data.shut_out_of == [uid]
+    await client.delete(CONTROL_PLANES, name)
+    await remove_all(Operator(client, data), name)
+
+
+async def test_a_policy_that_changes_during_the_removal_counts(client: Mortal) -> None:
+    """Destroyed is what Retain had only ended: no keys go while their data stay."""
+    name, data = "undecided", Data()
+    await begin(client, name, policy="Retain")
+    operator = Operator(client, data)
+    await operator.make(name)
+    await client.delete(CONTROL_PLANES, name)
+    client.deaths = set()
+    with pytest.raises(Died):
+        await operator.remove(name)
+    client.deaths = None
+    assert data.kept
+    await client.patch(CONTROL_PLANES, name, {"spec": {"deletionPolicy": "Destroy"}})
+    await remove_all(operator, name)
+    assert not data.kept
+
+
+@pytest.mark.parametrize("spec", [{}, {"endpointRef": {"name": "somebody-elses"}}], ids=["managed", "external"])
+async def test_retain_leaves_nothing_where_no_keys_were_made(client: Mortal, spec: dict[str, Any]) -> None:
+    name = f"keyless-{len(spec)}"
+    await begin(client, name, policy="Retain", spec=spec)
+    data = Data(kept=False)
+    operator = Operator(client, data)
+    await operator.namespaces.ensure(await operator.look(name), shut_out=data.shut_out)
+    await client.delete(CONTROL_PLANES, name)
+    await remove_all(operator, name)
+
+
+@pytest.mark.parametrize("published", [True, False])
+async def test_data_whose_keys_somebody_deleted_are_retained(client: Mortal, *, published: bool) -> None:
+    """Where it was published, or where there are data: what is needed to restore the keys is left with them."""
+    name, data = f"unlocked-{published}".lower(), Data(kept=not published)
+    uid = await begin(client, name, policy="Retain")
+    operator, namespace = Operator(client, data), f"kplane-cp-{name}"
+    await operator.make(name)
+    if published:
+        await client.patch(CONTROL_PLANES, name, {"status": {"endpoint": "https://127.0.0.1:9"}}, subresource="status")
+    await client.delete(SECRETS, AUTHORITIES, namespace=namespace)
+    await client.delete(CONTROL_PLANES, name)
+    await operator.remove(name)
+    assert await gone(client, name)
+    record = await record_of(client, name)
+    assert record["annotations"][f"{_GROUP}/retained-uid"] == uid
+    assert "deletionTimestamp" not in record
+    [left] = (await client.list(SECRETS, namespace=namespace)).items
+    assert left["metadata"]["name"] == controllers_secret_name(name)
+    # Else garbage collection would take it, now that the control plane is gone.
+    assert "ownerReferences" not in left["metadata"]
+    assert data.kept is not published
+    await client.delete(NAMESPACES, namespace)
+
+
+@pytest.mark.parametrize("policy", ["Destroy", "Retain"])
+@pytest.mark.parametrize("stripped", [False, True], ids=["foreign", "label-stripped"])
+async def test_nothing_is_removed_in_a_namespace_that_is_not_ours(
+    client: Mortal, policy: str, *, stripped: bool
+) -> None:
+    """A refused control plane has a policy in its status already; what runs in the namespace has the names of ours."""
+    name, data = f"stranger-{policy.lower()}-{stripped}".lower(), Data()
+    namespace = f"kplane-cp-{name}"
+    await begin(client, name, policy=policy)
+    operator = Operator(client, data)
+    if stripped:
+        await operator.make(name)
+        await client.patch(NAMESPACES, namespace, {"metadata": {"labels": {f"{_GROUP}/name": None}}})
+    else:
+        await client.create(NAMESPACES, {"metadata": {"name": namespace}})
+        with pytest.raises(Trouble) as refused:
+            await operator.make(name)
+        assert refused.value.reason == "NamespaceForeign"
+    before = await record_of(client, name)
+    await client.delete(CONTROL_PLANES, name)
+    await operator.remove(name)
+    assert await gone(client, name)
+    assert data.removed == []
+    assert data.kept
+    assert await record_of(client, name) == before
+    assert operator.said("Deleted") == [
+        f"the control plane is gone; nothing was touched, because namespace {namespace} does not belong to it"
+    ]
+    await client.delete(NAMESPACES, namespace)
+
+
+async def test_what_the_management_cluster_refuses_in_a_removal_is_told_and_tried_again(client: Mortal) -> None:
+    name, data = "forbidden", Data()
+    await begin(client, name, policy="Destroy")
+    operator, namespace = Operator(client, data), f"kplane-cp-{name}"
+    await operator.make(name)
+    await client.delete(CONTROL_PLANES, name)
+    client.refused = {namespace}
+    result = await operator.remove(name)
+    assert result is not None
+    assert result.requeue_after_seconds
+    [condition] = (await operator.look(name)).status.conditions
+    assert (condition.type, condition.reason) == ("Ready", "Deleting")
+    assert condition.message == "a policy of somebody's says no"
+    client.refused = set()
+    await remove_all(operator, name)
+    assert operator.said("Deleted") == ["the control plane is gone; its data by policy Destroy"]
+
+
+async def test_the_pod_security_of_a_namespace_is_mended_and_retained(client: Mortal) -> None:
+    """An admission policy may refuse every write to a namespace that does not carry it."""
+    name, data, level = "lax", Data(), "pod-security.kubernetes.io/enforce"
+    namespace, drift = f"kplane-cp-{name}", {"metadata": {"labels": {level: "privileged"}}}
+    await begin(client, name, policy="Retain")
+    await Operator(client, data).make(name)
+    await client.patch(NAMESPACES, namespace, drift)
+    await Operator(client, data).make(name)
+    assert (await record_of(client, name))["labels"][level] == "restricted"
+    await client.patch(NAMESPACES, namespace, drift)
+    await client.delete(CONTROL_PLANES, name)
+    await Operator(client, data).remove(name)
+    assert (await record_of(client, name))["labels"][level] == "restricted"
+    await client.patch(NAMESPACES, namespace, drift)
+    await begin(client, name, policy="Destroy", adopt=await token(client, name))
+    await Operator(client, data).make(name)
+    assert (await record_of(client, name))["labels"][level] == "restricted"
+    await client.delete(CONTROL_PLANES, name)
+    await remove_all(Operator(client, data), name)
+
+
+async def test_what_was_never_begun_is_told_to_be_untouched(client: Mortal) -> None:
+    name, data = "unbegun", Data()
+    body = {"metadata": {"name": name, "finalizers": [FINALIZER]}, "spec": {"deletionPolicy": "Destroy"}}
+    await client.create(CONTROL_PLANES, body)
+    await client.delete(CONTROL_PLANES, name)
+    operator = Operator(client, data)
+    await operator.remove(name)
+    assert await gone(client, name)
+    assert data.removed == []
+    assert operator.said("Deleted") == [
+        "the control plane is gone; nothing was touched, because nothing had been made for it"
+    ]

@@ -1,0 +1,87 @@
+"""An operator that dies between any two writes loses no keys, and the next one goes on from there.
+
+The management cluster is real, with its garbage collector.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from controlplane_operator.kinds import CONTROL_PLANES
+from provider import SECRETS, NotFound
+
+from .conftest import AUTHORITIES, Data, Died, Mortal, Operator, authorities, begin, gone, record_of, remove_all, token
+
+pytestmark = pytest.mark.integration
+
+_GROUP = "controlplane.kplane.dev"
+
+
+async def dying_at_every_write(client: Mortal, run: Callable[[], Any]) -> int:
+    """Repeat `run` until it does not die; gives how often it did."""
+    deaths: set[tuple[str, str, str]] = set()
+    while True:
+        client.deaths = deaths
+        try:
+            await run()
+        except Died:
+            continue
+        else:
+            return len(deaths)
+        finally:
+            client.deaths = None
+
+
+@pytest.mark.parametrize("propagation", ["Background", "Foreground", "Orphan"])
+async def test_retain_and_adoption_survive_death_at_every_write(client: Mortal, propagation: str) -> None:
+    name, data = f"mortal-{propagation.lower()}", Data()
+    uid = await begin(client, name, policy="Retain")
+    made = await Operator(client, data).make(name)
+    kept = await authorities(client, name)
+    await client.delete(CONTROL_PLANES, name, propagation=propagation)
+
+    tokens = set[str | None]()
+
+    async def remove() -> None:
+        try:
+            with contextlib.suppress(NotFound):
+                await Operator(client, data).remove(name)
+        finally:
+            # Whatever was written so far, and whenever garbage is collected: the keys are there, and whose they are.
+            client.deaths = None
+            assert await authorities(client, name) == kept
+            namespace = await record_of(client, name)
+            assert "ownerReferences" not in namespace
+            tokens.add(namespace["annotations"].get(f"{_GROUP}/adoption-token"))
+            if await gone(client, name):
+                assert namespace["annotations"][f"{_GROUP}/retained-uid"] == uid
+
+    # A record, three Secrets, a finalizer.
+    assert await dying_at_every_write(client, remove) == 10
+    assert data.kept
+    left = (await client.list(SECRETS, namespace=f"kplane-cp-{name}")).items
+    assert [item["metadata"]["name"] for item in left] == [AUTHORITIES]
+    assert tokens == {None, await token(client, name)}
+
+    heir = await begin(client, name, policy="Destroy", adopt=await token(client, name))
+
+    async def adopt() -> None:
+        assert await Operator(client, data).make(name) == made
+        # Before anything says whose the data are now: an API server that was left behind loses its access for sure.
+        assert set(data.shut_out_of) == {uid}
+
+    # A record, the authorities, two Secrets.
+    assert await dying_at_every_write(client, adopt) == 8
+    assert await authorities(client, name) == kept
+    secret = await client.get(SECRETS, AUTHORITIES, namespace=f"kplane-cp-{name}")
+    assert secret["metadata"]["annotations"][f"{_GROUP}/uid"] == heir
+
+    assert f"{_GROUP}/adoption-token" not in (await record_of(client, name))["annotations"]
+
+    await client.delete(CONTROL_PLANES, name)
+    assert await dying_at_every_write(client, lambda: remove_all(Operator(client, data), name)) >= 6
+    assert not data.kept
