@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import http.client
 import socket
+import ssl
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ class Member:
     """Where the member listens for clients, and the files that it and its clients have."""
 
     client_port: int
+    peer_port: int
     files: Path
     etcdctl: Path
 
@@ -40,6 +43,19 @@ class Member:
         done = subprocess.run([*command, *args], capture_output=True, text=True, check=False)
         return done.stdout + done.stderr
 
+    def members(self, *, certificate: str) -> str:
+        """Ask as another member would; the answer, or what kept us out."""
+        context = ssl.create_default_context(cafile=self.files / "ca.crt")
+        context.load_cert_chain(self.files / f"{certificate}.crt", self.files / f"{certificate}.key")
+        connection = http.client.HTTPSConnection("localhost", self.peer_port, timeout=10, context=context)
+        try:
+            connection.request("GET", "/members")
+            return connection.getresponse().read().decode()
+        except OSError as error:
+            return f"refused: {error}"
+        finally:
+            connection.close()
+
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
@@ -50,7 +66,9 @@ def files(tmp_path: Path) -> Path:
     server = renew_server({}, authority=authority, hosts=hosts, now=dt.datetime.now(dt.UTC))
     stranger = issue_client(create_authority("stranger"), user="root")
     foreign = {"stranger.crt": stranger.certificate, "stranger.key": stranger.key}
-    for name, content in {**credentials, **server, **foreign}.items():
+    tenant = issue_client(authority, user="cp-tenant")
+    tenants = {"tenant.crt": tenant.certificate, "tenant.key": tenant.key}
+    for name, content in {**credentials, **server, **foreign, **tenants}.items():
         (tmp_path / name).write_bytes(content)
     return tmp_path
 
@@ -76,7 +94,7 @@ def member(chart: Any, binaries: Any, files: Path) -> Iterator[Member]:
         arguments = [argument.replace(there, place) for argument in arguments]
     (files / "volume").mkdir()
     process = subprocess.Popen([str(binaries.path("etcd")), *arguments])
-    yield Member(client, files, binaries.path("etcdctl"))
+    yield Member(client, peer, files, binaries.path("etcdctl"))
     process.terminate()
     process.wait(timeout=20)
 
@@ -89,6 +107,9 @@ async def test_who_gets_in(member: Member, eventually: Any) -> None:
         refused = member.ctl("get", "key", "--command-timeout=2s", "--dial-timeout=2s", certificate=stranger)
         assert "value" not in refused
         assert "Error" in refused
+    # A tenant's certificate is of the same authority, and opens nothing between members.
+    assert "kplane-etcd-0" in member.members(certificate="server")
+    assert member.members(certificate="tenant").startswith("refused: ")
     # The member that the chart runs is known to itself under the name of its pod.
     assert "https://kplane-etcd-0.kplane-etcd-peers.kplane-system.svc:2380" in member.ctl("member", "list")
 
