@@ -22,6 +22,15 @@ _VALUES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
 Manifest = dict[str, Any]
 
 
+@pytest.fixture(scope="session")
+def api_server(binaries: Any) -> Iterator[Any]:
+    """A cluster of their own: the chart's RBAC has names in common with that of the cluster that other tests share."""
+    from embedded.daemon import start_cluster
+
+    with start_cluster(binaries, operators=False) as handle:
+        yield handle
+
+
 class Refused(Exception):
     """helm's own words."""
 
