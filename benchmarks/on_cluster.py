@@ -1,8 +1,8 @@
 """How long kplane takes on a cluster that runs pods: `python -m benchmarks.on_cluster --kind-cluster NAME ...`.
 
 Creates a kind cluster of that name, loads the images, installs the chart, and creates and deletes control planes one
-after the other; then prints JSON: seconds of each step up to the first tenant that is Ready, and from create to Ready of each
-control plane. The cluster is deleted at the end. Only kind, docker, helm and kubectl are used, as by a user.
+after the other; then prints JSON: seconds of each step up to the first tenant that is Ready, and from create to Ready
+of each control plane. The cluster is deleted at the end. Only kind, docker, helm and kubectl are used, as by a user.
 """
 
 from __future__ import annotations
