@@ -25,6 +25,7 @@ from workloads.pace import Pace
 from workloads.ports import PortRegistry
 from workloads.proctable import ProcessEntry, marked_processes
 from workloads.runtime import Address, ComponentState, Phase
+from workloads.subscribers import Subscribers
 from workloads.supervision import Supervision
 
 __all__ = ["ProcessRuntime"]
@@ -68,7 +69,7 @@ class ProcessRuntime:
         self._ports = PortRegistry(host=host)
         self._supervisions: dict[str, Supervision] = {}
         self._locks = NamedLocks()
-        self._callbacks: list[Callable[[str], None]] = []
+        self._subscribers = Subscribers()
         self._session: aiohttp.ClientSession | None = None
         self._lock = -1
 
@@ -150,20 +151,7 @@ class ProcessRuntime:
 
     def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """See `Runtime.subscribe`. Called in the loop; what it raises is logged."""
-        self._callbacks.append(callback)
-
-        def unsubscribe() -> None:
-            with contextlib.suppress(ValueError):
-                self._callbacks.remove(callback)
-
-        return unsubscribe
-
-    def _changed(self, name: str) -> None:
-        for callback in list(self._callbacks):
-            try:
-                callback(name)
-            except Exception:
-                logger.exception("A subscriber failed on a change of component %s", name)
+        return self._subscribers.add(callback)
 
     def _acquire(self) -> int:
         path = self._directory / _LOCK_FILE
@@ -221,7 +209,7 @@ class ProcessRuntime:
                 session=self._session,
                 pace=self._pace,
                 log_limit_bytes=self._log_limit_bytes,
-                on_change=self._changed,
+                on_change=self._subscribers.tell,
             )
         return self._supervisions[name]
 

@@ -47,6 +47,7 @@ from workloads.pods.objects import (
 from workloads.pods.observation import Observation
 from workloads.pods.settings import Expose, Placement, PodSettings
 from workloads.runtime import Address, ComponentState, ExternalAddress
+from workloads.subscribers import Subscribers
 
 __all__ = ["PodRuntime"]
 
@@ -92,8 +93,8 @@ class PodRuntime:
         self._place = place
         self._settings = settings
         self._end_seconds = end_seconds
-        self._callbacks: list[Callable[[str], None]] = []
-        self._observation = Observation(client, place=place, on_change=self._changed)
+        self._subscribers = Subscribers()
+        self._observation = Observation(client, place=place, on_change=self._subscribers.tell)
         self._applied: dict[str, _Applied] = {}
         self._locks = NamedLocks()
         self._following: asyncio.Task[None] | None = None
@@ -204,20 +205,7 @@ class PodRuntime:
 
     def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """See `Runtime.subscribe`. Called in the loop; what it raises is logged."""
-        self._callbacks.append(callback)
-
-        def unsubscribe() -> None:
-            with contextlib.suppress(ValueError):
-                self._callbacks.remove(callback)
-
-        return unsubscribe
-
-    def _changed(self, name: str) -> None:
-        for callback in list(self._callbacks):
-            try:
-                callback(name)
-            except Exception:
-                logger.exception("A subscriber failed on a change of component %s", name)
+        return self._subscribers.add(callback)
 
     def _number(self, name: str, port: str) -> int:
         try:
