@@ -94,8 +94,6 @@ class ControlPlaneReconciler:
         self._removal = removal
         self._claims = claims
         self._backoff: Backoff[Key] = Backoff()
-        self._troubled: dict[Key, str] = {}
-        """The reason of the latest trouble."""
         self._uids: dict[Key, str] = {}
 
     async def reconcile(self, key: Key) -> Result | None:
@@ -114,7 +112,7 @@ class ControlPlaneReconciler:
             except Trouble as trouble:
                 await self._tell(key, trouble, chosen=chosen)
                 return None if trouble.waits_for_event else Result(self._pause(key, trouble))
-            self._settle(key)
+            self._backoff.forget(key)
             return result
 
     async def _bring_up(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Result | None:
@@ -190,25 +188,18 @@ class ControlPlaneReconciler:
         return ControlPlaneClass.model_validate(obj) if obj is not None else None
 
     def _pause(self, key: Key, trouble: Trouble) -> float:
-        # What follows another trouble is no repetition of it: an API server that starts is looked at often, and when it
-        # does not answer at once then, that is no reason to wait for as long as if it had been silent all the time.
-        if self._troubled.get(key) != trouble.reason:
-            self._troubled[key] = trouble.reason
-            self._backoff.forget(key)
-        pause = self._backoff.next(key)
+        # By reason: an API server that starts is looked at often, and when it does not answer at once then, that is no
+        # reason to wait for as long as if it had been silent all the time.
+        pause = self._backoff.next(key, reason=trouble.reason)
         # Credentials are in somebody else's Secret, which is not watched: one look at it is cheap.
         return min(pause, jittered(_CREDENTIALS_SECONDS)) if trouble.reason == "CredentialsMissing" else pause
-
-    def _settle(self, key: Key) -> None:
-        self._backoff.forget(key)
-        self._troubled.pop(key, None)
 
     def _forget_former(self, key: Key, uid: str | None) -> None:
         former = self._uids.get(key)
         if former is not None and former != uid:
             self._claims.release(former)
             self._publication.forget(former)
-            self._settle(key)
+            self._backoff.forget(key)
             del self._uids[key]
         if uid is not None:
             self._uids[key] = uid
