@@ -47,7 +47,7 @@ class DedicatedProvisioner:
         name, etcd = apiserver_name(control_plane.name), etcd_name(control_plane.name)
 
         with troubles("Provisioning"):
-            authorities = await self._keys.authorities(control_plane, has_data=lambda: self.has_data(control_plane))
+            authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
             etcd_address = await self._runtime.reserve(etcd, ports=ETCD_PORTS)
             address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=True)
             certificates = await self._keys.certificates(

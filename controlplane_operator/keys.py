@@ -37,7 +37,7 @@ class TenantKeys:
         self._management = management
 
     async def authorities(
-        self, control_plane: ControlPlane, *, has_data: Callable[[], Awaitable[bool]]
+        self, control_plane: ControlPlane, *, has_data: Callable[[ControlPlane], Awaitable[bool]]
     ) -> TenantAuthorities:
         """Return the authorities, created at the first call.
 
@@ -46,7 +46,7 @@ class TenantKeys:
         """
         found = await self._find(control_plane, _AUTHORITIES)
         if found is None:
-            if control_plane.status.endpoint is not None or await has_data():
+            if control_plane.status.endpoint is not None or await has_data(control_plane):
                 raise Trouble(
                     "Failed",
                     f"there are data of this control plane, and Secret {_where(control_plane)} with its keys is gone;"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from controlplane_operator.errors import SettingsError
 from workloads.pods import Expose, Image, PodSettings
@@ -20,33 +21,41 @@ _UNITS: Final = {"Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "M": 10**6, "G": 1
 _HOST: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?")
 
 
+_FLAGS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "--kube-apiserver-image": {"metavar": "IMAGE", "help": "with kube-apiserver on its PATH"},
+    "--etcd-image": {"metavar": "IMAGE", "help": "with etcd on its PATH, for dedicated control planes"},
+    "--image-pull-secret": {
+        "action": "append",
+        "metavar": "NAME",
+        "help": "Secret of --namespace for pulling images, copied to tenants' namespaces; may be repeated",
+    },
+    "--replicas": {"type": int, "metavar": "N", "help": "kube-apiservers of each control plane (default: 1)"},
+    "--expose": {
+        "choices": [each.value for each in Expose],
+        "help": "type of the Services of kube-apiservers (default: ClusterIP)",
+    },
+    "--external-host": {
+        "metavar": "HOST",
+        "help": "name or address of the nodes in external URLs, with --expose NodePort",
+    },
+    "--storage-class": {
+        "metavar": "NAME",
+        "help": "of dedicated etcds' volumes (default: the cluster's default class)",
+    },
+    "--storage-size": {"metavar": "SIZE", "help": "of dedicated etcds' volumes (default: 10Gi)"},
+    "--allow-egress": {
+        "action": "append",
+        "metavar": "CIDR",
+        "help": "network that kube-apiservers may connect to, for tenants' webhooks; may be repeated",
+    },
+}
+
+
 def add_pod_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags, none of them with a value of its own."""
     group = parser.add_argument_group("with --runtime pods")
-    add = group.add_argument
-    add("--kube-apiserver-image", metavar="IMAGE", help="with kube-apiserver on its PATH")
-    add("--etcd-image", metavar="IMAGE", help="with etcd on its PATH, for dedicated control planes")
-    add(
-        "--image-pull-secret",
-        action="append",
-        metavar="NAME",
-        help="Secret of --namespace for pulling images, copied to tenants' namespaces; may be repeated",
-    )
-    add("--replicas", type=int, metavar="N", help="kube-apiservers of each control plane (default: 1)")
-    add(
-        "--expose",
-        choices=[each.value for each in Expose],
-        help="type of the Services of kube-apiservers (default: ClusterIP)",
-    )
-    add("--external-host", metavar="HOST", help="name or address of the nodes in external URLs, with --expose NodePort")
-    add("--storage-class", metavar="NAME", help="of dedicated etcds' volumes (default: the cluster's default class)")
-    add("--storage-size", metavar="SIZE", help="of dedicated etcds' volumes (default: 10Gi)")
-    add(
-        "--allow-egress",
-        action="append",
-        metavar="CIDR",
-        help="network that kube-apiservers may connect to, for tenants' webhooks; may be repeated",
-    )
+    for flag, options in _FLAGS.items():
+        group.add_argument(flag, **options)
 
 
 def pod_settings(given: argparse.Namespace) -> PodSettings | None:
@@ -78,18 +87,7 @@ def pod_settings(given: argparse.Namespace) -> PodSettings | None:
 
 
 def _given(given: argparse.Namespace) -> list[str]:
-    names = (
-        "kube_apiserver_image",
-        "etcd_image",
-        "image_pull_secret",
-        "replicas",
-        "expose",
-        "external_host",
-        "storage_class",
-        "storage_size",
-        "allow_egress",
-    )
-    return [f"--{name.replace('_', '-')}" for name in names if getattr(given, name) is not None]
+    return [flag for flag in _FLAGS if getattr(given, flag.removeprefix("--").replace("-", "_")) is not None]
 
 
 def _replicas(value: int | None) -> int:
@@ -115,17 +113,17 @@ def _external_host(value: str | None, *, expose: Expose) -> str | None:
 
 
 def _storage_size(value: str | None) -> str:
-    if value is not None and not _QUANTITY.fullmatch(value):
-        raise SettingsError(f"--storage-size {value}: this is no size, such as 10Gi")
-    return value or "10Gi"
+    size = value or "10Gi"
+    storage_bytes(size)
+    return size
 
 
-def storage_bytes(settings: PodSettings) -> int:
-    """Return the size of a dedicated etcd's volume."""
-    size = _QUANTITY.fullmatch(settings.storage_size)
-    if size is None:
-        raise SettingsError(f"--storage-size {settings.storage_size}: this is no size, such as 10Gi")
-    return int(size[1]) * _UNITS[size[2]]
+def storage_bytes(size: str) -> int:
+    """Return how many bytes a quantity such as 10Gi is. Raises SettingsError where it is none."""
+    parts = _QUANTITY.fullmatch(size)
+    if parts is None:
+        raise SettingsError(f"--storage-size {size}: this is no size, such as 10Gi")
+    return int(parts[1]) * _UNITS[parts[2]]
 
 
 def _network(value: str) -> str:

@@ -55,7 +55,9 @@ class Settings:
     @property
     def etcd_quota_bytes(self) -> int:
         """The size of a dedicated etcd's database at which it refuses writes: well before its volume is full."""
-        return DEFAULT_QUOTA_BYTES if self.pods is None else min(DEFAULT_QUOTA_BYTES, storage_bytes(self.pods) * 3 // 4)
+        if self.pods is None:
+            return DEFAULT_QUOTA_BYTES
+        return min(DEFAULT_QUOTA_BYTES, storage_bytes(self.pods.storage_size) * 3 // 4)
 
     def management_config(self) -> ClusterConfig:
         """Read how the management cluster is reached. Raises KubeconfigError."""

@@ -58,7 +58,7 @@ class VirtualProvisioner:
         user = _etcd_user(control_plane.metadata.uid)
 
         with troubles("Provisioning"):
-            authorities = await self._keys.authorities(control_plane, has_data=lambda: self.has_data(control_plane))
+            authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
             address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=True)
             certificates = await self._keys.certificates(
                 control_plane,

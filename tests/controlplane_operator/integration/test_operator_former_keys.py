@@ -25,7 +25,7 @@ def control_plane(uid: str) -> ControlPlane:
     return ControlPlane.model_validate({"metadata": {"name": "anew", "uid": uid}, "spec": {}})
 
 
-async def no_data() -> bool:
+async def no_data(_: ControlPlane) -> bool:
     return False
 
 
