@@ -12,8 +12,6 @@ from pathlib import Path
 from socket import create_server
 from typing import Any, Final
 
-import pytest
-
 from e2e.installation import images
 from e2e.platform import Platform
 
@@ -38,8 +36,7 @@ class SharedAddress:
 def _certificate(platform: Platform, *, names: str) -> tuple[Path, Path]:
     """Make a certificate that is its own CA, and its key."""
     program = shutil.which("openssl")
-    if program is None:
-        pytest.skip("needs the program openssl, to make the certificate of a gateway")
+    assert program, "openssl is not on PATH: install it, it makes the certificate of a gateway"
     certificate, key = platform.directory / "gateway.crt", platform.private_file("gateway.key", content=b"")
     command = [program, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-days", "2", "-subj", "/CN=gateway", "-addext", f"subjectAltName={names}"]
