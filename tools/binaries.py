@@ -154,7 +154,7 @@ def _obtain(
     sites: ReleaseSites,
     report: Report,
 ) -> Path:
-    directory = cache.root / f"{upstream.name}-v{upstream.version}-{platform.os}-{platform.arch}"
+    directory = cache.directory(upstream, platform=platform)
     missing = lacking(directory, programs=programs)
     if not missing:
         return directory

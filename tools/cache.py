@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tools.errors import BinariesError
 from tools.progress import Heartbeat, Report
+from tools.upstreams import Platform, Upstream
 
 __all__ = ["Cache", "cache_root", "describe_lacking", "lacking", "publish"]
 
@@ -58,6 +59,10 @@ class Cache:
     """The cache below one root directory."""
 
     root: Path
+
+    def directory(self, upstream: Upstream, *, platform: Platform) -> Path:
+        """Where the programs of the pinned version are, or would be. Raises BinariesError when go.mod does not say."""
+        return self.root / f"{upstream.name}-v{upstream.version}-{platform.os}-{platform.arch}"
 
     @contextmanager
     def exclusive(self, name: str, *, report: Report) -> Iterator[Path]:

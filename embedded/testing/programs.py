@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tools.cache import cache_root, lacking
+from tools.cache import Cache, cache_root, lacking
 from tools.errors import BinariesError
 from tools.progress import Report
 from tools.upstreams import ETCD, KIND, KUBERNETES, RUNTIME, Upstream, this_platform
@@ -55,8 +55,7 @@ def _cached(upstream: Upstream, *, programs: Sequence[str], environment: Mapping
     if explicit and (upstream in RUNTIME or not lacking(Path(explicit), programs=programs)):
         directory = Path(explicit).absolute()
     else:
-        platform = this_platform()
-        directory = cache_root(environment) / f"{upstream.name}-v{upstream.version}-{platform.os}-{platform.arch}"
+        directory = Cache(cache_root(environment)).directory(upstream, platform=this_platform())
     return None if lacking(directory, programs=programs) else directory
 
 
