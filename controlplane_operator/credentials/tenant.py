@@ -7,18 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self
 
+from controlplane_operator.credentials.entries import entries, kept, read_entry, read_pair
 from controlplane_operator.credentials.pki import (
     KeyPair,
-    check_pair,
     create_authority,
     create_signing_key,
-    hosts_of,
     issue_client,
     issue_serving,
-    issued_by,
     public_key,
-    renewal_due,
-    user_of,
 )
 from controlplane_operator.errors import CredentialsInvalid
 
@@ -62,20 +58,20 @@ class TenantAuthorities:
     def from_secret(cls, data: Mapping[str, bytes]) -> Self:
         """Read what `to_secret` wrote. Raises CredentialsInvalid with the entry that is missing or damaged."""
         return cls(
-            serving=_read(data, "serving-ca"),
-            client=_read(data, "client-ca"),
-            front_proxy=_read(data, "front-proxy-ca"),
-            etcd=_read(data, "etcd-ca"),
+            serving=read_pair(data, "serving-ca"),
+            client=read_pair(data, "client-ca"),
+            front_proxy=read_pair(data, "front-proxy-ca"),
+            etcd=read_pair(data, "etcd-ca"),
             service_account_key=_signing_key(data, "sa.key"),
         )
 
     def to_secret(self) -> dict[str, bytes]:
         """Return the data of a Secret that only the operator may read."""
         return {
-            **_entries("serving-ca", self.serving),
-            **_entries("client-ca", self.client),
-            **_entries("front-proxy-ca", self.front_proxy),
-            **_entries("etcd-ca", self.etcd),
+            **entries("serving-ca", self.serving),
+            **entries("client-ca", self.client),
+            **entries("front-proxy-ca", self.front_proxy),
+            **entries("etcd-ca", self.etcd),
             "sa.key": self.service_account_key,
         }
 
@@ -122,18 +118,18 @@ class TenantCertificates:
         has no etcd of its own.
         """
         renewed = cls(
-            api_server=_kept(previous.api_server if previous else None, authorities.serving, now=now, hosts=hosts)
+            api_server=kept(previous.api_server if previous else None, authorities.serving, now=now, hosts=hosts)
             or issue_serving(authorities.serving, common_name="kube-apiserver", hosts=hosts),
-            front_proxy=_kept(previous.front_proxy if previous else None, authorities.front_proxy, now=now)
+            front_proxy=kept(previous.front_proxy if previous else None, authorities.front_proxy, now=now)
             or issue_client(authorities.front_proxy, user=_FRONT_PROXY_USER),
-            etcd_client=_kept(previous.etcd_client if previous else None, etcd_authority, now=now, user=etcd_user)
+            etcd_client=kept(previous.etcd_client if previous else None, etcd_authority, now=now, user=etcd_user)
             or issue_client(etcd_authority, user=etcd_user),
-            controllers=_kept(
+            controllers=kept(
                 previous.controllers if previous else None, authorities.client, now=now, user=controllers_user
             )
             or issue_client(authorities.client, user=controllers_user),
             etcd_server=(
-                _kept(previous.etcd_server if previous else None, authorities.etcd, now=now, hosts=etcd_hosts)
+                kept(previous.etcd_server if previous else None, authorities.etcd, now=now, hosts=etcd_hosts)
                 or issue_serving(authorities.etcd, common_name="etcd", hosts=etcd_hosts, client=True)
             )
             if etcd_hosts
@@ -145,21 +141,21 @@ class TenantCertificates:
     def from_secret(cls, data: Mapping[str, bytes]) -> Self:
         """Read what `to_secret` wrote. Raises CredentialsInvalid with the entry that is missing or damaged."""
         return cls(
-            api_server=_read(data, "apiserver"),
-            front_proxy=_read(data, "front-proxy-client"),
-            etcd_client=_read(data, "etcd-client"),
-            controllers=_read(data, "controllers"),
-            etcd_server=_read(data, "etcd-server") if "etcd-server.crt" in data else None,
+            api_server=read_pair(data, "apiserver"),
+            front_proxy=read_pair(data, "front-proxy-client"),
+            etcd_client=read_pair(data, "etcd-client"),
+            controllers=read_pair(data, "controllers"),
+            etcd_server=read_pair(data, "etcd-server") if "etcd-server.crt" in data else None,
         )
 
     def to_secret(self) -> dict[str, bytes]:
         """Return the data of a Secret that only the operator may read."""
         return {
-            **_entries("apiserver", self.api_server),
-            **_entries("front-proxy-client", self.front_proxy),
-            **_entries("etcd-client", self.etcd_client),
-            **_entries("controllers", self.controllers),
-            **(_entries("etcd-server", self.etcd_server) if self.etcd_server is not None else {}),
+            **entries("apiserver", self.api_server),
+            **entries("front-proxy-client", self.front_proxy),
+            **entries("etcd-client", self.etcd_client),
+            **entries("controllers", self.controllers),
+            **(entries("etcd-server", self.etcd_server) if self.etcd_server is not None else {}),
         }
 
 
@@ -168,48 +164,10 @@ def _common_name(name: str, role: str) -> str:
     return f"kplane-{name[:40]}-{role}"
 
 
-def _kept(
-    previous: KeyPair | None,
-    authority: KeyPair,
-    *,
-    now: dt.datetime,
-    hosts: Sequence[str] = (),
-    user: str | None = None,
-) -> KeyPair | None:
-    """Return the pair where it need not be renewed."""
-    if previous is None or not issued_by(previous.certificate, authority=authority):
-        return None
-    if renewal_due(previous.certificate, now=now) or not hosts_of(previous.certificate).issuperset(hosts):
-        return None
-    if user is not None and user_of(previous.certificate) != user:
-        return None
-    return previous
-
-
-def _entries(name: str, pair: KeyPair) -> dict[str, bytes]:
-    return {f"{name}.crt": pair.certificate, f"{name}.key": pair.key}
-
-
-def _read(data: Mapping[str, bytes], name: str) -> KeyPair:
-    pair = KeyPair(certificate=_entry(data, f"{name}.crt"), key=_entry(data, f"{name}.key"))
-    try:
-        check_pair(pair)
-    except CredentialsInvalid as error:
-        raise CredentialsInvalid(f"entries {name}.crt and {name}.key: {error}") from None
-    return pair
-
-
 def _signing_key(data: Mapping[str, bytes], name: str) -> bytes:
-    key = _entry(data, name)
+    key = read_entry(data, name)
     try:
         public_key(key)
     except CredentialsInvalid as error:
         raise CredentialsInvalid(f"entry {name}: {error}") from None
     return key
-
-
-def _entry(data: Mapping[str, bytes], name: str) -> bytes:
-    try:
-        return data[name]
-    except KeyError:
-        raise CredentialsInvalid(f"the Secret has no entry {name}") from None

@@ -6,17 +6,8 @@ import datetime as dt
 from collections.abc import Mapping
 from typing import Final
 
-from controlplane_operator.credentials.pki import (
-    KeyPair,
-    check_pair,
-    create_authority,
-    hosts_of,
-    issue_client,
-    issue_serving,
-    issued_by,
-    renewal_due,
-    user_of,
-)
+from controlplane_operator.credentials.entries import entries, kept, read_pair
+from controlplane_operator.credentials.pki import KeyPair, create_authority, issue_client, issue_serving
 from controlplane_operator.errors import CredentialsInvalid
 
 __all__ = ["authority_of", "create_credentials", "renew_credentials", "renew_server", "server_hosts"]
@@ -37,7 +28,7 @@ def server_hosts(service: str, *, namespace: str) -> tuple[str, ...]:
 def create_credentials(name: str) -> dict[str, bytes]:
     """Create an authority of that name, and the client certificate of etcd's administrator."""
     authority = create_authority(name[:64])  # RFC 5280, appendix A: a common name has 64 characters at most
-    return _entries("ca", authority) | _entries("client", issue_client(authority, user=_ROOT))
+    return entries("ca", authority) | entries("client", issue_client(authority, user=_ROOT))
 
 
 def renew_credentials(known: Mapping[str, bytes], *, now: dt.datetime) -> dict[str, bytes]:
@@ -47,7 +38,7 @@ def renew_credentials(known: Mapping[str, bytes], *, now: dt.datetime) -> dict[s
     """
     authority = authority_of(known)
     client = _kept(known, "client", authority=authority, hosts=(), now=now) or issue_client(authority, user=_ROOT)
-    return _entries("ca", authority) | _entries("client", client)
+    return entries("ca", authority) | entries("client", client)
 
 
 def renew_server(
@@ -60,40 +51,18 @@ def renew_server(
     server = _kept(known, "server", authority=authority, hosts=hosts, now=now) or issue_serving(
         authority, common_name=_ROOT, hosts=hosts, client=True
     )
-    return {"ca.crt": authority.certificate, **_entries("server", server)}
+    return {"ca.crt": authority.certificate, **entries("server", server)}
 
 
 def authority_of(credentials: Mapping[str, bytes]) -> KeyPair:
     """Return the authority. Raises CredentialsInvalid where it is missing or damaged."""
-    return _read(credentials, "ca")
+    return read_pair(credentials, "ca")
 
 
 def _kept(
     known: Mapping[str, bytes], name: str, *, authority: KeyPair, hosts: tuple[str, ...], now: dt.datetime
 ) -> KeyPair | None:
     try:
-        pair = _read(known, name)
+        return kept(read_pair(known, name), authority, now=now, hosts=hosts, user=_ROOT)
     except CredentialsInvalid:
         return None
-    good = (
-        issued_by(pair.certificate, authority=authority)
-        and user_of(pair.certificate) == _ROOT
-        and hosts_of(pair.certificate).issuperset(hosts)
-        and not renewal_due(pair.certificate, now=now)
-    )
-    return pair if good else None
-
-
-def _entries(name: str, pair: KeyPair) -> dict[str, bytes]:
-    return {f"{name}.crt": pair.certificate, f"{name}.key": pair.key}
-
-
-def _read(data: Mapping[str, bytes], name: str) -> KeyPair:
-    try:
-        pair = KeyPair(data[f"{name}.crt"], data[f"{name}.key"])
-        check_pair(pair)
-    except KeyError as error:
-        raise CredentialsInvalid(f"it has no entry {error.args[0]}") from None
-    except CredentialsInvalid as error:
-        raise CredentialsInvalid(f"entries {name}.crt and {name}.key: {error}") from None
-    return pair
