@@ -63,5 +63,6 @@ async def _wait_established(client: Client, name: str) -> None:
 
 
 def _is_established(crd: Mapping[str, Any]) -> bool:
-    conditions = crd.get("status", {}).get("conditions", [])
+    # `conditions` is null until the API server has looked at the CRD: the field has no omitempty (apiextensions/v1).
+    conditions = crd.get("status", {}).get("conditions") or ()
     return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)

@@ -1,0 +1,46 @@
+"""Installation waits for each CRD until the API server serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from crds import manifests as crd_manifests
+from embedded.errors import NotReadyInTime
+from embedded.manifests import install
+from provider import Client, Resource
+
+_SEEN_BY_NOBODY: dict[str, Any] = {}
+_WITHOUT_CONDITIONS = {"status": {"conditions": None, "acceptedNames": {"kind": ""}}}
+_REFUSED = {"status": {"conditions": [{"type": "Established", "status": "False"}]}}
+_SERVED = {
+    "status": {"conditions": [{"type": "NamesAccepted", "status": "True"}, {"type": "Established", "status": "True"}]}
+}
+
+
+class _Slow(Client):
+    """An API server that takes its time: on a real one, the states before service last for milliseconds."""
+
+    def __init__(self, *states: dict[str, Any]) -> None:
+        self._states = states
+        self.reads: dict[str, int] = {}
+
+    async def apply(self, resource: Resource, manifest: Mapping[str, Any], **_: Any) -> dict[str, Any]:
+        return dict(manifest)
+
+    async def get(self, resource: Resource, name: str, **_: Any) -> dict[str, Any]:
+        seen = self.reads[name] = self.reads.get(name, 0) + 1
+        return self._states[min(seen, len(self._states)) - 1]
+
+
+async def test_waits_through_every_state_before_service() -> None:
+    client = _Slow(_SEEN_BY_NOBODY, _WITHOUT_CONDITIONS, _REFUSED, _SERVED)
+    await install(client, timeout_seconds=10.0)
+    assert client.reads == {crd["metadata"]["name"]: 4 for crd in crd_manifests()}
+
+
+async def test_says_what_was_not_served_in_time() -> None:
+    with pytest.raises(NotReadyInTime, match=r"CRDs .* were not served"):
+        await install(_Slow(_REFUSED), timeout_seconds=0.1)
