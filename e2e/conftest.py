@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from e2e.installation import Helm, images, require_unused
+from e2e.installation import Helm, images, released_images, require_unused
 from e2e.kubectl import Kubectl
+from e2e.nodes import Nodes, docker
 from e2e.platform import Platform
 from e2e.tenant import Tenant
 
 _TEST_SECONDS: Final = 300
-_LAST: Final = ("test_uninstall.py", "test_documents.py")
+_LAST: Final = ("test_uninstall.py", "test_documents.py", "test_document_routes.py")
 _RUN: Final = secrets.token_hex(2)
 _NUMBERS: Final = itertools.count(1)
 
@@ -142,3 +145,44 @@ def unregistered(module_platform: Platform) -> str:
     name = module_platform.name("unregistered")
     module_platform.create("ControlPlaneClass", name, deletionPolicy="Destroy")
     return name
+
+
+@pytest.fixture(scope="session")
+def reader_environment(
+    k8s: Any, kubectl: Kubectl, helm: Helm, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[str, str]:
+    """kubectl, helm and kind on PATH, with the cluster as the current one."""
+    programs = tmp_path_factory.mktemp("bin")
+    for name, program in (("kubectl", kubectl.program), ("helm", helm.program), ("kind", k8s.kind.program)):
+        (programs / name).symlink_to(program)
+    # What a reader's shell does not have either: the settings of the make that runs this.
+    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "IMAGE_TAG")}
+    return {
+        **environment,
+        "KUBECONFIG": str(kubectl.kubeconfig),
+        "KIND_CLUSTER_NAME": k8s.kind.cluster,
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+    }
+
+
+@pytest.fixture(scope="module")
+def nodes(kubectl: Kubectl) -> Nodes:
+    """Of a kind cluster."""
+    return Nodes(sorted(kubectl.names("nodes")))
+
+
+@pytest.fixture(scope="module")
+def released(k8s: Any, kubectl: Kubectl, helm: Helm) -> Iterator[None]:
+    """The images under the names that the chart has by itself, as if they had been released; and no kplane yet.
+
+    On this machine the names mean afterwards what they meant before.
+    """
+    require_unused(kubectl)
+    assert helm.status() is None, "kplane is installed already: run test_uninstall.py first"
+    with contextlib.ExitStack() as afterwards:
+        for image, name in zip(images(), released_images(), strict=True):
+            before = docker("image", "ls", "--no-trunc", "--quiet", name).strip()
+            docker("tag", image, name)
+            afterwards.callback(docker, *(("tag", before, name) if before else ("rmi", "--no-prune", name)))
+        k8s.load_images(*released_images())
+        yield

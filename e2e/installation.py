@@ -9,16 +9,31 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import yaml
 
 from e2e.kubectl import Kubectl, Object
 
-__all__ = ["CHART", "NAMESPACE", "RELEASE", "ROOT", "Helm", "images", "require_unused"]
+__all__ = [
+    "CHART",
+    "GROUP",
+    "NAMESPACE",
+    "RELEASE",
+    "ROOT",
+    "Helm",
+    "chart_values",
+    "images",
+    "released_images",
+    "require_nothing_left",
+    "require_unused",
+]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 CHART: Final = ROOT / "deploy" / "chart" / "kplane"
 RELEASE: Final = "kplane"
 NAMESPACE: Final = "kplane-system"
+GROUP: Final = "controlplane.kplane.dev"
 
 _VALUES: Final = ROOT / "e2e" / "values-kind.yaml"
 _READY_SECONDS: Final = 600
@@ -32,18 +47,46 @@ def images() -> tuple[str, str]:
     )
 
 
+def chart_values() -> dict[str, Any]:
+    """The chart's values as they are by themselves."""
+    values: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+    return values
+
+
+def released_images() -> tuple[str, str]:
+    """Names that the chart has for the images of both operators by itself, that of controlplane-operator first."""
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    operator, mcm = (chart_values()[program]["image"] for program in ("operator", "mcm"))
+    return (
+        f"{operator['repository']}:{operator['tag'] or version}",
+        f"{mcm['repository']}:{mcm['tag'] or version}",
+    )
+
+
 def require_unused(kubectl: Kubectl) -> None:
     """Raise AssertionError where the cluster has control planes: the suite changes and uninstalls kplane.
 
     A kplane without any, which an earlier run left behind, may go.
     """
-    kind = "controlplanes.controlplane.kplane.dev"
+    kind = f"controlplanes.{GROUP}"
     if kubectl.find("customresourcedefinition", kind) is not None:
         names = sorted(kubectl.names(kind))
         assert not names, (
             f"the cluster of context {kubectl.context} has control planes: {', '.join(names)}. The suite would change "
             f"and uninstall the kplane that runs them: use another cluster, or delete them if nobody needs them."
         )
+
+
+def require_nothing_left(kubectl: Kubectl) -> None:
+    """Raise AssertionError where something of kplane is still there after its uninstallation."""
+    cluster_wide = (
+        "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings,priorityclasses"
+    )
+    left = {name for name in kubectl.names("namespaces") if name.startswith("kplane-")}
+    left |= kubectl.names(cluster_wide, "-l", "app.kubernetes.io/part-of=kplane")
+    left |= kubectl.names("roles,rolebindings", "-A", "-l", "app.kubernetes.io/part-of=kplane")
+    left |= {name for name in kubectl.names("customresourcedefinitions") if name.endswith(f".{GROUP}")}
+    assert not left, f"kplane is uninstalled, and these are still there: {', '.join(sorted(left))}"
 
 
 @dataclass(frozen=True, slots=True)

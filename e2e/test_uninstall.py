@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.installation import NAMESPACE, RELEASE, Helm
+from e2e.installation import GROUP, NAMESPACE, RELEASE, Helm, require_nothing_left
 from e2e.kubectl import Kubectl
 from e2e.platform import Platform
 from e2e.tenant import Tenant
 
 pytestmark = [pytest.mark.k8s_needs("pods"), pytest.mark.timeout(900, func_only=True)]
-
-_GROUP = "controlplane.kplane.dev"
 
 
 def test_control_planes_then_release_then_kinds(
@@ -23,18 +21,14 @@ def test_control_planes_then_release_then_kinds(
     session_platform.becomes_ready("ControlPlane", dedicated)
 
     wait = ("--all", "--timeout=300s")
-    kubectl("delete", f"controlplanes.{_GROUP}", *wait, timeout_seconds=310)
+    kubectl("delete", f"controlplanes.{GROUP}", *wait, timeout_seconds=310)
     for kind in ("controlplaneregistrations", "controlplaneendpoints", "controlplaneclasses"):
-        kubectl("delete", f"{kind}.{_GROUP}", *wait, timeout_seconds=310)
+        kubectl("delete", f"{kind}.{GROUP}", *wait, timeout_seconds=310)
     helm("uninstall", RELEASE, "--wait", "--timeout=300s", timeout_seconds=310)
-    crds = {name for name in kubectl.names("customresourcedefinitions") if name.endswith(f".{_GROUP}")}
+    crds = {name for name in kubectl.names("customresourcedefinitions") if name.endswith(f".{GROUP}")}
     assert len(crds) == 4, "uninstalling the release must not delete anybody's control planes with their kinds"
     kubectl("delete", "customresourcedefinitions", *sorted(crds), "--timeout=60s", timeout_seconds=70)
     kubectl("delete", "namespace", NAMESPACE, "--timeout=200s", timeout_seconds=210)
 
     assert helm.status() is None
-    assert not {name for name in kubectl.names("namespaces") if name.startswith("kplane-")}
-    cluster_wide = (
-        "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings,priorityclasses"
-    )
-    assert not kubectl.names(cluster_wide, "-l", "app.kubernetes.io/part-of=kplane")
+    require_nothing_left(kubectl)

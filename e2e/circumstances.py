@@ -1,0 +1,163 @@
+"""What has happened to a reader, or what they have, where a part of a document begins."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from e2e.installation import NAMESPACE, chart_values, released_images
+from e2e.kubectl import Kubectl
+from e2e.waiting import eventually
+
+__all__ = ["etcd_of_their_own", "lost_credentials", "lost_namespace", "shared_files"]
+
+_FILES: Final = "shared-files"
+_DATABASES: Final = "databases"
+_ANYBODY_MAY_WRITE: Final = "chmod 0777 /files"
+
+
+@contextlib.contextmanager
+def shared_files(kubectl: Kubectl, _: Path) -> Iterator[None]:
+    """A volume of StorageClass `shared-files` that all pods can mount: a directory of the only node."""
+    assert len(kubectl.names("nodes")) == 1, "a directory of a node is no volume for several of them"
+    labels = {"app": _FILES}
+    host_path = {"path": f"/var/lib/{_FILES}", "type": "DirectoryOrCreate"}
+    volume = {
+        "storageClassName": _FILES,
+        "capacity": {"storage": "20Gi"},
+        "accessModes": ["ReadWriteMany"],
+        "persistentVolumeReclaimPolicy": "Retain",
+        "hostPath": host_path,
+    }
+    storage_class = {"provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "WaitForFirstConsumer"}
+    container = {
+        "name": "files",
+        "image": released_images()[1],
+        "command": ["sh", "-c", _ANYBODY_MAY_WRITE],
+        "securityContext": {"runAsUser": 0},
+        "volumeMounts": [{"name": "files", "mountPath": "/files"}],
+    }
+    pod = {"restartPolicy": "Never", "containers": [container], "volumes": [{"name": "files", "hostPath": host_path}]}
+    kubectl.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": _FILES, "labels": labels},
+            "spec": volume,
+        },
+        {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": _FILES}, **storage_class},
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": _FILES, "namespace": "default"}, "spec": pod},
+    )
+    try:
+        succeeded = "--for=jsonpath={.status.phase}=Succeeded"
+        kubectl("wait", f"pod/{_FILES}", "-n", "default", succeeded, "--timeout=50s")
+        yield
+    finally:
+        kubectl("delete", f"pod/{_FILES}", "-n", "default", "--timeout=50s")
+        kubectl("delete", f"storageclass/{_FILES}", f"persistentvolume/{_FILES}", "--timeout=50s")
+
+
+@contextlib.contextmanager
+def etcd_of_their_own(kubectl: Kubectl, directory: Path) -> Iterator[None]:
+    """An etcd as docs/install.md demands it, Service `etcd` of namespace `databases`; files in the directory."""
+    _make_certificates(directory, host=f"etcd.{_DATABASES}.svc")
+    kubectl("create", "namespace", _DATABASES)
+    try:
+        kubectl.apply(*_etcd(directory))
+        kubectl("wait", "pod/etcd", "-n", _DATABASES, "--for=condition=Ready", "--timeout=50s")
+        yield
+    finally:
+        kubectl("delete", "namespace", _DATABASES, "--timeout=100s", timeout_seconds=110)
+
+
+@contextlib.contextmanager
+def lost_credentials(kubectl: Kubectl, _: Path) -> Iterator[None]:
+    """The Secret with the shared etcd's CA was deleted while the operator was away, which is back now."""
+    operator = ("deployment/kplane-operator", "-n", NAMESPACE)
+    kubectl("scale", *operator, "--replicas=0")
+    pods = ("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator")
+    kubectl("wait", *pods, "--for=delete", "--timeout=100s", timeout_seconds=110)
+    kubectl("delete", "secret", "kplane-etcd-credentials", "-n", NAMESPACE)
+    kubectl("scale", *operator, "--replicas=1")
+    logs = ("logs", "deployment/kplane-operator", "-n", NAMESPACE)
+    eventually("the operator misses its Secret", lambda: kubectl(*logs), lambda said: "kplane-etcd-credentials" in said)
+    yield
+
+
+@contextlib.contextmanager
+def lost_namespace(kubectl: Kubectl, _: Path) -> Iterator[None]:
+    """Somebody deleted the operators' namespace, and there are control planes."""
+    kubectl("delete", "namespace", NAMESPACE, "--timeout=200s", timeout_seconds=210)
+    yield
+
+
+def _make_certificates(directory: Path, *, host: str) -> None:
+    """Make a CA, a certificate of the server, and one of user root."""
+    authority = ["-CA", "ca.crt", "-CAkey", "ca.key", "-addext", "basicConstraints=critical,CA:FALSE"]
+    _openssl(directory, "ca", "-subj", "/CN=my-etcd", "-addext", "keyUsage=critical,keyCertSign,cRLSign")
+    server = [
+        "-addext",
+        f"subjectAltName=DNS:{host},DNS:localhost",
+        "-addext",
+        "extendedKeyUsage=serverAuth,clientAuth",
+    ]
+    _openssl(directory, "server", "-subj", f"/CN={host}", *authority, *server)
+    _openssl(directory, "client", "-subj", "/CN=root", *authority, "-addext", "extendedKeyUsage=clientAuth")
+
+
+def _openssl(directory: Path, name: str, *args: str) -> None:
+    program = shutil.which("openssl")
+    assert program, "openssl is not on PATH: install it, it makes the certificates of an etcd"
+    command = [
+        program,
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    command += ["-keyout", f"{name}.key", "-out", f"{name}.crt", *args]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"openssl made no {name}.crt: {done.stderr}"
+
+
+def _etcd(directory: Path) -> list[dict[str, Any]]:
+    metadata = {"name": "etcd", "namespace": _DATABASES, "labels": {"app": "etcd"}}
+    flags = {
+        "data-dir": "/data",
+        "listen-client-urls": "https://0.0.0.0:2379",
+        "advertise-client-urls": f"https://etcd.{_DATABASES}.svc:2379",
+        "cert-file": "/certificates/server.crt",
+        "key-file": "/certificates/server.key",
+        "client-cert-auth": "true",
+        "trusted-ca-file": "/certificates/ca.crt",
+    }
+    container = {
+        "name": "etcd",
+        "image": chart_values()["etcd"]["image"],
+        "command": ["etcd", *(f"--{name}={value}" for name, value in flags.items())],
+        "volumeMounts": [{"name": "certificates", "mountPath": "/certificates", "readOnly": True}],
+        "readinessProbe": {"tcpSocket": {"port": 2379}, "periodSeconds": 1},
+    }
+    volume = {"name": "certificates", "secret": {"secretName": "etcd"}}
+    spec = {"containers": [container], "volumes": [volume], "terminationGracePeriodSeconds": 1}
+    files = {name: (directory / name).read_text() for name in ("ca.crt", "server.crt", "server.key")}
+    ports = [{"port": 2379}]
+    return [
+        {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": files},
+        {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec},
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata,
+            "spec": {"selector": {"app": "etcd"}, "ports": ports},
+        },
+    ]

@@ -1,0 +1,50 @@
+"""Somebody who has a checkout of the project and a cluster, and copies the commands of its documents."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.documents import Block, script
+from e2e.installation import ROOT
+
+__all__ = ["Reader"]
+
+_CHECKOUT = ("crds", "deploy", "examples")
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Where the commands are run. What they write stays here from one document to the next."""
+
+    directory: Path
+    environment: Mapping[str, str]
+
+    @classmethod
+    def in_checkout(cls, directory: Path, *, environment: Mapping[str, str]) -> Reader:
+        """Make of an empty directory what a checkout is for who only installs kplane."""
+        for name in _CHECKOUT:
+            (directory / name).symlink_to(ROOT / name)
+        # The images are built where their sources are.
+        (directory / "Makefile").write_text(f"images:\n\t$(MAKE) -C {ROOT} images\n")
+        return cls(directory, environment)
+
+    def follow(self, document: str, chosen: Iterable[Block]) -> None:
+        """Run blocks of docs/`document`.md, one after the other. Raises AssertionError with what was printed."""
+        file, log = self.directory / "script.sh", self.directory / "script.log"
+        file.write_text(script(f"{document}.md", chosen))
+        with log.open("w") as output:
+            done = subprocess.run(
+                ["bash", str(file)],
+                cwd=self.directory,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                check=False,
+            )
+        assert done.returncode == 0, (
+            f"docs/{document}.md ended with status {done.returncode}:\n{log.read_text()[-6000:]}"
+        )
