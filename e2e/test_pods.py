@@ -182,6 +182,12 @@ def test_data_survive_the_loss_of_an_etcd(kubectl: Kubectl, dedicated: Tenant) -
         timeout_seconds=90,
     )
     kubectl("wait", "pod/etcd-0", *where, "--for=condition=Ready", "--timeout=90s", timeout_seconds=100)
+
+    def is_kept_on() -> bool:
+        # The Service has no address for as long as a probe of the only API server still finds it without its etcd.
+        dedicated.keep("after", "the loss")
+        return True
+
     found = eventually("the data", lambda: dedicated.kept("before"), timeout_seconds=90)
     assert found == "the loss"
-    dedicated.keep("after", "the loss")
+    eventually("it is written to again", is_kept_on, timeout_seconds=90)
