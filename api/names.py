@@ -9,6 +9,7 @@ from typing import Final
 __all__ = [
     "ADOPTION_TOKEN_ANNOTATION",
     "ADOPT_ANNOTATION",
+    "ALLOW_ENDPOINT_LABEL",
     "ALLOW_REGISTRATION_LABEL",
     "API_VERSION",
     "CA_KEY",
@@ -45,6 +46,9 @@ REGISTRATION_LABEL: Final = f"{GROUP}/registration"
 
 ALLOW_REGISTRATION_LABEL: Final = f"{GROUP}/allow-registration"
 """`"true"` on a Secret outside of a control plane's management namespace lets registrations use it."""
+
+ALLOW_ENDPOINT_LABEL: Final = f"{GROUP}/allow-endpoint"
+"""`"true"` on a Secret lets ControlPlaneEndpoints name it as their credentials."""
 
 UID_ANNOTATION: Final = f"{GROUP}/uid"
 """On a management namespace and the authorities in it: the uid of the control plane that they belong to."""

@@ -15,7 +15,7 @@ from api import (
     find_condition,
 )
 from api.names import FINALIZER
-from controlplane_operator.backoff import Backoff, jittered
+from controlplane_operator.backoff import Backoff
 from controlplane_operator.cache import Key
 from controlplane_operator.claims import Claims
 from controlplane_operator.kinds import CONTROL_PLANES
@@ -39,7 +39,6 @@ MANAGED: Final = "Managed"
 _WAITING: Final = frozenset(
     {"ClassNotFound", "ClusterPathInUse", "DataRetained", "EndpointPending", "CredentialsMissing"}
 )
-_CREDENTIALS_SECONDS: Final = 3.0
 _UNDER_WAY: Final = frozenset({"Provisioning", "Bootstrapping"})
 _MAY_PASS: Final = frozenset({"EndpointUnreachable", "CertificateInvalid"})
 
@@ -190,9 +189,7 @@ class ControlPlaneReconciler:
     def _pause(self, key: Key, trouble: Trouble) -> float:
         # By reason: an API server that starts is looked at often, and when it does not answer at once then, that is no
         # reason to wait for as long as if it had been silent all the time.
-        pause = self._backoff.next(key, reason=trouble.reason)
-        # Credentials are in somebody else's Secret, which is not watched: one look at it is cheap.
-        return min(pause, jittered(_CREDENTIALS_SECONDS)) if trouble.reason == "CredentialsMissing" else pause
+        return self._backoff.next(key, reason=trouble.reason)
 
     def _forget_former(self, key: Key, uid: str | None) -> None:
         former = self._uids.get(key)

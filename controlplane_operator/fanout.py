@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from api.names import (
+    ALLOW_ENDPOINT_LABEL,
     ALLOW_REGISTRATION_LABEL,
     CLUSTER_PATH_ANNOTATION,
     CONTROL_PLANE_LABEL,
@@ -22,7 +23,7 @@ from controlplane_operator.kinds import (
 )
 from provider import NAMESPACES, SECRETS, WorkQueue
 
-__all__ = ["ALLOWED_SECRETS", "LABEL_SELECTORS", "Queues", "Stores", "connect", "wake_by_component"]
+__all__ = ["ALLOWED_SECRETS", "ENDPOINT_SECRETS", "LABEL_SELECTORS", "Queues", "Stores", "connect", "wake_by_component"]
 
 
 def _field(*path: str) -> Callable[[Object], list[str]]:
@@ -103,6 +104,8 @@ class Stores:
     """Those of control planes."""
     allowed_secrets: Store = field(default_factory=lambda: Store(SECRETS))
     """Those that their owners opened to registrations."""
+    endpoint_secrets: Store = field(default_factory=lambda: Store(SECRETS))
+    """Those that their owners opened to endpoints."""
 
     def watched(self) -> tuple[Store, ...]:
         """Return the stores that kopf feeds."""
@@ -120,6 +123,7 @@ LABEL_SELECTORS: Final = {SECRETS: CONTROL_PLANE_LABEL, NAMESPACES: CONTROL_PLAN
 """So that no other Secret and Namespace of the cluster is read."""
 
 ALLOWED_SECRETS: Final = f"{ALLOW_REGISTRATION_LABEL}=true"
+ENDPOINT_SECRETS: Final = f"{ALLOW_ENDPOINT_LABEL}=true"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,7 @@ def connect(stores: Stores, *, queues: Queues) -> None:
     stores.namespaces.listen(wiring.namespace)
     stores.secrets.listen(wiring.secret)
     stores.allowed_secrets.listen(wiring.secret)
+    stores.endpoint_secrets.listen(wiring.secret)
 
 
 def wake_by_component(component: str, *, stores: Stores, queues: Queues) -> None:

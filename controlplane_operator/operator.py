@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Final
 
 from controlplane_operator.access import Access
+from controlplane_operator.cache import Store
 from controlplane_operator.claims import Claims
 from controlplane_operator.components import place
 from controlplane_operator.control_plane import ControlPlaneReconciler, Provisioners
@@ -18,7 +19,15 @@ from controlplane_operator.control_plane_registration import ControlPlaneRegistr
 from controlplane_operator.dedicated import DedicatedProvisioner
 from controlplane_operator.events import Events
 from controlplane_operator.external import ExternalProvisioner
-from controlplane_operator.fanout import ALLOWED_SECRETS, LABEL_SELECTORS, Queues, Stores, connect, wake_by_component
+from controlplane_operator.fanout import (
+    ALLOWED_SECRETS,
+    ENDPOINT_SECRETS,
+    LABEL_SELECTORS,
+    Queues,
+    Stores,
+    connect,
+    wake_by_component,
+)
 from controlplane_operator.health import Check, serve_health
 from controlplane_operator.management import Management
 from controlplane_operator.metrics import Metrics
@@ -42,6 +51,8 @@ _log: Final = logging.getLogger(__name__)
 
 _CALL_SECONDS: Final = 10.0
 _RECONCILE_SECONDS: Final = 90.0
+_WAITING_FOR_EACH_WORKER: Final = 8
+"""Reconciles that wait for a tenant's answer without a worker: each costs memory, some ten kilobytes, and no time."""
 
 
 async def run_operator(settings: Settings, *, stop: asyncio.Event) -> None:
@@ -52,7 +63,7 @@ async def run_operator(settings: Settings, *, stop: asyncio.Event) -> None:
     config = settings.management_config()
     default = ClusterConfig.load(settings.cluster_kubeconfig) if settings.cluster_kubeconfig is not None else None
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(Client(config, timeout_seconds=_CALL_SECONDS))
+        client = await stack.enter_async_context(Client(config, timeout_seconds=_CALL_SECONDS, keeps_worker=True))
         runtime = await stack.enter_async_context(_runtime(client, settings))
         management = _management(client, settings)
         assembly = _Assembly(settings, management=management, runtime=runtime, default_credentials=default)
@@ -157,7 +168,10 @@ class _Assembly:
         self._relisting = Relisting(
             management.client, stores=management.stores, label_selectors=LABEL_SELECTORS, access=management.access
         )
-        self._allowed = Reflector(management.client, SECRETS, label_selector=ALLOWED_SECRETS)
+        self._opened = {
+            "secrets for registrations": _Opened(management.client, management.stores.allowed_secrets, ALLOWED_SECRETS),
+            "secrets for endpoints": _Opened(management.client, management.stores.endpoint_secrets, ENDPOINT_SECRETS),
+        }
         connect(management.stores, queues=management.queues)
         self.metrics.observe(control_planes=management.stores.control_planes, queues=management.queues.by_name())
 
@@ -178,7 +192,7 @@ class _Assembly:
         )
         return {
             "events": self._management.events.run(),
-            "allowed secrets": self._allowed.run(self._allowed_secret_seen),
+            **{name: opened.run() for name, opened in self._opened.items()},
             "orphans": Orphans(self._management.client, runtime=self._runtime).run(),
             "relisting": self._relisting.run(),
             "watching": watching.run(),
@@ -189,7 +203,8 @@ class _Assembly:
     async def _control(self, name: str) -> None:
         # Reconciling from half-filled stores would take objects for missing.
         await self._relisting.synced.wait()
-        await self._allowed.synced.wait()
+        for opened in self._opened.values():
+            await opened.synced.wait()
         await self._runtime.synced()
         self._known.set()
         reconcile = {
@@ -203,16 +218,29 @@ class _Assembly:
             self.metrics.timed(name, reconcile=reconcile),
             queue=self._management.queues.by_name()[name],
             workers=self._settings.workers,
+            waiting=self._settings.workers * _WAITING_FOR_EACH_WORKER,
             timeout_seconds=_RECONCILE_SECONDS,
         )
         await controller.run()
 
-    def _allowed_secret_seen(self, event: str, secret: dict[str, Any]) -> None:
-        store = self._management.stores.allowed_secrets
-        if event == "DELETED":
-            store.remove(secret)
-        else:
-            store.apply(secret)
-
     async def _caches_problem(self) -> str | None:
         return None if self._known.is_set() else "the management cluster was not listed yet"
+
+
+class _Opened:
+    """Follows the Secrets that their owners opened to one of our kinds by a label."""
+
+    def __init__(self, client: Client, store: Store, selector: str) -> None:
+        self._reflector = Reflector(client, SECRETS, label_selector=selector)
+        self._store = store
+        self.synced: Final = self._reflector.synced
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        await self._reflector.run(self._seen)
+
+    def _seen(self, event: str, secret: dict[str, Any]) -> None:
+        if event == "DELETED":
+            self._store.remove(secret)
+        else:
+            self._store.apply(secret)

@@ -62,10 +62,11 @@ class StatusWriter:
                 field_manager=FIELD_MANAGER,
                 force=not yield_fields,
             )
-        except Conflict:
+        except Conflict as error:
             if not yield_fields:
                 raise
-        kept = {name: value for name, value in status.items() if name not in yield_fields}
+            left = {f".status.{name}" for name in yield_fields} & _conflicts(error)
+        kept = {name: value for name, value in status.items() if f".status.{name}" not in left}
         return await self._client.apply(
             store.resource, {"metadata": metadata, "status": kept}, subresource="status", field_manager=FIELD_MANAGER
         )
@@ -84,6 +85,12 @@ class StatusWriter:
 
 
 _EXPECTED: Final = frozenset({"Provisioning", "Bootstrapping", "Deleting", "EndpointPending", "KubeconfigPending"})
+
+
+def _conflicts(error: Conflict) -> set[str]:
+    """Return the fields that other managers own, as the API server writes them, such as `.status.endpoint`."""
+    causes = error.details.get("causes") or ()
+    return {cause["field"] for cause in causes if cause.get("reason") == "FieldManagerConflict"}
 
 
 def with_condition(

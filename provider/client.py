@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -17,6 +18,7 @@ from provider.errors import Expired, ProviderError, TooManyRequests, Unreachable
 from provider.kubeconfig import ClusterConfig
 from provider.resources import Resource
 from provider.transport import Request, Transport
+from provider.waiting import unanswered
 from provider.watch import Watch
 from provider.wire import decode, error_of, read_body, read_object, translated
 
@@ -47,6 +49,9 @@ class Client:
     `timeout_seconds` is the deadline of one call with all its retries, `connect_timeout_seconds` the one of making a
     connection. Every method raises ApiError when the server refuses, Unreachable when it gives no answer in time (or
     none that makes sense), KubeconfigError when the credentials cannot be used. 429 is retried within the deadline.
+
+    A reconcile whose call stays unanswered leaves its worker to others (see `Controller`), unless `keeps_worker`: that
+    is for the server that all reconciles work with, which more of them at once would only make slower.
     """
 
     def __init__(
@@ -56,9 +61,11 @@ class Client:
         timeout_seconds: float = 30.0,
         connect_timeout_seconds: float = 5.0,
         field_manager: str = "kplane",
+        keeps_worker: bool = False,
     ) -> None:
         self._transport = Transport(config, connect_timeout_seconds=connect_timeout_seconds)
         self._timeout_seconds = timeout_seconds
+        self._waiting: Callable[[], AbstractContextManager[None]] = nullcontext if keeps_worker else unanswered
         self._field_manager = field_manager
 
     @override
@@ -291,7 +298,7 @@ class Client:
                 return ObjectList(items, str(metadata.get("resourceVersion", "")))
 
     async def _call(self, request: Request, *, timeout_seconds: float) -> bytes:
-        with translated(server=self.config.server, asked=str(request)):
+        with self._waiting(), translated(server=self.config.server, asked=str(request)):
             async with asyncio.timeout(timeout_seconds) as deadline:
                 while True:
                     try:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from api.names import ALLOW_ENDPOINT_LABEL
 from controlplane_operator.credentials import create_authority, issue_serving
 from controlplane_operator.kinds import CONTROL_PLANES
 from provider import NAMESPACES, SECRETS, ClusterConfig
@@ -63,9 +64,8 @@ async def babbling_server(directory: Path) -> AsyncIterator[tuple[ClusterConfig,
 
 async def give_credentials(field: Any, name: str, config: ClusterConfig) -> dict[str, str]:
     kubeconfig = base64.b64encode(json.dumps(config.to_kubeconfig()).encode()).decode()
-    await field.client.apply(
-        SECRETS, {"metadata": {"name": name, "namespace": "default"}, "data": {"kubeconfig": kubeconfig}}
-    )
+    metadata = {"name": name, "namespace": "default", "labels": {ALLOW_ENDPOINT_LABEL: "true"}}
+    await field.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}})
     return {"name": name, "namespace": "default"}
 
 
