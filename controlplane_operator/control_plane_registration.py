@@ -18,6 +18,7 @@ from api.names import ALLOW_REGISTRATION_LABEL, management_namespace
 from controlplane_operator.backoff import jittered
 from controlplane_operator.cache import Key
 from controlplane_operator.management import Management
+from controlplane_operator.pairs import Pairs
 from controlplane_operator.resolution import Resolution, SecretStanding, resolve, secret_wanted
 from controlplane_operator.secrets import find_secret
 from controlplane_operator.status import with_condition, with_supported
@@ -34,8 +35,9 @@ _RETRY_SECONDS: Final = 5.0
 class ControlPlaneRegistrationReconciler:
     """Resolves registrations."""
 
-    def __init__(self, management: Management) -> None:
+    def __init__(self, management: Management, *, pairs: Pairs) -> None:
         self._management = management
+        self._pairs = pairs
         self._uids: dict[Key, str] = {}
 
     async def reconcile(self, key: Key) -> Result | None:
@@ -50,7 +52,9 @@ class ControlPlaneRegistrationReconciler:
             if obj is None or uid is None:
                 return None
             self._uids[key] = uid
-            return await self._resolve(ControlPlaneRegistration.model_validate(obj))
+            registration = ControlPlaneRegistration.model_validate(obj)
+            async with self._pairs.resolving(registration.spec.control_plane_ref.name):
+                return await self._resolve(registration)
 
     async def _resolve(self, registration: ControlPlaneRegistration) -> Result | None:
         control_plane = self._control_plane(registration)
@@ -61,6 +65,8 @@ class ControlPlaneRegistrationReconciler:
                 endpoint=self._endpoint(registration),
                 standing=await self._standing(registration, control_plane=control_plane),
             )
+            if control_plane is not None:
+                self._pairs.check(registration, resolution, of=control_plane)
         except Trouble as trouble:
             # First nobody is told to use the Secret, then nobody may.
             await self._publish(registration, trouble)

@@ -33,6 +33,7 @@ from controlplane_operator.management import Management
 from controlplane_operator.metrics import Metrics
 from controlplane_operator.namespaces import ManagementNamespaces
 from controlplane_operator.orphans import Orphans
+from controlplane_operator.pairs import Pairs
 from controlplane_operator.publication import Publication
 from controlplane_operator.relisting import Relisting
 from controlplane_operator.removal import Removal
@@ -154,17 +155,18 @@ class _Assembly:
         )
         namespaces = ManagementNamespaces(management)
         claims = Claims(management.stores, realm=provisioners.realm)
+        pairs = Pairs(management.stores, queues=management.queues)
         self._control_planes = ControlPlaneReconciler(
             management,
             provisioners=provisioners,
             namespaces=namespaces,
-            publication=Publication(management),
+            publication=Publication(management, pairs=pairs),
             removal=Removal(management, namespaces=namespaces, provisioner=provisioners.used, claims=claims),
             claims=claims,
         )
         self._classes = ControlPlaneClassReconciler(management)
         self._endpoints = ControlPlaneEndpointReconciler(management, default_credentials=default_credentials)
-        self._registrations = ControlPlaneRegistrationReconciler(management)
+        self._registrations = ControlPlaneRegistrationReconciler(management, pairs=pairs)
         self._relisting = Relisting(
             management.client, stores=management.stores, label_selectors=LABEL_SELECTORS, access=management.access
         )

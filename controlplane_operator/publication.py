@@ -44,6 +44,7 @@ from controlplane_operator.issuing import (
     until_renewal,
 )
 from controlplane_operator.management import Management
+from controlplane_operator.pairs import Pairs
 from controlplane_operator.provision import Provision
 from controlplane_operator.secrets import write_secret
 from controlplane_operator.status import with_condition, with_supported
@@ -80,8 +81,9 @@ def not_acted_on(control_plane: ControlPlane, *, chosen: ControlPlaneClass | Non
 class Publication:
     """Publishes control planes."""
 
-    def __init__(self, management: Management) -> None:
+    def __init__(self, management: Management, *, pairs: Pairs) -> None:
         self._management = management
+        self._pairs = pairs
         self._verified: dict[str, tuple[str, float]] = {}
 
     def forget(self, uid: str) -> None:
@@ -99,9 +101,10 @@ class Publication:
         if provision.authorities is not None:
             await ensure_endpoint(self._management, control_plane, addresses=provision.addresses)
         inside = await self._inside(control_plane, provision=provision, auth=auth)
-        await self._write_secrets(control_plane, provision=provision, inside=inside)
-        await ensure_default_registration(self._management, control_plane, chosen=chosen)
-        await self._write_status(control_plane, provision=provision, inside=inside, chosen=chosen)
+        async with self._pairs.moving(control_plane, to=provision.addresses.internal):
+            await self._write_secrets(control_plane, provision=provision, inside=inside)
+            await ensure_default_registration(self._management, control_plane, chosen=chosen)
+            await self._write_status(control_plane, provision=provision, inside=inside, chosen=chosen)
         return Result(min(jittered(_VERIFIED_SECONDS), until_renewal(inside.admin, inside.controllers)))
 
     async def _inside(self, control_plane: ControlPlane, *, provision: Provision, auth: AuthSpec) -> _Inside:

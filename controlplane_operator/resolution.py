@@ -84,7 +84,9 @@ def _endpoint(
     registration: ControlPlaneRegistration, *, control_plane: ControlPlane, endpoint: ControlPlaneEndpoint | None
 ) -> str:
     reference = registration.spec.endpoint_ref
-    if reference is not None:
+    own = control_plane.spec.endpoint_ref.name if control_plane.spec.endpoint_ref is not None else control_plane.name
+    # By its own endpoint it is reached at what it published: a changed one counts when the Secrets are for it as well.
+    if reference is not None and (reference.name != own or control_plane.status.endpoint is None):
         if endpoint is None:
             raise Trouble(
                 "EndpointPending",
