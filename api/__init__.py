@@ -15,6 +15,7 @@ from api.control_plane import (
     DeletionPolicy,
     EndpointAddress,
     EndpointType,
+    RememberedClass,
     VirtualSpec,
 )
 from api.control_plane_class import (
@@ -68,6 +69,7 @@ __all__ = [
     "ObjectReference",
     "OwnerReference",
     "RegistrationMode",
+    "RememberedClass",
     "ResourceInfo",
     "ResourceModel",
     "SecretReference",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
-from pydantic import ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints, model_validator
 
 from api.conditions import Conditions
-from api.extensions import Extension, Rule, list_map, rules
+from api.extensions import ATOMIC_MAP, Extension, Rule, list_map, rules
 from api.references import ObjectReference, SecretReference, TypedReference
 from api.resource import ApiModel, Column, ResourceInfo, ResourceModel
 
@@ -24,6 +24,7 @@ __all__ = [
     "DeletionPolicy",
     "EndpointAddress",
     "EndpointType",
+    "RememberedClass",
     "VirtualSpec",
 ]
 
@@ -171,6 +172,17 @@ class EndpointAddress(ApiModel):
     """The URL to put into a kubeconfig."""
 
 
+class RememberedClass(ApiModel):
+    """What the class said when the control plane was last made to follow it."""
+
+    model_config = ConfigDict(json_schema_extra=ATOMIC_MAP)
+
+    name: Annotated[str, StringConstraints(max_length=253)] | None = None
+    """Name of the ControlPlaneClass."""
+    spec: dict[str, Any] = Field(default_factory=dict)
+    """Its spec."""
+
+
 class ControlPlaneStatus(ApiModel):
     """What the control plane is. A published value stays through transient errors; those show in the conditions."""
 
@@ -190,6 +202,12 @@ class ControlPlaneStatus(ApiModel):
     """The path that the control plane's data lies under in a shared etcd."""
     deletion_policy: DeletionPolicy | None = None
     """The policy in force, remembered so that a deletion keeps to it where the class is gone by then."""
+    remembered_class: RememberedClass | None = None
+    """What the class decided, which stays in force where the class is deleted, until another one is named."""
+    credentials_expire_at: AwareDatetime | None = None
+    """When the credentials in the published kubeconfig end; the Secret has others before, after two thirds of their
+    life.
+    """
     version: Annotated[str, StringConstraints(max_length=63)] | None = None
     """The version that the API server reports."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None

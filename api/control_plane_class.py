@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from api.conditions import Conditions
 from api.control_plane import ControlPlaneMode, DeletionPolicy
-from api.extensions import ATOMIC_LIST
+from api.durations import duration_rules, duration_within, parse_duration
+from api.extensions import ATOMIC_LIST, Extension, Rule, rules
 from api.references import Services
 from api.resource import ApiModel, Column, ResourceInfo, ResourceModel
 
@@ -45,6 +47,20 @@ class ControllersProfile(StrEnum):
     FULL = "Full"
 
 
+_SHORTEST_LIFETIME: Final = "10m"
+"""No API server grants a token of less (TokenRequest's expirationSeconds, k8s.io/api/authentication/v1)."""
+_LONGEST_LIFETIME: Final = "8760h"
+
+_ROLE_SENTENCE: Final = "must be the name of a ClusterRole: without '/' and '%', and neither '.' nor '..'"
+
+
+def _role_name(name: str) -> str:
+    """Hold a name to the rule of `defaultRole`, for objects that no API server has seen yet."""
+    if name in {".", ".."} or "/" in name or "%" in name:
+        raise ValueError(f"it {_ROLE_SENTENCE}")
+    return name
+
+
 class AuthSpec(ApiModel):
     """Who the published kubeconfig is for the control plane, and how it proves it."""
 
@@ -52,8 +68,37 @@ class AuthSpec(ApiModel):
     """How the kubeconfig authenticates: `token` by a ServiceAccount token that is renewed before it expires, `x509` by
     a client certificate that is renewed likewise. `v0` and `basic`, which existing manifests have, mean `token`.
     """
-    default_role: Annotated[str, StringConstraints(min_length=1, max_length=253)] = "cluster-admin"
-    """The ClusterRole that the kubeconfig's identity has in the control plane."""
+    default_role: Annotated[
+        str,
+        StringConstraints(min_length=1, max_length=253),
+        AfterValidator(_role_name),
+        Extension(
+            rules(
+                Rule(
+                    rule="!self.matches('[/%]') && self != '.' && self != '..'",
+                    message=f"spec.auth.defaultRole {_ROLE_SENTENCE}",
+                )
+            )
+        ),
+    ] = "cluster-admin"
+    """The ClusterRole that the kubeconfig's identity has in the control plane: cluster-admin, admin, edit, view, or any
+    other that is there. A change takes the former role away.
+    """
+    lifetime: Annotated[
+        str,
+        StringConstraints(min_length=1, max_length=32),
+        duration_within(_SHORTEST_LIFETIME, _LONGEST_LIFETIME),
+        duration_rules("spec.auth.lifetime", shortest=_SHORTEST_LIFETIME, longest=_LONGEST_LIFETIME),
+    ] = "24h"
+    """How long tokens and client certificates in published Secrets are valid, such as 24h, 90m or 1h30m; from 10m to
+    8760h. The API server of a control plane may grant tokens another lifetime. They are renewed after two thirds of it.
+    A change issues new ones at once; those issued before stay valid until their own end.
+    """
+
+    @property
+    def lifetime_asked(self) -> timedelta:
+        """`lifetime` as what it stands for."""
+        return parse_duration(self.lifetime)
 
 
 class ControllersSettings(ApiModel):
@@ -89,8 +134,10 @@ class ControlPlaneClassStatus(ApiModel):
 
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """The metadata.generation that this status answers."""
+    control_planes: Annotated[int, Field(ge=0)] | None = None
+    """How many control planes name this class, those that are being deleted included."""
     conditions: Conditions = Field(default_factory=list)
-    """The state in detail; Ready sums it up."""
+    """Ready: the class can be acted on. Supported: False where a control plane cannot be given what the class says."""
 
 
 class ControlPlaneClass(ResourceModel):
@@ -103,6 +150,7 @@ class ControlPlaneClass(ResourceModel):
         columns=(
             Column("Deletion Policy", "string", ".spec.deletionPolicy"),
             Column("Profile", "string", ".spec.controllers.profile"),
+            Column("Control Planes", "integer", ".status.controlPlanes"),
             Column("Ready", "string", '.status.conditions[?(@.type=="Ready")].status'),
             Column("Age", "date", ".metadata.creationTimestamp"),
         ),

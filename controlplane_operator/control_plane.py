@@ -18,12 +18,14 @@ from api.names import FINALIZER
 from controlplane_operator.backoff import Backoff
 from controlplane_operator.cache import Key
 from controlplane_operator.claims import Claims
+from controlplane_operator.class_in_force import ClassInForce, class_in_force, with_class_found
+from controlplane_operator.deletion_policy import policy_of
 from controlplane_operator.kinds import CONTROL_PLANES
 from controlplane_operator.management import Management
 from controlplane_operator.namespaces import ManagementNamespaces
 from controlplane_operator.provision import Provisioner
 from controlplane_operator.publication import Publication, not_acted_on
-from controlplane_operator.removal import Removal, policy_of
+from controlplane_operator.removal import Removal
 from controlplane_operator.retention import take_back
 from controlplane_operator.status import with_condition, with_supported
 from controlplane_operator.trouble import Trouble
@@ -103,20 +105,23 @@ class ControlPlaneReconciler:
             return None
         with log_fields(object=f"ControlPlane/{key[1]}"):
             control_plane = ControlPlane.model_validate(obj)
-            chosen = self._class(control_plane)
+            followed = class_in_force(control_plane, classes=self._management.stores.classes)
             if control_plane.deleting:
-                return await self._removal.remove(control_plane, chosen=chosen)
+                return await self._removal.remove(control_plane, chosen=followed.chosen)
             try:
-                result = await self._bring_up(control_plane, chosen=chosen)
+                result = await self._bring_up(control_plane, followed=followed)
             except Trouble as trouble:
-                await self._tell(key, trouble, chosen=chosen)
+                await self._tell(key, trouble, chosen=followed.chosen)
                 return None if trouble.waits_for_event else Result(self._pause(key, trouble))
             self._backoff.forget(key)
             return result
 
-    async def _bring_up(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Result | None:
+    async def _bring_up(self, control_plane: ControlPlane, *, followed: ClassInForce) -> Result | None:
+        chosen = followed.chosen
         if control_plane.spec.mode is ControlPlaneMode.VIRTUAL:
             check_cluster_path(control_plane)
+        if chosen is None and followed.lost is not None:
+            raise followed.lost
         check_class(control_plane, chosen=chosen)
         provisioner = self._provisioners.wanted(control_plane)
         if provisioner is not self._provisioners.used(control_plane):
@@ -128,7 +133,7 @@ class ControlPlaneReconciler:
             )
         await self._namespaces.check(control_plane)
         self._claims.take(control_plane)
-        control_plane = await self._begin(control_plane, chosen=chosen)
+        control_plane = await self._begin(control_plane, followed=followed)
         await self._namespaces.ensure(control_plane, shut_out=provisioner.shut_out)
         provision = await provisioner.ensure(control_plane)
         if provision.authorities is not None and control_plane.status.endpoint is None:
@@ -136,8 +141,8 @@ class ControlPlaneReconciler:
             await take_back(provision.administrator)
         return await self._publication.publish(control_plane, provision=provision, chosen=chosen)
 
-    async def _begin(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> ControlPlane:
-        """Write down, before anything is made, what will have to be removed: finalizer, path, policy."""
+    async def _begin(self, control_plane: ControlPlane, *, followed: ClassInForce) -> ControlPlane:
+        """Write down, before anything is made, what will have to be removed, finalizer, path, policy, and the class."""
         if FINALIZER not in control_plane.metadata.finalizers:
             body = {
                 "metadata": {
@@ -151,23 +156,24 @@ class ControlPlaneReconciler:
         virtual = control_plane.spec.mode is ControlPlaneMode.VIRTUAL
         decided = {
             "cluster_path": control_plane.cluster_path if virtual else None,
-            "deletion_policy": policy_of(control_plane, chosen=chosen),
-            "conditions": self._recorded(control_plane),
+            "deletion_policy": policy_of(control_plane, chosen=followed.chosen),
+            "remembered_class": followed.remembered(),
+            "conditions": self._recorded(control_plane, followed=followed),
         }
         status = control_plane.status.model_copy(update=decided)
         if find_condition(status.conditions, READY) is None:
             status = self._status_of(
                 control_plane.model_copy(update={"status": status}),
                 Trouble("Provisioning", "the control plane is being made"),
-                chosen=chosen,
+                chosen=followed.chosen,
             )
         await self._write(control_plane, status=status)
         return control_plane.model_copy(update={"status": status})
 
-    def _recorded(self, control_plane: ControlPlane) -> list[Condition]:
+    def _recorded(self, control_plane: ControlPlane, *, followed: ClassInForce) -> list[Condition]:
         managed = self._provisioners.wanted(control_plane) is not self._provisioners.external
         return with_condition(
-            control_plane.status.conditions,
+            with_class_found(control_plane, followed=followed),
             of=control_plane,
             type=MANAGED,
             status="True" if managed else "False",
@@ -180,11 +186,6 @@ class ControlPlaneReconciler:
         if obj is not None:
             control_plane = ControlPlane.model_validate(obj)
             await self._write(control_plane, status=self._status_of(control_plane, trouble, chosen=chosen))
-
-    def _class(self, control_plane: ControlPlane) -> ControlPlaneClass | None:
-        reference = control_plane.spec.class_ref
-        obj = self._management.stores.classes.get(("", reference.name)) if reference is not None else None
-        return ControlPlaneClass.model_validate(obj) if obj is not None else None
 
     def _pause(self, key: Key, trouble: Trouble) -> float:
         # By reason: an API server that starts is looked at often, and when it does not answer at once then, that is no

@@ -7,7 +7,6 @@ from typing import Final
 from api import (
     ControllersSettings,
     ControlPlane,
-    ControlPlaneClass,
     ControlPlaneEndpoint,
     ControlPlaneRegistration,
     RegistrationMode,
@@ -17,6 +16,7 @@ from api import (
 from api.names import ALLOW_REGISTRATION_LABEL, management_namespace
 from controlplane_operator.backoff import jittered
 from controlplane_operator.cache import Key
+from controlplane_operator.class_in_force import class_in_force
 from controlplane_operator.management import Management
 from controlplane_operator.pairs import Pairs
 from controlplane_operator.resolution import Resolution, SecretStanding, resolve, secret_wanted
@@ -106,14 +106,13 @@ class ControlPlaneRegistrationReconciler:
         return SecretStanding.USABLE if opened or secret.namespace == own_namespace else SecretStanding.NOT_ALLOWED
 
     def _profile(self, current: ControlPlaneRegistration, *, control_plane: ControlPlane | None) -> ControllersSettings:
-        reference = control_plane.spec.class_ref if control_plane is not None else None
-        if reference is None:
+        if control_plane is None or control_plane.spec.class_ref is None:
             return ControllersSettings()
-        obj = self._management.stores.classes.get(("", reference.name))
-        if obj is None:
-            # The class is gone or not here yet: what it said before stays in force.
+        chosen = class_in_force(control_plane, classes=self._management.stores.classes).chosen
+        if chosen is None:
+            # The class is not here yet: what was said before stays in force.
             return current.status.controllers or ControllersSettings()
-        return ControlPlaneClass.model_validate(obj).spec.controllers
+        return chosen.spec.controllers
 
     async def _publish(
         self,

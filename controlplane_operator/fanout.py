@@ -14,6 +14,7 @@ from api.names import (
     management_namespace,
 )
 from controlplane_operator.cache import Change, Key, Object, Store
+from controlplane_operator.class_use import concerned_classes
 from controlplane_operator.components import apiserver_name, etcd_name
 from controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
@@ -122,6 +123,9 @@ class Stores:
 LABEL_SELECTORS: Final = {SECRETS: CONTROL_PLANE_LABEL, NAMESPACES: CONTROL_PLANE_LABEL}
 """So that no other Secret and Namespace of the cluster is read."""
 
+_CLASS_SECONDS: Final = 1.0
+"""So long a class waits for more of what its status tells, so that many control planes at once are one write."""
+
 ALLOWED_SECRETS: Final = f"{ALLOW_REGISTRATION_LABEL}=true"
 ENDPOINT_SECRETS: Final = f"{ALLOW_ENDPOINT_LABEL}=true"
 
@@ -173,6 +177,11 @@ def _matters(change: Change) -> bool:
     return _without_words(change.old) != _without_words(change.new)
 
 
+def _without_status(obj: Object | None) -> Object | None:
+    without = _without_words(obj)
+    return {**without, "status": None} if without is not None else None
+
+
 def _without_words(obj: Object | None) -> Object | None:
     if obj is None:
         return None
@@ -189,6 +198,8 @@ class _Fanout:
     def control_plane(self, change: Change) -> None:
         if _matters(change):
             self.queues.control_planes.add(change.key)
+        for name in concerned_classes(change):
+            self.queues.classes.add_after(("", name), _CLASS_SECONDS)
         self._registrations("control plane", change.key[1])
         if change.new is None and change.old is not None:
             # Its clusterPath is free now: whoever was refused because of it gets another look.
@@ -196,6 +207,10 @@ class _Fanout:
                 self._control_planes("path", path)
 
     def control_plane_class(self, change: Change) -> None:
+        if _without_status(change.old) == _without_status(change.new):
+            # Our own write, as a rule: at once would be another write for each control plane that comes meanwhile.
+            self.queues.classes.add_after(change.key, _CLASS_SECONDS)
+            return
         self.queues.classes.add(change.key)
         for control_plane in self._control_planes("class", change.key[1]):
             self._registrations("control plane", control_plane)

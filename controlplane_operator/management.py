@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from controlplane_operator.access import Access
 from controlplane_operator.events import Events
 from controlplane_operator.fanout import Queues, Stores
+from controlplane_operator.metrics import Metrics
 from controlplane_operator.status import StatusWriter
 from provider import Client
 
@@ -23,3 +24,4 @@ class Management:
     status: StatusWriter
     events: Events
     access: Access
+    metrics: Metrics = field(default_factory=Metrics)

@@ -18,6 +18,7 @@ from controlplane_operator.control_plane_endpoint import ControlPlaneEndpointRec
 from controlplane_operator.control_plane_registration import ControlPlaneRegistrationReconciler
 from controlplane_operator.dedicated import DedicatedProvisioner
 from controlplane_operator.events import Events
+from controlplane_operator.expiry_metrics import ExpiryMetrics
 from controlplane_operator.external import ExternalProvisioner
 from controlplane_operator.fanout import (
     ALLOWED_SECRETS,
@@ -30,7 +31,6 @@ from controlplane_operator.fanout import (
 )
 from controlplane_operator.health import Check, serve_health
 from controlplane_operator.management import Management
-from controlplane_operator.metrics import Metrics
 from controlplane_operator.namespaces import ManagementNamespaces
 from controlplane_operator.orphans import Orphans
 from controlplane_operator.pairs import Pairs
@@ -141,7 +141,7 @@ class _Assembly:
         runtime: Runtime,
         default_credentials: ClusterConfig | None,
     ) -> None:
-        self.metrics = Metrics()
+        self.metrics = management.metrics
         self._known = asyncio.Event()
         self._settings = settings
         self._management = management
@@ -176,6 +176,7 @@ class _Assembly:
         }
         connect(management.stores, queues=management.queues)
         self.metrics.observe(control_planes=management.stores.control_planes, queues=management.queues.by_name())
+        self.metrics.registry.register(ExpiryMetrics(management.stores))
 
     def wake(self, component: str) -> None:
         """A component of the runtime changed: whoever it belongs to is looked at."""

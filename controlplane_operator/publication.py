@@ -32,9 +32,10 @@ from controlplane_operator.bootstrap import (
     Subject,
     bootstrap,
 )
+from controlplane_operator.class_use import ROLE_NOT_FOUND
 from controlplane_operator.control_plane_class import unsupported_addons
 from controlplane_operator.credentials import render_kubeconfig, user_of
-from controlplane_operator.errors import BootstrapFailed
+from controlplane_operator.errors import BootstrapFailed, RoleMissing
 from controlplane_operator.issuing import (
     Identity,
     issue_certificate,
@@ -111,16 +112,21 @@ class Publication:
         by_certificate = auth.model is AuthModel.X509
         if by_certificate and provision.authorities is None:
             raise Trouble(
-                "Failed",
+                "AuthModelNotSupported",
                 "auth.model x509 of the class needs the control plane's client CA, which whoever runs its API server"
                 " keeps; use model token",
                 waits_for_event=True,
             )
-        admin = reusable(self._published(control_plane, kubeconfig_secret_name), by_certificate=by_certificate)
+        lifetime = auth.lifetime_asked
+        admin = reusable(
+            self._published(control_plane, kubeconfig_secret_name), by_certificate=by_certificate, lifetime=lifetime
+        )
         controllers = (
             of_certificate(provision.controllers)
             if provision.controllers is not None
-            else reusable(self._published(control_plane, controllers_secret_name), by_certificate=False)
+            else reusable(
+                self._published(control_plane, controllers_secret_name), by_certificate=False, lifetime=lifetime
+            )
         )
         version = control_plane.status.version
         uid, fingerprint = control_plane.metadata.uid or "", _fingerprint(provision, auth)
@@ -134,7 +140,8 @@ class Publication:
             raise trouble_with("setting up the control plane", error) from error
         except BootstrapFailed as error:
             self.forget(uid)
-            raise Trouble("Bootstrapping", str(error)) from error
+            reason = ROLE_NOT_FOUND if isinstance(error, RoleMissing) else "Bootstrapping"
+            raise Trouble(reason, str(error)) from error
         self._verified[uid] = fingerprint, time.monotonic() + jittered(_VERIFIED_SECONDS) * 0.75
         return inside
 
@@ -151,7 +158,7 @@ class Publication:
         # By uid, because no certificate can be taken back: who has one of an earlier control plane, whose data and CAs
         # this one took over, is another user.
         user = Subject("User", f"kplane:admin:{control_plane.metadata.uid}")
-        certificate = provision.controllers
+        certificate, lifetime = provision.controllers, auth.lifetime_asked
         async with Client(provision.administrator, timeout_seconds=_CALL_SECONDS) as client:
             await bootstrap(
                 client,
@@ -161,11 +168,11 @@ class Publication:
             )
             if admin is None or await _version(provision, admin) is None:
                 if by_certificate and provision.authorities is not None:
-                    admin = issue_certificate(provision.authorities.client, user=user.name)
+                    admin = issue_certificate(provision.authorities.client, user=user.name, lifetime=lifetime)
                 else:
-                    admin = await issue_token(client, service_account=ADMIN_ACCOUNT.name)
+                    admin = await issue_token(client, service_account=ADMIN_ACCOUNT.name, lifetime=lifetime)
             if controllers is None or await _version(provision, controllers) is None:
-                controllers = await issue_token(client, service_account=CONTROLLERS_ACCOUNT.name)
+                controllers = await issue_token(client, service_account=CONTROLLERS_ACCOUNT.name, lifetime=lifetime)
         version = await _version(provision, admin)
         if version is None:
             raise Trouble(
@@ -231,11 +238,14 @@ class Publication:
                     name=controllers_secret_name(control_plane.name), namespace=namespace
                 ),
                 "version": inside.version,
+                "credentials_expire_at": inside.admin.expires_at,
                 "observed_generation": control_plane.metadata.generation,
                 "conditions": with_supported(conditions, of=control_plane, missing=missing),
             }
         )
         await self._management.status.write(self._management.stores.control_planes, control_plane, status=status)
+        if control_plane.status.endpoint is None:
+            self._management.metrics.published(control_plane)
 
     def _published(self, control_plane: ControlPlane, name: Any) -> dict[str, Any] | None:
         key = management_namespace(control_plane.name), name(control_plane.name)

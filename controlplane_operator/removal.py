@@ -11,6 +11,7 @@ from api import ControlPlane, ControlPlaneClass, ControlPlanePhase, ControlPlane
 from api.names import FINALIZER, management_namespace
 from controlplane_operator.backoff import Backoff
 from controlplane_operator.claims import Claims
+from controlplane_operator.deletion_policy import is_decided, is_unclear, policy_of
 from controlplane_operator.kinds import CONTROL_PLANES
 from controlplane_operator.management import Management
 from controlplane_operator.namespaces import ManagementNamespaces
@@ -20,21 +21,12 @@ from controlplane_operator.status import with_condition
 from controlplane_operator.trouble import Trouble
 from provider import Conflict, NotFound, ProviderError, Result
 
-__all__ = ["Removal", "policy_of"]
+__all__ = ["Removal"]
 
 _log: Final = logging.getLogger(__name__)
 
 _REGISTRATIONS_SECONDS: Final = 30.0
 """So long the end of registrations is waited for; it takes milliseconds unless something is broken."""
-
-
-def policy_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> DeletionPolicy:
-    """Decide what deletion means: by the spec, else the class while it is there, else what was decided before."""
-    by_class = chosen.spec.deletion_policy if chosen is not None else None
-    if chosen is not None and not control_plane.deleting:
-        return control_plane.spec.deletion_policy or by_class or DeletionPolicy.RETAIN
-    remembered = control_plane.status.deletion_policy
-    return control_plane.spec.deletion_policy or remembered or by_class or DeletionPolicy.RETAIN
 
 
 class Removal:
@@ -64,6 +56,8 @@ class Removal:
             return None
         policy = policy_of(control_plane, chosen=chosen)
         try:
+            if control_plane.status.deletion_policy is not None and not is_decided(control_plane):
+                control_plane = await self._decide(control_plane, policy=policy, chosen=chosen)
             self._check_registrations(control_plane)
             message = await self._take_down(control_plane, policy=policy)
             await self._release(control_plane)
@@ -79,6 +73,23 @@ class Removal:
         self._backoff.forget(uid)
         self._undone.pop(uid, None)
         return None
+
+    async def _decide(
+        self, control_plane: ControlPlane, *, policy: DeletionPolicy, chosen: ControlPlaneClass | None
+    ) -> ControlPlane:
+        """Write down by which policy is removed, before anything is, so that no edit of the class changes it."""
+        if is_unclear(control_plane, chosen=chosen):
+            self._management.events.record(
+                control_plane,
+                reason="PolicyUnclear",
+                message=f"policy {control_plane.status.deletion_policy} was in force, and the class says another one by"
+                " now; which was first, that or the deletion, is not known, so the data are kept",
+                warning=True,
+            )
+        await self._tell(control_plane, policy=policy, message=f"the removal begins, by policy {policy}")
+        obj = self._management.stores.control_planes.get(("", control_plane.name))
+        written = ControlPlane.model_validate(obj) if obj is not None else control_plane
+        return written if written.metadata.uid == control_plane.metadata.uid else control_plane
 
     async def _take_down(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> str:
         """Remove what is the control plane's own; returns what became of its data."""

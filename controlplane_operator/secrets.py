@@ -13,7 +13,7 @@ from api.names import CONTROL_PLANE_LABEL, UID_ANNOTATION, label_value, manageme
 from controlplane_operator.cache import Object
 from controlplane_operator.management import Management
 from controlplane_operator.namespaces import owner_of
-from provider import SECRETS, NotFound
+from provider import SECRETS, Invalid, NotFound
 
 __all__ = [
     "create_lasting_secret",
@@ -63,7 +63,10 @@ async def write_secret(
     data: Mapping[str, bytes],
     annotations: Mapping[str, str] | None = None,
 ) -> None:
-    """Have a Secret of the control plane's namespace carry exactly this; nothing is written where it does."""
+    """Have a Secret of the control plane's namespace carry exactly this; nothing is written where it does.
+
+    One that cannot be changed, because somebody made it immutable or of another type, is replaced.
+    """
     body = _body(
         control_plane,
         name=name,
@@ -71,8 +74,14 @@ async def write_secret(
         metadata={"annotations": dict(annotations or {}), "ownerReferences": [owner_of(control_plane)]},
     )
     known = management.stores.secrets.get((management_namespace(control_plane.name), name))
-    if known is None or not _carries(known, body):
-        management.stores.secrets.apply(await management.client.apply(SECRETS, body))
+    if known is not None and _carries(known, body):
+        return
+    try:
+        written = await management.client.apply(SECRETS, body)
+    except Invalid:
+        await delete_secret(management, control_plane, name=name)
+        written = await management.client.apply(SECRETS, body)
+    management.stores.secrets.apply(written)
 
 
 async def create_lasting_secret(
@@ -143,5 +152,10 @@ def _carries(known: Object, wanted: Object) -> bool:
         all(data.get(key) == value for key, value in wanted["data"].items())
         and all((metadata.get("labels") or {}).get(k) == v for k, v in wanted["metadata"]["labels"].items())
         and all((metadata.get("annotations") or {}).get(k) == v for k, v in wanted["metadata"]["annotations"].items())
+        and _owners(wanted) <= _owners(known)
         and "deletionTimestamp" not in metadata
     )
+
+
+def _owners(secret: Object) -> set[str]:
+    return {owner["uid"] for owner in secret["metadata"].get("ownerReferences") or ()}

@@ -115,6 +115,7 @@ class VirtualProvisioner:
             if policy is DeletionPolicy.DESTROY:
                 deleted = await shared.keyspace.delete_prefix(_prefix(control_plane))
                 if deleted:
+                    self._management.metrics.keys_deleted(deleted)
                     self._management.events.record(
                         control_plane, reason="DataDeleted", message=f"deleted {deleted} keys, none is left"
                     )

@@ -10,7 +10,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from controlplane_operator.errors import BootstrapFailed
+from controlplane_operator.errors import RoleMissing
 from provider import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
@@ -59,7 +59,7 @@ async def bootstrap(client: Client, *, admin: Subject, admin_role: str, controll
     """Have everything in place; `client` is an administrator of the control plane.
 
     `admin` gets the ClusterRole `admin_role` in every namespace, `controllers` may do everything. Raises
-    BootstrapFailed where that ClusterRole does not exist, with all else in place, and what `client` raises.
+    RoleMissing where that ClusterRole does not exist, with all else in place, and what `client` raises.
     """
     present = {item["metadata"]["name"] for item in (await client.list(NAMESPACES)).items}
     for name in _SYSTEM_NAMESPACES:
@@ -74,8 +74,9 @@ async def bootstrap(client: Client, *, admin: Subject, admin_role: str, controll
     try:
         await client.get(CLUSTER_ROLES, admin_role)
     except NotFound:
-        raise BootstrapFailed(
-            f"ClusterRole {admin_role} does not exist in the control plane; correct spec.auth.defaultRole of its class"
+        raise RoleMissing(
+            f"ClusterRole {admin_role} does not exist in the control plane; create it there, or correct"
+            " spec.auth.defaultRole of its class"
         ) from None
     await _bind(client, _ADMIN_BINDING, role=admin_role, subject=admin)
 

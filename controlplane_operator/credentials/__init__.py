@@ -10,6 +10,7 @@ from controlplane_operator.credentials.pki import (
     issue_serving,
     public_key,
     renewal_due,
+    renewal_time,
     user_of,
 )
 from controlplane_operator.credentials.tenant import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
@@ -27,5 +28,6 @@ __all__ = [
     "public_key",
     "render_kubeconfig",
     "renewal_due",
+    "renewal_time",
     "user_of",
 ]

@@ -8,7 +8,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ class Field:
     handle: Handle
     state: Path
     eventually: Callable[..., Any]
+    url: str = ""
+    """Of the operator's health and metrics."""
 
     async def create(self, kind: str, name: str, **spec: Any) -> dict[str, Any]:
         resource = KINDS[kind]
@@ -114,9 +116,9 @@ async def field(api_server: Handle, eventually: Callable[..., Any]) -> AsyncIter
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
         made = Field(client, api_server, state, eventually)
         try:
-            async with running_operator(api_server, state):
+            async with running_operator(api_server, state) as url:
                 try:
-                    yield made
+                    yield replace(made, url=url)
                 finally:
                     await _clean(made)
         finally:

@@ -155,21 +155,6 @@ async def test_the_next_one_gets_a_path_when_its_holder_is_gone(field: Any) -> N
     await field.becomes("ControlPlane", "waiting", "Reconciled", timeout=60.0)
 
 
-async def test_a_missing_class_later_keeps_what_is_published_and_the_policy(field: Any) -> None:
-    await field.create("ControlPlaneClass", "passing", deletionPolicy="Destroy")
-    await field.create("ControlPlane", "classless", classRef={"name": "passing"})
-    before = await field.becomes("ControlPlane", "classless", "Reconciled", timeout=60.0)
-    from controlplane_operator.kinds import CONTROL_PLANE_CLASSES
-
-    await field.client.delete(CONTROL_PLANE_CLASSES, "passing")
-    after = await field.becomes("ControlPlane", "classless", "ClassNotFound")
-    for published in ("endpoint", "kubeconfigSecretRef", "controllersSecretRef", "version", "deletionPolicy"):
-        assert after["status"][published] == before["status"][published]
-    await field.client.delete(CONTROL_PLANES, "classless")
-    await field.gone(CONTROL_PLANES, "classless")
-    assert int(await field.handle.tenants_etcd.count("/clusters/classless/")) == 0
-
-
 async def test_an_api_server_that_says_something_else_each_time_is_asked_at_an_easy_pace(
     field: Any, tmp_path: Path
 ) -> None:
