@@ -95,7 +95,7 @@ async def test_the_class_says_how_long_credentials_live(field: Any, model: str) 
 
 
 async def test_metrics_tell_of_beginnings_and_ends(field: Any) -> None:
-    before = await metrics(field)
+    before = await field.eventually(lambda: metrics(field))
     await field.create("ControlPlane", "measured", deletionPolicy="Destroy")
     await field.becomes("ControlPlane", "measured", "Reconciled", timeout=60.0)
     await delete(field, "measured")
