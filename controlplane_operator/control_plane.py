@@ -167,7 +167,9 @@ class ControlPlaneReconciler:
                 Trouble("Provisioning", "the control plane is being made"),
                 chosen=followed.chosen,
             )
-        await self._write(control_plane, status=status)
+        # A policy that was in force is not changed of one whose deletion was asked for already.
+        changed = control_plane.status.deletion_policy not in {None, status.deletion_policy}
+        await self._write(control_plane, status=status, only_as_seen=changed)
         return control_plane.model_copy(update={"status": status})
 
     def _recorded(self, control_plane: ControlPlane, *, followed: ClassInForce) -> list[Condition]:
@@ -223,8 +225,12 @@ class ControlPlaneReconciler:
             }
         )
 
-    async def _write(self, control_plane: ControlPlane, *, status: ControlPlaneStatus) -> None:
-        await self._management.status.write(self._management.stores.control_planes, control_plane, status=status)
+    async def _write(
+        self, control_plane: ControlPlane, *, status: ControlPlaneStatus, only_as_seen: bool = False
+    ) -> None:
+        await self._management.status.write(
+            self._management.stores.control_planes, control_plane, status=status, only_as_seen=only_as_seen
+        )
 
 
 def _phase(trouble: Trouble, *, published: bool) -> ControlPlanePhase:

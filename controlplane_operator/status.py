@@ -31,29 +31,41 @@ class StatusWriter:
         *,
         status: ApiModel,
         yield_fields: Iterable[str] = (),
+        only_as_seen: bool = False,
     ) -> None:
         """Make `status` the whole status of the object, unless it is already.
 
         A published value stays only if `status` carries it: start from the object's own one. Fields in `yield_fields`
         are left to whoever else wrote them. The answer goes into the store at once, so that the next look at it is not
-        behind. An object that is gone, or was replaced by one of the same name, is left alone.
+        behind. An object that is gone, or was replaced by one of the same name, is left alone. With `only_as_seen`, it
+        has to be as `current` says; raises Conflict where it was changed, or its deletion asked for, meanwhile.
         """
         before = _dump(getattr(current, "status"))  # noqa: B009 - each kind has one, of its own type
         after = _dump(status)
         if before == after:
             return
         try:
-            stored = await self._apply(store, current, after, yield_fields=tuple(yield_fields))
+            stored = await self._apply(
+                store, current, after, yield_fields=tuple(yield_fields), only_as_seen=only_as_seen
+            )
         except NotFound:
             return
         store.apply(stored)
         self._tell(current, before, after)
 
     async def _apply(
-        self, store: Store, current: ResourceModel, status: dict[str, Any], *, yield_fields: tuple[str, ...]
+        self,
+        store: Store,
+        current: ResourceModel,
+        status: dict[str, Any],
+        *,
+        yield_fields: tuple[str, ...],
+        only_as_seen: bool,
     ) -> dict[str, Any]:
         # The uid makes the API server refuse where the object was deleted and made anew meanwhile.
         metadata = {"name": current.name, "uid": current.metadata.uid}
+        if only_as_seen:
+            metadata["resourceVersion"] = current.metadata.resource_version
         try:
             return await self._client.apply(
                 store.resource,

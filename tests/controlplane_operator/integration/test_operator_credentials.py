@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
+from api.names import ALLOW_ENDPOINT_LABEL
 from controlplane_operator.credentials import expiry
 from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANES
 from provider import (
@@ -287,9 +288,8 @@ async def test_deletion_takes_back_what_was_issued_at_an_api_server_that_runs_on
     # The controllers' certificate of the host is an administrator's, and no ServiceAccount, so it outlives the guests.
     host = await field.tenant("host", secret="controllersSecretRef")
     kubeconfig = base64.b64encode(json.dumps(host.to_kubeconfig()).encode()).decode()
-    await field.client.apply(
-        SECRETS, {"metadata": {"name": "host", "namespace": "default"}, "data": {"kubeconfig": kubeconfig}}
-    )
+    metadata = {"name": "host", "namespace": "default", "labels": {ALLOW_ENDPOINT_LABEL: "true"}}
+    await field.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}})
     for policy in ("Retain", "Destroy"):
         name = f"guest-{policy.lower()}"
         published = await adopt(field, name, policy=policy, eventually=eventually)

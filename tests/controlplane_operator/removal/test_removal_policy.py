@@ -6,7 +6,7 @@ import pytest
 
 from api import ControlPlaneClass
 from controlplane_operator.kinds import CONTROL_PLANES
-from provider import NAMESPACES
+from provider import NAMESPACES, Conflict
 
 from .conftest import Data, Died, Mortal, Operator, begin, gone, remove_all
 
@@ -57,6 +57,26 @@ async def test_destroy_holds_once_it_has_begun(client: Mortal, becomes: str | No
     assert not data.kept
     assert another.said("PolicyUnclear") == []
     await remove_all(another, name)
+
+
+async def test_no_other_policy_comes_into_force_once_the_deletion_was_asked_for(client: Mortal) -> None:
+    """The edit of the class is seen before the deletion, which came first."""
+    name, data = "asked-first", Data()
+    await begun(client, name, policy="Retain")
+    operator = Operator(client, data)
+    await operator.make(name)
+    seen = await operator.look(name)
+    await client.delete(CONTROL_PLANES, name)
+    status = seen.status.model_copy(update={"deletion_policy": "Destroy"})
+    with pytest.raises(Conflict):
+        await operator.management.status.write(
+            operator.management.stores.control_planes, seen, status=status, only_as_seen=True
+        )
+    assert (await operator.look(name)).status.deletion_policy == "Retain"
+    await operator.remove(name)
+    assert await gone(client, name)
+    assert data.kept
+    await client.delete(NAMESPACES, f"kplane-cp-{name}")
 
 
 async def test_the_policy_is_written_down_before_anything_is_removed(client: Mortal) -> None:
