@@ -16,6 +16,7 @@ from yarl import URL
 
 from provider.errors import KubeconfigError, ProviderError
 from provider.kubeconfig import ClusterConfig
+from provider.lookup import Resolver
 from provider.tls import ssl_context
 from provider.wire import translated
 
@@ -143,7 +144,7 @@ class Transport:
                 context = await self._in_thread(ssl_context, self._config)
                 self._session = _Session(
                     aiohttp.ClientSession(
-                        connector=aiohttp.TCPConnector(ssl=context, limit=0),
+                        connector=aiohttp.TCPConnector(ssl=context, limit=0, resolver=Resolver()),
                         cookie_jar=aiohttp.DummyCookieJar(),
                         timeout=aiohttp.ClientTimeout(total=None, connect=self._connect_timeout_seconds),
                         trust_env=False,
