@@ -120,7 +120,11 @@ class ControlPlaneClassSpec(ApiModel):
     addons: Annotated[
         list[Annotated[str, StringConstraints(min_length=1, max_length=253)]], Field(max_length=64), ATOMIC_LIST
     ] = Field(default_factory=list)
-    """Add-ons that every control plane of the class gets."""
+    """Add-ons that every control plane of the class gets, and loses when they are taken off the list. `starter`: a
+    ConfigMap in which everybody in the control plane can read how it is reached. `kubeadm-join`: what `kubeadm join`
+    needs, with a bootstrap token that is renewed. Any other name: the manifests in the ConfigMap of that name in the
+    namespace of the operator, which has to have the label controlplane.kplane.dev/addon: "true".
+    """
     modes_allowed: Annotated[list[ControlPlaneMode], Field(max_length=8), ATOMIC_LIST] = Field(default_factory=list)
     """Modes that control planes of the class may have; absent or empty for every mode."""
     controllers: ControllersSettings = ControllersSettings()

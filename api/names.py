@@ -7,11 +7,13 @@ import re
 from typing import Final
 
 __all__ = [
+    "ADDON_LABEL",
     "ADOPTION_TOKEN_ANNOTATION",
     "ADOPT_ANNOTATION",
     "ALLOW_ENDPOINT_LABEL",
     "ALLOW_REGISTRATION_LABEL",
     "API_VERSION",
+    "BUNDLE_LABEL",
     "CA_KEY",
     "CLUSTER_PATH_ANNOTATION",
     "CONTROLLERS_SECRET_KEYS",
@@ -70,6 +72,12 @@ ADOPTION_TOKEN_ANNOTATION: Final = f"{GROUP}/adoption-token"
 
 ADOPT_ANNOTATION: Final = f"{GROUP}/adopt"
 """On a control plane: the `ADOPTION_TOKEN_ANNOTATION` of the namespace whose keys and data it is to take over."""
+
+BUNDLE_LABEL: Final = f"{GROUP}/addon"
+"""`"true"` on a ConfigMap in the operator's namespace makes it an add-on that classes can name."""
+
+ADDON_LABEL: Final = f"{GROUP}/installed-by"
+"""In a control plane, on everything that an add-on installed; its value is `label_value(addon)`."""
 
 KUBECONFIG_KEY: Final = "kubeconfig"
 KUBECONFIG_EXTERNAL_KEY: Final = "kubeconfig-external"

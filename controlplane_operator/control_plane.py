@@ -8,7 +8,6 @@ from api import (
     READY,
     Condition,
     ControlPlane,
-    ControlPlaneClass,
     ControlPlaneMode,
     ControlPlanePhase,
     ControlPlaneStatus,
@@ -111,7 +110,7 @@ class ControlPlaneReconciler:
             try:
                 result = await self._bring_up(control_plane, followed=followed)
             except Trouble as trouble:
-                await self._tell(key, trouble, chosen=followed.chosen)
+                await self._tell(key, trouble)
                 return None if trouble.waits_for_event else Result(self._pause(key, trouble))
             self._backoff.forget(key)
             return result
@@ -165,7 +164,6 @@ class ControlPlaneReconciler:
             status = self._status_of(
                 control_plane.model_copy(update={"status": status}),
                 Trouble("Provisioning", "the control plane is being made"),
-                chosen=followed.chosen,
             )
         # A policy that was in force is not changed of one whose deletion was asked for already.
         changed = control_plane.status.deletion_policy not in {None, status.deletion_policy}
@@ -183,11 +181,11 @@ class ControlPlaneReconciler:
             message="kplane runs the API server" if managed else "the API server at spec.endpointRef is used",
         )
 
-    async def _tell(self, key: Key, trouble: Trouble, *, chosen: ControlPlaneClass | None) -> None:
+    async def _tell(self, key: Key, trouble: Trouble) -> None:
         obj = self._management.stores.control_planes.get(key)
         if obj is not None:
             control_plane = ControlPlane.model_validate(obj)
-            await self._write(control_plane, status=self._status_of(control_plane, trouble, chosen=chosen))
+            await self._write(control_plane, status=self._status_of(control_plane, trouble))
 
     def _pause(self, key: Key, trouble: Trouble) -> float:
         # By reason: an API server that starts is looked at often, and when it does not answer at once then, that is no
@@ -204,9 +202,7 @@ class ControlPlaneReconciler:
         if uid is not None:
             self._uids[key] = uid
 
-    def _status_of(
-        self, control_plane: ControlPlane, trouble: Trouble, *, chosen: ControlPlaneClass | None
-    ) -> ControlPlaneStatus:
+    def _status_of(self, control_plane: ControlPlane, trouble: Trouble) -> ControlPlaneStatus:
         """Return the present status, with what is published left in place and the trouble in its conditions."""
         conditions = with_condition(
             control_plane.status.conditions,
@@ -219,9 +215,7 @@ class ControlPlaneReconciler:
             update={
                 "phase": _phase(trouble, published=control_plane.status.endpoint is not None),
                 "observed_generation": control_plane.metadata.generation,
-                "conditions": with_supported(
-                    conditions, of=control_plane, missing=not_acted_on(control_plane, chosen=chosen)
-                ),
+                "conditions": with_supported(conditions, of=control_plane, missing=not_acted_on(control_plane)),
             }
         )
 

@@ -1,4 +1,4 @@
-"""Reconciles ControlPlaneClass: says whether the class is valid, who uses it, and what of it cannot be acted on."""
+"""Reconciles ControlPlaneClass: says whether the class is valid, who uses it, and what is wrong with what it names."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from api import ControlPlaneClass, ControlPlaneClassStatus
+from api import Condition, ControlPlaneClass, ControlPlaneClassStatus
 from api.resource import ResourceModel
+from controlplane_operator.addons import Bundles
 from controlplane_operator.cache import Key, Object
 from controlplane_operator.class_in_force import invalid_class
 from controlplane_operator.class_use import named, unserved
@@ -18,10 +19,9 @@ from controlplane_operator.trouble import Trouble
 from provider import Result
 from provider.logs import log_fields
 
-__all__ = ["ControlPlaneClassReconciler", "unsupported_addons"]
+__all__ = ["ControlPlaneClassReconciler"]
 
-_KNOWN_ADDONS: Final = frozenset({"starter"})
-"""`starter` is the namespace for kplane's own objects, which every control plane has anyway."""
+_ADDONS_VALID: Final = "AddonsValid"
 
 
 class _ClassAsWritten(ResourceModel):
@@ -33,21 +33,12 @@ class _ClassAsWritten(ResourceModel):
     """What was said of it before."""
 
 
-def unsupported_addons(chosen: ControlPlaneClass) -> list[str]:
-    """Say, in sentences, which add-ons of the class are not installed."""
-    missing = [addon for addon in chosen.spec.addons if addon not in _KNOWN_ADDONS]
-    if not missing:
-        return []
-    return [
-        f"add-ons {', '.join(missing)} of ControlPlaneClass {chosen.name} are not installed: no such bundle is known"
-    ]
-
-
 class ControlPlaneClassReconciler:
     """Keeps the status of classes, and tells when one goes that is in use."""
 
-    def __init__(self, management: Management) -> None:
+    def __init__(self, management: Management, *, bundles: Bundles) -> None:
         self._management = management
+        self._bundles = bundles
         self._seen: dict[Key, _ClassAsWritten] = {}
 
     async def reconcile(self, key: Key) -> Result | None:
@@ -65,6 +56,7 @@ class ControlPlaneClassReconciler:
 
     async def _publish(self, current: _ClassAsWritten, *, obj: Object, users: Sequence[Object]) -> None:
         supported: list[str] = []
+        addons: list[str] = []
         trouble: Trouble | None = None
         try:
             chosen = ControlPlaneClass.model_validate(obj)
@@ -72,10 +64,9 @@ class ControlPlaneClassReconciler:
             trouble = invalid_class(current.name, error)
         else:
             supported = unserved(chosen, users=users)
-            if addons := unsupported_addons(chosen):
-                trouble = Trouble("NotSupported", "; ".join(addons))
+            addons = chosen.spec.addons
         conditions = with_condition(
-            current.status.conditions,
+            await self._with_addons(current, addons=addons),
             of=current,
             status="True" if trouble is None else "False",
             reason=trouble.reason if trouble is not None else "Valid",
@@ -89,6 +80,19 @@ class ControlPlaneClassReconciler:
             }
         )
         await self._management.status.write(self._management.stores.classes, current, status=status)
+
+    async def _with_addons(self, current: _ClassAsWritten, *, addons: list[str]) -> list[Condition]:
+        if not addons:
+            return [condition for condition in current.status.conditions if condition.type != _ADDONS_VALID]
+        troubles = await self._bundles.problems(addons)
+        return with_condition(
+            current.status.conditions,
+            of=current,
+            type=_ADDONS_VALID,
+            status="False" if troubles else "True",
+            reason=troubles[0].reason if troubles else "BundlesValid",
+            message="; ".join(trouble.message for trouble in troubles) or "every add-on of the class is known",
+        )
 
     def _tell_end(self, key: Key, *, present: _ClassAsWritten | None, users: Sequence[Object]) -> None:
         """Tell of a class that was deleted while control planes name it; each of them tells of it as well."""

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["BootstrapFailed", "CredentialsInvalid", "KeyspaceError", "OperatorError", "RoleMissing", "SettingsError"]
+__all__ = [
+    "BootstrapFailed",
+    "BundleInvalid",
+    "CredentialsInvalid",
+    "KeyspaceError",
+    "OperatorError",
+    "RoleMissing",
+    "SettingsError",
+]
 
 
 class OperatorError(Exception):
@@ -15,6 +23,10 @@ class BootstrapFailed(OperatorError):
 
 class RoleMissing(BootstrapFailed):
     """The ClusterRole that the administrator is to have does not exist in the control plane."""
+
+
+class BundleInvalid(OperatorError):
+    """An add-on's manifests cannot be used; the message says where and what is wrong."""
 
 
 class CredentialsInvalid(OperatorError):

@@ -9,6 +9,7 @@ from typing import Any, Final
 from api.names import (
     ALLOW_ENDPOINT_LABEL,
     ALLOW_REGISTRATION_LABEL,
+    BUNDLE_LABEL,
     CLUSTER_PATH_ANNOTATION,
     CONTROL_PLANE_LABEL,
     management_namespace,
@@ -22,9 +23,18 @@ from controlplane_operator.kinds import (
     CONTROL_PLANE_REGISTRATIONS,
     CONTROL_PLANES,
 )
-from provider import NAMESPACES, SECRETS, WorkQueue
+from provider import CONFIG_MAPS, NAMESPACES, SECRETS, WorkQueue
 
-__all__ = ["ALLOWED_SECRETS", "ENDPOINT_SECRETS", "LABEL_SELECTORS", "Queues", "Stores", "connect", "wake_by_component"]
+__all__ = [
+    "ALLOWED_SECRETS",
+    "BUNDLES",
+    "ENDPOINT_SECRETS",
+    "LABEL_SELECTORS",
+    "Queues",
+    "Stores",
+    "connect",
+    "wake_by_component",
+]
 
 
 def _field(*path: str) -> Callable[[Object], list[str]]:
@@ -47,6 +57,10 @@ _recorded_path: Final = _field("metadata", "annotations", CLUSTER_PATH_ANNOTATIO
 
 def _namespace(obj: Object) -> list[str]:
     return [management_namespace(obj["metadata"]["name"])]
+
+
+def _addons(obj: Object) -> list[str]:
+    return [addon for addon in obj.get("spec", {}).get("addons") or () if isinstance(addon, str)]
 
 
 def _components(obj: Object) -> list[str]:
@@ -79,7 +93,7 @@ class Stores:
             },
         )
     )
-    classes: Store = field(default_factory=lambda: Store(CONTROL_PLANE_CLASSES))
+    classes: Store = field(default_factory=lambda: Store(CONTROL_PLANE_CLASSES, indexers={"addon": _addons}))
     endpoints: Store = field(
         default_factory=lambda: Store(
             CONTROL_PLANE_ENDPOINTS,
@@ -107,6 +121,8 @@ class Stores:
     """Those that their owners opened to registrations."""
     endpoint_secrets: Store = field(default_factory=lambda: Store(SECRETS))
     """Those that their owners opened to endpoints."""
+    bundles: Store = field(default_factory=lambda: Store(CONFIG_MAPS))
+    """Manifests of add-ons."""
 
     def watched(self) -> tuple[Store, ...]:
         """Return the stores that kopf feeds."""
@@ -128,6 +144,7 @@ _CLASS_SECONDS: Final = 1.0
 
 ALLOWED_SECRETS: Final = f"{ALLOW_REGISTRATION_LABEL}=true"
 ENDPOINT_SECRETS: Final = f"{ALLOW_ENDPOINT_LABEL}=true"
+BUNDLES: Final = f"{BUNDLE_LABEL}=true"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +155,8 @@ class Queues:
     classes: WorkQueue[Key] = field(default_factory=WorkQueue)
     endpoints: WorkQueue[Key] = field(default_factory=WorkQueue)
     registrations: WorkQueue[Key] = field(default_factory=WorkQueue)
+    addons: WorkQueue[Key] = field(default_factory=WorkQueue)
+    """Of control planes."""
 
     def by_name(self) -> dict[str, WorkQueue[Key]]:
         """Return them by the names of their controllers."""
@@ -146,6 +165,7 @@ class Queues:
             "controlplaneclass": self.classes,
             "controlplaneendpoint": self.endpoints,
             "controlplaneregistration": self.registrations,
+            "controlplaneaddons": self.addons,
         }
 
 
@@ -160,6 +180,7 @@ def connect(stores: Stores, *, queues: Queues) -> None:
     stores.secrets.listen(wiring.secret)
     stores.allowed_secrets.listen(wiring.secret)
     stores.endpoint_secrets.listen(wiring.secret)
+    stores.bundles.listen(wiring.bundle)
 
 
 def wake_by_component(component: str, *, stores: Stores, queues: Queues) -> None:
@@ -198,6 +219,7 @@ class _Fanout:
     def control_plane(self, change: Change) -> None:
         if _matters(change):
             self.queues.control_planes.add(change.key)
+            self.queues.addons.add(change.key)
         for name in concerned_classes(change):
             self.queues.classes.add_after(("", name), _CLASS_SECONDS)
         self._registrations("control plane", change.key[1])
@@ -214,6 +236,7 @@ class _Fanout:
         self.queues.classes.add(change.key)
         for control_plane in self._control_planes("class", change.key[1]):
             self._registrations("control plane", control_plane)
+            self.queues.addons.add(("", control_plane))
 
     def control_plane_endpoint(self, change: Change) -> None:
         if not _matters(change):
@@ -243,11 +266,19 @@ class _Fanout:
 
     def secret(self, change: Change) -> None:
         namespace, name = change.key
-        self._control_planes("namespace", namespace)
+        for control_plane in self._control_planes("namespace", namespace):
+            self.queues.addons.add(("", control_plane))
         self._registrations("secret", f"{namespace}/{name}")
         for endpoint in self.stores.endpoints.by("credentials", f"{namespace}/{name}"):
             self.queues.endpoints.add(("", endpoint["metadata"]["name"]))
             self._control_planes("endpoint", endpoint["metadata"]["name"])
+
+    def bundle(self, change: Change) -> None:
+        for obj in self.stores.classes.by("addon", change.key[1]):
+            name = obj["metadata"]["name"]
+            self.queues.classes.add(("", name))
+            for control_plane in self.stores.control_planes.by("class", name):
+                self.queues.addons.add(("", control_plane["metadata"]["name"]))
 
     def _owner(self, change: Change) -> None:
         for obj in (change.old, change.new):

@@ -9,10 +9,12 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Final
 
 from controlplane_operator.access import Access
+from controlplane_operator.addons import Bundles
 from controlplane_operator.cache import Store
 from controlplane_operator.claims import Claims
 from controlplane_operator.components import place
 from controlplane_operator.control_plane import ControlPlaneReconciler, Provisioners
+from controlplane_operator.control_plane_addons import ControlPlaneAddonsReconciler
 from controlplane_operator.control_plane_class import ControlPlaneClassReconciler
 from controlplane_operator.control_plane_endpoint import ControlPlaneEndpointReconciler
 from controlplane_operator.control_plane_registration import ControlPlaneRegistrationReconciler
@@ -22,6 +24,7 @@ from controlplane_operator.expiry_metrics import ExpiryMetrics
 from controlplane_operator.external import ExternalProvisioner
 from controlplane_operator.fanout import (
     ALLOWED_SECRETS,
+    BUNDLES,
     ENDPOINT_SECRETS,
     LABEL_SELECTORS,
     Queues,
@@ -42,7 +45,7 @@ from controlplane_operator.shared_etcd import CredentialsKeeper, SharedEtcd, ser
 from controlplane_operator.status import StatusWriter
 from controlplane_operator.virtual import VirtualProvisioner
 from controlplane_operator.watching import Watching
-from provider import SECRETS, Client, ClusterConfig, Controller, Reflector
+from provider import Client, ClusterConfig, Controller, Reflector
 from workloads import ProcessRuntime, Runtime
 from workloads.pods import PodRuntime
 
@@ -164,7 +167,9 @@ class _Assembly:
             removal=Removal(management, namespaces=namespaces, provisioner=provisioners.used, claims=claims),
             claims=claims,
         )
-        self._classes = ControlPlaneClassReconciler(management)
+        bundles = Bundles(management.stores.bundles, namespace=settings.namespace)
+        self._addons = ControlPlaneAddonsReconciler(management, bundles=bundles)
+        self._classes = ControlPlaneClassReconciler(management, bundles=bundles)
         self._endpoints = ControlPlaneEndpointReconciler(management, default_credentials=default_credentials)
         self._registrations = ControlPlaneRegistrationReconciler(management, pairs=pairs)
         self._relisting = Relisting(
@@ -173,6 +178,7 @@ class _Assembly:
         self._opened = {
             "secrets for registrations": _Opened(management.client, management.stores.allowed_secrets, ALLOWED_SECRETS),
             "secrets for endpoints": _Opened(management.client, management.stores.endpoint_secrets, ENDPOINT_SECRETS),
+            "bundles": _Opened(management.client, management.stores.bundles, BUNDLES, namespace=settings.namespace),
         }
         connect(management.stores, queues=management.queues)
         self.metrics.observe(control_planes=management.stores.control_planes, queues=management.queues.by_name())
@@ -215,6 +221,7 @@ class _Assembly:
             "controlplaneclass": self._classes.reconcile,
             "controlplaneendpoint": self._endpoints.reconcile,
             "controlplaneregistration": self._registrations.reconcile,
+            "controlplaneaddons": self._addons.reconcile,
         }[name]
         controller = Controller(
             name,
@@ -231,10 +238,10 @@ class _Assembly:
 
 
 class _Opened:
-    """Follows the Secrets that their owners opened to one of our kinds by a label."""
+    """Follows what its owners opened to one of our kinds by a label."""
 
-    def __init__(self, client: Client, store: Store, selector: str) -> None:
-        self._reflector = Reflector(client, SECRETS, label_selector=selector)
+    def __init__(self, client: Client, store: Store, selector: str, *, namespace: str | None = None) -> None:
+        self._reflector = Reflector(client, store.resource, namespace=namespace, label_selector=selector)
         self._store = store
         self.synced: Final = self._reflector.synced
 
@@ -242,8 +249,8 @@ class _Opened:
         """Follow until cancelled."""
         await self._reflector.run(self._seen)
 
-    def _seen(self, event: str, secret: dict[str, Any]) -> None:
+    def _seen(self, event: str, obj: dict[str, Any]) -> None:
         if event == "DELETED":
-            self._store.remove(secret)
+            self._store.remove(obj)
         else:
-            self._store.apply(secret)
+            self._store.apply(obj)

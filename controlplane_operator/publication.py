@@ -33,7 +33,6 @@ from controlplane_operator.bootstrap import (
     bootstrap,
 )
 from controlplane_operator.class_use import ROLE_NOT_FOUND
-from controlplane_operator.control_plane_class import unsupported_addons
 from controlplane_operator.credentials import render_kubeconfig, user_of
 from controlplane_operator.errors import BootstrapFailed, RoleMissing
 from controlplane_operator.issuing import (
@@ -68,9 +67,9 @@ class _Inside:
     version: str
 
 
-def not_acted_on(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> list[str]:
-    """Say, in sentences, what of the spec and the class is accepted and has no effect."""
-    told = unsupported_addons(chosen) if chosen is not None else []
+def not_acted_on(control_plane: ControlPlane) -> list[str]:
+    """Say, in sentences, what of the spec is accepted and has no effect."""
+    told = []
     dedicated = control_plane.spec.dedicated
     if dedicated is not None and (dedicated.provider_ref is not None or dedicated.parameters_ref is not None):
         told.append(
@@ -105,7 +104,7 @@ class Publication:
         async with self._pairs.moving(control_plane, to=provision.addresses.internal):
             await self._write_secrets(control_plane, provision=provision, inside=inside)
             await ensure_default_registration(self._management, control_plane, chosen=chosen)
-            await self._write_status(control_plane, provision=provision, inside=inside, chosen=chosen)
+            await self._write_status(control_plane, provision=provision, inside=inside)
         return Result(min(jittered(_VERIFIED_SECONDS), until_renewal(inside.admin, inside.controllers)))
 
     async def _inside(self, control_plane: ControlPlane, *, provision: Provision, auth: AuthSpec) -> _Inside:
@@ -214,9 +213,7 @@ class Publication:
             annotations=inside.controllers.annotations(),
         )
 
-    async def _write_status(
-        self, control_plane: ControlPlane, *, provision: Provision, inside: _Inside, chosen: ControlPlaneClass | None
-    ) -> None:
+    async def _write_status(self, control_plane: ControlPlane, *, provision: Provision, inside: _Inside) -> None:
         namespace = management_namespace(control_plane.name)
         conditions = with_condition(
             control_plane.status.conditions,
@@ -225,7 +222,7 @@ class Publication:
             reason="Reconciled",
             message="the control plane is ready",
         )
-        missing = not_acted_on(control_plane, chosen=chosen)
+        missing = not_acted_on(control_plane)
         status = control_plane.status.model_copy(
             update={
                 "phase": ControlPlanePhase.READY,

@@ -47,6 +47,8 @@ class Settings:
     """How components run as pods; None: they are processes of this machine."""
     shared_etcd: EtcdAt | EtcdBehind | None = None
     cluster_kubeconfig: Path | None = None
+    namespace: str = "kplane-system"
+    """Where the operator is, and ConfigMaps with add-ons."""
     mcm_namespace: str = "kplane-system"
     mcm_service_account: str = "mcm"
     workers: int = 16
@@ -85,6 +87,7 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
         cluster_kubeconfig=_file("--cluster-kubeconfig", given.cluster_kubeconfig)
         if given.cluster_kubeconfig
         else None,
+        namespace=given.namespace,
         mcm_namespace=namespace,
         mcm_service_account=service_account,
         workers=given.workers,
@@ -141,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
         "--namespace",
         default="kplane-system",
         metavar="NAME",
-        help="of this operator, of --shared-etcd-service and of --image-pull-secret",
+        help="of this operator, of add-ons, of --shared-etcd-service and of --image-pull-secret",
     )
     add("--listen", default="127.0.0.1:8080", metavar="HOST:PORT", help="for /healthz, /readyz and /metrics")
     add(

@@ -6,15 +6,20 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from api import Condition, ConditionStatus, ResourceModel, set_condition
+from api import Condition, ConditionStatus, ResourceModel, find_condition, set_condition
 from api.resource import ApiModel
 from controlplane_operator.cache import Store
 from controlplane_operator.events import Events
 from provider import Client, Conflict, NotFound
 
-__all__ = ["FIELD_MANAGER", "StatusWriter", "with_condition", "with_supported"]
+__all__ = ["ADDONS_READY", "FIELD_MANAGER", "StatusWriter", "with_condition", "with_supported"]
 
 FIELD_MANAGER: Final = "kplane-status"
+
+ADDONS_READY: Final = "AddonsReady"
+"""Whether a control plane's add-ons are installed. It has a writer of its own, which is not to be overtaken by what
+another one has read before."""
+_ADDONS_MANAGER: Final = "kplane-addons-status"
 
 
 class StatusWriter:
@@ -53,6 +58,43 @@ class StatusWriter:
         store.apply(stored)
         self._tell(current, before, after)
 
+    async def write_addons_condition(
+        self, store: Store, current: ResourceModel, *, status: ConditionStatus, reason: str, message: str
+    ) -> None:
+        """Make this the condition AddonsReady of the object, unless it is already."""
+        known = find_condition(_conditions(current), ADDONS_READY)
+        wanted = with_condition(
+            [known] if known is not None else [],
+            of=current,
+            type=ADDONS_READY,
+            status=status,
+            reason=reason,
+            message=message,
+        )
+        if wanted != [known]:
+            await self._write_addons(store, current, known=[known] if known is not None else [], wanted=wanted)
+
+    async def drop_addons_condition(self, store: Store, current: ResourceModel) -> None:
+        """Take the condition AddonsReady off the object."""
+        known = find_condition(_conditions(current), ADDONS_READY)
+        if known is not None:
+            await self._write_addons(store, current, known=[known], wanted=[])
+
+    async def _write_addons(
+        self, store: Store, current: ResourceModel, *, known: list[Condition], wanted: list[Condition]
+    ) -> None:
+        before, after = (
+            {"conditions": [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in conditions]}
+            for conditions in (known, wanted)
+        )
+        body = {"metadata": {"name": current.name, "uid": current.metadata.uid}, "status": after}
+        try:
+            stored = await self._client.apply(store.resource, body, subresource="status", field_manager=_ADDONS_MANAGER)
+        except NotFound:
+            return
+        store.apply(stored)
+        self._tell(current, before, after)
+
     async def _apply(
         self,
         store: Store,
@@ -66,6 +108,9 @@ class StatusWriter:
         metadata = {"name": current.name, "uid": current.metadata.uid}
         if only_as_seen:
             metadata["resourceVersion"] = current.metadata.resource_version
+        if "conditions" in status:
+            own = [condition for condition in status["conditions"] if condition["type"] != ADDONS_READY]
+            status = {**status, "conditions": own}
         try:
             return await self._client.apply(
                 store.resource,
@@ -96,7 +141,9 @@ class StatusWriter:
                 )
 
 
-_EXPECTED: Final = frozenset({"Provisioning", "Bootstrapping", "Deleting", "EndpointPending", "KubeconfigPending"})
+_EXPECTED: Final = frozenset(
+    {"Installing", "Provisioning", "Bootstrapping", "Deleting", "EndpointPending", "KubeconfigPending"}
+)
 
 
 def _conflicts(error: Conflict) -> set[str]:
@@ -132,6 +179,11 @@ def with_supported(conditions: Iterable[Condition], *, of: ResourceModel, missin
     if told:
         return with_condition(conditions, of=of, type="Supported", status="False", reason="NotSupported", message=told)
     return [condition for condition in conditions if condition.type != "Supported"]
+
+
+def _conditions(current: ResourceModel) -> list[Condition]:
+    conditions: list[Condition] = getattr(current, "status").conditions  # noqa: B009 - see above
+    return conditions
 
 
 def _dump(status: ApiModel) -> dict[str, Any]:

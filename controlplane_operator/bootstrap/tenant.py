@@ -10,11 +10,13 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from api.names import ADDON_LABEL
 from controlplane_operator.errors import RoleMissing
 from provider import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
     NAMESPACES,
+    SECRETS,
     SERVICE_ACCOUNTS,
     AlreadyExists,
     Client,
@@ -25,6 +27,7 @@ from provider import (
 __all__ = [
     "ADMIN_ACCOUNT",
     "CONTROLLERS_ACCOUNT",
+    "JOIN_ADDON",
     "TENANT_NAMESPACE",
     "Subject",
     "bootstrap",
@@ -34,7 +37,11 @@ __all__ = [
 TENANT_NAMESPACE: Final = "kplane-system"
 """Where kplane's ServiceAccounts are, in each control plane."""
 
+JOIN_ADDON: Final = "kubeadm-join"
+"""The add-on that nodes join with; its bootstrap tokens are credentials like the others."""
+
 _SYSTEM_NAMESPACES: Final = ("default", "kube-system", "kube-public", "kube-node-lease", TENANT_NAMESPACE)
+_JOIN_NAMESPACE: Final = "kube-system"
 _FIELD_MANAGER: Final = "kplane-bootstrap"
 _ADMIN_BINDING: Final = "controlplane-admin"
 _CONTROLLERS_BINDING: Final = "controlplane-controllers"
@@ -89,6 +96,11 @@ async def revoke(client: Client) -> None:
     for account in (ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT):
         with contextlib.suppress(NotFound):
             await client.delete(SERVICE_ACCOUNTS, account.name, namespace=TENANT_NAMESPACE)
+    # Last: whoever could make another token has no rights any more.
+    tokens = await client.list(SECRETS, namespace=_JOIN_NAMESPACE, label_selector=f"{ADDON_LABEL}={JOIN_ADDON}")
+    for token in tokens.items:
+        with contextlib.suppress(NotFound):
+            await client.delete(SECRETS, token["metadata"]["name"], namespace=_JOIN_NAMESPACE)
 
 
 async def _apply_account(client: Client, name: str) -> None:

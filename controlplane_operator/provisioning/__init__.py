@@ -2,6 +2,8 @@
 
 from controlplane_operator.provisioning.apiserver import (
     API_SERVER_PORTS,
+    DNS_ADDRESS,
+    SERVICE_RANGE,
     api_server_component,
     external_url,
     server_url,
@@ -19,7 +21,9 @@ from controlplane_operator.provisioning.keyspace import Keyspace, key_prefix
 __all__ = [
     "API_SERVER_PORTS",
     "DEFAULT_QUOTA_BYTES",
+    "DNS_ADDRESS",
     "ETCD_PORTS",
+    "SERVICE_RANGE",
     "EtcdAccess",
     "Keyspace",
     "api_server_component",

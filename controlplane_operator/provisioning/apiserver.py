@@ -11,18 +11,34 @@ from controlplane_operator.credentials import KeyPair, TenantAuthorities, Tenant
 from controlplane_operator.provisioning.etcd import EtcdAccess
 from workloads import FILES, Address, Component, File, Port, Probe, Reach, Resources
 
-__all__ = ["API_SERVER_PORTS", "api_server_component", "external_url", "server_url", "serving_hosts"]
+__all__ = [
+    "API_SERVER_PORTS",
+    "DNS_ADDRESS",
+    "SERVICE_RANGE",
+    "api_server_component",
+    "external_url",
+    "server_url",
+    "serving_hosts",
+]
 
 _HTTPS: Final = "https"
 API_SERVER_PORTS: Final = (_HTTPS,)
 """What `Runtime.reserve` is asked for."""
 
-_SERVICE_RANGE: Final = "10.96.0.0/16"
+SERVICE_RANGE: Final = "10.96.0.0/16"
+DNS_ADDRESS: Final = "10.96.0.10"
+"""Where kubelets expect the cluster's DNS: the tenth address of the range, by kubeadm's rule."""
 _SERVICE_ADDRESS: Final = "10.96.0.1"
 """First address of the range: the Service default/kubernetes."""
 _ISSUER: Final = "https://kubernetes.default.svc.cluster.local"
 """The same for every control plane: the keys differ, and a tenant that moves keeps its tokens."""
-_ANONYMOUS_PATHS: Final = ("/livez", "/readyz", "/healthz")
+_ANONYMOUS_PATHS: Final = (
+    "/livez",
+    "/readyz",
+    "/healthz",
+    # What `kubeadm join` reads before it trusts the server. RBAC lets it only where add-on kubeadm-join is installed.
+    "/api/v1/namespaces/kube-public/configmaps/cluster-info",
+)
 
 _RESOURCES: Final = Resources(cpu_request="100m", memory_request="256Mi", memory_limit="2Gi")
 """An empty one takes 159 MiB, see docs/measured.md; the limit keeps one tenant from taking the others' memory."""
@@ -80,7 +96,7 @@ def api_server_component(
             f"--secure-port={port}",
             # Pods that would look up default/kubernetes need a routable address, which loopback is not.
             "--endpoint-reconciler-type=none",
-            f"--service-cluster-ip-range={_SERVICE_RANGE}",
+            f"--service-cluster-ip-range={SERVICE_RANGE}",
             f"--etcd-servers={','.join(etcd.endpoints)}",
             f"--etcd-prefix={etcd_prefix}",
             f"--etcd-cafile={FILES}/etcd-ca.crt",
@@ -142,7 +158,7 @@ def _pair(name: str, pair: KeyPair) -> dict[str, File]:
 
 
 def _authentication() -> bytes:
-    """Let nobody in without credentials, but for the health of the API server."""
+    """Let nobody in without credentials, but for the health of the API server and for what joining nodes start from."""
     configuration = {
         "apiVersion": "apiserver.config.k8s.io/v1",
         "kind": "AuthenticationConfiguration",

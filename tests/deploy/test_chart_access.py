@@ -281,6 +281,7 @@ OPERATOR_MAY = [
         for verb in ("list", "create", "patch", "delete")
     ],
     *[(verb, "events", "default") for verb in ("get", "create", "patch")],
+    *[(verb, "configmaps", "kplane-system") for verb in ("list", "watch")],
 ]
 
 OPERATOR_MAY_NOT = [
@@ -301,7 +302,8 @@ OPERATOR_MAY_NOT = [
     ("create", "persistentvolumeclaims", TENANT),
     ("create", "apps/daemonsets", TENANT),
     ("create", "batch/jobs", TENANT),
-    ("get", "configmaps", TENANT),
+    *[(verb, "configmaps", TENANT) for verb in ("get", "list", "watch")],
+    *[(verb, "configmaps", "kplane-system") for verb in ("create", "patch", "delete")],
     ("create", "events", TENANT),
     ("list", "nodes", ""),
     ("deletecollection", "secrets", TENANT),
