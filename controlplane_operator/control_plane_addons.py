@@ -24,7 +24,16 @@ from controlplane_operator.provisioning import DNS_ADDRESS, SERVICE_RANGE
 from controlplane_operator.secrets import data_of
 from controlplane_operator.status import ADDONS_READY
 from controlplane_operator.trouble import Trouble, trouble_with
-from provider import Client, ClusterConfig, KubeconfigError, ProviderError, Result
+from provider import (
+    Client,
+    ClusterConfig,
+    Forbidden,
+    KubeconfigError,
+    ProviderError,
+    Result,
+    Unauthorized,
+    Unreachable,
+)
 from provider.logs import log_fields
 
 __all__ = ["ControlPlaneAddonsReconciler"]
@@ -109,7 +118,7 @@ class ControlPlaneAddonsReconciler:
                 look = Look(client, bundles=self._bundles, facts=facts)
                 troubles = await look.all(wanted, last=memory.failed)
         except ProviderError as error:
-            await self._tell(control_plane, trouble_with("installing add-ons", error))
+            await self._tell(control_plane, _trouble(error))
             return Result(self._backoff.next(key, reason="unreachable"))
         memory.failed = list(troubles)
         await self._report(control_plane, wanted=wanted, troubles=troubles)
@@ -143,6 +152,15 @@ class ControlPlaneAddonsReconciler:
             reason="Installed" if trouble is None else trouble.reason,
             message=message if trouble is None else trouble.message,
         )
+
+
+def _trouble(error: ProviderError) -> Trouble:
+    trouble = trouble_with("installing add-ons", error)
+    return (
+        trouble
+        if isinstance(error, (Unreachable, Unauthorized, Forbidden))
+        else Trouble("AddonFailed", trouble.message)
+    )
 
 
 def _facts(control_plane: ControlPlane, *, config: ClusterConfig) -> TenantFacts:

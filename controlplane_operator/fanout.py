@@ -203,6 +203,11 @@ def _without_status(obj: Object | None) -> Object | None:
     return {**without, "status": None} if without is not None else None
 
 
+def _is_ready(obj: Object | None) -> bool:
+    conditions = (obj or {}).get("status", {}).get("conditions", ())
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+
+
 def _without_words(obj: Object | None) -> Object | None:
     if obj is None:
         return None
@@ -219,6 +224,7 @@ class _Fanout:
     def control_plane(self, change: Change) -> None:
         if _matters(change):
             self.queues.control_planes.add(change.key)
+        if _matters(change) or _is_ready(change.old) != _is_ready(change.new):
             self.queues.addons.add(change.key)
         for name in concerned_classes(change):
             self.queues.classes.add_after(("", name), _CLASS_SECONDS)

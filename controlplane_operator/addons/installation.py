@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -83,10 +83,10 @@ class Installation:
         async with self._bounded(outcome):
             ordered = sorted(bundle.objects, key=lambda obj: rank(identify(obj)))
             foundation = [obj for obj in ordered if rank(identify(obj)) <= FOUNDATION]
-            crds = [identify(obj) for obj in foundation if obj["kind"] == CRD_KIND]
+            crds = [obj for obj in foundation if obj["kind"] == CRD_KIND]
             made = await self._make(addon, foundation, outcome)
-            await self._established(crds, outcome)
-            made += await self._make(addon, ordered[len(foundation) :], outcome, new_kinds=bool(crds))
+            await self._established(map(identify, crds), outcome)
+            made += await self._make(addon, ordered[len(foundation) :], outcome, new_kinds=_defined_by(crds))
             self._made[addon] = made
         return outcome.failures
 
@@ -120,13 +120,14 @@ class Installation:
             outcome.failures.append("the rest was not tried yet")
 
     async def _make(
-        self, addon: str, objects: list[Object], outcome: _Outcome, *, new_kinds: bool = False
+        self, addon: str, objects: list[Object], outcome: _Outcome, *, new_kinds: Collection[tuple[str, str]] = ()
     ) -> list[ObjectId]:
-        """Apply objects, those of a rank and those that can be named first noted in the inventory."""
+        """Apply objects, once all of them are noted in the inventory; those of `new_kinds` when they are served."""
         placed: list[tuple[Resource, ObjectId, Object]] = []
         for obj in objects:
             with self._told(identify(obj), outcome):
-                found = await self._place(obj, new_kinds=new_kinds)
+                is_new = (identify(obj).key[0], obj["kind"]) in new_kinds
+                found = await self._place(obj, is_new=is_new)
                 if found is None:
                     outcome.failures.append(
                         f"{identify(obj)}: the control plane does not serve kind {obj['kind']} of {obj['apiVersion']};"
@@ -158,9 +159,9 @@ class Installation:
                 await self._client.delete(resource, obj["metadata"]["name"], namespace=obj["metadata"].get("namespace"))
             await self._client.apply(resource, obj, field_manager=FIELD_MANAGER)
 
-    async def _place(self, obj: Object, *, new_kinds: bool) -> tuple[Resource, ObjectId, Object] | None:
+    async def _place(self, obj: Object, *, is_new: bool) -> tuple[Resource, ObjectId, Object] | None:
         resource = await self._discovery.find(obj["apiVersion"], obj["kind"])
-        if resource is None and new_kinds:
+        if resource is None and is_new:
             # The API server publishes a new kind a moment after its definition is established.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ESTABLISHED_SECONDS):
@@ -290,6 +291,14 @@ def _label(obj: Object) -> str | None:
     labels = obj["metadata"].get("labels")
     value = labels.get(ADDON_LABEL) if isinstance(labels, Mapping) else None
     return value if isinstance(value, str) else None
+
+
+def _defined_by(crds: Iterable[Object]) -> set[tuple[str, str]]:
+    found = set()
+    for crd in crds:
+        with contextlib.suppress(KeyError, TypeError):
+            found.add((crd["spec"]["group"], crd["spec"]["names"]["kind"]))
+    return found
 
 
 def _is_established(crd: Object) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANES
-from provider import CONFIG_MAPS, SECRETS, Client, NotFound
+from provider import CLUSTER_ROLE_BINDINGS, CONFIG_MAPS, SECRETS, SERVICE_ACCOUNTS, Client, ClusterConfig, NotFound
 
 pytestmark = pytest.mark.integration
 
@@ -97,6 +98,21 @@ async def test_addons_come_change_and_go_and_their_trouble_is_theirs_alone(bundl
         assert kept <= {"kube-root-ca.crt"}
 
 
+async def owner(config: ClusterConfig) -> ClusterConfig:
+    """Whoever owns the adopted API server: no identity of kplane's, so that it is not revoked either."""
+    async with Client(config) as client:
+        await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "owner", "namespace": "default"}})
+        body = {
+            "metadata": {"name": "owner"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+            "subjects": [{"kind": "ServiceAccount", "name": "owner", "namespace": "default"}],
+        }
+        await client.create(CLUSTER_ROLE_BINDINGS, body)
+        path = "/api/v1/namespaces/default/serviceaccounts/owner/token"
+        issued = await client.request("POST", path, body={"spec": {}})
+    return replace(config, token=issued["status"]["token"])
+
+
 async def test_external_control_planes_get_addons_and_keep_them_without_tokens_when_they_are_let_go(
     bundles: Any,
 ) -> None:
@@ -106,7 +122,8 @@ async def test_external_control_planes_get_addons_and_keep_them_without_tokens_w
     config = await field.tenant("host")
     kubeconfig = base64.b64encode(json.dumps(config.to_kubeconfig()).encode()).decode()
     metadata = {"name": "host-credentials", "namespace": "default"}
-    await field.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}})
+    labels = {"controlplane.kplane.dev/allow-endpoint": "true"}
+    await field.client.apply(SECRETS, {"metadata": {**metadata, "labels": labels}, "data": {"kubeconfig": kubeconfig}})
     await field.create(
         "ControlPlaneEndpoint", "ext", endpoint=host["status"]["endpoint"], credentialsSecretRef=metadata
     )
@@ -120,7 +137,7 @@ async def test_external_control_planes_get_addons_and_keep_them_without_tokens_w
         return await condition(field, "ControlPlane", "ext", "AddonsReady")
 
     await field.eventually(addons, lambda found: found.get("status") == "True", timeout=60.0)
-    async with Client(config) as tenant:
+    async with Client(await owner(config)) as tenant:
         assert (await tenant.get(CONFIG_MAPS, "greeting", namespace="default"))["data"] == {"value": "1"}
         assert len((await tenant.list(SECRETS, namespace="kube-system")).items) == 1
         # A class that is gone says nothing of what is to be removed.
