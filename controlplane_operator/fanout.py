@@ -205,7 +205,7 @@ def _without_status(obj: Object | None) -> Object | None:
 
 def _is_ready(obj: Object | None) -> bool:
     conditions = (obj or {}).get("status", {}).get("conditions", ())
-    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+    return any(condition["type"] == "Ready" and condition.get("status") == "True" for condition in conditions)
 
 
 def _without_words(obj: Object | None) -> Object | None:

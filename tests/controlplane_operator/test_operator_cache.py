@@ -102,11 +102,25 @@ async def test_every_related_object_wakes_what_depends_on_it() -> None:
     )
     connect(stores, queues=queues)
     expected: list[tuple[Store, dict[str, Any], dict[str, set[str]]]] = [
-        (stores.classes, obj("gold", 3), {"controlplaneclass": {"gold"}, "controlplane": {"cp"}}),
+        (
+            stores.classes,
+            obj("gold", 3, spec={"addons": ["quota"]}),
+            {"controlplaneclass": {"gold"}, "controlplane": {"cp"}, "controlplaneaddons": {"cp"}},
+        ),
         (stores.endpoints, obj("door", 4), {"controlplaneendpoint": {"door"}, "controlplane": {"cp"}}),
         (stores.endpoints, obj("side-door", 5), {"controlplaneendpoint": {"side-door"}}),
         (stores.allowed_secrets, obj("own", 6, namespace="ns"), {}),
-        (stores.secrets, obj("any", 7, namespace="kplane-cp-cp"), {"controlplane": {"cp"}}),
+        (
+            stores.secrets,
+            obj("any", 7, namespace="kplane-cp-cp"),
+            {"controlplane": {"cp"}, "controlplaneaddons": {"cp"}},
+        ),
+        (
+            stores.bundles,
+            obj("quota", 7, namespace="kplane-system"),
+            {"controlplaneclass": {"gold"}, "controlplaneaddons": {"cp"}},
+        ),
+        (stores.bundles, obj("others", 7, namespace="kplane-system"), {}),
         (stores.namespaces, obj("kplane-cp-cp", 8), {"controlplane": {"cp"}}),
     ]
     registered = {"gold", "side-door", "own"}
@@ -136,4 +150,8 @@ async def test_what_we_say_about_an_object_is_no_reason_to_look_at_it_again() ->
         store.apply(obj("told", 2, spec={}, status=told))
     assert await woken(stores, queues) == {}
     stores.control_planes.apply(obj("told", 3, spec={}, status={**told, "endpoint": "https://edited.example"}))
-    assert await woken(stores, queues) == {"controlplane": {"told"}}
+    assert await woken(stores, queues) == {"controlplane": {"told"}, "controlplaneaddons": {"told"}}
+    # Add-ons wait for nothing more once somebody answers again.
+    ready = {**told, "endpoint": "https://edited.example", "conditions": [{"type": "Ready", "status": "True"}]}
+    stores.control_planes.apply(obj("told", 4, spec={}, status=ready))
+    assert await woken(stores, queues) == {"controlplaneaddons": {"told"}}
