@@ -119,7 +119,7 @@ async def test_external_control_planes_get_addons_and_keep_them_without_tokens_w
     field = bundles
     await field.create("ControlPlane", "host", mode="Dedicated", deletionPolicy="Destroy")
     host = await field.becomes("ControlPlane", "host", "Reconciled", timeout=60.0)
-    config = await field.tenant("host")
+    config = await owner(await field.tenant("host"))
     kubeconfig = base64.b64encode(json.dumps(config.to_kubeconfig()).encode()).decode()
     metadata = {"name": "host-credentials", "namespace": "default"}
     labels = {"controlplane.kplane.dev/allow-endpoint": "true"}
@@ -137,7 +137,7 @@ async def test_external_control_planes_get_addons_and_keep_them_without_tokens_w
         return await condition(field, "ControlPlane", "ext", "AddonsReady")
 
     await field.eventually(addons, lambda found: found.get("status") == "True", timeout=60.0)
-    async with Client(await owner(config)) as tenant:
+    async with Client(config) as tenant:
         assert (await tenant.get(CONFIG_MAPS, "greeting", namespace="default"))["data"] == {"value": "1"}
         assert len((await tenant.list(SECRETS, namespace="kube-system")).items) == 1
         # A class that is gone says nothing of what is to be removed.
