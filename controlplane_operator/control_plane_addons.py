@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from api import ControlPlane, ControlPlaneClass, EndpointType, find_condition, is_true
+from api import ControlPlane, EndpointType, find_condition, is_true
 from api.names import KUBECONFIG_KEY, controllers_secret_name, management_namespace
 from controlplane_operator.addons import Bundles, Look, TenantFacts
 from controlplane_operator.backoff import Backoff, jittered
 from controlplane_operator.bootstrap import ClusterFacts
 from controlplane_operator.cache import Key
+from controlplane_operator.class_in_force import class_in_force
 from controlplane_operator.control_plane import MANAGED
 from controlplane_operator.management import Management
 from controlplane_operator.provisioning import DNS_ADDRESS, SERVICE_RANGE
@@ -84,11 +85,10 @@ class ControlPlaneAddonsReconciler:
 
     def _wanted(self, control_plane: ControlPlane) -> list[str] | None:
         """Return the add-ons that are to be there; None where that is not known, so that nothing is removed."""
-        reference = control_plane.spec.class_ref
-        if reference is None:
+        if control_plane.spec.class_ref is None:
             return []
-        obj = self._management.stores.classes.get(("", reference.name))
-        return list(dict.fromkeys(ControlPlaneClass.model_validate(obj).spec.addons)) if obj is not None else None
+        followed = class_in_force(control_plane, classes=self._management.stores.classes)
+        return list(dict.fromkeys(followed.chosen.spec.addons)) if followed.chosen is not None else None
 
     def _credentials(self, control_plane: ControlPlane) -> ClusterConfig | None:
         key = management_namespace(control_plane.name), controllers_secret_name(control_plane.name)

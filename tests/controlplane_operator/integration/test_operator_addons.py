@@ -142,7 +142,9 @@ async def test_external_control_planes_get_addons_and_keep_them_without_tokens_w
         assert len((await tenant.list(SECRETS, namespace="kube-system")).items) == 1
         # A class that is gone says nothing of what is to be removed.
         await field.client.delete(CONTROL_PLANE_CLASSES, "equipped")
-        await field.becomes("ControlPlane", "ext", "ClassNotFound")
+        lost = lambda found: found.get("reason") == "ClassNotFound"  # noqa: E731
+        await field.eventually(lambda: condition(field, "ControlPlane", "ext", "ClassFound"), lost, timeout=10.0)
+        assert (await tenant.get(CONFIG_MAPS, "greeting", namespace="default"))["data"] == {"value": "1"}
         await field.client.delete(CONTROL_PLANES, "ext")
         await field.gone(CONTROL_PLANES, "ext")
         assert (await tenant.get(CONFIG_MAPS, "greeting", namespace="default"))["data"] == {"value": "1"}
