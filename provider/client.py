@@ -94,7 +94,7 @@ class Client:
 
         Raises ProviderError where `config` is another cluster or identity.
         """
-        if config.fingerprint() != self.config.fingerprint():
+        if not config.continues(self.config):
             raise ProviderError(f"the client of {self.config.server} cannot be turned into one of another cluster")
         await self._transport.update(config)
 

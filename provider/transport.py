@@ -95,7 +95,11 @@ class Transport:
         """Use renewed credentials from now on; exchanges under way end on the old ones."""
         async with self._lock:
             old, self._config, self._token = self._config, config, None
-            same_tls = (old.client_certificate, old.client_key) == (config.client_certificate, config.client_key)
+            same_tls = (old.ca_data, old.client_certificate, old.client_key) == (
+                config.ca_data,
+                config.client_certificate,
+                config.client_key,
+            )
             retired = self._session
             if same_tls or retired is None:
                 return

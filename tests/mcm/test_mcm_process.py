@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from api.names import API_VERSION
-from controlplane_operator.credentials import CONTROLLERS_USER, issue_client, render_kubeconfig
+from controlplane_operator.credentials import CONTROLLERS_USER, create_authority, issue_client, render_kubeconfig
 from embedded.credentials import MCM_USER
 from mcm.configuration import component_name
 from provider import (
@@ -270,6 +270,28 @@ async def test_a_renewed_certificate_is_used_by_the_same_process(
         await works(one, eventually)
         assert (await state(name, "Ready"))["pid"] == pid
         assert mcm.clusters()[name]["restarts"] == 0
+
+
+@pytest.mark.timeout(180)
+async def test_an_exchanged_ca_is_given_to_namespaces_by_the_same_engagement(
+    mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
+) -> None:
+    """kube-controller-manager reads the root CA once, so its process is another one; the cluster is the same."""
+    tenant = tenants["one"]
+    secret, old = tenant.controllers_secret(), tenant.authorities.serving.certificate
+    both = old + create_authority("next").certificate
+    client = issue_client(tenant.authorities.client, user=CONTROLLERS_USER, groups=("system:masters",))
+    kubeconfig = render_kubeconfig(server=tenant.server, ca=both, user=CONTROLLERS_USER, client=client)
+    mcm.start()
+    name = await fleet.register("a", secret, server=tenant.server)
+    pid = (await state(name, "Ready"))["pid"]
+    await fleet.put_secret("a", secret | {"ca.crt": both, "kubeconfig": kubeconfig})
+    await state(name, "Ready", lambda found: found["pid"] != pid)
+
+    namespace = await works(one, eventually)
+    root = await eventually(lambda: one.get(CONFIG_MAPS, "kube-root-ca.crt", namespace=namespace))
+    assert root["data"]["ca.crt"].encode() == both
+    assert mcm.log.read_text().count(f"cluster {name}: engaged") == 1
 
 
 @pytest.mark.timeout(180)
