@@ -126,6 +126,10 @@ class ProcessRuntime:
         supervision = self._supervisions.get(name)
         return supervision.state if supervision else ComponentState(name=name, phase=Phase.ABSENT)
 
+    def settled(self, name: str) -> bool:
+        """See `Runtime.settled`. One process ends before the next one starts."""
+        return self.state(name).phase is Phase.READY
+
     def names(self) -> Sequence[str]:
         """See `Runtime.names`."""
         return sorted(name for name, supervision in self._supervisions.items() if _owns_something(supervision))

@@ -95,6 +95,13 @@ class Runtime(Protocol):
         """Tell what is known of a component; phase ABSENT where there is none. Never blocks."""
         ...
 
+    def settled(self, name: str) -> bool:
+        """Tell whether the component is ready as this runtime was told last, and nothing runs as it was told before.
+
+        Files that programs read again by themselves are not waited for.
+        """
+        ...
+
     def names(self) -> Sequence[str]:
         """Names of all components that own something here: reserved, running, stopped, or found from an earlier run."""
         ...

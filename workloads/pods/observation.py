@@ -76,6 +76,17 @@ class Observation:
         settled = status.get("observedGeneration", 0) >= metadata["generation"] and not status.get("replicas", 0)
         return settled and "deletionTimestamp" not in metadata and not self._living(name)
 
+    def settled(self, name: str, *, generation: int) -> bool:
+        """Tell whether all pods are ready and of this generation of the workload, and no other is left."""
+        workload = self._workload(name)
+        if workload is None or workload["metadata"]["generation"] < generation:
+            return False
+        status, replicas = workload.get("status", {}), workload["spec"].get("replicas", 1)
+        told = status.get("observedGeneration", 0) >= workload["metadata"]["generation"]
+        counted = {status.get(counter, 0) for counter in ("replicas", "updatedReplicas", "readyReplicas")}
+        # A pod that is ending serves the connections that it has.
+        return told and counted == {replicas} and replicas == len(self._living(name)) > 0
+
     def state(self, name: str) -> ComponentState:
         """Say what the objects of a component come to."""
         workload, pods = self._workload(name), self.pods(name)

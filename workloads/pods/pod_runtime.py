@@ -173,6 +173,11 @@ class PodRuntime:
         """See `Runtime.state`. There are no pids: several pods, on several machines."""
         return self._observation.state(name)
 
+    def settled(self, name: str) -> bool:
+        """See `Runtime.settled`. False until `apply` was called: what an earlier run wanted is not known."""
+        applied = self._applied.get(name)
+        return applied is not None and self._observation.settled(name, generation=applied.generation)
+
     def names(self) -> Sequence[str]:
         """See `Runtime.names`."""
         return self._observation.names()

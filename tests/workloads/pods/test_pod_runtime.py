@@ -106,6 +106,7 @@ async def test_pods_are_replaced_for_a_file_that_is_read_once_and_not_for_one_th
         first = await cluster.pod(namespace)
         await cluster.run_pod(first)
         await cluster.phase(runtime, name, Phase.READY)
+        await cluster.eventually(lambda: runtime.settled(name))
 
         renewed = {"config": File(b"one"), "tls.crt": File(b"renewed", reloaded=True)}
         await runtime.apply(server(name, files=renewed))
@@ -119,12 +120,17 @@ async def test_pods_are_replaced_for_a_file_that_is_read_once_and_not_for_one_th
         # The first one goes when the second one is ready, and not before.
         assert first["metadata"]["name"] in [pod["metadata"]["name"] for pod in await cluster.pods(namespace)]
         assert runtime.state(name).phase is Phase.READY
+        assert not runtime.settled(name)
         await cluster.run_pod(second)
         await cluster.eventually(
             lambda: cluster.pods(namespace),
             lambda pods: [pod["metadata"]["name"] for pod in pods] == [second["metadata"]["name"]],
             timeout=20.0,
         )
+        await cluster.eventually(lambda: runtime.settled(name))
+    async with cluster.runtime() as another:
+        # What was wanted last is not known to it.
+        assert not another.settled(name)
 
 
 async def test_component_with_data_keeps_its_claim_until_it_is_deleted(cluster):
