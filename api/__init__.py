@@ -36,9 +36,11 @@ from api.control_plane_registration import (
 )
 from api.references import ObjectReference, SecretReference, Service, TypedReference
 from api.resource import Metadata, OwnerReference, ResourceInfo, ResourceModel
+from api.rotation import MAX_ROTATION_VALUE, RotationPhase, RotationStatus
 
 __all__ = [
     "CLUSTER_PATH_PATTERN",
+    "MAX_ROTATION_VALUE",
     "READY",
     "RESERVED_CLUSTER_PATHS",
     "AuthModel",
@@ -72,6 +74,8 @@ __all__ = [
     "RememberedClass",
     "ResourceInfo",
     "ResourceModel",
+    "RotationPhase",
+    "RotationStatus",
     "SecretReference",
     "Service",
     "TypedReference",

@@ -11,6 +11,7 @@ from api.conditions import Conditions
 from api.extensions import ATOMIC_MAP, Extension, Rule, list_map, rules
 from api.references import ObjectReference, SecretReference, TypedReference
 from api.resource import ApiModel, Column, ResourceInfo, ResourceModel
+from api.rotation import RotationStatus
 
 __all__ = [
     "CLUSTER_PATH_PATTERN",
@@ -210,6 +211,10 @@ class ControlPlaneStatus(ApiModel):
     """
     version: Annotated[str, StringConstraints(max_length=63)] | None = None
     """The version that the API server reports."""
+    rotation: RotationStatus | None = None
+    """The latest exchange of the CAs and the ServiceAccount key; begun by the annotation
+    `controlplane.kplane.dev/rotate`, once for each of its values.
+    """
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """The metadata.generation that this status answers."""
     conditions: Conditions = Field(default_factory=list)

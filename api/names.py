@@ -19,6 +19,7 @@ __all__ = [
     "CONTROLLERS_SECRET_KEYS",
     "CONTROL_PLANE_LABEL",
     "FINALIZER",
+    "FINISH_ROTATION_ANNOTATION",
     "GROUP",
     "KUBECONFIG_EXTERNAL_KEY",
     "KUBECONFIG_KEY",
@@ -26,6 +27,7 @@ __all__ = [
     "REGISTRATION_LABEL",
     "RETAINED_LABEL",
     "RETAINED_UID_ANNOTATION",
+    "ROTATE_ANNOTATION",
     "UID_ANNOTATION",
     "VERSION",
     "controllers_secret_name",
@@ -78,6 +80,12 @@ BUNDLE_LABEL: Final = f"{GROUP}/addon"
 
 ADDON_LABEL: Final = f"{GROUP}/installed-by"
 """In a control plane, on everything that an add-on installed; its value is `label_value(addon)`."""
+
+ROTATE_ANNOTATION: Final = f"{GROUP}/rotate"
+"""On a control plane: a value that was not there before has its CAs and its ServiceAccount key exchanged."""
+
+FINISH_ROTATION_ANNOTATION: Final = f"{GROUP}/finish-rotation"
+"""On a control plane: the value of `ROTATE_ANNOTATION` whose overlap is to end at once."""
 
 KUBECONFIG_KEY: Final = "kubeconfig"
 KUBECONFIG_EXTERNAL_KEY: Final = "kubeconfig-external"

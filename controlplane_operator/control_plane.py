@@ -26,6 +26,7 @@ from controlplane_operator.provision import Provisioner
 from controlplane_operator.publication import Publication, not_acted_on
 from controlplane_operator.removal import Removal
 from controlplane_operator.retention import take_back
+from controlplane_operator.rotator import Rotator
 from controlplane_operator.status import with_condition, with_supported
 from controlplane_operator.trouble import Trouble
 from controlplane_operator.validation import check_class, check_cluster_path
@@ -84,6 +85,7 @@ class ControlPlaneReconciler:
         provisioners: Provisioners,
         namespaces: ManagementNamespaces,
         publication: Publication,
+        rotator: Rotator,
         removal: Removal,
         claims: Claims,
     ) -> None:
@@ -91,6 +93,7 @@ class ControlPlaneReconciler:
         self._provisioners = provisioners
         self._namespaces = namespaces
         self._publication = publication
+        self._rotator = rotator
         self._removal = removal
         self._claims = claims
         self._backoff: Backoff[Key] = Backoff()
@@ -138,7 +141,8 @@ class ControlPlaneReconciler:
         if provision.authorities is not None and control_plane.status.endpoint is None:
             # The data may be an earlier one's, and whoever it let in stays out.
             await take_back(provision.administrator)
-        return await self._publication.publish(control_plane, provision=provision, chosen=chosen)
+        published = await self._publication.publish(control_plane, provision=provision, chosen=chosen)
+        return await self._rotator.advance(control_plane, provision=provision, otherwise=published)
 
     async def _begin(self, control_plane: ControlPlane, *, followed: ClassInForce) -> ControlPlane:
         """Write down, before anything is made, what will have to be removed, finalizer, path, policy, and the class."""

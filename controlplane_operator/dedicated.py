@@ -60,7 +60,7 @@ class DedicatedProvisioner:
             )
             if certificates.etcd_server is None:
                 raise Trouble("Failed", "the etcd of this control plane has no certificate")
-            ca = authorities.etcd.certificate
+            ca = authorities.etcd_trust
             await self._runtime.apply(
                 etcd_component(
                     etcd,
@@ -84,7 +84,8 @@ class DedicatedProvisioner:
                 )
             )
         await check_ready(self._runtime, name, what="kube-apiserver", published=published)
-        return provision_at(address, authorities=authorities, certificates=certificates)
+        settled = self._runtime.settled(etcd) and self._runtime.settled(name)
+        return provision_at(address, authorities=authorities, certificates=certificates, settled=settled)
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
         """Tell whether there is an etcd of the control plane, running or not."""

@@ -11,7 +11,15 @@ from typing import Final
 from api.names import GROUP, KUBECONFIG_KEY
 from controlplane_operator.bootstrap import request_token
 from controlplane_operator.cache import Object
-from controlplane_operator.credentials import KeyPair, expiry, issue_client, renewal_time
+from controlplane_operator.credentials import (
+    KeyPair,
+    TenantAuthorities,
+    expiry,
+    issue_client,
+    issued_by,
+    renewal_time,
+    signed_by,
+)
 from controlplane_operator.errors import BootstrapFailed
 from controlplane_operator.secrets import data_of
 from provider import Client, ClusterConfig, KubeconfigError
@@ -21,6 +29,7 @@ __all__ = [
     "expires_at",
     "issue_certificate",
     "issue_token",
+    "issued_under",
     "of_certificate",
     "reusable",
     "until_renewal",
@@ -133,3 +142,10 @@ def expires_at(secret: Object) -> datetime | None:
 def until_renewal(*identities: Identity) -> float:
     """Return the seconds until the first of them is to be renewed."""
     return max(1.0, min((identity.renew_at - datetime.now(UTC)).total_seconds() for identity in identities))
+
+
+def issued_under(identity: Identity, *, authorities: TenantAuthorities) -> bool:
+    """Tell whether the keys that issue now issued it: others may be trusted still, and will not be for long."""
+    if identity.client is not None:
+        return issued_by(identity.client.certificate, authority=authorities.client)
+    return identity.token is not None and signed_by(identity.token, key=authorities.service_account_key)

@@ -49,7 +49,9 @@ async def _settle(runtime: Runtime, component: str) -> None:
         unsubscribe()
 
 
-def provision_at(address: Address, *, authorities: TenantAuthorities, certificates: TenantCertificates) -> Provision:
+def provision_at(
+    address: Address, *, authorities: TenantAuthorities, certificates: TenantCertificates, settled: bool
+) -> Provision:
     """Describe how to get in at the address of a kube-apiserver that kplane runs."""
     url, external = server_url(address), external_url(address)
     administrator = authorities.issue_administrator()
@@ -57,12 +59,13 @@ def provision_at(address: Address, *, authorities: TenantAuthorities, certificat
         addresses=Addresses(internal=url, external=external, join=external),
         administrator=ClusterConfig(
             server=url,
-            ca_data=authorities.serving.certificate,
+            ca_data=authorities.serving_trust,
             client_certificate=administrator.certificate,
             client_key=administrator.key,
         ),
         authorities=authorities,
         controllers=certificates.controllers,
+        settled=settled,
     )
 
 

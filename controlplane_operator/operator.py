@@ -40,6 +40,7 @@ from controlplane_operator.pairs import Pairs
 from controlplane_operator.publication import Publication
 from controlplane_operator.relisting import Relisting
 from controlplane_operator.removal import Removal
+from controlplane_operator.rotator import Rotator
 from controlplane_operator.settings import EtcdAt, EtcdBehind, Settings
 from controlplane_operator.shared_etcd import CredentialsKeeper, SharedEtcd, service_endpoint
 from controlplane_operator.status import StatusWriter
@@ -164,6 +165,7 @@ class _Assembly:
             provisioners=provisioners,
             namespaces=namespaces,
             publication=Publication(management, pairs=pairs),
+            rotator=Rotator(management),
             removal=Removal(management, namespaces=namespaces, provisioner=provisioners.used, claims=claims),
             claims=claims,
         )

@@ -23,6 +23,8 @@ class Provision:
     """None where somebody else runs the API server, and so keeps its keys."""
     controllers: KeyPair | None = None
     """Client certificate of the controllers; None where they get a token."""
+    settled: bool = True
+    """Nothing of an earlier description runs any more, so that `authorities` are those of every program."""
 
 
 class Provisioner(Protocol):

@@ -39,6 +39,7 @@ from controlplane_operator.issuing import (
     Identity,
     issue_certificate,
     issue_token,
+    issued_under,
     of_certificate,
     reusable,
     until_renewal,
@@ -46,6 +47,7 @@ from controlplane_operator.issuing import (
 from controlplane_operator.management import Management
 from controlplane_operator.pairs import Pairs
 from controlplane_operator.provision import Provision
+from controlplane_operator.rotator import refused_rotation, rotation_status
 from controlplane_operator.secrets import write_secret
 from controlplane_operator.status import with_condition, with_supported
 from controlplane_operator.trouble import Trouble, trouble_with
@@ -69,7 +71,7 @@ class _Inside:
 
 def not_acted_on(control_plane: ControlPlane) -> list[str]:
     """Say, in sentences, what of the spec is accepted and has no effect."""
-    told = []
+    told = refused_rotation(control_plane)
     dedicated = control_plane.spec.dedicated
     if dedicated is not None and (dedicated.provider_ref is not None or dedicated.parameters_ref is not None):
         told.append(
@@ -120,6 +122,10 @@ class Publication:
         admin = reusable(
             self._published(control_plane, kubeconfig_secret_name), by_certificate=by_certificate, lifetime=lifetime
         )
+        authorities = provision.authorities if provision.settled else None
+        # Else an API server that still has the keys of before could issue the next one as well.
+        if admin is not None and authorities is not None and not issued_under(admin, authorities=authorities):
+            admin = None
         controllers = (
             of_certificate(provision.controllers)
             if provision.controllers is not None
@@ -236,6 +242,7 @@ class Publication:
                 ),
                 "version": inside.version,
                 "credentials_expire_at": inside.admin.expires_at,
+                "rotation": rotation_status(provision.authorities),
                 "observed_generation": control_plane.metadata.generation,
                 "conditions": with_supported(conditions, of=control_plane, missing=missing),
             }

@@ -21,6 +21,7 @@ __all__ = [
     "delete_secret",
     "find_secret",
     "make_secret_last",
+    "replace_data",
     "take_over_secret",
     "write_secret",
 ]
@@ -112,6 +113,20 @@ async def make_secret_last(management: Management, control_plane: ControlPlane, 
         management.stores.secrets.apply(
             await management.client.patch(SECRETS, name, body, namespace=management_namespace(control_plane.name))
         )
+
+
+async def replace_data(management: Management, secret: Object, *, data: Mapping[str, bytes]) -> None:
+    """Have a Secret carry this data and no other, in one write.
+
+    Raises Conflict where it was changed since it was read.
+    """
+    metadata = secret["metadata"]
+    encoded: dict[str, str | None] = dict.fromkeys(secret.get("data") or {})
+    encoded |= {key: base64.b64encode(value).decode() for key, value in data.items()}
+    body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "data": encoded}
+    management.stores.secrets.apply(
+        await management.client.patch(SECRETS, metadata["name"], body, namespace=metadata["namespace"])
+    )
 
 
 async def delete_secret(management: Management, control_plane: ControlPlane, *, name: str) -> None:

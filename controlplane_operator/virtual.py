@@ -86,7 +86,8 @@ class VirtualProvisioner:
             )
         published = control_plane.status.endpoint is not None
         await check_ready(self._runtime, name, what="kube-apiserver", published=published)
-        return provision_at(address, authorities=authorities, certificates=certificates)
+        settled = self._runtime.settled(name)
+        return provision_at(address, authorities=authorities, certificates=certificates, settled=settled)
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
         """Tell whether there are keys under the control plane's path; there are none without a shared etcd."""

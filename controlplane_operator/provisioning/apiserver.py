@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from controlplane_operator.credentials import KeyPair, TenantAuthorities, TenantCertificates, public_key
+from controlplane_operator.credentials import KeyPair, TenantAuthorities, TenantCertificates
 from controlplane_operator.provisioning.etcd import EtcdAccess
 from workloads import FILES, Address, Component, File, Port, Probe, Reach, Resources
 
@@ -128,12 +128,13 @@ def api_server_component(
             **_pair("server", certificates.api_server),
             **_pair("etcd-client", certificates.etcd_client),
             **_pair("front-proxy-client", certificates.front_proxy),
-            "client-ca.crt": File(authorities.client.certificate, reloaded=True),
-            "serving-ca.crt": File(authorities.serving.certificate, reloaded=True),
-            "front-proxy-ca.crt": File(authorities.front_proxy.certificate, reloaded=True),
+            "client-ca.crt": File(authorities.client_trust, reloaded=True),
+            "serving-ca.crt": File(authorities.serving_trust, reloaded=True),
+            "front-proxy-ca.crt": File(authorities.front_proxy_trust, reloaded=True),
             "etcd-ca.crt": File(etcd.ca),
+            # Unlike those, it reads the keys of ServiceAccount tokens once: for others it is started again.
             "sa.key": File(authorities.service_account_key),
-            "sa.pub": File(public_key(authorities.service_account_key)),
+            "sa.pub": File(authorities.service_account_trust),
             "authentication.yaml": File(_authentication()),
         },
         env=_ENVIRONMENT,

@@ -127,6 +127,23 @@ async def field(api_server: Handle, eventually: Callable[..., Any]) -> AsyncIter
 
 
 @pytest.fixture
+async def mortal_field(
+    api_server: Handle, eventually: Callable[..., Any]
+) -> AsyncIterator[tuple[Field, Callable[[], contextlib.AbstractAsyncContextManager[str]]]]:
+    """The same without an operator, and what runs one for a while; what it runs goes on without it."""
+    state = Path(tempfile.mkdtemp(prefix="kplane-operator-"))
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+        made = Field(client, api_server, state, eventually)
+        try:
+            yield made, lambda: running_operator(api_server, state)
+            async with running_operator(api_server, state):
+                await _clean(made)
+        finally:
+            await end_processes(state, grace_seconds=2.0)
+            shutil.rmtree(state, ignore_errors=True)
+
+
+@pytest.fixture
 async def field_without_etcd(
     api_server: Handle, tmp_path: Path, eventually: Callable[..., Any]
 ) -> AsyncIterator[Field]:
