@@ -10,13 +10,16 @@ from typing import Final, Generic, TypeVar
 
 from provider.errors import ProviderError, QueueClosed
 from provider.queue import WorkQueue
-from provider.waiting import Place, Room
+from provider.waiting import Place, Room, unanswered
 
 __all__ = ["Controller", "Result"]
 
 log: Final = logging.getLogger(__name__)
 
 K = TypeVar("K", bound=Hashable)
+
+_LONG_SECONDS: Final = 5.0
+"""After this a reconcile leaves its worker whatever it does, where it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +33,8 @@ class Controller(Generic[K]):
     """Calls `reconcile(key)` for the keys of a queue, up to `workers` at once, never one key twice at once.
 
     A reconcile that raises, or takes longer than `timeout_seconds`, is logged and tried again with growing delays. One
-    that waits for an answer of an API server that is slow to give it leaves its worker to other keys; up to `waiting`
-    may do so besides, so that servers which say nothing delay nobody else's keys.
+    that waits for an API server which is slow to answer leaves its worker to other keys, and so does one that takes
+    long; up to `waiting` may do so besides, so that servers which say nothing delay nobody else's keys.
     """
 
     def __init__(
@@ -75,7 +78,9 @@ class Controller(Generic[K]):
     async def _attempt(self, key: K, place: Place) -> None:
         place.take()
         try:
-            await self._handle(key)
+            # A server may also answer at once, and never come to an end: with one page after the other, for example.
+            with unanswered(patience_seconds=_LONG_SECONDS):
+                await self._handle(key)
         finally:
             place.end()
             self.queue.done(key)

@@ -113,6 +113,27 @@ async def test_the_end_of_the_controller_ends_those_that_wait(eventually: Callab
     assert ended == ["silent"]
 
 
+async def test_one_that_takes_long_leaves_its_worker_whatever_it_does(
+    eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("provider.controller._LONG_SECONDS", 0.01)
+    queue, pages, done = WorkQueue[str](), asyncio.Event(), list[str]()
+
+    async def reconcile(key: str) -> None:
+        while key == "endless" and not pages.is_set():
+            with unanswered():
+                await asyncio.sleep(0.001)
+        done.append(key)
+
+    controller = Controller("test", reconcile, queue=queue, workers=1, waiting=1)
+    async with running(controller):
+        for key in ("endless", "good"):
+            queue.add(key)
+        await eventually(lambda: done, lambda found: found == ["good"])
+        pages.set()
+        await eventually(lambda: done, lambda found: found == ["good", "endless"])
+
+
 async def test_the_deadline_holds_for_those_that_wait_too(eventually: Callable[..., Any]) -> None:
     work, queue = Work(), WorkQueue[str]()
     controller = Controller("test", work.reconcile, queue=queue, workers=1, waiting=5, timeout_seconds=0.05)
