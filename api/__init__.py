@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from api.compute_resources import ComputeResources, ResourceAmounts, quantity
 from api.conditions import READY, Condition, ConditionStatus, find_condition, is_true, set_condition
 from api.control_plane import (
     CLUSTER_PATH_PATTERN,
@@ -34,6 +35,7 @@ from api.control_plane_registration import (
     ControlPlaneRegistrationStatus,
     RegistrationMode,
 )
+from api.kubernetes_version import KubernetesVersion
 from api.references import ObjectReference, SecretReference, Service, TypedReference
 from api.resource import Metadata, OwnerReference, ResourceInfo, ResourceModel
 from api.rotation import MAX_ROTATION_VALUE, RotationPhase, RotationStatus
@@ -45,6 +47,7 @@ __all__ = [
     "RESERVED_CLUSTER_PATHS",
     "AuthModel",
     "AuthSpec",
+    "ComputeResources",
     "Condition",
     "ConditionStatus",
     "ControlPlane",
@@ -67,11 +70,13 @@ __all__ = [
     "DeletionPolicy",
     "EndpointAddress",
     "EndpointType",
+    "KubernetesVersion",
     "Metadata",
     "ObjectReference",
     "OwnerReference",
     "RegistrationMode",
     "RememberedClass",
+    "ResourceAmounts",
     "ResourceInfo",
     "ResourceModel",
     "RotationPhase",
@@ -82,5 +87,6 @@ __all__ = [
     "VirtualSpec",
     "find_condition",
     "is_true",
+    "quantity",
     "set_condition",
 ]

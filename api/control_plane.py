@@ -7,8 +7,10 @@ from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints, model_validator
 
+from api.compute_resources import ComputeResources
 from api.conditions import Conditions
 from api.extensions import ATOMIC_MAP, Extension, Rule, list_map, rules
+from api.kubernetes_version import VersionText
 from api.references import ObjectReference, SecretReference, TypedReference
 from api.resource import ApiModel, Column, ResourceInfo, ResourceModel
 from api.rotation import RotationStatus
@@ -123,6 +125,18 @@ class ControlPlaneSpec(ApiModel):
                 field_path=".dedicated",
                 reason="FieldValueForbidden",
             ),
+            *(
+                Rule(
+                    rule=f"!has(self.endpointRef) || !has(self.{field})",
+                    message=(
+                        f"spec.{field} is for API servers that kplane runs, and that of spec.endpointRef it does not:"
+                        f" remove spec.{field}"
+                    ),
+                    field_path=f".{field}",
+                    reason="FieldValueForbidden",
+                )
+                for field in ("version", "resources")
+            ),
         )
     )
 
@@ -155,12 +169,28 @@ class ControlPlaneSpec(ApiModel):
     """Settings of mode Virtual."""
     dedicated: DedicatedSpec | None = None
     """Settings of mode Dedicated."""
+    version: VersionText | None = None
+    """The version of Kubernetes that the API server runs, such as 1.36.3 or v1.36.3. The default is that of the class,
+    and the operator's own where that has none. A lower version than the one that runs is refused, and so is one that
+    skips a minor version: condition UpToDate says so then, and what runs stays.
+    """
+    resources: ComputeResources | None = None
+    """Processor and memory of the API server, in the place of those of the class. For what is left out, kplane's
+    defaults count: requests of 100m and 256Mi, and a limit of 2Gi.
+    """
 
     @model_validator(mode="after")
     def _settings_match_mode(self) -> Self:
         for mode, settings in ((ControlPlaneMode.VIRTUAL, self.virtual), (ControlPlaneMode.DEDICATED, self.dedicated)):
             if settings is not None and self.mode != mode:
                 raise ValueError(f"spec.{mode.lower()} is for spec.mode {mode} only")
+        return self
+
+    @model_validator(mode="after")
+    def _runs_what_it_sets(self) -> Self:
+        for field, value in (("version", self.version), ("resources", self.resources)):
+            if value is not None and self.endpoint_ref is not None:
+                raise ValueError(f"spec.{field} is for API servers that kplane runs, not for that of spec.endpointRef")
         return self
 
 

@@ -8,10 +8,12 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import AfterValidator, Field, StringConstraints
 
+from api.compute_resources import ComputeResources
 from api.conditions import Conditions
 from api.control_plane import ControlPlaneMode, DeletionPolicy
 from api.durations import duration_rules, duration_within, parse_duration
 from api.extensions import ATOMIC_LIST, Extension, Rule, rules
+from api.kubernetes_version import VersionText
 from api.references import Services
 from api.resource import ApiModel, Column, ResourceInfo, ResourceModel
 
@@ -131,6 +133,14 @@ class ControlPlaneClassSpec(ApiModel):
     """Which controllers run for control planes of the class."""
     default_services: Services = Field(default_factory=list)
     """Services that each control plane of the class is registered for by itself; absent or empty for none."""
+    version: VersionText | None = None
+    """The version of Kubernetes that the API servers of control planes run which set none themselves, such as 1.36.3;
+    absent for the operator's own. It does not count for those with spec.endpointRef.
+    """
+    resources: ComputeResources | None = None
+    """Processor and memory of the API server of each control plane that sets none itself. It does not count for those
+    with spec.endpointRef.
+    """
 
 
 class ControlPlaneClassStatus(ApiModel):

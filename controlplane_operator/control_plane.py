@@ -22,8 +22,9 @@ from controlplane_operator.deletion_policy import policy_of
 from controlplane_operator.kinds import CONTROL_PLANES
 from controlplane_operator.management import Management
 from controlplane_operator.namespaces import ManagementNamespaces
+from controlplane_operator.pause import PAUSED, is_paused, with_pause, without_pause
 from controlplane_operator.provision import Provisioner
-from controlplane_operator.publication import Publication, not_acted_on
+from controlplane_operator.publication import Publication
 from controlplane_operator.removal import Removal
 from controlplane_operator.retention import take_back
 from controlplane_operator.rotator import Rotator
@@ -107,6 +108,10 @@ class ControlPlaneReconciler:
             return None
         with log_fields(object=f"ControlPlane/{key[1]}"):
             control_plane = ControlPlane.model_validate(obj)
+            if is_paused(control_plane):
+                await self._stay(control_plane)
+                return None
+            control_plane = await self._go_on(key, control_plane)
             followed = class_in_force(control_plane, classes=self._management.stores.classes)
             if control_plane.deleting:
                 return await self._removal.remove(control_plane, chosen=followed.chosen)
@@ -117,6 +122,24 @@ class ControlPlaneReconciler:
                 return None if trouble.waits_for_event else Result(self._pause(key, trouble))
             self._backoff.forget(key)
             return result
+
+    async def _stay(self, control_plane: ControlPlane) -> None:
+        """Leave a paused control plane alone, and say so: no more is written than that."""
+        waiting = ControlPlanePhase.TERMINATING if control_plane.deleting else control_plane.status.phase
+        left = "nothing of this control plane is changed, renewed or repaired"
+        conditions = with_pause(control_plane.status.conditions, of=control_plane, left=left)
+        update = {"phase": waiting or ControlPlanePhase.PENDING, "conditions": conditions}
+        await self._write(control_plane, status=control_plane.status.model_copy(update=update))
+
+    async def _go_on(self, key: Key, control_plane: ControlPlane) -> ControlPlane:
+        """Return the control plane as it is without the condition of a pause that is over."""
+        if find_condition(control_plane.status.conditions, PAUSED) is None:
+            return control_plane
+        self._management.events.record(control_plane, reason="Resumed", message="the pause of it is over")
+        update = {"conditions": without_pause(control_plane.status.conditions)}
+        await self._write(control_plane, status=control_plane.status.model_copy(update=update))
+        stored = self._management.stores.control_planes.get(key)
+        return ControlPlane.model_validate(stored) if stored is not None else control_plane
 
     async def _bring_up(self, control_plane: ControlPlane, *, followed: ClassInForce) -> Result | None:
         chosen = followed.chosen
@@ -219,7 +242,9 @@ class ControlPlaneReconciler:
             update={
                 "phase": _phase(trouble, published=control_plane.status.endpoint is not None),
                 "observed_generation": control_plane.metadata.generation,
-                "conditions": with_supported(conditions, of=control_plane, missing=not_acted_on(control_plane)),
+                "conditions": with_supported(
+                    conditions, of=control_plane, missing=self._publication.not_acted_on(control_plane)
+                ),
             }
         )
 

@@ -21,6 +21,7 @@ from controlplane_operator.cache import Key
 from controlplane_operator.class_in_force import class_in_force
 from controlplane_operator.control_plane import MANAGED
 from controlplane_operator.management import Management
+from controlplane_operator.pause import is_paused
 from controlplane_operator.provisioning import DNS_ADDRESS, SERVICE_RANGE
 from controlplane_operator.secrets import data_of
 from controlplane_operator.status import ADDONS_READY
@@ -74,6 +75,8 @@ class ControlPlaneAddonsReconciler:
             return None
         with log_fields(object=f"ControlPlane/{key[1]}"):
             control_plane = ControlPlane.model_validate(obj)
+            if is_paused(control_plane):
+                return None
             wanted = self._wanted(control_plane)
             if control_plane.deleting or control_plane.status.endpoint is None or wanted is None:
                 return None

@@ -9,6 +9,7 @@ from api import (
     ControlPlane,
     ControlPlaneEndpoint,
     ControlPlaneRegistration,
+    ControlPlaneRegistrationStatus,
     RegistrationMode,
     SecretReference,
     Service,
@@ -19,6 +20,7 @@ from controlplane_operator.cache import Key
 from controlplane_operator.class_in_force import class_in_force
 from controlplane_operator.management import Management
 from controlplane_operator.pairs import Pairs
+from controlplane_operator.pause import is_paused, with_pause, without_pause
 from controlplane_operator.resolution import Resolution, SecretStanding, resolve, secret_wanted
 from controlplane_operator.secrets import find_secret
 from controlplane_operator.status import with_condition, with_supported
@@ -57,6 +59,11 @@ class ControlPlaneRegistrationReconciler:
                 return await self._resolve(registration)
 
     async def _resolve(self, registration: ControlPlaneRegistration) -> Result | None:
+        if is_paused(registration):
+            left = "what it resolves to stays as it is"
+            conditions = with_pause(registration.status.conditions, of=registration, left=left)
+            await self._write(registration, status=registration.status.model_copy(update={"conditions": conditions}))
+            return None
         control_plane = self._control_plane(registration)
         try:
             resolution = resolve(
@@ -141,9 +148,12 @@ class ControlPlaneRegistrationReconciler:
                 "services": current.spec.services,
                 "mode": current.spec.mode or RegistrationMode.SHARED,
                 "observed_generation": current.metadata.generation,
-                "conditions": with_supported(ready, of=current, missing=_unsupported(current)),
+                "conditions": with_supported(without_pause(ready), of=current, missing=_unsupported(current)),
             }
         )
+        await self._write(current, status=status)
+
+    async def _write(self, current: ControlPlaneRegistration, *, status: ControlPlaneRegistrationStatus) -> None:
         await self._management.status.write(self._management.stores.registrations, current, status=status)
 
 

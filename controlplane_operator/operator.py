@@ -164,7 +164,7 @@ class _Assembly:
             management,
             provisioners=provisioners,
             namespaces=namespaces,
-            publication=Publication(management, pairs=pairs),
+            publication=Publication(management, pairs=pairs, runtime=runtime),
             rotator=Rotator(management),
             removal=Removal(management, namespaces=namespaces, provisioner=provisioners.used, claims=claims),
             claims=claims,

@@ -5,12 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from api import ControlPlane, DeletionPolicy
+from api import ControlPlane, DeletionPolicy, KubernetesVersion
 from controlplane_operator.addresses import Addresses
 from controlplane_operator.credentials import KeyPair, TenantAuthorities
 from provider import ClusterConfig
 
-__all__ = ["Provision", "Provisioner"]
+__all__ = ["Behind", "Provision", "Provisioner"]
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """Why an API server that serves is not what its control plane asks for: a reason and a sentence."""
+
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +32,12 @@ class Provision:
     controllers: KeyPair | None = None
     """Client certificate of the controllers; None where they get a token."""
     settled: bool = True
-    """Nothing of an earlier description runs any more, so that `authorities` are those of every program."""
+    """Nothing of an earlier description runs any more: `authorities` are those of every program, and the version that
+    the API server says is that of all of it.
+    """
+    asked: KubernetesVersion | None = None
+    """The version that the API server is to have, where somebody asked for one."""
+    behind: Behind | None = None
 
 
 class Provisioner(Protocol):

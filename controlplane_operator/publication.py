@@ -24,6 +24,7 @@ from api.names import (
     kubeconfig_secret_name,
     management_namespace,
 )
+from controlplane_operator.api_server_plan import not_held_to, with_up_to_date
 from controlplane_operator.backoff import jittered
 from controlplane_operator.belongings import ensure_default_registration, ensure_endpoint
 from controlplane_operator.bootstrap import (
@@ -32,6 +33,7 @@ from controlplane_operator.bootstrap import (
     Subject,
     bootstrap,
 )
+from controlplane_operator.class_in_force import class_in_force
 from controlplane_operator.class_use import ROLE_NOT_FOUND
 from controlplane_operator.credentials import render_kubeconfig, user_of
 from controlplane_operator.errors import BootstrapFailed, RoleMissing
@@ -52,8 +54,9 @@ from controlplane_operator.secrets import write_secret
 from controlplane_operator.status import with_condition, with_supported
 from controlplane_operator.trouble import Trouble, trouble_with
 from provider import Client, ProviderError, Result, Unauthorized
+from workloads import Runtime
 
-__all__ = ["Publication", "not_acted_on"]
+__all__ = ["Publication"]
 
 _CALL_SECONDS: Final = 5.0
 _VERIFIED_SECONDS: Final = 300.0
@@ -69,8 +72,7 @@ class _Inside:
     version: str
 
 
-def not_acted_on(control_plane: ControlPlane) -> list[str]:
-    """Say, in sentences, what of the spec is accepted and has no effect."""
+def _not_acted_on(control_plane: ControlPlane) -> list[str]:
     told = refused_rotation(control_plane)
     dedicated = control_plane.spec.dedicated
     if dedicated is not None and (dedicated.provider_ref is not None or dedicated.parameters_ref is not None):
@@ -83,14 +85,23 @@ def not_acted_on(control_plane: ControlPlane) -> list[str]:
 class Publication:
     """Publishes control planes."""
 
-    def __init__(self, management: Management, *, pairs: Pairs) -> None:
+    def __init__(self, management: Management, *, pairs: Pairs, runtime: Runtime) -> None:
         self._management = management
         self._pairs = pairs
+        self._runtime = runtime
         self._verified: dict[str, tuple[str, float]] = {}
+        self._unsettled: set[str] = set()
 
     def forget(self, uid: str) -> None:
         """The control plane with this uid is gone."""
         self._verified.pop(uid, None)
+        self._unsettled.discard(uid)
+
+    def not_acted_on(self, control_plane: ControlPlane) -> list[str]:
+        """Say, in sentences, what of the spec and the class is accepted and has no effect."""
+        chosen = class_in_force(control_plane, classes=self._management.stores.classes).chosen
+        held = not_held_to(control_plane, chosen=chosen, runtime=self._runtime)
+        return [*_not_acted_on(control_plane), *held]
 
     async def publish(
         self, control_plane: ControlPlane, *, provision: Provision, chosen: ControlPlaneClass | None
@@ -100,6 +111,7 @@ class Publication:
         Returns when to come again: to renew what expires, and to mend what somebody changed inside.
         """
         auth = chosen.spec.auth if chosen is not None else AuthSpec()
+        self._note_replacement(control_plane.metadata.uid or "", settled=provision.settled)
         if provision.authorities is not None:
             await ensure_endpoint(self._management, control_plane, addresses=provision.addresses)
         inside = await self._inside(control_plane, provision=provision, auth=auth)
@@ -108,6 +120,13 @@ class Publication:
             await ensure_default_registration(self._management, control_plane, chosen=chosen)
             await self._write_status(control_plane, provision=provision, inside=inside)
         return Result(min(jittered(_VERIFIED_SECONDS), until_renewal(inside.admin, inside.controllers)))
+
+    def _note_replacement(self, uid: str, *, settled: bool) -> None:
+        """Have a control plane looked at anew when its API server has been replaced."""
+        if not settled:
+            self._unsettled.add(uid)
+        elif uid in self._unsettled:
+            self.forget(uid)
 
     async def _inside(self, control_plane: ControlPlane, *, provision: Provision, auth: AuthSpec) -> _Inside:
         by_certificate = auth.model is AuthModel.X509
@@ -228,7 +247,15 @@ class Publication:
             reason="Reconciled",
             message="the control plane is ready",
         )
-        missing = not_acted_on(control_plane)
+        # Of two that answer, neither is the version: the one from before stands until only the next one is left.
+        version = (None if provision.settled else control_plane.status.version) or inside.version
+        former = control_plane.status.version
+        if former is not None and version != former:
+            self._management.events.record(
+                control_plane, reason="VersionChanged", message=f"the API server is {version}, and was {former} before"
+            )
+        conditions = with_up_to_date(conditions, of=control_plane, provision=provision, version=version)
+        missing = self.not_acted_on(control_plane)
         status = control_plane.status.model_copy(
             update={
                 "phase": ControlPlanePhase.READY,
@@ -240,7 +267,7 @@ class Publication:
                 "controllers_secret_ref": SecretReference(
                     name=controllers_secret_name(control_plane.name), namespace=namespace
                 ),
-                "version": inside.version,
+                "version": version,
                 "credentials_expire_at": inside.admin.expires_at,
                 "rotation": rotation_status(provision.authorities),
                 "observed_generation": control_plane.metadata.generation,

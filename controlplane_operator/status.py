@@ -142,7 +142,7 @@ class StatusWriter:
 
 
 _EXPECTED: Final = frozenset(
-    {"Installing", "Provisioning", "Bootstrapping", "Deleting", "EndpointPending", "KubeconfigPending"}
+    {"Installing", "Provisioning", "Bootstrapping", "Deleting", "EndpointPending", "KubeconfigPending", "RollingOut"}
 )
 
 

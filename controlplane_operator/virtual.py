@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from api import ControlPlane, DeletionPolicy
+from controlplane_operator.api_server_plan import ApiServerPlanner
 from controlplane_operator.components import apiserver_name
 from controlplane_operator.keys import TenantKeys
 from controlplane_operator.managed import check_ready, provision_at, troubles
@@ -38,6 +39,7 @@ class VirtualProvisioner:
         self._management = management
         self._runtime = runtime
         self._keys = TenantKeys(management)
+        self._planner = ApiServerPlanner(management, runtime=runtime)
         self._shared = shared_etcd
         self._granted: set[str] = set()
         self._guarded = False
@@ -57,6 +59,7 @@ class VirtualProvisioner:
         name = apiserver_name(control_plane.name)
         user = _etcd_user(control_plane.metadata.uid)
 
+        plan = await self._planner.plan(control_plane)
         with troubles("Provisioning"):
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
             address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=True)
@@ -82,12 +85,20 @@ class VirtualProvisioner:
                     ),
                     etcd_prefix=prefix.rstrip("/"),
                     etcd_shared=True,
+                    version=plan.version,
+                    resources=plan.resources,
                 )
             )
         published = control_plane.status.endpoint is not None
-        await check_ready(self._runtime, name, what="kube-apiserver", published=published)
-        settled = self._runtime.settled(name)
-        return provision_at(address, authorities=authorities, certificates=certificates, settled=settled)
+        state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)
+        return provision_at(
+            address,
+            authorities=authorities,
+            certificates=certificates,
+            settled=self._runtime.settled(name),
+            asked=plan.asked,
+            behind=plan.behind(state),
+        )
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
         """Tell whether there are keys under the control plane's path; there are none without a shared etcd."""

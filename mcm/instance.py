@@ -8,6 +8,7 @@ import logging
 from mcm.certificate import ServingCertificate
 from mcm.configuration import PORT, component_name, configure
 from mcm.errors import McmError
+from mcm.skew import check_skew
 from provider import Backoff, Cluster, Engagement
 from workloads import ComponentState, Phase, Runtime, WorkloadsError
 
@@ -82,6 +83,7 @@ class Instance:
                 return
 
     async def _apply(self, cluster: Cluster) -> None:
+        await check_skew(cluster, runtime=self._runtime)
         address = await self._runtime.reserve(self._component, ports=(PORT,))
         if self._serving is None:
             self._serving = ServingCertificate.create(host=address.host)

@@ -12,7 +12,9 @@ from controlplane_operator.provisioning.etcd import EtcdAccess
 from workloads import FILES, Address, Component, File, Port, Probe, Reach, Resources
 
 __all__ = [
+    "API_SERVER",
     "API_SERVER_PORTS",
+    "API_SERVER_RESOURCES",
     "DNS_ADDRESS",
     "SERVICE_RANGE",
     "api_server_component",
@@ -20,6 +22,9 @@ __all__ = [
     "server_url",
     "serving_hosts",
 ]
+
+API_SERVER: Final = "kube-apiserver"
+"""Name of the program."""
 
 _HTTPS: Final = "https"
 API_SERVER_PORTS: Final = (_HTTPS,)
@@ -40,8 +45,9 @@ _ANONYMOUS_PATHS: Final = (
     "/api/v1/namespaces/kube-public/configmaps/cluster-info",
 )
 
-_RESOURCES: Final = Resources(cpu_request="100m", memory_request="256Mi", memory_limit="2Gi")
-"""An empty one takes 159 MiB, see docs/measured.md; the limit keeps one tenant from taking the others' memory."""
+API_SERVER_RESOURCES: Final = Resources(cpu_request="100m", memory_request="256Mi", memory_limit="2Gi")
+"""An empty one takes 159 MiB, see docs/measured.md; the limit keeps one tenant from taking the others' memory.
+Where nobody asks for others."""
 
 _ENVIRONMENT: Final = {"GOGC": "50"}
 """Measured: 150 MiB (PSS) in the place of 200, see docs/measured.md."""
@@ -79,16 +85,20 @@ def api_server_component(
     etcd: EtcdAccess,
     etcd_prefix: str,
     etcd_shared: bool,
+    version: str | None = None,
+    resources: Resources = API_SERVER_RESOURCES,
 ) -> Component:
     """Describe the kube-apiserver of a control plane. Equal arguments give an equal description.
 
     `etcd_prefix` is where its keys lie, without a slash at the end. An API server on an etcd that others share
-    (`etcd_shared`) neither compacts it nor looks into its size: both would need rights beyond its prefix.
+    (`etcd_shared`) neither compacts it nor looks into its size: both would need rights beyond its prefix. `version` is
+    that of `Component`.
     """
     port = address.ports[_HTTPS]
     return Component(
         name=name,
-        program="kube-apiserver",
+        program=API_SERVER,
+        version=version,
         args=(
             f"--bind-address={address.listen}",
             # Where the host is a name, the API server finds its own address; nobody is told of it, see below.
@@ -140,7 +150,7 @@ def api_server_component(
         env=_ENVIRONMENT,
         ports=(Port(number=port, name=_HTTPS),),
         readiness=Probe(port=_HTTPS, path="/readyz", ca="serving-ca.crt"),
-        resources=_RESOURCES,
+        resources=resources,
         # Without etcd it is not ready, and to start it again would mend nothing.
         liveness_path="/livez?exclude=etcd",
         reaches=tuple(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from api import KubernetesVersion
 from api.names import API_VERSION, KUBECONFIG_KEY
 from provider.backoff import Backoff
 from provider.client import Client
@@ -21,7 +22,7 @@ from provider.kubeconfig import ClusterConfig
 from provider.reflector import Reflector
 from provider.resources import SECRETS, Resource
 
-__all__ = ["PROFILE_ATTRIBUTE", "REGISTRATIONS", "RegistrationProvider"]
+__all__ = ["PROFILE_ATTRIBUTE", "REGISTRATIONS", "VERSION_ATTRIBUTE", "RegistrationProvider"]
 
 log: Final = logging.getLogger(__name__)
 
@@ -29,6 +30,11 @@ REGISTRATIONS: Final = Resource(API_VERSION, "ControlPlaneRegistration", "contro
 
 PROFILE_ATTRIBUTE: Final = "profile"
 """Attribute of a cluster: the profile of controllers that its registration resolves to; empty where it names none."""
+
+VERSION_ATTRIBUTE: Final = "version"
+"""Attribute of a cluster: the minor version of Kubernetes that its API server reports, such as 1.36; empty where it is
+not known. Patches are left out, so that none of them makes another cluster.
+"""
 
 Object = Mapping[str, Any]
 
@@ -56,7 +62,7 @@ class RegistrationProvider:
     A registration counts when the operator has answered its present spec (`status.observedGeneration`) with `ready`,
     it is not being deleted, and one of its services is in `services` (upper and lower case are the same). The cluster
     is made of `status.resolvedEndpoint` and the one Secret that the status names, controllers' before admin's; its
-    attributes are controlPlaneUID, services and the profile of controllers of the status.
+    attributes are controlPlaneUID, services, the profile of controllers and the minor version of the status.
 
     While the operator has not answered a changed spec, and while the Secret is missing or garbage, the cluster stays
     as it last was. `client` is one of the management cluster, and belongs to the caller.
@@ -237,12 +243,18 @@ def read_wish(registration: Object | None, *, services: frozenset[str]) -> _Wish
         "controlPlaneUID": str(status.get("controlPlaneUID") or ""),
         "services": ",".join(sorted({name.title() for name in wanted})),
         PROFILE_ATTRIBUTE: str(_mapping(status.get("controllers")).get("profile") or ""),
+        VERSION_ATTRIBUTE: _minor_version(status.get("version")),
     }
     return _Wish(str(endpoint), str(namespace), str(secret), attributes)
 
 
 def _mapping(value: object) -> Object:
     return value if isinstance(value, Mapping) else {}
+
+
+def _minor_version(value: object) -> str:
+    version = KubernetesVersion.parse(value) if isinstance(value, str) else None
+    return f"{version.major}.{version.minor}" if version is not None else ""
 
 
 def _services(value: object) -> list[str]:

@@ -122,6 +122,40 @@ async def test_what_cannot_be_started_is_told_and_disturbs_no_other(world: World
     assert told()["bad"].profile == "Tiny"
 
 
+async def test_an_instance_out_of_skew_is_refused_and_told_alone(
+    world: World, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    program(world.directory, '[ "$1" = --version ] && echo Kubernetes v1.36.3 || exec sleep 1000')
+    for minor in (34, 35, 36, 37, 38):
+        await world.clusters.add_or_replace(cluster(f"v{minor}", attributes={"version": f"1.{minor}"}))
+    await world.clusters.add_or_replace(cluster("unknown", attributes={"version": ""}))
+    for name in ("v36", "v37", "unknown"):
+        await eventually(lambda name=name: world.pid(name))
+
+    def told() -> dict[str, Any]:
+        return {found.name: found for found in world.fleet.summaries()}
+
+    for name in ("v34", "v35", "v38"):
+        sentence = await eventually(lambda name=name: told()[name].message, lambda message: "Kubernetes 1." in message)
+        assert "kube-controller-manager 1.36.3 works with 1.36 and 1.37 only" in sentence
+        assert (told()[name].state, told()[name].pid) == ("Pending", None)
+        assert f"registration {name}: its API server is Kubernetes" in caplog.text
+    # It is brought to a version that fits, and no other one was touched for that.
+    pids = {name: world.pid(name) for name in ("v36", "v37", "unknown")}
+    await world.clusters.add_or_replace(cluster("v35", attributes={"version": "1.36"}))
+    await eventually(lambda: world.pid("v35"))
+    assert {name: world.pid(name) for name in pids} == pids
+
+
+async def test_an_instance_ends_when_its_api_server_gets_out_of_skew(world: World, eventually: Eventually) -> None:
+    program(world.directory, '[ "$1" = --version ] && echo Kubernetes v1.36.3 || exec sleep 1000')
+    await world.clusters.add_or_replace(cluster("a", attributes={"version": "1.37"}))
+    pid = await eventually(lambda: world.pid("a"))
+    await world.clusters.add_or_replace(cluster("a", attributes={"version": "1.38"}))
+    await eventually(lambda: world.fleet.summaries()[0].message, lambda message: "works with 1.36 and 1.37" in message)
+    assert not alive(pid)
+
+
 async def test_why_an_instance_ends_is_told_also_while_it_starts_again(world: World, eventually: Eventually) -> None:
     program(world.directory, "echo API server is not healthy >&2; exit 1")
     await world.clusters.add_or_replace(cluster("a"))
