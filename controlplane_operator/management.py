@@ -9,7 +9,7 @@ from controlplane_operator.events import Events
 from controlplane_operator.fanout import Queues, Stores
 from controlplane_operator.metrics import Metrics
 from controlplane_operator.status import StatusWriter
-from provider import Client
+from provider import Client, Connections
 
 __all__ = ["Management"]
 
@@ -25,3 +25,5 @@ class Management:
     events: Events
     access: Access
     metrics: Metrics = field(default_factory=Metrics)
+    connections: Connections = field(default_factory=Connections)
+    """To control planes: many of them may be behind one address."""

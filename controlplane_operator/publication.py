@@ -53,7 +53,7 @@ from controlplane_operator.rotator import refused_rotation, rotation_status
 from controlplane_operator.secrets import write_secret
 from controlplane_operator.status import with_condition, with_supported
 from controlplane_operator.trouble import Trouble, trouble_with
-from provider import Client, ProviderError, Result, Unauthorized
+from provider import Client, ClusterConfig, ProviderError, Result, Unauthorized
 from workloads import Runtime
 
 __all__ = ["Publication"]
@@ -183,21 +183,21 @@ class Publication:
         # this one took over, is another user.
         user = Subject("User", f"kplane:admin:{control_plane.metadata.uid}")
         certificate, lifetime = provision.controllers, auth.lifetime_asked
-        async with Client(provision.administrator, timeout_seconds=_CALL_SECONDS) as client:
+        async with self._client(provision.administrator) as client:
             await bootstrap(
                 client,
                 admin=user if by_certificate else ADMIN_ACCOUNT,
                 admin_role=auth.default_role,
                 controllers=Subject("User", user_of(certificate.certificate)) if certificate else CONTROLLERS_ACCOUNT,
             )
-            if admin is None or await _version(provision, admin) is None:
+            if admin is None or await self._version(provision, admin) is None:
                 if by_certificate and provision.authorities is not None:
                     admin = issue_certificate(provision.authorities.client, user=user.name, lifetime=lifetime)
                 else:
                     admin = await issue_token(client, service_account=ADMIN_ACCOUNT.name, lifetime=lifetime)
-            if controllers is None or await _version(provision, controllers) is None:
+            if controllers is None or await self._version(provision, controllers) is None:
                 controllers = await issue_token(client, service_account=CONTROLLERS_ACCOUNT.name, lifetime=lifetime)
-        version = await _version(provision, admin)
+        version = await self._version(provision, admin)
         if version is None:
             raise Trouble(
                 "CredentialsRejected", "the control plane does not accept the credentials that it just issued"
@@ -278,6 +278,18 @@ class Publication:
         if control_plane.status.endpoint is None:
             self._management.metrics.published(control_plane)
 
+    async def _version(self, provision: Provision, identity: Identity) -> str | None:
+        """Ask for the version as this identity; None where the control plane does not let it in."""
+        try:
+            async with self._client(identity.config(provision.administrator)) as client:
+                answer = await client.request("GET", "/version")
+        except Unauthorized:
+            return None
+        return str(answer.get("gitVersion", "unknown")) if isinstance(answer, dict) else "unknown"
+
+    def _client(self, config: ClusterConfig) -> Client:
+        return Client(config, timeout_seconds=_CALL_SECONDS, connections=self._management.connections)
+
     def _published(self, control_plane: ControlPlane, name: Any) -> dict[str, Any] | None:
         key = management_namespace(control_plane.name), name(control_plane.name)
         return self._management.stores.secrets.get(key)
@@ -285,16 +297,6 @@ class Publication:
     def _is_verified(self, uid: str, fingerprint: str) -> bool:
         known, until = self._verified.get(uid, ("", 0.0))
         return known == fingerprint and time.monotonic() < until
-
-
-async def _version(provision: Provision, identity: Identity) -> str | None:
-    """Ask for the version as this identity; None where the control plane does not let it in."""
-    try:
-        async with Client(identity.config(provision.administrator), timeout_seconds=_CALL_SECONDS) as client:
-            answer = await client.request("GET", "/version")
-    except Unauthorized:
-        return None
-    return str(answer.get("gitVersion", "unknown")) if isinstance(answer, dict) else "unknown"
 
 
 def _fingerprint(provision: Provision, auth: AuthSpec) -> str:

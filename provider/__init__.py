@@ -7,6 +7,7 @@ from provider.backoff import Backoff
 from provider.client import Client, ObjectList
 from provider.cluster import Cluster
 from provider.clusters import Clusters
+from provider.connections import Connections
 from provider.controller import Controller, Result
 from provider.engagement import Engagement
 from provider.errors import (
@@ -86,6 +87,7 @@ __all__ = [
     "ClusterNotReady",
     "Clusters",
     "Conflict",
+    "Connections",
     "Controller",
     "Engagement",
     "Expired",

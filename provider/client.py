@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 import orjson
 from typing_extensions import override
 
+from provider.connections import Connections
 from provider.errors import Expired, ProviderError, TooManyRequests, Unreachable
 from provider.kubeconfig import ClusterConfig
 from provider.resources import Resource
@@ -62,8 +63,10 @@ class Client:
         connect_timeout_seconds: float = 5.0,
         field_manager: str = "kplane",
         keeps_worker: bool = False,
+        connections: Connections | None = None,
     ) -> None:
-        self._transport = Transport(config, connect_timeout_seconds=connect_timeout_seconds)
+        """`connections` are used in the place of own ones wherever the kubeconfig allows it, and outlive the client."""
+        self._transport = Transport(config, connect_timeout_seconds=connect_timeout_seconds, connections=connections)
         self._timeout_seconds = timeout_seconds
         self._waiting: Callable[[], AbstractContextManager[None]] = nullcontext if keeps_worker else unanswered
         self._field_manager = field_manager

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import yaml
 from cryptography import x509
 
+from provider.documents import read_yaml
 from provider.errors import KubeconfigError
 
 __all__ = ["ClusterConfig"]
@@ -215,7 +216,7 @@ def _certificates(pem: bytes, *, what: str) -> list[x509.Certificate]:
 
 def _parse(source: str | bytes) -> Mapping[str, Any]:
     try:
-        document = yaml.safe_load(source)
+        document = read_yaml(source)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise KubeconfigError("the kubeconfig is no YAML document") from error
     if not isinstance(document, Mapping):
