@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +17,17 @@ from controlplane_operator.management import Management
 from controlplane_operator.secrets import data_of
 from controlplane_operator.status import with_condition
 from controlplane_operator.trouble import Trouble
-from provider import ApiError, Client, ClusterConfig, Forbidden, KubeconfigError, Result, Unauthorized, Unreachable
+from provider import (
+    ApiError,
+    Client,
+    ClusterConfig,
+    Connections,
+    Forbidden,
+    KubeconfigError,
+    Result,
+    Unauthorized,
+    Unreachable,
+)
 from provider.logs import log_fields
 
 __all__ = ["ControlPlaneEndpointReconciler"]
@@ -25,6 +36,8 @@ _PROBE_SECONDS: Final = 5.0
 _PROMPT_SECONDS: Final = 0.5
 """What answers within this gets its whole status in one write."""
 _PERIOD_SECONDS: Final = 60.0
+_FRESH_SECONDS: Final = 5.0
+"""So long an answer counts for who is woken again, by the status that was written because of it for one."""
 _URLS: Final = ("endpoint", "external_endpoint", "join_endpoint")
 
 
@@ -54,12 +67,14 @@ class ControlPlaneEndpointReconciler:
         self._default = default_credentials
         self._credentials = EndpointCredentials(management, default=default_credentials)
         self._backoff: Backoff[Key] = Backoff(first_seconds=1.0)
+        self._answered: dict[Key, tuple[ClusterConfig, float]] = {}
 
     async def reconcile(self, key: Key) -> Result | None:
         """Publish the URLs of one endpoint and probe it."""
         obj = self._management.stores.endpoints.get(key)
         if obj is None:
             self._backoff.forget(key)
+            self._answered.pop(key, None)
             return None
         with log_fields(object=f"ControlPlaneEndpoint/{key[1]}"):
             endpoint = ControlPlaneEndpoint.model_validate(obj)
@@ -69,12 +84,17 @@ class ControlPlaneEndpointReconciler:
                 why = trouble.reason, trouble.message
                 await self._publish(endpoint, ready=_Told("False", *why), reachable=_Told("Unknown", *why))
                 return None if trouble.waits_for_event else Result(self._backoff.next(key))
-            found = await self._probe(endpoint, target=target)
+            found = _ANSWERED if self._is_fresh(key, target) else await self._probe(endpoint, target=target)
             await self._publish(endpoint, ready=_USABLE, reachable=found)
             if found is not _ANSWERED:
+                self._answered.pop(key, None)
                 return Result(self._backoff.next(key, reason=found.reason))
             self._backoff.forget(key)
             return Result(jittered(_PERIOD_SECONDS))
+
+    def _is_fresh(self, key: Key, target: ClusterConfig) -> bool:
+        known, until = self._answered.get(key, (None, 0.0))
+        return known == target and time.monotonic() < until
 
     async def _target(self, endpoint: ControlPlaneEndpoint) -> ClusterConfig:
         """Return where to knock. Raises Trouble where the endpoint cannot be used as it is written.
@@ -117,10 +137,12 @@ class ControlPlaneEndpointReconciler:
     async def _probe(self, endpoint: ControlPlaneEndpoint, *, target: ClusterConfig) -> _Told:
         """Ask whether somebody answers; where that takes its time, the URLs are published meanwhile."""
         async with asyncio.TaskGroup() as group:
-            probe = group.create_task(_ask(target))
+            probe = group.create_task(_ask(target, connections=self._management.connections))
             await asyncio.wait([probe], timeout=_PROMPT_SECONDS)
             if not probe.done():
                 await self._publish(endpoint, ready=_USABLE, reachable=_as_before(endpoint))
+        if probe.result() is _ANSWERED:
+            self._answered["", endpoint.name] = target, time.monotonic() + _FRESH_SECONDS
         return probe.result()
 
     async def _publish(self, endpoint: ControlPlaneEndpoint, *, ready: _Told, reachable: _Told) -> None:
@@ -147,9 +169,9 @@ class ControlPlaneEndpointReconciler:
         )
 
 
-async def _ask(target: ClusterConfig) -> _Told:
+async def _ask(target: ClusterConfig, *, connections: Connections) -> _Told:
     try:
-        async with Client(target, timeout_seconds=_PROBE_SECONDS) as client:
+        async with Client(target, timeout_seconds=_PROBE_SECONDS, connections=connections) as client:
             await client.probe("/readyz")
     except (Unauthorized, Forbidden):
         return _ANSWERED

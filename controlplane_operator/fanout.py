@@ -125,16 +125,19 @@ class Stores:
     """Manifests of add-ons."""
 
     def watched(self) -> tuple[Store, ...]:
-        """Return the stores that kopf feeds."""
-        return (
-            self.control_planes,
-            self.classes,
-            self.endpoints,
-            self.registrations,
-            self.namespaces,
-            self.secrets,
-        )
+        """Return the stores of what is followed as a whole, or by `LABEL_SELECTORS`."""
+        return (*self.of_our_kinds(), *self.of_others())
 
+    def of_our_kinds(self) -> tuple[Store, ...]:
+        """Return the stores that kopf feeds."""
+        return (self.control_planes, self.classes, self.endpoints, self.registrations)
+
+    def of_others(self) -> tuple[Store, ...]:
+        """Return the stores that Reflectors feed, at a tenth of what kopf takes for an event."""
+        return (self.namespaces, self.secrets)
+
+
+_WORDS_SECONDS: Final = 1.0
 
 LABEL_SELECTORS: Final = {SECRETS: CONTROL_PLANE_LABEL, NAMESPACES: CONTROL_PLANE_LABEL}
 """So that no other Secret and Namespace of the cluster is read."""
@@ -222,13 +225,23 @@ class _Fanout:
     queues: Queues
 
     def control_plane(self, change: Change) -> None:
-        if _matters(change):
+        matters = _matters(change)
+        if matters:
             self.queues.control_planes.add(change.key)
-        if _matters(change) or _is_ready(change.old) != _is_ready(change.new):
+        if matters or _is_ready(change.old) != _is_ready(change.new):
             self.queues.addons.add(change.key)
         for name in concerned_classes(change):
             self.queues.classes.add_after(("", name), _CLASS_SECONDS)
-        self._registrations("control plane", change.key[1])
+        if matters:
+            self._registrations("control plane", change.key[1])
+        else:
+            # They repeat its words, which follow each other fast: it is the last ones that people read.
+            for obj in self.stores.registrations.by("control plane", change.key[1]):
+                self.queues.registrations.add_after(("", obj["metadata"]["name"]), _WORDS_SECONDS)
+        referenced = _field("spec", "endpointRef", "name")
+        # An endpoint is probed where its control planes use it.
+        for name in set(referenced(change.old or {})) ^ set(referenced(change.new or {})):
+            self.queues.endpoints.add(("", name))
         if change.new is None and change.old is not None:
             # Its clusterPath is free now: whoever was refused because of it gets another look.
             for path in _cluster_path(change.old):

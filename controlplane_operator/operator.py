@@ -71,6 +71,7 @@ async def run_operator(settings: Settings, *, stop: asyncio.Event) -> None:
         client = await stack.enter_async_context(Client(config, timeout_seconds=_CALL_SECONDS, keeps_worker=True))
         runtime = await stack.enter_async_context(_runtime(client, settings))
         management = _management(client, settings)
+        stack.push_async_callback(management.connections.aclose)
         assembly = _Assembly(settings, management=management, runtime=runtime, default_credentials=default)
         stack.callback(runtime.subscribe(assembly.wake))
         await stack.enter_async_context(
@@ -182,6 +183,10 @@ class _Assembly:
             "secrets for endpoints": _Opened(management.client, management.stores.endpoint_secrets, ENDPOINT_SECRETS),
             "bundles": _Opened(management.client, management.stores.bundles, BUNDLES, namespace=settings.namespace),
         }
+        self._followed = {
+            f"watching {store.resource.plural}": _Opened(management.client, store, LABEL_SELECTORS[store.resource])
+            for store in management.stores.of_others()
+        }
         connect(management.stores, queues=management.queues)
         self.metrics.observe(control_planes=management.stores.control_planes, queues=management.queues.by_name())
         self.metrics.registry.register(ExpiryMetrics(management.stores))
@@ -198,12 +203,12 @@ class _Assembly:
         """Return everything that runs, by name."""
         watching = Watching(
             self._settings.management_config,
-            stores=self._management.stores.watched(),
+            stores=self._management.stores.of_our_kinds(),
             label_selectors=LABEL_SELECTORS,
         )
         return {
             "events": self._management.events.run(),
-            **{name: opened.run() for name, opened in self._opened.items()},
+            **{name: followed.run() for name, followed in (self._opened | self._followed).items()},
             "orphans": Orphans(self._management.client, runtime=self._runtime).run(),
             "relisting": self._relisting.run(),
             "watching": watching.run(),
@@ -240,7 +245,7 @@ class _Assembly:
 
 
 class _Opened:
-    """Follows what its owners opened to one of our kinds by a label."""
+    """Follows what is not of our kinds, by a label."""
 
     def __init__(self, client: Client, store: Store, selector: str, *, namespace: str | None = None) -> None:
         self._reflector = Reflector(client, store.resource, namespace=namespace, label_selector=selector)

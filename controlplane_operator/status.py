@@ -130,9 +130,14 @@ class StatusWriter:
 
     def _tell(self, current: ResourceModel, before: dict[str, Any], after: dict[str, Any]) -> None:
         old = {condition["type"]: condition for condition in before.get("conditions", ())}
+        told = set()
         for condition in after.get("conditions", ()):
             known = old.get(condition["type"], {})
-            if (known.get("status"), known.get("reason")) != (condition["status"], condition["reason"]):
+            words = condition["reason"], condition["message"]
+            changed = (known.get("status"), known.get("reason")) != (condition["status"], condition["reason"])
+            # Where two conditions change for one reason, it is said once.
+            if changed and words not in told:
+                told.add(words)
                 self._events.record(
                     current,
                     warning=condition["status"] == "False" and condition["reason"] not in _EXPECTED,
