@@ -14,7 +14,7 @@ from api.names import (
     CONTROL_PLANE_LABEL,
     management_namespace,
 )
-from controlplane_operator.cache import Change, Key, Object, Store
+from controlplane_operator.cache import Change, Key, Object, Store, key_of
 from controlplane_operator.class_use import concerned_classes
 from controlplane_operator.components import apiserver_name, etcd_name
 from controlplane_operator.kinds import (
@@ -173,17 +173,23 @@ class Queues:
 
 
 def connect(stores: Stores, *, queues: Queues) -> None:
-    """Have every change in the stores enqueue what depends on the object."""
+    """Have every object in the stores, and every change from now on, enqueue what depends on it."""
     wiring = _Fanout(stores, queues)
-    stores.control_planes.listen(wiring.control_plane)
-    stores.classes.listen(wiring.control_plane_class)
-    stores.endpoints.listen(wiring.control_plane_endpoint)
-    stores.registrations.listen(wiring.registration)
-    stores.namespaces.listen(wiring.namespace)
-    stores.secrets.listen(wiring.secret)
-    stores.allowed_secrets.listen(wiring.secret)
-    stores.endpoint_secrets.listen(wiring.secret)
-    stores.bundles.listen(wiring.bundle)
+    listeners = (
+        (stores.control_planes, wiring.control_plane),
+        (stores.classes, wiring.control_plane_class),
+        (stores.endpoints, wiring.control_plane_endpoint),
+        (stores.registrations, wiring.registration),
+        (stores.namespaces, wiring.namespace),
+        (stores.secrets, wiring.secret),
+        (stores.allowed_secrets, wiring.secret),
+        (stores.endpoint_secrets, wiring.secret),
+        (stores.bundles, wiring.bundle),
+    )
+    for store, listener in listeners:
+        store.listen(listener)
+        for obj in store:
+            listener(Change(key_of(obj), None, obj))
 
 
 def wake_by_component(component: str, *, stores: Stores, queues: Queues) -> None:

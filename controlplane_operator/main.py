@@ -14,7 +14,7 @@ import uvloop
 from controlplane_operator.errors import OperatorError, SettingsError
 from controlplane_operator.operator import run_operator
 from controlplane_operator.settings import Settings, parse_arguments
-from provider import ProviderError
+from provider import LeaseLost, ProviderError
 from provider.logs import json_logging
 from workloads import WorkloadsError
 
@@ -42,10 +42,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (OperatorError, ProviderError, WorkloadsError, OSError) as error:
             _log.error("cannot run: %s", error)
             return _FAILED
-        except ExceptionGroup:
-            _log.exception("stopped by an error")
+        except ExceptionGroup as group:
+            _, others = group.split(LeaseLost)
+            if others is None:
+                _log.error("all work has ended, another operator may begin: %s", _first(group))
+            else:
+                _log.exception("stopped by an error")
             return _FAILED
     return _OK
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 async def _run(settings: Settings) -> None:

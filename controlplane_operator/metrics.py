@@ -102,6 +102,12 @@ class Metrics:
 
         return measured
 
+    def elected(self, lease: str, *, leading: Callable[[], bool]) -> None:
+        """Tell, whenever asked, whether this operator holds the Lease of that name."""
+        text = "Whether this one holds the Lease: 1, or 0"
+        gauge = Gauge("leader_election_master_status", text, ["name"], registry=self.registry)
+        gauge.labels(lease).set_function(leading)
+
     def observe(self, *, control_planes: Store, queues: Mapping[str, WorkQueue[Key]]) -> None:
         """Count, whenever asked, the control planes by phase and the keys that wait in each queue."""
         self.registry.register(_Inventory(control_planes, queues))

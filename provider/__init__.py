@@ -9,6 +9,7 @@ from provider.cluster import Cluster
 from provider.clusters import Clusters
 from provider.connections import Connections
 from provider.controller import Controller, Result
+from provider.election import Election
 from provider.engagement import Engagement
 from provider.errors import (
     AlreadyExists,
@@ -20,6 +21,7 @@ from provider.errors import (
     Forbidden,
     Invalid,
     KubeconfigError,
+    LeaseLost,
     NotFound,
     ProviderError,
     QueueClosed,
@@ -29,6 +31,7 @@ from provider.errors import (
     Unreachable,
 )
 from provider.kubeconfig import ClusterConfig
+from provider.lease import Lease, LeaseTimings
 from provider.manager import Manager
 from provider.queue import WorkQueue
 from provider.reflector import Reflector
@@ -89,11 +92,15 @@ __all__ = [
     "Conflict",
     "Connections",
     "Controller",
+    "Election",
     "Engagement",
     "Expired",
     "Forbidden",
     "Invalid",
     "KubeconfigError",
+    "Lease",
+    "LeaseLost",
+    "LeaseTimings",
     "Manager",
     "NotFound",
     "ObjectList",

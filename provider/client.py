@@ -53,6 +53,9 @@ class Client:
 
     A reconcile whose call stays unanswered leaves its worker to others (see `Controller`), unless `keeps_worker`: that
     is for the server that all reconciles work with, which more of them at once would only make slower.
+
+    `before_write` is called before each request that may change something is sent; what it raises keeps it from being
+    sent. So whoever may write only while a Lease is held cannot forget to look.
     """
 
     def __init__(
@@ -64,12 +67,14 @@ class Client:
         field_manager: str = "kplane",
         keeps_worker: bool = False,
         connections: Connections | None = None,
+        before_write: Callable[[], None] | None = None,
     ) -> None:
         """`connections` are used in the place of own ones wherever the kubeconfig allows it, and outlive the client."""
         self._transport = Transport(config, connect_timeout_seconds=connect_timeout_seconds, connections=connections)
         self._timeout_seconds = timeout_seconds
         self._waiting: Callable[[], AbstractContextManager[None]] = nullcontext if keeps_worker else unanswered
         self._field_manager = field_manager
+        self._before_write = before_write
 
     @override
     def __repr__(self) -> str:
@@ -314,6 +319,8 @@ class Client:
                         await asyncio.sleep(pause)
 
     async def _once(self, request: Request) -> bytes:
+        if self._before_write is not None and request.method != "GET":
+            self._before_write()
         async with self._transport.exchange(request) as response:
             if not 200 <= response.status < 300:
                 raise await error_of(response, server=self.config.server, asked=str(request))

@@ -60,6 +60,14 @@ def service(namespace: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": 6443}]}}
 
 
+def lease(namespace: str, name: str = "kplane-operator") -> dict[str, Any]:
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": name, "namespace": namespace},
+    }
+
+
 def event(namespace: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
@@ -126,6 +134,11 @@ async def refusal(kube: Kubectl, verb: str, body: dict[str, Any]) -> str:
             args = ["create", "-f", "-"]
         case "apply":
             args = ["apply", "--server-side", "-f", "-"]
+        case "put":
+            # As the operator does: by its name, whether it is there or not.
+            where = body["metadata"]
+            group = f"/apis/{body['apiVersion']}/namespaces/{where['namespace']}"
+            args = ["replace", f"--raw={group}/leases/{where['name']}?dryRun=All", "-f", "-"]
         case _:
             args = [verb, "-f", "-"]
     try:
@@ -151,6 +164,7 @@ ALLOWED = [
     ("delete", role(OTHER)),
     ("create", binding(OTHER)),
     ("create", event("default")),
+    ("put", lease("kplane-system")),
 ]
 
 DENIED = [
@@ -255,6 +269,8 @@ def told(questions: Sequence[tuple[str, str, str]]) -> list[str]:
 
 OURS = "controlplane.kplane.dev"
 
+LEASE = "coordination.k8s.io/leases:kplane-operator"
+
 OPERATOR_MAY = [
     *[(verb, f"{OURS}/controlplanes", "") for verb in ("get", "list", "watch", "patch")],
     ("patch", f"{OURS}/controlplanes.status", ""),
@@ -282,6 +298,7 @@ OPERATOR_MAY = [
     ],
     *[(verb, "events", "default") for verb in ("get", "create", "patch")],
     *[(verb, "configmaps", "kplane-system") for verb in ("list", "watch")],
+    *[(verb, LEASE, "kplane-system") for verb in ("get", "watch", "create", "update")],
 ]
 
 OPERATOR_MAY_NOT = [
@@ -305,6 +322,9 @@ OPERATOR_MAY_NOT = [
     *[(verb, "configmaps", TENANT) for verb in ("get", "list", "watch")],
     *[(verb, "configmaps", "kplane-system") for verb in ("create", "patch", "delete")],
     ("create", "events", TENANT),
+    *[(verb, LEASE, "kplane-system") for verb in ("list", "patch", "delete")],
+    *[(verb, "coordination.k8s.io/leases:another", "kplane-system") for verb in ("get", "create", "update")],
+    ("update", LEASE, TENANT),
     ("list", "nodes", ""),
     ("deletecollection", "secrets", TENANT),
     ("deletecollection", "namespaces", ""),
