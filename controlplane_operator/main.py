@@ -14,13 +14,16 @@ import uvloop
 from controlplane_operator.errors import OperatorError, SettingsError
 from controlplane_operator.operator import run_operator
 from controlplane_operator.settings import Settings, parse_arguments
-from provider import LeaseLost, ProviderError
+from provider import ProviderError
 from provider.logs import json_logging
 from workloads import WorkloadsError
 
 __all__ = ["main"]
 
 _log: Final = logging.getLogger(__name__)
+
+_EXPECTED: Final = (OperatorError, ProviderError, WorkloadsError, OSError)
+"""What says all that there is to know; the Lease that is lost among it."""
 
 _OK: Final = 0
 _FAILED: Final = 1
@@ -39,13 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.getLogger("kopf").setLevel(logging.ERROR)
         try:
             runner.run(_run(settings))
-        except (OperatorError, ProviderError, WorkloadsError, OSError) as error:
+        except _EXPECTED as error:
             _log.error("cannot run: %s", error)
             return _FAILED
         except ExceptionGroup as group:
-            _, others = group.split(LeaseLost)
-            if others is None:
-                _log.error("all work has ended, another operator may begin: %s", _first(group))
+            if group.split(_EXPECTED)[1] is None:
+                _log.error("cannot go on: %s", _first(group))
             else:
                 _log.exception("stopped by an error")
             return _FAILED
