@@ -20,10 +20,7 @@ _LABELS: Final = {"app.kubernetes.io/managed-by": "kplane", "app.kubernetes.io/p
 class Leadership:
     """Has work done while the Lease is held, or at all times where none is asked for; an async context manager."""
 
-    def __init__(
-        self, settings: ElectionSettings | None, *, config: ClusterConfig, on_change: Callable[[bool], None] | None
-    ) -> None:
-        """`on_change` is told when work begins and has ended, where there is a Lease."""
+    def __init__(self, settings: ElectionSettings | None, *, config: ClusterConfig) -> None:
         self._stack = AsyncExitStack()
         self._election: Election | None = None
         if settings is None:
@@ -43,7 +40,7 @@ class Leadership:
             timings=settings.timings,
             labels=_LABELS,
         )
-        self._election = Election(lease, watching=self._client, on_change=on_change)
+        self._election = Election(lease, watching=self._client)
 
     async def __aenter__(self) -> Self:
         if self._election is not None:

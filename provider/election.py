@@ -39,9 +39,8 @@ class Election:
 
     When it cannot be renewed in time, the work is cancelled and awaited. Where that takes longer than the Lease lasts,
     `on_overrun` is called, in a thread of its own, so that it comes to pass in a process that hangs as well; None: that
-    is somebody else's task. `on_change` is told when work begins and has ended. `watching` is a client that may watch
-    the Lease, so that one which is given back, deleted or edited is noticed at once; without, it is looked at every
-    `retry_seconds`.
+    is somebody else's task. `watching` is a client that may watch the Lease, so that one which is given back, deleted
+    or edited is noticed at once; without, it is looked at every `retry_seconds`.
     """
 
     def __init__(
@@ -49,13 +48,11 @@ class Election:
         lease: Lease,
         *,
         watching: Client | None = None,
-        on_change: Callable[[bool], None] | None = None,
         on_overrun: Callable[[], None] | None = end_process,
         now: Callable[[], float] = clock,
     ) -> None:
         self.lease: Final = lease
         self._watching = watching
-        self._on_change = on_change or _ignore
         self._on_overrun = on_overrun
         self._now = now
         self._bell = asyncio.Event()
@@ -97,14 +94,12 @@ class Election:
         working = asyncio.create_task(work(), name=f"work under {self.lease}")
         stopped: asyncio.CancelledError | None = None
         with self._watched():
-            self._on_change(True)
             try:
                 await asyncio.wait((renewing, working), return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError as error:
                 stopped = error
             # Renewing goes on until the work has ended, if it can.
             failure = await _ended(working)
-            self._on_change(False)
             lost = await _ended(renewing)
         causes: list[BaseException] = [cause for cause in (stopped, lost, failure) if cause is not None]
         for cause in causes[1:]:
@@ -198,7 +193,3 @@ async def _ended(task: asyncio.Task[None]) -> Exception | None:
     if failure is not None and not isinstance(failure, Exception):
         raise failure
     return failure
-
-
-def _ignore(_leading: bool) -> None:
-    """Take the place of a callback."""
