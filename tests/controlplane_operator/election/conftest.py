@@ -188,9 +188,15 @@ class Pair:
         return [name for number, name in enumerate(names) if number == 0 or names[number - 1] != name]
 
 
-async def start(name: str, *, way: Way, handle: Handle, state: Path) -> Operator:
+async def start(name: str, *, way: Way, handle: Handle, state: Path, log: Path) -> Operator:
     listen = f"127.0.0.1:{free_port()}"
-    process = await asyncio.create_subprocess_exec(
+    with log.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(*_command(way, handle, state, listen), stderr=errors)
+    return Operator(name, way, f"http://{listen}", process)
+
+
+def _command(way: Way, handle: Handle, state: Path, listen: str) -> list[str]:
+    return [
         sys.executable,
         "-m",
         "controlplane_operator.main",
@@ -202,9 +208,7 @@ async def start(name: str, *, way: Way, handle: Handle, state: Path) -> Operator
         f"--shared-etcd-endpoint={handle.tenants_etcd.endpoint}",
         f"--shared-etcd-credentials={handle.tenants_etcd_credentials}",
         f"--listen={listen}",
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    return Operator(name, way, f"http://{listen}", process)
+    ]
 
 
 async def _clean(client: Client, eventually: Callable[..., Awaitable[Any]]) -> None:
@@ -220,22 +224,34 @@ async def _clean(client: Client, eventually: Callable[..., Awaitable[Any]]) -> N
 
 
 @pytest.fixture
-async def pair(api_server: Handle, eventually: Callable[..., Awaitable[Any]]) -> AsyncIterator[Pair]:
+def one_directory(request: pytest.FixtureRequest) -> bool:
+    """Whether both have the same directory for processes, so that the second finds those of the first.
+
+    Its lock lets the second have it only when the first has ended.
+    """
+    return bool(getattr(request, "param", False))
+
+
+@pytest.fixture
+async def pair(
+    api_server: Handle, eventually: Callable[..., Awaitable[Any]], tmp_path: Path, *, one_directory: bool
+) -> AsyncIterator[Pair]:
     """Two operators; what they made is gone afterwards, as long as one of them is left."""
     directory = Path(tempfile.mkdtemp(prefix="kplane-election-"))
-    state = directory / "state"
     log: list[Write] = []
     operators: list[Operator] = []
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        stack.push_async_callback(end_processes, state, grace_seconds=2.0)
+        stack.push_async_callback(end_processes, directory, grace_seconds=2.0)
         client = await stack.enter_async_context(Client(ClusterConfig.load(api_server.admin_kubeconfig)))
         await client.create(LEASES, {"metadata": {"name": LEASE, "namespace": NAMESPACE}})
         stack.push_async_callback(client.delete, LEASES, LEASE, namespace=NAMESPACE)
         try:
             for name in ("first", "second"):
                 made = await stack.enter_async_context(way(name, handle=api_server, directory=directory, log=log))
-                operators.append(await start(name, way=made, handle=api_server, state=state))
+                operator_log = tmp_path / f"{name}.log"
+                state = directory / ("both" if one_directory else f"of-{name}")
+                operators.append(await start(name, way=made, handle=api_server, state=state, log=operator_log))
                 await eventually(operators[-1].ready, timeout=30.0)
                 if name == "first":
                     await eventually(operators[-1].leads, timeout=30.0)

@@ -27,6 +27,7 @@ async def ready_since(pair: Any, name: str) -> str | None:
     return ready[0]["lastTransitionTime"] if ready and ready[0]["status"] == "True" else None
 
 
+@pytest.mark.parametrize("one_directory", [True], indirect=True)
 async def test_a_killed_operator_is_replaced_within_15_seconds(
     pair: Any, record_property: Callable[[str, object], None]
 ) -> None:
@@ -48,7 +49,7 @@ async def test_a_killed_operator_is_replaced_within_15_seconds(
     record_property("takeover_seconds", round(took_over, 2))
     record_property("first_write_seconds", round(first_write, 2))
     assert first_write < 15.0
-    assert first_write - took_over < 1.0
+    assert first_write - took_over < 3.0
     assert await ready_since(pair, "before") == since
     assert pair.alternations() == ["first", "second"]
 
