@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from api import ControlPlaneClass
 from controlplane_operator import fanout
 from controlplane_operator.class_use import named, unserved
+from controlplane_operator.control_plane_class import ControlPlaneClassReconciler
 from controlplane_operator.fanout import Queues, Stores, connect
 
 
@@ -113,3 +115,65 @@ async def test_the_status_of_a_class_wakes_none_of_its_control_planes(wired: tup
     stores.classes.apply({**written, "metadata": {**written["metadata"], "resourceVersion": "7"}, "spec": spec})
     assert len(queues.control_planes) == 1
     assert len(queues.classes) == 1
+
+
+class Written:
+    """Keeps what would have been written and posted."""
+
+    def __init__(self) -> None:
+        self.status: Any = None
+        self.said: list[tuple[str, str, bool]] = []
+
+    async def write(self, store: Any, current: Any, *, status: Any) -> None:
+        self.status = status
+
+    def record(self, about: Any, *, reason: str, message: str, warning: bool) -> None:
+        assert about.resource.kind == "ControlPlaneClass"
+        self.said.append((reason, message, warning))
+
+
+def class_object(version: int, uid: str = "first", **spec: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "gold", "uid": uid, "resourceVersion": str(version), "generation": 1}, "spec": spec}
+
+
+async def test_a_class_that_is_not_understood_says_so_and_is_counted() -> None:
+    stores, written = Stores(), Written()
+    management: Any = SimpleNamespace(stores=stores, status=written, events=written)
+    reconciler = ControlPlaneClassReconciler(management)
+    stores.control_planes.apply(control_plane("a"))
+    stores.classes.apply(class_object(1, auth={"model": "oidc"}))
+    await reconciler.reconcile(("", "gold"))
+    [ready] = written.status.conditions
+    assert (ready.type, ready.status, ready.reason) == ("Ready", "False", "ClassInvalid")
+    assert "spec.auth.model" in ready.message
+    assert written.status.control_planes == 1
+
+
+async def test_the_end_of_a_class_is_told_where_it_is_in_use_and_once() -> None:
+    stores, written = Stores(), Written()
+    management: Any = SimpleNamespace(stores=stores, status=written, events=written)
+    reconciler = ControlPlaneClassReconciler(management)
+    key = ("", "gold")
+    stores.classes.apply(class_object(1))
+    await reconciler.reconcile(key)
+    stores.classes.remove(class_object(2))
+    await reconciler.reconcile(key)
+    assert written.said == []
+
+    stores.control_planes.apply(control_plane("a"))
+    stores.classes.apply(class_object(3))
+    await reconciler.reconcile(key)
+    stores.classes.remove(class_object(4))
+    for _ in range(2):
+        await reconciler.reconcile(key)
+    [(reason, message, warning)] = written.said
+    assert (reason, warning) == ("DeletedInUse", True)
+    assert "control plane a" in message
+
+    # It was made anew before anybody looked.
+    stores.classes.apply(class_object(5))
+    await reconciler.reconcile(key)
+    stores.classes.remove(class_object(6))
+    stores.classes.apply(class_object(7, uid="second"))
+    await reconciler.reconcile(key)
+    assert len(written.said) == 2
