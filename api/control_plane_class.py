@@ -84,7 +84,7 @@ class AuthSpec(ApiModel):
         ),
     ] = "cluster-admin"
     """The ClusterRole that the kubeconfig's identity has in the control plane: cluster-admin, admin, edit, view, or any
-    other that is there. A change takes the former role away.
+    other that is there. A change takes the former role away; one that does not exist leaves it in force until it does.
     """
     lifetime: Annotated[
         str,
