@@ -31,6 +31,7 @@ class Look:
         self._facts = facts
         self._installation = Installation(client)
         self._troubles: dict[str, Trouble] = {}
+        self._not_begun: dict[str, Trouble] = {}
         self._ends = time.monotonic() + _PASS_SECONDS
 
     async def all(self, wanted: list[str], *, last: list[str]) -> dict[str, Trouble]:
@@ -42,13 +43,14 @@ class Look:
         for addon in sorted(wanted, key=lambda addon: last.index(addon) + 1 if addon in last else 0):
             if self._begins(addon):
                 await self._install(addon)
-        for addon in [addon for addon in wanted if addon not in self._troubles]:
+        for addon in [addon for addon in wanted if addon not in {**self._troubles, **self._not_begun}]:
             if self._begins(addon):
                 self._note(addon, await self._installation.prune(addon))
         for addon in [addon for addon in installed if addon not in wanted]:
             if self._begins(addon):
                 self._note(addon, await self._installation.uninstall(addon))
-        return self._troubles
+        # First those that are to come first next time.
+        return {**self._not_begun, **self._troubles}
 
     async def _install(self, addon: str) -> None:
         try:
@@ -72,7 +74,7 @@ class Look:
     def _begins(self, addon: str) -> bool:
         if time.monotonic() < self._ends:
             return True
-        self._troubles[addon] = Trouble("AddonFailed", "not looked at yet, because others took too long")
+        self._not_begun[addon] = Trouble("AddonFailed", "not looked at yet, because others took too long")
         return False
 
     def _note(self, addon: str, failures: list[str]) -> None:
