@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from pydantic import ValidationError
 
-from api import Condition, ControlPlaneClass, ControlPlaneClassStatus
+from api import ControlPlaneClass, ControlPlaneClassStatus
 from api.resource import ResourceModel
 from controlplane_operator.addons import Bundles
 from controlplane_operator.cache import Key, Object
@@ -20,8 +19,6 @@ from provider import Result
 from provider.logs import log_fields
 
 __all__ = ["ControlPlaneClassReconciler"]
-
-_ADDONS_VALID: Final = "AddonsValid"
 
 
 class _ClassAsWritten(ResourceModel):
@@ -56,7 +53,6 @@ class ControlPlaneClassReconciler:
 
     async def _publish(self, current: _ClassAsWritten, *, obj: Object, users: Sequence[Object]) -> None:
         supported: list[str] = []
-        addons: list[str] = []
         trouble: Trouble | None = None
         try:
             chosen = ControlPlaneClass.model_validate(obj)
@@ -64,9 +60,9 @@ class ControlPlaneClassReconciler:
             trouble = invalid_class(current.name, error)
         else:
             supported = unserved(chosen, users=users)
-            addons = chosen.spec.addons
+            trouble = await self._addons_trouble(chosen.spec.addons)
         conditions = with_condition(
-            await self._with_addons(current, addons=addons),
+            current.status.conditions,
             of=current,
             status="True" if trouble is None else "False",
             reason=trouble.reason if trouble is not None else "Valid",
@@ -81,18 +77,10 @@ class ControlPlaneClassReconciler:
         )
         await self._management.status.write(self._management.stores.classes, current, status=status)
 
-    async def _with_addons(self, current: _ClassAsWritten, *, addons: list[str]) -> list[Condition]:
-        if not addons:
-            return [condition for condition in current.status.conditions if condition.type != _ADDONS_VALID]
+    async def _addons_trouble(self, addons: list[str]) -> Trouble | None:
         troubles = await self._bundles.problems(addons)
-        return with_condition(
-            current.status.conditions,
-            of=current,
-            type=_ADDONS_VALID,
-            status="False" if troubles else "True",
-            reason=troubles[0].reason if troubles else "BundlesValid",
-            message="; ".join(trouble.message for trouble in troubles) or "every add-on of the class is known",
-        )
+        told = "; ".join(trouble.message for trouble in troubles)
+        return Trouble(troubles[0].reason, told) if troubles else None
 
     def _tell_end(self, key: Key, *, present: _ClassAsWritten | None, users: Sequence[Object]) -> None:
         """Tell of a class that was deleted while control planes name it; each of them tells of it as well."""

@@ -50,7 +50,7 @@ async def test_addons_come_change_and_go_and_their_trouble_is_theirs_alone(bundl
         return await condition(field, "ControlPlane", "eq", "AddonsReady")
 
     async def known() -> str:
-        return str((await condition(field, "ControlPlaneClass", "equipped", "AddonsValid")).get("reason"))
+        return str(await field.reason("ControlPlaneClass", "equipped"))
 
     # The bundle is missing: the control plane is ready all the same, and the other add-ons are installed.
     await field.becomes("ControlPlane", "eq", "Reconciled", timeout=60.0)
@@ -73,7 +73,7 @@ async def test_addons_come_change_and_go_and_their_trouble_is_theirs_alone(bundl
         await bundle(field, "hello", greeting("1"))
         assert await field.eventually(value, lambda found: found == "1", timeout=5.0)
         await field.eventually(addons, lambda found: found["status"] == "True", timeout=5.0)
-        await field.eventually(known, lambda reason: reason == "BundlesValid", timeout=5.0)
+        await field.eventually(known, lambda reason: reason == "Valid", timeout=5.0)
 
         await bundle(field, "hello", greeting("2"))
         assert await field.eventually(value, lambda found: found == "2", timeout=5.0)
