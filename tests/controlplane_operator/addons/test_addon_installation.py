@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -315,23 +313,6 @@ async def test_a_webhook_of_the_tenant_that_hangs_holds_up_only_what_it_is_asked
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
-
-
-async def test_an_addon_whose_turn_did_not_come_is_the_first_of_the_failed_ones_next_time(
-    addons: Any, monkeypatch: Any
-) -> None:
-    from controlplane_operator.addons import look
-
-    clock = itertools.count(step=30)
-    monkeypatch.setattr(look, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-    addons.bundle("a", a="{apiVersion: nowhere.example.com/v1, kind: Thing, metadata: {name: x}}")
-    addons.bundle("b", a=config("one"))
-    troubles = await addons.troubles()
-    assert list(troubles) == ["b", "a"]
-    assert "others took too long" in troubles["b"].message
-    assert await names(addons) == set()
-    troubles = await addons.troubles(last=list(troubles))
-    assert await names(addons) == {"one"}
 
 
 def test_an_object_is_named_as_people_name_it() -> None:
