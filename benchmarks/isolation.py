@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +29,7 @@ from api import ControlPlane, ControlPlaneEndpoint
 from api.names import ALLOW_ENDPOINT_LABEL, kubeconfig_secret_name, management_namespace
 from embedded.daemon import Daemon
 from embedded.handle import Handle
-from provider import SECRETS, Client, ClusterConfig, Resource
+from provider import CLUSTER_ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS, Client, ClusterConfig, Resource
 from tools.binaries import resolve
 
 _POLL_SECONDS: Final = 0.05
@@ -64,10 +66,12 @@ class _Field:
         await self._until({"host": "Reconciled"})
         reference = kubeconfig_secret_name("host"), management_namespace("host")
         found = await self._client.get(SECRETS, reference[0], namespace=reference[1])
+        published = ClusterConfig.from_kubeconfig(base64.b64decode(found["data"]["kubeconfig"]))
+        owner = replace(published, token=await _administrator(published))
         metadata = {**_SECRET, "labels": {ALLOW_ENDPOINT_LABEL: "true"}}
-        data = {"kubeconfig": found["data"]["kubeconfig"]}
+        data = {"kubeconfig": base64.b64encode(json.dumps(owner.to_kubeconfig()).encode()).decode()}
         await self._client.create(SECRETS, {"metadata": metadata, "data": data})
-        self.server = (await self._client.get(_CONTROL_PLANES, "host"))["status"]["endpoint"]
+        self.server = owner.server
 
     async def adopt(self, name: str, url: str) -> None:
         """Create a control plane whose API server is at a URL."""
@@ -119,6 +123,19 @@ class _Field:
                 left &= {obj["metadata"]["name"] for obj in (await self._client.list(_CONTROL_PLANES)).items}
         for name in names:
             await self._client.delete(_ENDPOINTS, name)
+
+
+async def _administrator(published: ClusterConfig) -> str:
+    """Return a token of an administrator whom no control plane that is taken down takes back."""
+    async with Client(published) as client:
+        account = {"name": "owner", "namespace": "default"}
+        await client.create(SERVICE_ACCOUNTS, {"metadata": account})
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
+        binding = {"roleRef": role, "subjects": [{"kind": "ServiceAccount", **account}]}
+        await client.create(CLUSTER_ROLE_BINDINGS, {"metadata": {"name": "owner"}, **binding})
+        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 7200}}
+        path = SERVICE_ACCOUNTS.path("owner", namespace="default", subresource="token")
+        return str((await client.request("POST", path, body=asked))["status"]["token"])
 
 
 @contextlib.asynccontextmanager
