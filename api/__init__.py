@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from api.compute_resources import ComputeResources, ResourceAmounts, quantity
-from api.conditions import READY, Condition, ConditionStatus, find_condition, is_true, set_condition
+from api.conditions import (
+    DELETING,
+    READY,
+    RUNNING,
+    Condition,
+    ConditionStatus,
+    find_condition,
+    is_true,
+    set_condition,
+)
 from api.control_plane import (
     CLUSTER_PATH_PATTERN,
     RESERVED_CLUSTER_PATHS,
@@ -33,6 +42,7 @@ from api.control_plane_registration import (
     ControlPlaneRegistration,
     ControlPlaneRegistrationSpec,
     ControlPlaneRegistrationStatus,
+    InstanceStatus,
     RegistrationMode,
 )
 from api.kubernetes_version import KubernetesVersion
@@ -42,9 +52,11 @@ from api.rotation import MAX_ROTATION_VALUE, RotationPhase, RotationStatus
 
 __all__ = [
     "CLUSTER_PATH_PATTERN",
+    "DELETING",
     "MAX_ROTATION_VALUE",
     "READY",
     "RESERVED_CLUSTER_PATHS",
+    "RUNNING",
     "AuthModel",
     "AuthSpec",
     "ComputeResources",
@@ -70,6 +82,7 @@ __all__ = [
     "DeletionPolicy",
     "EndpointAddress",
     "EndpointType",
+    "InstanceStatus",
     "KubernetesVersion",
     "Metadata",
     "ObjectReference",

@@ -7,7 +7,7 @@ import base64
 import binascii
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,11 +22,14 @@ from provider.kubeconfig import ClusterConfig
 from provider.reflector import Reflector
 from provider.resources import SECRETS, Resource
 
-__all__ = ["PROFILE_ATTRIBUTE", "REGISTRATIONS", "VERSION_ATTRIBUTE", "RegistrationProvider"]
+__all__ = ["PROFILE_ATTRIBUTE", "REGISTRATIONS", "UID_ATTRIBUTE", "VERSION_ATTRIBUTE", "RegistrationProvider"]
 
 log: Final = logging.getLogger(__name__)
 
 REGISTRATIONS: Final = Resource(API_VERSION, "ControlPlaneRegistration", "controlplaneregistrations", namespaced=False)
+
+UID_ATTRIBUTE: Final = "controlPlaneUID"
+"""Attribute of a cluster: metadata.uid of the control plane that its registration resolves to; may be empty."""
 
 PROFILE_ATTRIBUTE: Final = "profile"
 """Attribute of a cluster: the profile of controllers that its registration resolves to; empty where it names none."""
@@ -72,6 +75,7 @@ class RegistrationProvider:
         self._client = client
         self._services = frozenset(service.lower() for service in services)
         self._registrations = Reflector(client, REGISTRATIONS, label_selector=label_selector)
+        self._listeners: list[Callable[[str], None]] = []
 
     @property
     def name(self) -> str:
@@ -82,6 +86,14 @@ class RegistrationProvider:
     def synced(self) -> asyncio.Event:
         """Set once all registrations were read for the first time."""
         return self._registrations.synced
+
+    def registration(self, name: str) -> Object | None:
+        """Return a registration as it was last seen; None where there is none."""
+        return self._registrations.store.get(("", name))
+
+    def listen(self, listener: Callable[[str], None]) -> None:
+        """Call back with the name of each registration that is new, changed or gone."""
+        self._listeners.append(listener)
 
     async def run(self, clusters: Clusters) -> None:
         """Follow registrations and their Secrets until cancelled."""
@@ -100,7 +112,10 @@ class RegistrationProvider:
                 followers[name].see(registration)
 
             def handle(event: str, registration: dict[str, Any]) -> None:
-                tell(registration["metadata"]["name"], None if event == "DELETED" else registration)
+                name = registration["metadata"]["name"]
+                tell(name, None if event == "DELETED" else registration)
+                for listener in self._listeners:
+                    listener(name)
 
             async def forget_strangers() -> None:
                 # Of an earlier run: their registrations may have gone in between.
@@ -240,7 +255,7 @@ def read_wish(registration: Object | None, *, services: frozenset[str]) -> _Wish
         log.warning("registration %s: its status is ready but names no endpoint or Secret", metadata.get("name"))
         return _KEEP
     attributes = {
-        "controlPlaneUID": str(status.get("controlPlaneUID") or ""),
+        UID_ATTRIBUTE: str(status.get("controlPlaneUID") or ""),
         "services": ",".join(sorted({name.title() for name in wanted})),
         PROFILE_ATTRIBUTE: str(_mapping(status.get("controllers")).get("profile") or ""),
         VERSION_ATTRIBUTE: _minor_version(status.get("version")),

@@ -240,8 +240,8 @@ async def test_two_managers_own_a_condition_each(control_plane: str, kube: Kubec
     [
         ("cp", ["NAME", "MODE", "PHASE", "READY", "AGE"], {"CLASS", "VERSION", "ENDPOINT"}),
         ("cpclass", ["NAME", "DELETION POLICY", "PROFILE", "CONTROL PLANES", "READY", "AGE"], set()),
-        ("cpe", ["NAME", "READY", "AGE"], {"ENDPOINT", "EXTERNAL"}),
-        ("cpr", ["NAME", "CONTROL PLANE", "READY", "AGE"], {"SERVICES", "ENDPOINT"}),
+        ("cpe", ["NAME", "READY", "REACHABLE", "AGE"], {"ENDPOINT", "EXTERNAL"}),
+        ("cpr", ["NAME", "CONTROL PLANE", "READY", "RUNNING", "AGE"], {"SERVICES", "ENDPOINT"}),
     ],
 )
 async def test_columns(kind: str, columns: list[str], wide: set[str], kube: Kubectl) -> None:
