@@ -81,9 +81,16 @@ class ControlPlaneRegistrationReconciler:
             return None if trouble.waits_for_event else Result(jittered(_RETRY_SECONDS))
         secret = resolution.controllers_secret or resolution.kubeconfig_secret
         await self._management.access.grant(registration, secret=secret)
+        if not self._is_current(registration, resolution):
+            return None  # the change that made it so has the registration looked at again
         await self._publish(registration, resolution, control_plane=control_plane)
         await self._management.access.revoke(registration.metadata.uid or "", keep=secret)
         return Result(jittered(_PERIOD_SECONDS))
+
+    def _is_current(self, registration: ControlPlaneRegistration, resolution: Resolution) -> bool:
+        """Tell whether the control plane is still there, now that other things were waited for."""
+        found = self._control_plane(registration)
+        return found is not None and not found.deleting and found.metadata.uid == resolution.control_plane_uid
 
     def _control_plane(self, registration: ControlPlaneRegistration) -> ControlPlane | None:
         obj = self._management.stores.control_planes.get(("", registration.spec.control_plane_ref.name))

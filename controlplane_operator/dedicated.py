@@ -106,9 +106,13 @@ class DedicatedProvisioner:
     async def shut_out(self, uid: str) -> None:
         """Nobody else reaches its etcd, and its API server is replaced by the next one."""
 
-    async def remove(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
-        """End both; the data of etcd go if the policy is Destroy."""
-        etcd = etcd_name(control_plane.name)
+    async def shut_down(self, control_plane: ControlPlane) -> None:
+        """End the API server."""
         with troubles("Deleting"):
             await self._runtime.delete(apiserver_name(control_plane.name))
+
+    async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
+        """End etcd; its data go if the policy is Destroy."""
+        etcd = etcd_name(control_plane.name)
+        with troubles("Deleting"):
             await (self._runtime.delete(etcd) if policy is DeletionPolicy.DESTROY else self._runtime.stop(etcd))

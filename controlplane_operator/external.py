@@ -55,8 +55,8 @@ class ExternalProvisioner:
     async def shut_out(self, uid: str) -> None:
         """There is nothing that an earlier control plane had access to."""
 
-    async def remove(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
-        """Take our identities back; the data stays, whatever the policy says, because it is not ours."""
+    async def shut_down(self, control_plane: ControlPlane) -> None:
+        """Take our identities back."""
         try:
             provision = await self.ensure(control_plane)
             await take_back(provision.administrator)
@@ -69,6 +69,9 @@ class ExternalProvisioner:
                 message=f"what was issued in the control plane stays valid there until it expires: {trouble.message}",
                 warning=True,
             )
+
+    async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
+        """Leave the data, whatever the policy says, because they are not ours."""
         if policy is DeletionPolicy.DESTROY:
             self._management.events.record(
                 control_plane,

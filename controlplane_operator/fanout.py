@@ -73,6 +73,11 @@ def _kubeconfig_secret(obj: Object) -> list[str]:
     return [_reference(secret) for secret in secrets if secret]
 
 
+def _served(obj: Object) -> list[str]:
+    resolved, working = _field("status", "controlPlaneUID"), _field("status", "instance", "controlPlaneUID")
+    return list({*resolved(obj), *working(obj)})
+
+
 def _reference(secret: Object) -> str:
     return f"{secret.get('namespace')}/{secret.get('name')}"
 
@@ -90,6 +95,7 @@ class Stores:
                 "path": _cluster_path,
                 "namespace": _namespace,
                 "component": _components,
+                "uid": _field("metadata", "uid"),
             },
         )
     )
@@ -111,6 +117,7 @@ class Stores:
                 "control plane": _field("spec", "controlPlaneRef", "name"),
                 "endpoint": _field("spec", "endpointRef", "name"),
                 "secret": _kubeconfig_secret,
+                "served": _served,
             },
         )
     )
@@ -273,10 +280,11 @@ class _Fanout:
 
     def registration(self, change: Change) -> None:
         self.queues.registrations.add(change.key)
-        names = {
-            name for obj in (change.old, change.new) if obj for name in _field("spec", "controlPlaneRef", "name")(obj)
-        }
-        for name in names:
+        seen = [obj for obj in (change.old, change.new) if obj]
+        names = {name for obj in seen for name in _field("spec", "controlPlaneRef", "name")(obj)}
+        # One that was moved names another one already, and its instance may still be at the former.
+        served = [self.stores.control_planes.by("uid", uid) for obj in seen for uid in _served(obj)]
+        for name in names | {obj["metadata"]["name"] for found in served for obj in found}:
             control_plane = self.stores.control_planes.get(("", name))
             # One that is being deleted waits for its registrations; another one makes its default registration anew.
             if control_plane is not None and (change.new is None or "deletionTimestamp" in control_plane["metadata"]):

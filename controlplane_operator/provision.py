@@ -59,6 +59,10 @@ class Provisioner(Protocol):
         """Take away what access to the data an earlier control plane had, whose uid this is. Raises Trouble."""
         ...
 
-    async def remove(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
-        """Undo what `ensure` did, and the data with it if the policy is Destroy. Raises Trouble while not done."""
+    async def shut_down(self, control_plane: ControlPlane) -> None:
+        """Have what was issued be worth nothing, and what `ensure` started end. Raises Trouble while not done."""
+        ...
+
+    async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
+        """After `shut_down`: delete the data, or leave them in order, by the policy. Raises Trouble while not done."""
         ...

@@ -6,7 +6,15 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from api import Condition, ConditionStatus, ResourceModel, find_condition, set_condition
+from api import (
+    RUNNING,
+    Condition,
+    ConditionStatus,
+    ControlPlaneRegistrationStatus,
+    ResourceModel,
+    find_condition,
+    set_condition,
+)
 from api.resource import ApiModel
 from controlplane_operator.cache import Store
 from controlplane_operator.events import Events
@@ -40,6 +48,7 @@ class StatusWriter:
     ) -> None:
         """Make `status` the whole status of the object, unless it is already.
 
+        What a registration's instance is said to be is mcm's, and never touched.
         A published value stays only if `status` carries it: start from the object's own one. Fields in `yield_fields`
         are left to whoever else wrote them. The answer goes into the store at once, so that the next look at it is not
         behind. An object that is gone, or was replaced by one of the same name, is left alone. With `only_as_seen`, it
@@ -192,6 +201,9 @@ def _conditions(current: ResourceModel) -> list[Condition]:
 
 
 def _dump(status: ApiModel) -> dict[str, Any]:
+    if isinstance(status, ControlPlaneRegistrationStatus):
+        ours = [condition for condition in status.conditions if condition.type != RUNNING]
+        status = status.model_copy(update={"conditions": ours, "instance": None})
     return {
         name: value
         for name, value in status.model_dump(mode="json", by_alias=True, exclude_none=True).items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api import ControlPlaneClass
+from api import ControlPlaneClass, DeletionPolicy
 from controlplane_operator.kinds import CONTROL_PLANES
 from provider import NAMESPACES, Conflict
 
@@ -67,7 +67,7 @@ async def test_no_other_policy_comes_into_force_once_the_deletion_was_asked_for(
     await operator.make(name)
     seen = await operator.look(name)
     await client.delete(CONTROL_PLANES, name)
-    status = seen.status.model_copy(update={"deletion_policy": "Destroy"})
+    status = seen.status.model_copy(update={"deletion_policy": DeletionPolicy.DESTROY})
     with pytest.raises(Conflict):
         await operator.management.status.write(
             operator.management.stores.control_planes, seen, status=status, only_as_seen=True
