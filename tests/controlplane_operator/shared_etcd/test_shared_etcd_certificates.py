@@ -18,18 +18,23 @@ from controlplane_operator.shared_etcd.certificates import (
     server_hosts,
 )
 
-NOW = datetime.now(UTC)
+
+def now() -> datetime:
+    """Not once for all: a run of all tests takes longer than certificates are dated back."""
+    return datetime.now(UTC)
+
+
 HOSTS = server_hosts("kplane-etcd", namespace="kplane-system")
 
 
 def later(days: float) -> datetime:
-    return NOW + timedelta(days=days)
+    return now() + timedelta(days=days)
 
 
 def test_the_certificate_of_the_members_names_everything_they_are_reached_under() -> None:
     authority = create_authority("etcd")
     certificate = x509.load_pem_x509_certificate(
-        renew_server({}, authority=authority, hosts=HOSTS, now=NOW)["server.crt"]
+        renew_server({}, authority=authority, hosts=HOSTS, now=now())["server.crt"]
     )
 
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -48,7 +53,7 @@ def test_the_certificate_of_the_members_names_everything_they_are_reached_under(
 
 def test_the_authority_lives_ten_years_and_a_leaf_one() -> None:
     credentials = create_credentials("kplane-etcd")
-    server = renew_server({}, authority=authority_of(credentials), hosts=HOSTS, now=NOW)
+    server = renew_server({}, authority=authority_of(credentials), hosts=HOSTS, now=now())
     assert set(credentials) == {"ca.crt", "ca.key", "client.crt", "client.key"}
     assert set(server) == {"ca.crt", "server.crt", "server.key"}
     for certificate, days in (
@@ -62,7 +67,7 @@ def test_the_authority_lives_ten_years_and_a_leaf_one() -> None:
 def test_leaf_certificates_are_renewed_after_two_thirds_of_their_life_by_the_same_authority() -> None:
     credentials = create_credentials("kplane-etcd")
     authority = authority_of(credentials)
-    server = renew_server({}, authority=authority, hosts=HOSTS, now=NOW)
+    server = renew_server({}, authority=authority, hosts=HOSTS, now=now())
 
     assert renew_credentials(credentials, now=later(243)) == credentials
     assert renew_server(server, authority=authority, hosts=HOSTS, now=later(243)) == server
@@ -75,20 +80,20 @@ def test_leaf_certificates_are_renewed_after_two_thirds_of_their_life_by_the_sam
 
 def test_a_server_certificate_that_is_worth_nothing_is_replaced() -> None:
     authority, other = create_authority("etcd"), create_authority("etcd")
-    good = renew_server({}, authority=authority, hosts=HOSTS, now=NOW)
+    good = renew_server({}, authority=authority, hosts=HOSTS, now=now())
     wrong_user = issue_serving(authority, common_name="etcd", hosts=HOSTS, client=True)
     for bad in (
         {name: content for name, content in good.items() if name != "server.key"},
         good | {"server.crt": b"garbage"},
         good | {"server.key": other.key},
-        renew_server({}, authority=other, hosts=HOSTS, now=NOW),
-        renew_server({}, authority=authority, hosts=HOSTS[:-1], now=NOW),
+        renew_server({}, authority=other, hosts=HOSTS, now=now()),
+        renew_server({}, authority=authority, hosts=HOSTS[:-1], now=now()),
         good | {"server.crt": wrong_user.certificate, "server.key": wrong_user.key},
     ):
-        renewed = renew_server(bad, authority=authority, hosts=HOSTS, now=NOW)
+        renewed = renew_server(bad, authority=authority, hosts=HOSTS, now=now())
         assert renewed != bad
-        assert renew_server(renewed, authority=authority, hosts=HOSTS, now=NOW) == renewed
-    assert renew_server(good | {"ca.crt": b""}, authority=authority, hosts=HOSTS, now=NOW) == good
+        assert renew_server(renewed, authority=authority, hosts=HOSTS, now=now()) == renewed
+    assert renew_server(good | {"ca.crt": b""}, authority=authority, hosts=HOSTS, now=now()) == good
 
 
 def test_an_authority_alone_gets_a_client_certificate_of_root() -> None:
@@ -96,7 +101,7 @@ def test_an_authority_alone_gets_a_client_certificate_of_root() -> None:
     given = {"ca.crt": authority.certificate, "ca.key": authority.key}
     spy = issue_client(authority, user="spy")
     for known in (given, given | {"client.crt": spy.certificate, "client.key": spy.key}):
-        credentials = renew_credentials(known, now=NOW)
+        credentials = renew_credentials(known, now=now())
         assert authority_of(credentials) == authority
         assert x509.load_pem_x509_certificate(credentials["client.crt"]).subject.rfc4514_string() == "CN=root"
 
@@ -108,7 +113,7 @@ def test_a_damaged_authority_is_told_and_never_replaced() -> None:
         ("ca.key", create_authority("other").key, "entries ca.crt and ca.key: certificate and key do not belong"),
     ):
         with pytest.raises(CredentialsInvalid, match=told):
-            renew_credentials(credentials | {name: content}, now=NOW)
+            renew_credentials(credentials | {name: content}, now=now())
     del credentials["ca.key"]
     with pytest.raises(CredentialsInvalid, match=r"it has no entry ca\.key"):
-        renew_credentials(credentials, now=NOW)
+        renew_credentials(credentials, now=now())
