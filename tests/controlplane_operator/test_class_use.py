@@ -10,6 +10,7 @@ import pytest
 
 from api import ControlPlaneClass
 from controlplane_operator import fanout
+from controlplane_operator.addons.bundles import Bundles
 from controlplane_operator.class_use import named, unserved
 from controlplane_operator.control_plane_class import ControlPlaneClassReconciler
 from controlplane_operator.fanout import Queues, Stores, connect
@@ -117,10 +118,6 @@ async def test_the_status_of_a_class_wakes_none_of_its_control_planes(wired: tup
     assert len(queues.classes) == 1
 
 
-UNUSED: Any = None
-"""In the place of the add-ons' bundles, for classes that have none."""
-
-
 class Written:
     """Keeps what would have been written and posted."""
 
@@ -143,7 +140,7 @@ def class_object(version: int, uid: str = "first", **spec: Any) -> dict[str, Any
 async def test_a_class_that_is_not_understood_says_so_and_is_counted() -> None:
     stores, written = Stores(), Written()
     management: Any = SimpleNamespace(stores=stores, status=written, events=written)
-    reconciler = ControlPlaneClassReconciler(management, bundles=UNUSED)
+    reconciler = ControlPlaneClassReconciler(management, bundles=Bundles(stores.bundles, namespace="kplane-system"))
     stores.control_planes.apply(control_plane("a"))
     stores.classes.apply(class_object(1, auth={"model": "oidc"}))
     await reconciler.reconcile(("", "gold"))
@@ -156,7 +153,7 @@ async def test_a_class_that_is_not_understood_says_so_and_is_counted() -> None:
 async def test_the_end_of_a_class_is_told_where_it_is_in_use_and_once() -> None:
     stores, written = Stores(), Written()
     management: Any = SimpleNamespace(stores=stores, status=written, events=written)
-    reconciler = ControlPlaneClassReconciler(management, bundles=UNUSED)
+    reconciler = ControlPlaneClassReconciler(management, bundles=Bundles(stores.bundles, namespace="kplane-system"))
     key = ("", "gold")
     stores.classes.apply(class_object(1))
     await reconciler.reconcile(key)
