@@ -33,6 +33,7 @@ __all__ = [
     "Queues",
     "Stores",
     "connect",
+    "wake_all",
     "wake_by_component",
 ]
 
@@ -180,9 +181,21 @@ class Queues:
 
 
 def connect(stores: Stores, *, queues: Queues) -> None:
-    """Have every object in the stores, and every change from now on, enqueue what depends on it."""
+    """Have every change in the stores, from now on, enqueue what depends on the object."""
+    for store, listener in _listeners(stores, queues):
+        store.listen(listener)
+
+
+def wake_all(stores: Stores, *, queues: Queues) -> None:
+    """Enqueue what depends on any object that is known, as if all of them had just come."""
+    for store, listener in _listeners(stores, queues):
+        for obj in store:
+            listener(Change(key_of(obj), None, obj))
+
+
+def _listeners(stores: Stores, queues: Queues) -> tuple[tuple[Store, Callable[[Change], None]], ...]:
     wiring = _Fanout(stores, queues)
-    listeners = (
+    return (
         (stores.control_planes, wiring.control_plane),
         (stores.classes, wiring.control_plane_class),
         (stores.endpoints, wiring.control_plane_endpoint),
@@ -193,10 +206,6 @@ def connect(stores: Stores, *, queues: Queues) -> None:
         (stores.endpoint_secrets, wiring.secret),
         (stores.bundles, wiring.bundle),
     )
-    for store, listener in listeners:
-        store.listen(listener)
-        for obj in store:
-            listener(Change(key_of(obj), None, obj))
 
 
 def wake_by_component(component: str, *, stores: Stores, queues: Queues) -> None:

@@ -30,6 +30,7 @@ from controlplane_operator.fanout import (
     Queues,
     Stores,
     connect,
+    wake_all,
     wake_by_component,
 )
 from controlplane_operator.health import Check, serve_health
@@ -227,6 +228,7 @@ class _Assembly:
             stack.callback(self._runtime.subscribe(self._wake))
             # Not before: nobody would take the keys out of the queues.
             connect(management.stores, queues=management.queues)
+            wake_all(management.stores, queues=management.queues)
             self._metrics.observe(control_planes=management.stores.control_planes, queues=management.queues.by_name())
             self._metrics.registry.register(ExpiryMetrics(management.stores))
             work = {
