@@ -136,8 +136,10 @@ manifests: venv ## Write deploy/install.yaml: the chart with its defaults, for i
 	@mv deploy/install.yaml.new deploy/install.yaml
 
 .PHONY: generate
-generate: venv ## Write what is generated from the code: the CRD manifests
+generate: venv ## Write what is generated from the code: the CRD manifests, and the chart's copies of them
 	@$(RUN) -m api.generate
+	@rm -f deploy/chart/kplane/files/crds/*.yaml
+	@cp crds/*.yaml deploy/chart/kplane/files/crds/
 
 .PHONY: update-kubernetes
 update-kubernetes: venv ## Change the version of Kubernetes: VERSION=1.36.4
