@@ -43,7 +43,7 @@ from workloads import Address, Component, Phase, ProcessRuntime, end_processes, 
 __all__ = ["ManagementCluster"]
 
 _HOST: Final = "127.0.0.1"
-_READY_SECONDS: Final = 60.0
+_READY_SECONDS: Final = 180.0
 _HOPELESS_RESTARTS: Final = 4
 _TENANT_GRACE_SECONDS: Final = 3.0
 

@@ -26,7 +26,7 @@ __all__ = ["Daemon", "end", "start_cluster", "tail"]
 
 _PACKAGES = Path(__file__).resolve().parent.parent
 _POLL_SECONDS = 0.05
-_TEST_READY_SECONDS = 90.0
+_TEST_READY_SECONDS = 240.0
 """Generous: test processes start their clusters at the same time on a machine of few cores."""
 
 

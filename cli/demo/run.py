@@ -25,7 +25,7 @@ from workloads import WorkloadsError, find_processes
 __all__ = ["run_demo"]
 
 _OWN_STEPS: Final = 3
-_READY_SECONDS: Final = 90.0
+_READY_SECONDS: Final = 240.0
 _TAIL_LINES: Final = 12
 _ERRORS: Final = (BinariesError, CliError, EmbeddedError, WorkloadsError, OSError)
 

@@ -93,7 +93,7 @@ async def _wait_condition(demo: Demo, name: str) -> str:
         f"control plane {name} Ready",
         lambda: demo.handle.kubectl.get("controlplane", name),
         _is_ready,
-        timeout_seconds=90,
+        timeout_seconds=240,
     )
     return str(found["status"]["endpoint"])
 

@@ -12,12 +12,13 @@ from embedded.errors import KubectlFailed
 
 __all__ = ["wait_for"]
 
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 1.0
+"""Each look is a kubectl, whose start takes a core some tenths of a second from what is waited for."""
 _T = TypeVar("_T")
 
 
 async def wait_for(
-    what: str, probe: Callable[[], Awaitable[_T]], accept: Callable[[_T], bool], *, timeout_seconds: float = 60.0
+    what: str, probe: Callable[[], Awaitable[_T]], accept: Callable[[_T], bool], *, timeout_seconds: float = 180.0
 ) -> _T:
     """Probe until the answer is accepted, and return it. Errors of kubectl count as an answer not accepted.
 

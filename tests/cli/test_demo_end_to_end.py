@@ -18,7 +18,8 @@ from embedded.daemon import end
 from tools.binaries import Binaries
 from workloads import find_processes
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("binaries")]
+# One after the other: each starts ten API servers and controller managers.
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("binaries"), pytest.mark.xdist_group("demo")]
 
 STEPS = 11
 
@@ -36,13 +37,13 @@ def environment(binaries: Binaries) -> dict[str, str]:
     return {**os.environ, "COLUMNS": "200"}
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(800)
 def test_verifies_every_step_and_leaves_nothing(directory: Path, environment: dict[str, str]) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "cli.main", "demo", "--directory", str(directory)],
         capture_output=True,
         text=True,
-        timeout=380,
+        timeout=700,
         env=environment,
         check=False,
     )
@@ -54,7 +55,7 @@ def test_verifies_every_step_and_leaves_nothing(directory: Path, environment: di
     assert not directory.exists()
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_is_interrupted_without_leaving_anything(directory: Path, environment: dict[str, str]) -> None:
     demo = subprocess.Popen(
         [sys.executable, "-m", "cli.main", "demo", "--directory", str(directory)],
@@ -76,14 +77,14 @@ def test_is_interrupted_without_leaving_anything(directory: Path, environment: d
     assert find_processes(directory) == []
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(800)
 def test_kept_it_runs_until_demo_down(directory: Path, environment: dict[str, str]) -> None:
     command = [sys.executable, "-m", "cli.main"]
     kept = subprocess.run(
         [*command, "demo", "--keep", "--directory", str(directory)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=700,
         env=environment,
         check=False,
     )
