@@ -50,10 +50,10 @@ from controlplane_operator.management import Management
 from controlplane_operator.pairs import Pairs
 from controlplane_operator.provision import Provision
 from controlplane_operator.rotator import refused_rotation, rotation_status
-from controlplane_operator.secrets import write_secret
+from controlplane_operator.secrets import data_of, write_secret
 from controlplane_operator.status import with_condition, with_supported
 from controlplane_operator.trouble import Trouble, trouble_with
-from provider import Client, ClusterConfig, ProviderError, Result, Unauthorized
+from provider import Client, ClusterConfig, KubeconfigError, ProviderError, Result, Unauthorized
 from workloads import Runtime
 
 __all__ = ["Publication"]
@@ -152,6 +152,8 @@ class Publication:
                 self._published(control_plane, controllers_secret_name), by_certificate=False, lifetime=lifetime
             )
         )
+        if self._is_another_server(control_plane, provision):
+            admin, controllers = None, controllers if provision.controllers is not None else None
         version = control_plane.status.version
         uid, fingerprint = control_plane.metadata.uid or "", _fingerprint(provision, auth)
         ready = is_true(control_plane.status.conditions, "Ready")
@@ -293,6 +295,19 @@ class Publication:
     def _published(self, control_plane: ControlPlane, name: Any) -> dict[str, Any] | None:
         key = management_namespace(control_plane.name), name(control_plane.name)
         return self._management.stores.secrets.get(key)
+
+    def _is_another_server(self, control_plane: ControlPlane, provision: Provision) -> bool:
+        """Tell whether what is published may be of another API server: what one issued is shown to no other one."""
+        if control_plane.status.endpoint in (None, provision.addresses.internal):
+            return False
+        secret = self._published(control_plane, kubeconfig_secret_name)
+        try:
+            known = ClusterConfig.from_kubeconfig(data_of(secret)[KUBECONFIG_KEY]) if secret is not None else None
+        except (KeyError, KubeconfigError):
+            known = None
+        now = provision.administrator
+        # One that only changed its address has its CA still.
+        return known is None or (known.server != now.server and known.ca_data != now.ca_data)
 
     def _is_verified(self, uid: str, fingerprint: str) -> bool:
         known, until = self._verified.get(uid, ("", 0.0))

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
+import ssl
 from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from api.names import ALLOW_ENDPOINT_LABEL
-from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS
+from controlplane_operator.credentials import create_authority, issue_serving
+from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
 from provider import NAMESPACES, SECRETS, Client, ClusterConfig
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+_SECRETS = ("kubeconfigSecretRef", "controllersSecretRef")
 
 
 async def door_to(field: Any, name: str, *, config: ClusterConfig) -> dict[str, Any]:
@@ -55,6 +65,67 @@ class Watcher:
     async def _config(self, reference: dict[str, str]) -> ClusterConfig:
         secret = await self._field.client.get(SECRETS, reference["name"], namespace=reference["namespace"])
         return ClusterConfig.from_kubeconfig(base64.b64decode(secret["data"]["kubeconfig"]))
+
+
+@contextlib.asynccontextmanager
+async def listening_in(config: ClusterConfig, directory: Path) -> AsyncIterator[tuple[ClusterConfig, set[str]]]:
+    """A server with a CA of its own that passes everything on to an API server, and notes who it is told to be."""
+    authority, shown = create_authority("listening-in"), set[str]()
+    serving = issue_serving(authority, common_name="listening-in", hosts=["127.0.0.1"])
+    (directory / "pair").write_bytes(serving.certificate + serving.key)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(directory / "pair")
+    trust = ssl.create_default_context(cadata=(config.ca_data or b"").decode())
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust)) as session:
+
+        async def pass_on(request: web.Request) -> web.Response:
+            shown.add(request.headers.get("Authorization", "").removeprefix("Bearer "))
+            headers = {
+                name: request.headers[name]
+                for name in ("Authorization", "Content-Type", "Accept")
+                if name in request.headers
+            }
+            url = f"{config.server}{request.raw_path}"
+            body = await request.read()
+            async with session.request(request.method, url, data=body, headers=headers) as answer:
+                return web.Response(status=answer.status, body=await answer.read(), content_type=answer.content_type)
+
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", pass_on)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+            host, port = runner.addresses[0]
+            yield replace(config, server=f"https://{host}:{port}", ca_data=authority.certificate), shown
+        finally:
+            await runner.cleanup()
+
+
+async def test_what_one_api_server_issued_is_shown_to_no_other(field: Any, tmp_path: Path) -> None:
+    await field.create("ControlPlane", "behind", deletionPolicy="Destroy")
+    await field.becomes("ControlPlane", "behind", "Reconciled", timeout=60.0)
+    first = ClusterConfig.load(field.handle.admin_kubeconfig)
+    async with listening_in(await field.tenant("behind"), tmp_path) as (second, shown):
+        await field.create("ControlPlaneEndpoint", "way", **await door_to(field, "first", config=first))
+        await field.create("ControlPlane", "traveller", mode="Dedicated", endpointRef={"name": "way"})
+        await field.becomes("ControlPlane", "traveller", "Reconciled", timeout=60.0)
+        issued = {(await field.tenant("traveller", secret=name)).token for name in _SECRETS}
+
+        way = await door_to(field, "second", config=second)
+        await field.client.patch(CONTROL_PLANE_ENDPOINTS, "way", {"spec": way})
+
+        async def status() -> dict[str, Any]:
+            return dict((await field.get("ControlPlane", "traveller"))["status"])
+
+        await field.eventually(status, lambda found: found["endpoint"] == second.server, timeout=60.0)
+        now = {(await field.tenant("traveller", secret=name)).token for name in _SECRETS}
+        # Of those that it was shown it issued some itself; to show that others were not is only worth something then.
+        assert now & shown
+        assert not issued & (shown | now)
+        await field.client.delete(CONTROL_PLANES, "traveller")
+        await field.gone(CONTROL_PLANES, "traveller")
 
 
 async def test_no_registration_ever_names_an_address_with_the_credentials_for_another(field: Any) -> None:
