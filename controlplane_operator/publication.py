@@ -59,6 +59,8 @@ from workloads import Runtime
 __all__ = ["Publication"]
 
 _CALL_SECONDS: Final = 5.0
+_LACKING_SECONDS: Final = 15.0
+"""How often a role that somebody may create is looked for."""
 _VERIFIED_SECONDS: Final = 300.0
 """So long what was found in order inside a control plane is taken for granted."""
 
@@ -70,6 +72,8 @@ class _Inside:
     admin: Identity
     controllers: Identity
     version: str
+    lacking: RoleMissing | None = None
+    """Why the administrator may do nothing; what is published is kept up all the same."""
 
 
 def _not_acted_on(control_plane: ControlPlane) -> list[str]:
@@ -119,7 +123,8 @@ class Publication:
             await self._write_secrets(control_plane, provision=provision, inside=inside)
             await ensure_default_registration(self._management, control_plane, chosen=chosen)
             await self._write_status(control_plane, provision=provision, inside=inside)
-        return Result(min(jittered(_VERIFIED_SECONDS), until_renewal(inside.admin, inside.controllers)))
+        again = _VERIFIED_SECONDS if inside.lacking is None else _LACKING_SECONDS
+        return Result(min(jittered(again), until_renewal(inside.admin, inside.controllers)))
 
     def _note_replacement(self, uid: str, *, settled: bool) -> None:
         """Have a control plane looked at anew when its API server has been replaced."""
@@ -168,7 +173,8 @@ class Publication:
             self.forget(uid)
             reason = ROLE_NOT_FOUND if isinstance(error, RoleMissing) else "Bootstrapping"
             raise Trouble(reason, str(error)) from error
-        self._verified[uid] = fingerprint, time.monotonic() + jittered(_VERIFIED_SECONDS) * 0.75
+        if inside.lacking is None:
+            self._verified[uid] = fingerprint, time.monotonic() + jittered(_VERIFIED_SECONDS) * 0.75
         return inside
 
     async def _set_up(
@@ -185,13 +191,21 @@ class Publication:
         # this one took over, is another user.
         user = Subject("User", f"kplane:admin:{control_plane.metadata.uid}")
         certificate, lifetime = provision.controllers, auth.lifetime_asked
+        lacking = None
         async with self._client(provision.administrator) as client:
-            await bootstrap(
-                client,
-                admin=user if by_certificate else ADMIN_ACCOUNT,
-                admin_role=auth.default_role,
-                controllers=Subject("User", user_of(certificate.certificate)) if certificate else CONTROLLERS_ACCOUNT,
-            )
+            try:
+                await bootstrap(
+                    client,
+                    admin=user if by_certificate else ADMIN_ACCOUNT,
+                    admin_role=auth.default_role,
+                    controllers=Subject("User", user_of(certificate.certificate))
+                    if certificate
+                    else CONTROLLERS_ACCOUNT,
+                )
+            except RoleMissing as error:
+                if control_plane.status.endpoint is None:
+                    raise
+                lacking = error
             if admin is None or await self._version(provision, admin) is None:
                 if by_certificate and provision.authorities is not None:
                     admin = issue_certificate(provision.authorities.client, user=user.name, lifetime=lifetime)
@@ -204,7 +218,7 @@ class Publication:
             raise Trouble(
                 "CredentialsRejected", "the control plane does not accept the credentials that it just issued"
             )
-        return _Inside(admin, controllers, version)
+        return _Inside(admin, controllers, version, lacking)
 
     async def _write_secrets(self, control_plane: ControlPlane, *, provision: Provision, inside: _Inside) -> None:
         ca = provision.administrator.ca_data
@@ -245,9 +259,9 @@ class Publication:
         conditions = with_condition(
             control_plane.status.conditions,
             of=control_plane,
-            status="True",
-            reason="Reconciled",
-            message="the control plane is ready",
+            status="True" if inside.lacking is None else "False",
+            reason="Reconciled" if inside.lacking is None else ROLE_NOT_FOUND,
+            message="the control plane is ready" if inside.lacking is None else str(inside.lacking),
         )
         # Of two that answer, neither is the version: the one from before stands until only the next one is left.
         version = (None if provision.settled else control_plane.status.version) or inside.version
@@ -260,7 +274,7 @@ class Publication:
         missing = self.not_acted_on(control_plane)
         status = control_plane.status.model_copy(
             update={
-                "phase": ControlPlanePhase.READY,
+                "phase": ControlPlanePhase.READY if inside.lacking is None else ControlPlanePhase.FAILED,
                 "endpoint": provision.addresses.internal,
                 "endpoints": provision.addresses.published(),
                 "kubeconfig_secret_ref": SecretReference(

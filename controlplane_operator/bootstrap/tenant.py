@@ -66,7 +66,8 @@ async def bootstrap(client: Client, *, admin: Subject, admin_role: str, controll
     """Have everything in place; `client` is an administrator of the control plane.
 
     `admin` gets the ClusterRole `admin_role` in every namespace, `controllers` may do everything. Raises
-    RoleMissing where that ClusterRole does not exist, with all else in place, and what `client` raises.
+    RoleMissing where that ClusterRole does not exist, with all else in place and any former role taken away, and what
+    `client` raises.
     """
     present = {item["metadata"]["name"] for item in (await client.list(NAMESPACES)).items}
     for name in _SYSTEM_NAMESPACES:
@@ -81,6 +82,7 @@ async def bootstrap(client: Client, *, admin: Subject, admin_role: str, controll
     try:
         await client.get(CLUSTER_ROLES, admin_role)
     except NotFound:
+        await _unbind_former(client, role=admin_role)
         raise RoleMissing(
             f"ClusterRole {admin_role} does not exist in the control plane; create it there, or correct"
             " spec.auth.defaultRole of its class"
@@ -101,6 +103,14 @@ async def revoke(client: Client) -> None:
     for token in tokens.items:
         with contextlib.suppress(NotFound):
             await client.delete(SECRETS, token["metadata"]["name"], namespace=_JOIN_NAMESPACE)
+
+
+async def _unbind_former(client: Client, *, role: str) -> None:
+    """Take the administrator's role away, unless it is this one: who wants another one wants the former one gone."""
+    with contextlib.suppress(NotFound):
+        known = await client.get(CLUSTER_ROLE_BINDINGS, _ADMIN_BINDING)
+        if known["roleRef"]["name"] != role:
+            await client.delete(CLUSTER_ROLE_BINDINGS, _ADMIN_BINDING)
 
 
 async def _apply_account(client: Client, name: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANES
-from provider import EVENTS, SECRETS, Client, NotFound
+from provider import CLUSTER_ROLES, EVENTS, SECRETS, Client, NotFound
 
 pytestmark = pytest.mark.integration
 
@@ -91,6 +91,17 @@ async def test_a_class_tells_what_cannot_be_acted_on(field: Any) -> None:
     await field.client.patch(CONTROL_PLANE_CLASSES, "roleless", {"spec": {"auth": auth}})
     await field.becomes("ControlPlane", "roleless", "Reconciled", timeout=60.0)
     await field.eventually(told, lambda text: text == "")
+
+    # Of one that is published, everything but the role goes on: what it had is taken away, and credentials are renewed.
+    published = (await field.get("ControlPlane", "roleless"))["status"]["credentialsExpireAt"]
+    auth = {"defaultRole": "no-such-role", "lifetime": "48h"}
+    await field.client.patch(CONTROL_PLANE_CLASSES, "roleless", {"spec": {"auth": auth}})
+    found = await field.becomes("ControlPlane", "roleless", "RoleNotFound")
+    assert found["status"]["credentialsExpireAt"] > published
+    async with Client(await field.tenant("roleless", secret="controllersSecretRef")) as inside:
+        body = {"metadata": {"name": "no-such-role"}, "rules": []}
+        await inside.create(CLUSTER_ROLES, body)
+    await field.becomes("ControlPlane", "roleless", "Reconciled", timeout=30.0)
 
 
 async def test_what_a_class_decided_stays_in_force_when_it_is_gone(field: Any) -> None:
