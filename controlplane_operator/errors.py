@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "BootstrapFailed",
-    "BundleInvalid",
-    "CredentialsInvalid",
-    "KeyspaceError",
-    "OperatorError",
-    "RoleMissing",
-    "SettingsError",
-]
+__all__ = ["BootstrapFailed", "CredentialsInvalid", "KeyspaceError", "OperatorError", "SettingsError"]
 
 
 class OperatorError(Exception):
@@ -19,14 +11,6 @@ class OperatorError(Exception):
 
 class BootstrapFailed(OperatorError):
     """A control plane cannot be set up from inside; the message says what is missing."""
-
-
-class RoleMissing(BootstrapFailed):
-    """The ClusterRole that the administrator is to have does not exist in the control plane."""
-
-
-class BundleInvalid(OperatorError):
-    """An add-on's manifests cannot be used; the message says where and what is wrong."""
 
 
 class CredentialsInvalid(OperatorError):

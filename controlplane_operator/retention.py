@@ -69,7 +69,7 @@ class Retention:
         administrator = authorities.issue_administrator()
         return ClusterConfig(
             server=endpoint,
-            ca_data=authorities.serving_trust,
+            ca_data=authorities.serving.certificate,
             client_certificate=administrator.certificate,
             client_key=administrator.key,
         )

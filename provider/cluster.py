@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Final
 
@@ -45,9 +46,12 @@ class Cluster:
             self._client = Client(self.config)
         return self._client
 
-    def continues(self, previous: Cluster) -> bool:
-        """Whether this is the cluster of `previous`, with credentials or a CA that were renewed at most."""
-        return self.attributes == previous.attributes and self.config.continues(previous.config)
+    def fingerprint(self) -> str:
+        """Digest of what makes it this cluster: it stays when credentials are renewed."""
+        digest = hashlib.sha256(self.config.fingerprint().encode())
+        for part in (item for pair in sorted(self.attributes.items()) for item in pair):
+            digest.update(len(part).to_bytes(8, "big") + part.encode())
+        return digest.hexdigest()
 
     def equals(self, other: Cluster) -> bool:
         """Whether nothing at all differs, credentials included."""

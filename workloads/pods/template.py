@@ -97,10 +97,7 @@ def _resources(component: Component) -> Mapping[str, Any]:
     return {
         "resources": {
             "requests": {"cpu": wanted.cpu_request, "memory": wanted.memory_request},
-            "limits": {
-                **({"cpu": wanted.cpu_limit} if wanted.cpu_limit is not None else {}),
-                "memory": wanted.memory_limit,
-            },
+            "limits": {"memory": wanted.memory_limit},
         }
     }
 
