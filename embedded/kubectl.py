@@ -19,7 +19,7 @@ class Kubectl:
 
     program: Path
     kubeconfig: Path
-    timeout_seconds: float = 30.0
+    timeout_seconds: float = 150.0
 
     async def run(self, *args: str, stdin: str | None = None) -> str:
         """Run kubectl with these arguments and return what it printed."""

@@ -137,7 +137,7 @@ async def destroy(demo: Demo) -> None:
     if not keys:
         raise DemoFailed(f"{victim.name} has no keys below /clusters/{victim.cluster_path}/ even before.")
     before = await _settled(demo, others)
-    await demo.handle.kubectl.run("delete", "controlplane", victim.name, "--wait=true", "--timeout=60s")
+    await demo.handle.kubectl.run("delete", "controlplane", victim.name, "--wait=true", "--timeout=120s")
     left = await count_keys(etcd, victim.cluster_path)
     if left:
         raise DemoFailed(f"{victim.name} is deleted, and {left} of its {keys} keys are still in the shared etcd.")
