@@ -113,7 +113,7 @@ def _external_host(value: str | None, *, expose: Expose) -> str | None:
 
 
 def _storage_size(value: str | None) -> str:
-    size = value or "10Gi"
+    size = "10Gi" if value is None else value
     storage_bytes(size)
     return size
 

@@ -62,6 +62,7 @@ def test_defaults_are_those_of_the_help(flags: list[str]) -> None:
         (["--expose=NodePort", "--external-host=.:."], "neither a host name nor an address"),
         (["--storage-size=10"], "--storage-size 10: this is no size, such as 10Gi"),
         (["--storage-size=much"], "--storage-size much: this is no size, such as 10Gi"),
+        (["--storage-size="], "--storage-size : this is no size, such as 10Gi"),
         (["--allow-egress=203.0.113.1/24"], "has host bits set; a network is written like"),
         (
             ["--shared-etcd-service=etcd", "--shared-etcd-endpoint=https://etcd:2379"],
