@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from e2e.certificates import make_certificate
 from e2e.installation import NAMESPACE, chart_values, released_images
 from e2e.kubectl import Kubectl
 from e2e.waiting import eventually
@@ -98,35 +97,15 @@ def lost_namespace(kubectl: Kubectl, _: Path) -> Iterator[None]:
 def _make_certificates(directory: Path, *, host: str) -> None:
     """Make a CA, a certificate of the server, and one of user root."""
     authority = ["-CA", "ca.crt", "-CAkey", "ca.key", "-addext", "basicConstraints=critical,CA:FALSE"]
-    _openssl(directory, "ca", "-subj", "/CN=my-etcd", "-addext", "keyUsage=critical,keyCertSign,cRLSign")
+    make_certificate(directory, "ca", "-subj", "/CN=my-etcd", "-addext", "keyUsage=critical,keyCertSign,cRLSign")
     server = [
         "-addext",
         f"subjectAltName=DNS:{host},DNS:localhost",
         "-addext",
         "extendedKeyUsage=serverAuth,clientAuth",
     ]
-    _openssl(directory, "server", "-subj", f"/CN={host}", *authority, *server)
-    _openssl(directory, "client", "-subj", "/CN=root", *authority, "-addext", "extendedKeyUsage=clientAuth")
-
-
-def _openssl(directory: Path, name: str, *args: str) -> None:
-    program = shutil.which("openssl")
-    assert program, "openssl is not on PATH: install it, it makes the certificates of an etcd"
-    command = [
-        program,
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-days",
-        "2",
-    ]
-    command += ["-keyout", f"{name}.key", "-out", f"{name}.crt", *args]
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"openssl made no {name}.crt: {done.stderr}"
+    make_certificate(directory, "server", "-subj", f"/CN={host}", *authority, *server)
+    make_certificate(directory, "client", "-subj", "/CN=root", *authority, "-addext", "extendedKeyUsage=clientAuth")
 
 
 def _etcd(directory: Path) -> list[dict[str, Any]]:

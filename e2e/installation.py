@@ -56,7 +56,8 @@ def chart_values() -> dict[str, Any]:
 def released_images() -> tuple[str, str]:
     """Names that the chart has for the images of both operators by itself, that of controlplane-operator first."""
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
-    operator, mcm = (chart_values()[program]["image"] for program in ("operator", "mcm"))
+    values = chart_values()
+    operator, mcm = values["operator"]["image"], values["mcm"]["image"]
     return (
         f"{operator['repository']}:{operator['tag'] or version}",
         f"{mcm['repository']}:{mcm['tag'] or version}",

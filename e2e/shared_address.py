@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from socket import create_server
 from typing import Any, Final
 
+from e2e.certificates import make_certificate
 from e2e.installation import images
 from e2e.platform import Platform
 
@@ -35,13 +35,7 @@ class SharedAddress:
 
 def _certificate(platform: Platform, *, names: str) -> tuple[Path, Path]:
     """Make a certificate that is its own CA, and its key."""
-    program = shutil.which("openssl")
-    assert program, "openssl is not on PATH: install it, it makes the certificate of a gateway"
-    certificate, key = platform.directory / "gateway.crt", platform.private_file("gateway.key", content=b"")
-    command = [program, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-days", "2", "-subj", "/CN=gateway", "-addext", f"subjectAltName={names}"]
-    subprocess.run([*command, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
-    return certificate, key
+    return make_certificate(platform.directory, "gateway", "-subj", "/CN=gateway", "-addext", f"subjectAltName={names}")
 
 
 @contextlib.contextmanager
