@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from api.conditions import READY, Condition, ConditionStatus, find_condition, is_true, set_condition
+from api.compute_resources import ComputeResources, ResourceAmounts, quantity
+from api.conditions import (
+    DELETING,
+    READY,
+    RUNNING,
+    Condition,
+    ConditionStatus,
+    find_condition,
+    is_true,
+    set_condition,
+)
 from api.control_plane import (
     CLUSTER_PATH_PATTERN,
     RESERVED_CLUSTER_PATHS,
@@ -15,6 +25,7 @@ from api.control_plane import (
     DeletionPolicy,
     EndpointAddress,
     EndpointType,
+    RememberedClass,
     VirtualSpec,
 )
 from api.control_plane_class import (
@@ -31,17 +42,24 @@ from api.control_plane_registration import (
     ControlPlaneRegistration,
     ControlPlaneRegistrationSpec,
     ControlPlaneRegistrationStatus,
+    InstanceStatus,
     RegistrationMode,
 )
+from api.kubernetes_version import KubernetesVersion
 from api.references import ObjectReference, SecretReference, Service, TypedReference
 from api.resource import Metadata, OwnerReference, ResourceInfo, ResourceModel
+from api.rotation import MAX_ROTATION_VALUE, RotationPhase, RotationStatus
 
 __all__ = [
     "CLUSTER_PATH_PATTERN",
+    "DELETING",
+    "MAX_ROTATION_VALUE",
     "READY",
     "RESERVED_CLUSTER_PATHS",
+    "RUNNING",
     "AuthModel",
     "AuthSpec",
+    "ComputeResources",
     "Condition",
     "ConditionStatus",
     "ControlPlane",
@@ -64,17 +82,24 @@ __all__ = [
     "DeletionPolicy",
     "EndpointAddress",
     "EndpointType",
+    "InstanceStatus",
+    "KubernetesVersion",
     "Metadata",
     "ObjectReference",
     "OwnerReference",
     "RegistrationMode",
+    "RememberedClass",
+    "ResourceAmounts",
     "ResourceInfo",
     "ResourceModel",
+    "RotationPhase",
+    "RotationStatus",
     "SecretReference",
     "Service",
     "TypedReference",
     "VirtualSpec",
     "find_condition",
     "is_true",
+    "quantity",
     "set_condition",
 ]

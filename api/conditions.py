@@ -11,10 +11,26 @@ from pydantic import AwareDatetime, Field, StringConstraints
 from api.extensions import list_map
 from api.resource import ApiModel
 
-__all__ = ["READY", "Condition", "ConditionStatus", "Conditions", "find_condition", "is_true", "set_condition"]
+__all__ = [
+    "DELETING",
+    "READY",
+    "RUNNING",
+    "Condition",
+    "ConditionStatus",
+    "Conditions",
+    "find_condition",
+    "is_true",
+    "set_condition",
+]
 
 READY: Final = "Ready"
 """The condition that every kind has."""
+
+RUNNING: Final = "Running"
+"""The condition of a registration that says whether its instance runs; mcm writes it, and nobody else."""
+
+DELETING: Final = "Deleting"
+"""The condition of a control plane that is True while it is taken down; its reason is where that is."""
 
 _MAX_MESSAGE: Final = 32768
 _TYPE_PATTERN: Final = (

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
-from pydantic import ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints, model_validator
 
+from api.compute_resources import ComputeResources
 from api.conditions import Conditions
-from api.extensions import Extension, Rule, list_map, rules
+from api.extensions import ATOMIC_MAP, Extension, Rule, list_map, rules
+from api.kubernetes_version import VersionText
 from api.references import ObjectReference, SecretReference, TypedReference
 from api.resource import ApiModel, Column, ResourceInfo, ResourceModel
+from api.rotation import RotationStatus
 
 __all__ = [
     "CLUSTER_PATH_PATTERN",
@@ -24,6 +27,7 @@ __all__ = [
     "DeletionPolicy",
     "EndpointAddress",
     "EndpointType",
+    "RememberedClass",
     "VirtualSpec",
 ]
 
@@ -121,6 +125,18 @@ class ControlPlaneSpec(ApiModel):
                 field_path=".dedicated",
                 reason="FieldValueForbidden",
             ),
+            *(
+                Rule(
+                    rule=f"!has(self.endpointRef) || !has(self.{field})",
+                    message=(
+                        f"spec.{field} is for API servers that kplane runs, and that of spec.endpointRef it does not:"
+                        f" remove spec.{field}"
+                    ),
+                    field_path=f".{field}",
+                    reason="FieldValueForbidden",
+                )
+                for field in ("version", "resources")
+            ),
         )
     )
 
@@ -153,12 +169,28 @@ class ControlPlaneSpec(ApiModel):
     """Settings of mode Virtual."""
     dedicated: DedicatedSpec | None = None
     """Settings of mode Dedicated."""
+    version: VersionText | None = None
+    """The version of Kubernetes that the API server runs, such as 1.36.3 or v1.36.3. The default is that of the class,
+    and the operator's own where that has none. A lower version than the one that runs is refused, and so is one that
+    skips a minor version: condition UpToDate says so then, and what runs stays.
+    """
+    resources: ComputeResources | None = None
+    """Processor and memory of the API server, in the place of those of the class. For what is left out, kplane's
+    defaults count: requests of 100m and 256Mi, and a limit of 2Gi.
+    """
 
     @model_validator(mode="after")
     def _settings_match_mode(self) -> Self:
         for mode, settings in ((ControlPlaneMode.VIRTUAL, self.virtual), (ControlPlaneMode.DEDICATED, self.dedicated)):
             if settings is not None and self.mode != mode:
                 raise ValueError(f"spec.{mode.lower()} is for spec.mode {mode} only")
+        return self
+
+    @model_validator(mode="after")
+    def _runs_what_it_sets(self) -> Self:
+        for field, value in (("version", self.version), ("resources", self.resources)):
+            if value is not None and self.endpoint_ref is not None:
+                raise ValueError(f"spec.{field} is for API servers that kplane runs, not for that of spec.endpointRef")
         return self
 
 
@@ -169,6 +201,17 @@ class EndpointAddress(ApiModel):
     """Whom the address is for: Internal for clients in the management cluster, External for people, Join for nodes."""
     url: Annotated[str, StringConstraints(max_length=2048)]
     """The URL to put into a kubeconfig."""
+
+
+class RememberedClass(ApiModel):
+    """What the class said when the control plane was last made to follow it."""
+
+    model_config = ConfigDict(json_schema_extra=ATOMIC_MAP)
+
+    name: Annotated[str, StringConstraints(max_length=253)] | None = None
+    """Name of the ControlPlaneClass."""
+    spec: dict[str, Any] = Field(default_factory=dict)
+    """Its spec."""
 
 
 class ControlPlaneStatus(ApiModel):
@@ -190,8 +233,18 @@ class ControlPlaneStatus(ApiModel):
     """The path that the control plane's data lies under in a shared etcd."""
     deletion_policy: DeletionPolicy | None = None
     """The policy in force, remembered so that a deletion keeps to it where the class is gone by then."""
+    remembered_class: RememberedClass | None = None
+    """What the class decided, which stays in force where the class is deleted, until another one is named."""
+    credentials_expire_at: AwareDatetime | None = None
+    """When the credentials in the published kubeconfig end; the Secret has others before, after two thirds of their
+    life.
+    """
     version: Annotated[str, StringConstraints(max_length=63)] | None = None
     """The version that the API server reports."""
+    rotation: RotationStatus | None = None
+    """The latest exchange of the CAs and the ServiceAccount key; begun by the annotation
+    `controlplane.kplane.dev/rotate`, once for each of its values.
+    """
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """The metadata.generation that this status answers."""
     conditions: Conditions = Field(default_factory=list)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
+from api.compute_resources import ComputeResources
 from api.conditions import Conditions
 from api.control_plane import ControlPlaneMode, DeletionPolicy
-from api.extensions import ATOMIC_LIST
+from api.durations import duration_rules, duration_within, parse_duration
+from api.extensions import ATOMIC_LIST, Extension, Rule, rules
+from api.kubernetes_version import VersionText
 from api.references import Services
 from api.resource import ApiModel, Column, ResourceInfo, ResourceModel
 
@@ -45,6 +49,20 @@ class ControllersProfile(StrEnum):
     FULL = "Full"
 
 
+_SHORTEST_LIFETIME: Final = "10m"
+"""No API server grants a token of less (TokenRequest's expirationSeconds, k8s.io/api/authentication/v1)."""
+_LONGEST_LIFETIME: Final = "8760h"
+
+_ROLE_SENTENCE: Final = "must be the name of a ClusterRole: without '/' and '%', and neither '.' nor '..'"
+
+
+def _role_name(name: str) -> str:
+    """Hold a name to the rule of `defaultRole`, for objects that no API server has seen yet."""
+    if name in {".", ".."} or "/" in name or "%" in name:
+        raise ValueError(f"it {_ROLE_SENTENCE}")
+    return name
+
+
 class AuthSpec(ApiModel):
     """Who the published kubeconfig is for the control plane, and how it proves it."""
 
@@ -52,8 +70,37 @@ class AuthSpec(ApiModel):
     """How the kubeconfig authenticates: `token` by a ServiceAccount token that is renewed before it expires, `x509` by
     a client certificate that is renewed likewise. `v0` and `basic`, which existing manifests have, mean `token`.
     """
-    default_role: Annotated[str, StringConstraints(min_length=1, max_length=253)] = "cluster-admin"
-    """The ClusterRole that the kubeconfig's identity has in the control plane."""
+    default_role: Annotated[
+        str,
+        StringConstraints(min_length=1, max_length=253),
+        AfterValidator(_role_name),
+        Extension(
+            rules(
+                Rule(
+                    rule="!self.matches('[/%]') && self != '.' && self != '..'",
+                    message=f"spec.auth.defaultRole {_ROLE_SENTENCE}",
+                )
+            )
+        ),
+    ] = "cluster-admin"
+    """The ClusterRole that the kubeconfig's identity has in the control plane: cluster-admin, admin, edit, view, or any
+    other that is there. A change takes the former role away; one that does not exist leaves it in force until it does.
+    """
+    lifetime: Annotated[
+        str,
+        StringConstraints(min_length=1, max_length=32),
+        duration_within(_SHORTEST_LIFETIME, _LONGEST_LIFETIME),
+        duration_rules("spec.auth.lifetime", shortest=_SHORTEST_LIFETIME, longest=_LONGEST_LIFETIME),
+    ] = "24h"
+    """How long tokens and client certificates in published Secrets are valid, such as 24h, 90m or 1h30m; from 10m to
+    8760h. The API server of a control plane may grant tokens another lifetime. They are renewed after two thirds of it.
+    A change issues new ones at once; those issued before stay valid until their own end.
+    """
+
+    @property
+    def lifetime_asked(self) -> timedelta:
+        """`lifetime` as what it stands for."""
+        return parse_duration(self.lifetime)
 
 
 class ControllersSettings(ApiModel):
@@ -75,13 +122,25 @@ class ControlPlaneClassSpec(ApiModel):
     addons: Annotated[
         list[Annotated[str, StringConstraints(min_length=1, max_length=253)]], Field(max_length=64), ATOMIC_LIST
     ] = Field(default_factory=list)
-    """Add-ons that every control plane of the class gets."""
+    """Add-ons that every control plane of the class gets, and loses when they are taken off the list. `starter`: a
+    ConfigMap in which everybody in the control plane can read how it is reached. `kubeadm-join`: what `kubeadm join`
+    needs, with a bootstrap token that is renewed. Any other name: the manifests in the ConfigMap of that name in the
+    namespace of the operator, which has to have the label controlplane.kplane.dev/addon: "true".
+    """
     modes_allowed: Annotated[list[ControlPlaneMode], Field(max_length=8), ATOMIC_LIST] = Field(default_factory=list)
     """Modes that control planes of the class may have; absent or empty for every mode."""
     controllers: ControllersSettings = ControllersSettings()
     """Which controllers run for control planes of the class."""
     default_services: Services = Field(default_factory=list)
     """Services that each control plane of the class is registered for by itself; absent or empty for none."""
+    version: VersionText | None = None
+    """The version of Kubernetes that the API servers of control planes run which set none themselves, such as 1.36.3;
+    absent for the operator's own. It does not count for those with spec.endpointRef.
+    """
+    resources: ComputeResources | None = None
+    """Processor and memory of the API server of each control plane that sets none itself. It does not count for those
+    with spec.endpointRef.
+    """
 
 
 class ControlPlaneClassStatus(ApiModel):
@@ -89,8 +148,10 @@ class ControlPlaneClassStatus(ApiModel):
 
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """The metadata.generation that this status answers."""
+    control_planes: Annotated[int, Field(ge=0)] | None = None
+    """How many control planes name this class, those that are being deleted included."""
     conditions: Conditions = Field(default_factory=list)
-    """The state in detail; Ready sums it up."""
+    """Ready: the class can be acted on. Supported: False where a control plane cannot be given what the class says."""
 
 
 class ControlPlaneClass(ResourceModel):
@@ -103,6 +164,7 @@ class ControlPlaneClass(ResourceModel):
         columns=(
             Column("Deletion Policy", "string", ".spec.deletionPolicy"),
             Column("Profile", "string", ".spec.controllers.profile"),
+            Column("Control Planes", "integer", ".status.controlPlanes"),
             Column("Ready", "string", '.status.conditions[?(@.type=="Ready")].status'),
             Column("Age", "date", ".metadata.creationTimestamp"),
         ),

@@ -26,12 +26,16 @@ class ControlPlaneEndpointSpec(ApiModel):
     """The https URL for nodes that join."""
     credentials_secret_ref: SecretReference | None = None
     """The Secret whose key `kubeconfig` holds the credentials that kplane sets an existing API server up with. They
-    need to be an administrator's, and are not handed on.
+    need to be an administrator's, and are not handed on. The Secret has to carry the label
+    `controlplane.kplane.dev/allow-endpoint: "true"`, by which its owner agrees.
     """
 
 
 class ControlPlaneEndpointStatus(ApiModel):
-    """The addresses in force; where they are set, by whoever provides the endpoint, they win over those of the spec."""
+    """The addresses in force: those of the spec, where nobody else writes others here; what is here wins.
+
+    Ready says whether the endpoint can be used as it is written, Reachable whether its API server answers.
+    """
 
     endpoint: _PublishedUrl | None = None
     """The URL for clients in the management cluster."""
@@ -56,6 +60,7 @@ class ControlPlaneEndpoint(ResourceModel):
             Column("Endpoint", "string", ".status.endpoint", priority=1),
             Column("External", "string", ".status.externalEndpoint", priority=1),
             Column("Ready", "string", '.status.conditions[?(@.type=="Ready")].status'),
+            Column("Reachable", "string", '.status.conditions[?(@.type=="Reachable")].status'),
             Column("Age", "date", ".metadata.creationTimestamp"),
         ),
     )

@@ -17,6 +17,7 @@ __all__ = [
     "ControlPlaneRegistration",
     "ControlPlaneRegistrationSpec",
     "ControlPlaneRegistrationStatus",
+    "InstanceStatus",
     "RegistrationMode",
 ]
 
@@ -45,6 +46,17 @@ class ControlPlaneRegistrationSpec(ApiModel):
     """The Secret with the kubeconfig to use; the default is the one that the control plane publishes."""
 
 
+class InstanceStatus(ApiModel):
+    """The instance of kube-controller-manager that works, or may work, for a registration."""
+
+    control_plane_uid: Annotated[str, StringConstraints(max_length=128)] | None = Field(
+        default=None, alias="controlPlaneUID"
+    )
+    """metadata.uid of the control plane that it works for; of the former one while the registration moves."""
+    version: Annotated[str, StringConstraints(max_length=63)] | None = None
+    """The version of kube-controller-manager."""
+
+
 class ControlPlaneRegistrationStatus(ApiModel):
     """What the registration resolves to: endpoint and Secret belong together and are published in one write."""
 
@@ -68,10 +80,14 @@ class ControlPlaneRegistrationStatus(ApiModel):
     """Which controllers run, by the class of the control plane."""
     version: Annotated[str, StringConstraints(max_length=63)] | None = None
     """The version that the control plane's API server reports."""
+    instance: InstanceStatus | None = None
+    """The instance: there from before its start until its end is confirmed, and until then no data of its control plane
+    are deleted. Written by the multicluster controller manager, as is the condition Running.
+    """
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """The metadata.generation that this status answers."""
     conditions: Conditions = Field(default_factory=list)
-    """The state in detail; Ready sums it up."""
+    """The state in detail; Ready sums it up, Running tells of the instance."""
 
 
 class ControlPlaneRegistration(ResourceModel):
@@ -84,6 +100,7 @@ class ControlPlaneRegistration(ResourceModel):
         columns=(
             Column("Control Plane", "string", ".spec.controlPlaneRef.name"),
             Column("Ready", "string", ".status.ready"),
+            Column("Running", "string", '.status.conditions[?(@.type=="Running")].status'),
             Column("Services", "string", ".spec.services", priority=1),
             Column("Endpoint", "string", ".status.resolvedEndpoint", priority=1),
             Column("Age", "date", ".metadata.creationTimestamp"),
@@ -94,4 +111,4 @@ class ControlPlaneRegistration(ResourceModel):
     spec: ControlPlaneRegistrationSpec
     """Which services run, and for which control plane."""
     status: ControlPlaneRegistrationStatus = Field(default_factory=ControlPlaneRegistrationStatus)
-    """What the registration resolves to; written by the operator."""
+    """What the registration resolves to, written by the operator, and its instance, written by mcm."""

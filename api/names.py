@@ -7,22 +7,28 @@ import re
 from typing import Final
 
 __all__ = [
+    "ADDON_LABEL",
     "ADOPTION_TOKEN_ANNOTATION",
     "ADOPT_ANNOTATION",
+    "ALLOW_ENDPOINT_LABEL",
     "ALLOW_REGISTRATION_LABEL",
     "API_VERSION",
+    "BUNDLE_LABEL",
     "CA_KEY",
     "CLUSTER_PATH_ANNOTATION",
     "CONTROLLERS_SECRET_KEYS",
     "CONTROL_PLANE_LABEL",
     "FINALIZER",
+    "FINISH_ROTATION_ANNOTATION",
     "GROUP",
     "KUBECONFIG_EXTERNAL_KEY",
     "KUBECONFIG_KEY",
     "MODE_ANNOTATION",
+    "PAUSE_ANNOTATION",
     "REGISTRATION_LABEL",
     "RETAINED_LABEL",
     "RETAINED_UID_ANNOTATION",
+    "ROTATE_ANNOTATION",
     "UID_ANNOTATION",
     "VERSION",
     "controllers_secret_name",
@@ -46,6 +52,9 @@ REGISTRATION_LABEL: Final = f"{GROUP}/registration"
 ALLOW_REGISTRATION_LABEL: Final = f"{GROUP}/allow-registration"
 """`"true"` on a Secret outside of a control plane's management namespace lets registrations use it."""
 
+ALLOW_ENDPOINT_LABEL: Final = f"{GROUP}/allow-endpoint"
+"""`"true"` on a Secret lets ControlPlaneEndpoints name it as their credentials."""
+
 UID_ANNOTATION: Final = f"{GROUP}/uid"
 """On a management namespace and the authorities in it: the uid of the control plane that they belong to."""
 
@@ -66,6 +75,21 @@ ADOPTION_TOKEN_ANNOTATION: Final = f"{GROUP}/adoption-token"
 
 ADOPT_ANNOTATION: Final = f"{GROUP}/adopt"
 """On a control plane: the `ADOPTION_TOKEN_ANNOTATION` of the namespace whose keys and data it is to take over."""
+
+BUNDLE_LABEL: Final = f"{GROUP}/addon"
+"""`"true"` on a ConfigMap in the operator's namespace makes it an add-on that classes can name."""
+
+ADDON_LABEL: Final = f"{GROUP}/installed-by"
+"""In a control plane, on everything that an add-on installed; its value is `label_value(addon)`."""
+
+ROTATE_ANNOTATION: Final = f"{GROUP}/rotate"
+"""On a control plane: a value that was not there before has its CAs and its ServiceAccount key exchanged."""
+
+FINISH_ROTATION_ANNOTATION: Final = f"{GROUP}/finish-rotation"
+"""On a control plane: the value of `ROTATE_ANNOTATION` whose overlap is to end at once."""
+
+PAUSE_ANNOTATION: Final = f"{GROUP}/pause"
+"""`"true"` on a control plane or a registration: the operator leaves it as it is, its deletion included."""
 
 KUBECONFIG_KEY: Final = "kubeconfig"
 KUBECONFIG_EXTERNAL_KEY: Final = "kubeconfig-external"

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from pydantic import TypeAdapter, ValidationError
+
 from api import ControlPlane, ControlPlaneEndpoint, EndpointAddress, EndpointType
+from api.references import HttpsUrl
 from controlplane_operator.trouble import Trouble
 
-__all__ = ["Addresses", "addresses_of", "realm_of", "tenant_url"]
+__all__ = ["Addresses", "addresses_of", "realm_of", "tenant_url", "written_urls"]
 
 _CLUSTERS: Final = "clusters"
 _CONTROL_PLANE: Final = "control-plane"
+_HTTPS_URL: Final = TypeAdapter[str](HttpsUrl)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,20 @@ def addresses_of(endpoint: ControlPlaneEndpoint, *, control_plane: ControlPlane)
             "EndpointInvalid",
             f"ControlPlaneEndpoint {endpoint.name} belongs to control plane {owner.name}; name another one",
         )
+    urls = written_urls(endpoint)
+    # Anybody may write an owner into an endpoint: it frees of the path only where kplane runs the API server.
+    made = owner is not None and control_plane.spec.endpoint_ref is None
+    if control_plane.spec.mode == "Virtual" and not made:
+        urls = [tenant_url(url, cluster_path=control_plane.cluster_path) for url in urls]
+    return Addresses(*(url.rstrip("/") for url in urls))
+
+
+def written_urls(endpoint: ControlPlaneEndpoint) -> list[str]:
+    """Return the URLs of an endpoint, internal, external and join, as somebody wrote them.
+
+    Raises Trouble: EndpointPending where there is none yet, EndpointInvalid where one is no https URL: what is in the
+    status was never held to the rules of the spec.
+    """
     internal, external, join = (
         _in_force(endpoint, field) for field in ("endpoint", "external_endpoint", "join_endpoint")
     )
@@ -57,13 +75,9 @@ def addresses_of(endpoint: ControlPlaneEndpoint, *, control_plane: ControlPlane)
         )
     external = external or internal
     urls = [internal, external, join or external]
-    # Anybody may write an owner into an endpoint: it frees of the path only where kplane runs the API server.
-    made = owner is not None and control_plane.spec.endpoint_ref is None
-    if control_plane.spec.mode == "Virtual" and not made:
-        urls = [tenant_url(url, cluster_path=control_plane.cluster_path) for url in urls]
     for url in urls:
-        _split(url)
-    return Addresses(*(url.rstrip("/") for url in urls))
+        _check(url)
+    return urls
 
 
 def _in_force(endpoint: ControlPlaneEndpoint, field: str) -> str | None:
@@ -102,6 +116,15 @@ def realm_of(url: str) -> str:
     parts = _split(url)
     base = re.sub(rf"/{_CLUSTERS}/[^/]+/{_CONTROL_PLANE}/?$", "", parts.path).rstrip("/")
     return f"https://{(parts.hostname or '').lower()}:{parts.port or 443}{base}"
+
+
+def _check(url: str) -> None:
+    _split(url)
+    try:
+        _HTTPS_URL.validate_python(url)
+    except ValidationError as error:
+        why = error.errors(include_url=False, include_input=False)[0]["msg"].removeprefix("Value error, ")
+        raise Trouble("EndpointInvalid", f"{url[:200]!r} cannot be an endpoint: {why}", waits_for_event=True) from error
 
 
 def _split(url: str) -> SplitResult:

@@ -8,23 +8,26 @@ from api import (
     READY,
     Condition,
     ControlPlane,
-    ControlPlaneClass,
     ControlPlaneMode,
     ControlPlanePhase,
     ControlPlaneStatus,
     find_condition,
 )
 from api.names import FINALIZER
-from controlplane_operator.backoff import Backoff, jittered
+from controlplane_operator.backoff import Backoff
 from controlplane_operator.cache import Key
 from controlplane_operator.claims import Claims
+from controlplane_operator.class_in_force import ClassInForce, class_in_force, with_class_found
+from controlplane_operator.deletion_policy import policy_of
 from controlplane_operator.kinds import CONTROL_PLANES
 from controlplane_operator.management import Management
 from controlplane_operator.namespaces import ManagementNamespaces
+from controlplane_operator.pause import PAUSED, is_paused, with_pause, without_pause
 from controlplane_operator.provision import Provisioner
-from controlplane_operator.publication import Publication, not_acted_on
-from controlplane_operator.removal import Removal, policy_of
+from controlplane_operator.publication import Publication
+from controlplane_operator.removal import Removal
 from controlplane_operator.retention import take_back
+from controlplane_operator.rotator import Rotator
 from controlplane_operator.status import with_condition, with_supported
 from controlplane_operator.trouble import Trouble
 from controlplane_operator.validation import check_class, check_cluster_path
@@ -39,7 +42,6 @@ MANAGED: Final = "Managed"
 _WAITING: Final = frozenset(
     {"ClassNotFound", "ClusterPathInUse", "DataRetained", "EndpointPending", "CredentialsMissing"}
 )
-_CREDENTIALS_SECONDS: Final = 3.0
 _UNDER_WAY: Final = frozenset({"Provisioning", "Bootstrapping"})
 _MAY_PASS: Final = frozenset({"EndpointUnreachable", "CertificateInvalid"})
 
@@ -84,6 +86,7 @@ class ControlPlaneReconciler:
         provisioners: Provisioners,
         namespaces: ManagementNamespaces,
         publication: Publication,
+        rotator: Rotator,
         removal: Removal,
         claims: Claims,
     ) -> None:
@@ -91,6 +94,7 @@ class ControlPlaneReconciler:
         self._provisioners = provisioners
         self._namespaces = namespaces
         self._publication = publication
+        self._rotator = rotator
         self._removal = removal
         self._claims = claims
         self._backoff: Backoff[Key] = Backoff()
@@ -104,20 +108,45 @@ class ControlPlaneReconciler:
             return None
         with log_fields(object=f"ControlPlane/{key[1]}"):
             control_plane = ControlPlane.model_validate(obj)
-            chosen = self._class(control_plane)
+            if is_paused(control_plane):
+                await self._stay(control_plane)
+                return None
+            control_plane = await self._go_on(key, control_plane)
+            followed = class_in_force(control_plane, classes=self._management.stores.classes)
             if control_plane.deleting:
-                return await self._removal.remove(control_plane, chosen=chosen)
+                return await self._removal.remove(control_plane, chosen=followed.chosen)
             try:
-                result = await self._bring_up(control_plane, chosen=chosen)
+                result = await self._bring_up(control_plane, followed=followed)
             except Trouble as trouble:
-                await self._tell(key, trouble, chosen=chosen)
+                await self._tell(key, trouble)
                 return None if trouble.waits_for_event else Result(self._pause(key, trouble))
             self._backoff.forget(key)
             return result
 
-    async def _bring_up(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Result | None:
+    async def _stay(self, control_plane: ControlPlane) -> None:
+        """Leave a paused control plane alone, and say so: no more is written than that."""
+        waiting = ControlPlanePhase.TERMINATING if control_plane.deleting else control_plane.status.phase
+        left = "nothing of this control plane is changed, renewed or repaired"
+        conditions = with_pause(control_plane.status.conditions, of=control_plane, left=left)
+        update = {"phase": waiting or ControlPlanePhase.PENDING, "conditions": conditions}
+        await self._write(control_plane, status=control_plane.status.model_copy(update=update))
+
+    async def _go_on(self, key: Key, control_plane: ControlPlane) -> ControlPlane:
+        """Return the control plane as it is without the condition of a pause that is over."""
+        if find_condition(control_plane.status.conditions, PAUSED) is None:
+            return control_plane
+        self._management.events.record(control_plane, reason="Resumed", message="the pause of it is over")
+        update = {"conditions": without_pause(control_plane.status.conditions)}
+        await self._write(control_plane, status=control_plane.status.model_copy(update=update))
+        stored = self._management.stores.control_planes.get(key)
+        return ControlPlane.model_validate(stored) if stored is not None else control_plane
+
+    async def _bring_up(self, control_plane: ControlPlane, *, followed: ClassInForce) -> Result | None:
+        chosen = followed.chosen
         if control_plane.spec.mode is ControlPlaneMode.VIRTUAL:
             check_cluster_path(control_plane)
+        if chosen is None and followed.lost is not None:
+            raise followed.lost
         check_class(control_plane, chosen=chosen)
         provisioner = self._provisioners.wanted(control_plane)
         if provisioner is not self._provisioners.used(control_plane):
@@ -129,16 +158,17 @@ class ControlPlaneReconciler:
             )
         await self._namespaces.check(control_plane)
         self._claims.take(control_plane)
-        control_plane = await self._begin(control_plane, chosen=chosen)
+        control_plane = await self._begin(control_plane, followed=followed)
         await self._namespaces.ensure(control_plane, shut_out=provisioner.shut_out)
         provision = await provisioner.ensure(control_plane)
         if provision.authorities is not None and control_plane.status.endpoint is None:
             # The data may be an earlier one's, and whoever it let in stays out.
             await take_back(provision.administrator)
-        return await self._publication.publish(control_plane, provision=provision, chosen=chosen)
+        published = await self._publication.publish(control_plane, provision=provision, chosen=chosen)
+        return await self._rotator.advance(control_plane, provision=provision, otherwise=published)
 
-    async def _begin(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> ControlPlane:
-        """Write down, before anything is made, what will have to be removed: finalizer, path, policy."""
+    async def _begin(self, control_plane: ControlPlane, *, followed: ClassInForce) -> ControlPlane:
+        """Write down, before anything is made, what will have to be removed, finalizer, path, policy, and the class."""
         if FINALIZER not in control_plane.metadata.finalizers:
             body = {
                 "metadata": {
@@ -152,23 +182,25 @@ class ControlPlaneReconciler:
         virtual = control_plane.spec.mode is ControlPlaneMode.VIRTUAL
         decided = {
             "cluster_path": control_plane.cluster_path if virtual else None,
-            "deletion_policy": policy_of(control_plane, chosen=chosen),
-            "conditions": self._recorded(control_plane),
+            "deletion_policy": policy_of(control_plane, chosen=followed.chosen),
+            "remembered_class": followed.remembered(),
+            "conditions": self._recorded(control_plane, followed=followed),
         }
         status = control_plane.status.model_copy(update=decided)
         if find_condition(status.conditions, READY) is None:
             status = self._status_of(
                 control_plane.model_copy(update={"status": status}),
                 Trouble("Provisioning", "the control plane is being made"),
-                chosen=chosen,
             )
-        await self._write(control_plane, status=status)
+        # A policy that was in force is not changed of one whose deletion was asked for already.
+        changed = control_plane.status.deletion_policy not in {None, status.deletion_policy}
+        await self._write(control_plane, status=status, only_as_seen=changed)
         return control_plane.model_copy(update={"status": status})
 
-    def _recorded(self, control_plane: ControlPlane) -> list[Condition]:
+    def _recorded(self, control_plane: ControlPlane, *, followed: ClassInForce) -> list[Condition]:
         managed = self._provisioners.wanted(control_plane) is not self._provisioners.external
         return with_condition(
-            control_plane.status.conditions,
+            with_class_found(control_plane, followed=followed),
             of=control_plane,
             type=MANAGED,
             status="True" if managed else "False",
@@ -176,23 +208,16 @@ class ControlPlaneReconciler:
             message="kplane runs the API server" if managed else "the API server at spec.endpointRef is used",
         )
 
-    async def _tell(self, key: Key, trouble: Trouble, *, chosen: ControlPlaneClass | None) -> None:
+    async def _tell(self, key: Key, trouble: Trouble) -> None:
         obj = self._management.stores.control_planes.get(key)
         if obj is not None:
             control_plane = ControlPlane.model_validate(obj)
-            await self._write(control_plane, status=self._status_of(control_plane, trouble, chosen=chosen))
-
-    def _class(self, control_plane: ControlPlane) -> ControlPlaneClass | None:
-        reference = control_plane.spec.class_ref
-        obj = self._management.stores.classes.get(("", reference.name)) if reference is not None else None
-        return ControlPlaneClass.model_validate(obj) if obj is not None else None
+            await self._write(control_plane, status=self._status_of(control_plane, trouble))
 
     def _pause(self, key: Key, trouble: Trouble) -> float:
         # By reason: an API server that starts is looked at often, and when it does not answer at once then, that is no
         # reason to wait for as long as if it had been silent all the time.
-        pause = self._backoff.next(key, reason=trouble.reason)
-        # Credentials are in somebody else's Secret, which is not watched: one look at it is cheap.
-        return min(pause, jittered(_CREDENTIALS_SECONDS)) if trouble.reason == "CredentialsMissing" else pause
+        return self._backoff.next(key, reason=trouble.reason)
 
     def _forget_former(self, key: Key, uid: str | None) -> None:
         former = self._uids.get(key)
@@ -204,9 +229,7 @@ class ControlPlaneReconciler:
         if uid is not None:
             self._uids[key] = uid
 
-    def _status_of(
-        self, control_plane: ControlPlane, trouble: Trouble, *, chosen: ControlPlaneClass | None
-    ) -> ControlPlaneStatus:
+    def _status_of(self, control_plane: ControlPlane, trouble: Trouble) -> ControlPlaneStatus:
         """Return the present status, with what is published left in place and the trouble in its conditions."""
         conditions = with_condition(
             control_plane.status.conditions,
@@ -220,13 +243,17 @@ class ControlPlaneReconciler:
                 "phase": _phase(trouble, published=control_plane.status.endpoint is not None),
                 "observed_generation": control_plane.metadata.generation,
                 "conditions": with_supported(
-                    conditions, of=control_plane, missing=not_acted_on(control_plane, chosen=chosen)
+                    conditions, of=control_plane, missing=self._publication.not_acted_on(control_plane)
                 ),
             }
         )
 
-    async def _write(self, control_plane: ControlPlane, *, status: ControlPlaneStatus) -> None:
-        await self._management.status.write(self._management.stores.control_planes, control_plane, status=status)
+    async def _write(
+        self, control_plane: ControlPlane, *, status: ControlPlaneStatus, only_as_seen: bool = False
+    ) -> None:
+        await self._management.status.write(
+            self._management.stores.control_planes, control_plane, status=status, only_as_seen=only_as_seen
+        )
 
 
 def _phase(trouble: Trouble, *, published: bool) -> ControlPlanePhase:

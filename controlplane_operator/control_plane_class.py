@@ -1,58 +1,97 @@
-"""Reconciles ControlPlaneClass: says whether the class is valid, and what of it cannot be acted on."""
+"""Reconciles ControlPlaneClass: says whether the class is valid, who uses it, and what is wrong with what it names."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
 
-from api import ControlPlaneClass
-from controlplane_operator.cache import Key
+from pydantic import ValidationError
+
+from api import ControlPlaneClass, ControlPlaneClassStatus
+from api.resource import ResourceModel
+from controlplane_operator.addons import Bundles
+from controlplane_operator.cache import Key, Object
+from controlplane_operator.class_in_force import invalid_class
+from controlplane_operator.class_use import named, unserved
 from controlplane_operator.management import Management
 from controlplane_operator.status import with_condition, with_supported
+from controlplane_operator.trouble import Trouble
 from provider import Result
 from provider.logs import log_fields
 
-__all__ = ["ControlPlaneClassReconciler", "unsupported_addons"]
-
-_KNOWN_ADDONS: Final = frozenset({"starter"})
-"""`starter` is the namespace for kplane's own objects, which every control plane has anyway."""
+__all__ = ["ControlPlaneClassReconciler"]
 
 
-def unsupported_addons(chosen: ControlPlaneClass) -> list[str]:
-    """Say, in sentences, which add-ons of the class are not installed."""
-    missing = [addon for addon in chosen.spec.addons if addon not in _KNOWN_ADDONS]
-    if not missing:
-        return []
-    return [
-        f"add-ons {', '.join(missing)} of ControlPlaneClass {chosen.name} are not installed: no such bundle is known"
-    ]
+class _ClassAsWritten(ResourceModel):
+    """A class of which only the status is read, because the rest may be what a later version wrote."""
+
+    resource = ControlPlaneClass.resource
+
+    status: ControlPlaneClassStatus = ControlPlaneClassStatus()
+    """What was said of it before."""
 
 
 class ControlPlaneClassReconciler:
-    """Keeps the status of classes."""
+    """Keeps the status of classes, and tells when one goes that is in use."""
 
-    def __init__(self, management: Management) -> None:
+    def __init__(self, management: Management, *, bundles: Bundles) -> None:
         self._management = management
+        self._bundles = bundles
+        self._seen: dict[Key, _ClassAsWritten] = {}
 
     async def reconcile(self, key: Key) -> Result | None:
         """Bring one class's status up to date."""
-        store = self._management.stores.classes
-        obj = store.get(key)
-        if obj is None:
-            return None
+        obj = self._management.stores.classes.get(key)
+        users = self._management.stores.control_planes.by("class", key[1])
         with log_fields(object=f"ControlPlaneClass/{key[1]}"):
-            current = ControlPlaneClass.model_validate(obj)
-            conditions = with_condition(
-                current.status.conditions,
-                of=current,
-                status="True",
-                reason="Valid",
-                message="control planes can use this class",
-            )
-            status = current.status.model_copy(
-                update={
-                    "observed_generation": current.metadata.generation,
-                    "conditions": with_supported(conditions, of=current, missing=unsupported_addons(current)),
-                }
-            )
-            await self._management.status.write(store, current, status=status)
+            current = _ClassAsWritten.model_validate(obj) if obj is not None else None
+            self._tell_end(key, present=current, users=users)
+            if obj is None or current is None:
+                return None
+            self._seen[key] = current
+            await self._publish(current, obj=obj, users=users)
         return None
+
+    async def _publish(self, current: _ClassAsWritten, *, obj: Object, users: Sequence[Object]) -> None:
+        supported: list[str] = []
+        trouble: Trouble | None = None
+        try:
+            chosen = ControlPlaneClass.model_validate(obj)
+        except ValidationError as error:
+            trouble = invalid_class(current.name, error)
+        else:
+            supported = unserved(chosen, users=users)
+            trouble = await self._addons_trouble(chosen.spec.addons)
+        conditions = with_condition(
+            current.status.conditions,
+            of=current,
+            status="True" if trouble is None else "False",
+            reason=trouble.reason if trouble is not None else "Valid",
+            message=trouble.message if trouble is not None else "control planes can use this class",
+        )
+        status = current.status.model_copy(
+            update={
+                "observed_generation": current.metadata.generation,
+                "control_planes": len(users),
+                "conditions": with_supported(conditions, of=current, missing=supported),
+            }
+        )
+        await self._management.status.write(self._management.stores.classes, current, status=status)
+
+    async def _addons_trouble(self, addons: list[str]) -> Trouble | None:
+        troubles = await self._bundles.problems(addons)
+        told = "; ".join(trouble.message for trouble in troubles)
+        return Trouble(troubles[0].reason, told) if troubles else None
+
+    def _tell_end(self, key: Key, *, present: _ClassAsWritten | None, users: Sequence[Object]) -> None:
+        """Tell of a class that was deleted while control planes name it; each of them tells of it as well."""
+        gone = self._seen.pop(key, None)
+        if gone is None or (present is not None and present.metadata.uid == gone.metadata.uid):
+            return
+        if users:
+            self._management.events.record(
+                gone,
+                reason="DeletedInUse",
+                message=f"the class was deleted, and is named by {named(users)}; what it decided last stays in force"
+                " for them until it is created again, or they name another one",
+                warning=True,
+            )

@@ -7,9 +7,9 @@ from typing import Final
 from api import (
     ControllersSettings,
     ControlPlane,
-    ControlPlaneClass,
     ControlPlaneEndpoint,
     ControlPlaneRegistration,
+    ControlPlaneRegistrationStatus,
     RegistrationMode,
     SecretReference,
     Service,
@@ -17,7 +17,10 @@ from api import (
 from api.names import ALLOW_REGISTRATION_LABEL, management_namespace
 from controlplane_operator.backoff import jittered
 from controlplane_operator.cache import Key
+from controlplane_operator.class_in_force import class_in_force
 from controlplane_operator.management import Management
+from controlplane_operator.pairs import Pairs
+from controlplane_operator.pause import is_paused, with_pause, without_pause
 from controlplane_operator.resolution import Resolution, SecretStanding, resolve, secret_wanted
 from controlplane_operator.secrets import find_secret
 from controlplane_operator.status import with_condition, with_supported
@@ -34,8 +37,9 @@ _RETRY_SECONDS: Final = 5.0
 class ControlPlaneRegistrationReconciler:
     """Resolves registrations."""
 
-    def __init__(self, management: Management) -> None:
+    def __init__(self, management: Management, *, pairs: Pairs) -> None:
         self._management = management
+        self._pairs = pairs
         self._uids: dict[Key, str] = {}
 
     async def reconcile(self, key: Key) -> Result | None:
@@ -50,9 +54,16 @@ class ControlPlaneRegistrationReconciler:
             if obj is None or uid is None:
                 return None
             self._uids[key] = uid
-            return await self._resolve(ControlPlaneRegistration.model_validate(obj))
+            registration = ControlPlaneRegistration.model_validate(obj)
+            async with self._pairs.resolving(registration.spec.control_plane_ref.name):
+                return await self._resolve(registration)
 
     async def _resolve(self, registration: ControlPlaneRegistration) -> Result | None:
+        if is_paused(registration):
+            left = "what it resolves to stays as it is"
+            conditions = with_pause(registration.status.conditions, of=registration, left=left)
+            await self._write(registration, status=registration.status.model_copy(update={"conditions": conditions}))
+            return None
         control_plane = self._control_plane(registration)
         try:
             resolution = resolve(
@@ -61,6 +72,8 @@ class ControlPlaneRegistrationReconciler:
                 endpoint=self._endpoint(registration),
                 standing=await self._standing(registration, control_plane=control_plane),
             )
+            if control_plane is not None:
+                self._pairs.check(registration, resolution, of=control_plane)
         except Trouble as trouble:
             # First nobody is told to use the Secret, then nobody may.
             await self._publish(registration, trouble)
@@ -68,9 +81,16 @@ class ControlPlaneRegistrationReconciler:
             return None if trouble.waits_for_event else Result(jittered(_RETRY_SECONDS))
         secret = resolution.controllers_secret or resolution.kubeconfig_secret
         await self._management.access.grant(registration, secret=secret)
+        if not self._is_current(registration, resolution):
+            return None  # the change that made it so has the registration looked at again
         await self._publish(registration, resolution, control_plane=control_plane)
         await self._management.access.revoke(registration.metadata.uid or "", keep=secret)
         return Result(jittered(_PERIOD_SECONDS))
+
+    def _is_current(self, registration: ControlPlaneRegistration, resolution: Resolution) -> bool:
+        """Tell whether the control plane is still there, now that other things were waited for."""
+        found = self._control_plane(registration)
+        return found is not None and not found.deleting and found.metadata.uid == resolution.control_plane_uid
 
     def _control_plane(self, registration: ControlPlaneRegistration) -> ControlPlane | None:
         obj = self._management.stores.control_planes.get(("", registration.spec.control_plane_ref.name))
@@ -100,14 +120,13 @@ class ControlPlaneRegistrationReconciler:
         return SecretStanding.USABLE if opened or secret.namespace == own_namespace else SecretStanding.NOT_ALLOWED
 
     def _profile(self, current: ControlPlaneRegistration, *, control_plane: ControlPlane | None) -> ControllersSettings:
-        reference = control_plane.spec.class_ref if control_plane is not None else None
-        if reference is None:
+        if control_plane is None or control_plane.spec.class_ref is None:
             return ControllersSettings()
-        obj = self._management.stores.classes.get(("", reference.name))
-        if obj is None:
-            # The class is gone or not here yet: what it said before stays in force.
+        chosen = class_in_force(control_plane, classes=self._management.stores.classes).chosen
+        if chosen is None:
+            # The class is not here yet: what was said before stays in force.
             return current.status.controllers or ControllersSettings()
-        return ControlPlaneClass.model_validate(obj).spec.controllers
+        return chosen.spec.controllers
 
     async def _publish(
         self,
@@ -136,9 +155,12 @@ class ControlPlaneRegistrationReconciler:
                 "services": current.spec.services,
                 "mode": current.spec.mode or RegistrationMode.SHARED,
                 "observed_generation": current.metadata.generation,
-                "conditions": with_supported(ready, of=current, missing=_unsupported(current)),
+                "conditions": with_supported(without_pause(ready), of=current, missing=_unsupported(current)),
             }
         )
+        await self._write(current, status=status)
+
+    async def _write(self, current: ControlPlaneRegistration, *, status: ControlPlaneRegistrationStatus) -> None:
         await self._management.status.write(self._management.stores.registrations, current, status=status)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from api import ControlPlane, DeletionPolicy
+from controlplane_operator.api_server_plan import ApiServerPlanner
 from controlplane_operator.components import apiserver_name, etcd_name
 from controlplane_operator.keys import TenantKeys
 from controlplane_operator.managed import check_ready, provision_at, troubles
@@ -34,6 +35,7 @@ class DedicatedProvisioner:
     def __init__(self, management: Management, *, runtime: Runtime, quota_bytes: int) -> None:
         """`quota_bytes` is the size of a database at which its etcd refuses writes."""
         self._keys = TenantKeys(management)
+        self._planner = ApiServerPlanner(management, runtime=runtime)
         self._runtime = runtime
         self._quota_bytes = quota_bytes
 
@@ -46,6 +48,7 @@ class DedicatedProvisioner:
         published = control_plane.status.endpoint is not None
         name, etcd = apiserver_name(control_plane.name), etcd_name(control_plane.name)
 
+        plan = await self._planner.plan(control_plane)
         with troubles("Provisioning"):
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
             etcd_address = await self._runtime.reserve(etcd, ports=ETCD_PORTS)
@@ -60,7 +63,7 @@ class DedicatedProvisioner:
             )
             if certificates.etcd_server is None:
                 raise Trouble("Failed", "the etcd of this control plane has no certificate")
-            ca = authorities.etcd.certificate
+            ca = authorities.etcd_trust
             await self._runtime.apply(
                 etcd_component(
                     etcd,
@@ -81,10 +84,20 @@ class DedicatedProvisioner:
                     etcd=EtcdAccess((client_url(etcd_address),), ca, certificates.etcd_client, component=etcd),
                     etcd_prefix=_PREFIX,
                     etcd_shared=False,
+                    version=plan.version,
+                    resources=plan.resources,
                 )
             )
-        await check_ready(self._runtime, name, what="kube-apiserver", published=published)
-        return provision_at(address, authorities=authorities, certificates=certificates)
+        state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)
+        settled = self._runtime.settled(etcd) and self._runtime.settled(name)
+        return provision_at(
+            address,
+            authorities=authorities,
+            certificates=certificates,
+            settled=settled,
+            asked=plan.asked,
+            behind=plan.behind(state),
+        )
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
         """Tell whether there is an etcd of the control plane, running or not."""
@@ -93,9 +106,13 @@ class DedicatedProvisioner:
     async def shut_out(self, uid: str) -> None:
         """Nobody else reaches its etcd, and its API server is replaced by the next one."""
 
-    async def remove(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
-        """End both; the data of etcd go if the policy is Destroy."""
-        etcd = etcd_name(control_plane.name)
+    async def shut_down(self, control_plane: ControlPlane) -> None:
+        """End the API server."""
         with troubles("Deleting"):
             await self._runtime.delete(apiserver_name(control_plane.name))
+
+    async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
+        """End etcd; its data go if the policy is Destroy."""
+        etcd = etcd_name(control_plane.name)
+        with troubles("Deleting"):
             await (self._runtime.delete(etcd) if policy is DeletionPolicy.DESTROY else self._runtime.stop(etcd))

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["BootstrapFailed", "CredentialsInvalid", "KeyspaceError", "OperatorError", "SettingsError"]
+__all__ = [
+    "BootstrapFailed",
+    "BundleInvalid",
+    "CredentialsInvalid",
+    "KeyspaceError",
+    "OperatorError",
+    "RoleMissing",
+    "SettingsError",
+]
 
 
 class OperatorError(Exception):
@@ -11,6 +19,14 @@ class OperatorError(Exception):
 
 class BootstrapFailed(OperatorError):
     """A control plane cannot be set up from inside; the message says what is missing."""
+
+
+class RoleMissing(BootstrapFailed):
+    """The ClusterRole that the administrator is to have does not exist in the control plane."""
+
+
+class BundleInvalid(OperatorError):
+    """An add-on's manifests cannot be used; the message says where and what is wrong."""
 
 
 class CredentialsInvalid(OperatorError):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Final
-from urllib.parse import urlsplit
 
 from api import ControlPlane, ControlPlaneEndpoint, DeletionPolicy
-from api.names import CONTROL_PLANE_LABEL, KUBECONFIG_KEY
 from controlplane_operator.addresses import Addresses, addresses_of, realm_of
+from controlplane_operator.endpoint_credentials import EndpointCredentials, check_trust
 from controlplane_operator.management import Management
 from controlplane_operator.provision import Provision
 from controlplane_operator.retention import take_back
-from controlplane_operator.secrets import data_of, find_secret
 from controlplane_operator.trouble import Trouble
 from provider import ClusterConfig, KubeconfigError
 
@@ -28,7 +26,7 @@ class ExternalProvisioner:
     def __init__(self, management: Management, *, default_credentials: ClusterConfig | None) -> None:
         """`default_credentials` are for endpoints that name no Secret themselves."""
         self._management = management
-        self._default = default_credentials
+        self._credentials = EndpointCredentials(management, default=default_credentials)
 
     def realm(self, control_plane: ControlPlane) -> str | None:
         """Name the API server that the endpoint leads to."""
@@ -41,9 +39,9 @@ class ExternalProvisioner:
         """Find address and credentials; the address is checked before any credential is used."""
         endpoint = self._endpoint(control_plane)
         addresses = addresses_of(endpoint, control_plane=control_plane)
-        credentials = await self._credentials(endpoint)
+        credentials = await self._credentials.of(endpoint)
         for url in (addresses.internal, addresses.external, addresses.join):
-            _check_trust(credentials, url=url)
+            check_trust(credentials, url=url)
         try:
             administrator = credentials.with_server(addresses.internal)
         except KubeconfigError as error:
@@ -57,8 +55,8 @@ class ExternalProvisioner:
     async def shut_out(self, uid: str) -> None:
         """There is nothing that an earlier control plane had access to."""
 
-    async def remove(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
-        """Take our identities back; the data stays, whatever the policy says, because it is not ours."""
+    async def shut_down(self, control_plane: ControlPlane) -> None:
+        """Take our identities back."""
         try:
             provision = await self.ensure(control_plane)
             await take_back(provision.administrator)
@@ -71,6 +69,9 @@ class ExternalProvisioner:
                 message=f"what was issued in the control plane stays valid there until it expires: {trouble.message}",
                 warning=True,
             )
+
+    async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
+        """Leave the data, whatever the policy says, because they are not ours."""
         if policy is DeletionPolicy.DESTROY:
             self._management.events.record(
                 control_plane,
@@ -92,58 +93,6 @@ class ExternalProvisioner:
                 waits_for_event=True,
             )
         return ControlPlaneEndpoint.model_validate(obj)
-
-    async def _credentials(self, endpoint: ControlPlaneEndpoint) -> ClusterConfig:
-        reference = endpoint.spec.credentials_secret_ref
-        if reference is None:
-            if self._default is None:
-                raise Trouble(
-                    "CredentialsMissing",
-                    f"ControlPlaneEndpoint {endpoint.name} names no credentials; set its spec.credentialsSecretRef to a"
-                    " Secret with an administrator's kubeconfig",
-                    waits_for_event=True,
-                )
-            return self._default
-        where = f"Secret {reference.namespace}/{reference.name}, named by ControlPlaneEndpoint {endpoint.name},"
-        secret = await find_secret(self._management, namespace=reference.namespace, name=reference.name)
-        if secret is None:
-            raise Trouble("CredentialsMissing", f"{where} does not exist; create it")
-        if CONTROL_PLANE_LABEL in (secret["metadata"].get("labels") or {}):
-            # Else whoever may write endpoints, and read no Secret, would become another tenant's administrator.
-            raise Trouble(
-                "SecretNotAllowed",
-                f"{where} is one that kplane made for a control plane, so it is not used for another one; name a Secret"
-                " of your own",
-            )
-        kubeconfig = data_of(secret).get(KUBECONFIG_KEY)
-        if kubeconfig is None:
-            raise Trouble("CredentialsMissing", f"{where} has no key {KUBECONFIG_KEY!r} with a kubeconfig")
-        try:
-            credentials = ClusterConfig.from_kubeconfig(kubeconfig)
-        except KubeconfigError as error:
-            raise Trouble("CredentialsMissing", f"{where} cannot be used: {error}") from error
-        if credentials.tls_server_name is not None:
-            raise Trouble(
-                "CredentialsMissing",
-                f"{where} has a kubeconfig with tls-server-name, which published kubeconfigs do not carry; use a URL"
-                " whose host is in the server's certificate",
-            )
-        return credentials
-
-
-def _check_trust(credentials: ClusterConfig, *, url: str) -> None:
-    """Raise Trouble where nothing but a certificate that anybody can get would guard the credentials."""
-    if credentials.ca_data is None and _origin(credentials.server) != _origin(url):
-        raise Trouble(
-            "EndpointInvalid",
-            f"the kubeconfig names no CA, so its credentials are for its own server {credentials.server} only, and not"
-            f" for {url}; add certificate-authority-data to it, or correct the endpoint's URL",
-        )
-
-
-def _origin(url: str) -> tuple[str | None, int]:
-    parts = urlsplit(url)
-    return parts.hostname, parts.port or 443
 
 
 def _gives_up(control_plane: ControlPlane) -> bool:

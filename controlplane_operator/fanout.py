@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from api.names import (
+    ALLOW_ENDPOINT_LABEL,
     ALLOW_REGISTRATION_LABEL,
+    BUNDLE_LABEL,
     CLUSTER_PATH_ANNOTATION,
     CONTROL_PLANE_LABEL,
     management_namespace,
 )
-from controlplane_operator.cache import Change, Key, Object, Store
+from controlplane_operator.cache import Change, Key, Object, Store, key_of
+from controlplane_operator.class_use import concerned_classes
 from controlplane_operator.components import apiserver_name, etcd_name
 from controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
@@ -20,9 +23,19 @@ from controlplane_operator.kinds import (
     CONTROL_PLANE_REGISTRATIONS,
     CONTROL_PLANES,
 )
-from provider import NAMESPACES, SECRETS, WorkQueue
+from provider import CONFIG_MAPS, NAMESPACES, SECRETS, WorkQueue
 
-__all__ = ["ALLOWED_SECRETS", "LABEL_SELECTORS", "Queues", "Stores", "connect", "wake_by_component"]
+__all__ = [
+    "ALLOWED_SECRETS",
+    "BUNDLES",
+    "ENDPOINT_SECRETS",
+    "LABEL_SELECTORS",
+    "Queues",
+    "Stores",
+    "connect",
+    "wake_all",
+    "wake_by_component",
+]
 
 
 def _field(*path: str) -> Callable[[Object], list[str]]:
@@ -47,6 +60,10 @@ def _namespace(obj: Object) -> list[str]:
     return [management_namespace(obj["metadata"]["name"])]
 
 
+def _addons(obj: Object) -> list[str]:
+    return [addon for addon in obj.get("spec", {}).get("addons") or () if isinstance(addon, str)]
+
+
 def _components(obj: Object) -> list[str]:
     name = obj["metadata"]["name"]
     return [apiserver_name(name), etcd_name(name)]
@@ -55,6 +72,11 @@ def _components(obj: Object) -> list[str]:
 def _kubeconfig_secret(obj: Object) -> list[str]:
     secrets = (obj.get("spec", {}).get("kubeconfigSecretRef"), obj.get("status", {}).get("resolvedKubeconfigSecretRef"))
     return [_reference(secret) for secret in secrets if secret]
+
+
+def _served(obj: Object) -> list[str]:
+    resolved, working = _field("status", "controlPlaneUID"), _field("status", "instance", "controlPlaneUID")
+    return list({*resolved(obj), *working(obj)})
 
 
 def _reference(secret: Object) -> str:
@@ -74,10 +96,11 @@ class Stores:
                 "path": _cluster_path,
                 "namespace": _namespace,
                 "component": _components,
+                "uid": _field("metadata", "uid"),
             },
         )
     )
-    classes: Store = field(default_factory=lambda: Store(CONTROL_PLANE_CLASSES))
+    classes: Store = field(default_factory=lambda: Store(CONTROL_PLANE_CLASSES, indexers={"addon": _addons}))
     endpoints: Store = field(
         default_factory=lambda: Store(
             CONTROL_PLANE_ENDPOINTS,
@@ -95,6 +118,7 @@ class Stores:
                 "control plane": _field("spec", "controlPlaneRef", "name"),
                 "endpoint": _field("spec", "endpointRef", "name"),
                 "secret": _kubeconfig_secret,
+                "served": _served,
             },
         )
     )
@@ -103,23 +127,35 @@ class Stores:
     """Those of control planes."""
     allowed_secrets: Store = field(default_factory=lambda: Store(SECRETS))
     """Those that their owners opened to registrations."""
+    endpoint_secrets: Store = field(default_factory=lambda: Store(SECRETS))
+    """Those that their owners opened to endpoints."""
+    bundles: Store = field(default_factory=lambda: Store(CONFIG_MAPS))
+    """Manifests of add-ons."""
 
     def watched(self) -> tuple[Store, ...]:
-        """Return the stores that kopf feeds."""
-        return (
-            self.control_planes,
-            self.classes,
-            self.endpoints,
-            self.registrations,
-            self.namespaces,
-            self.secrets,
-        )
+        """Return the stores of what is followed as a whole, or by `LABEL_SELECTORS`."""
+        return (*self.of_our_kinds(), *self.of_others())
 
+    def of_our_kinds(self) -> tuple[Store, ...]:
+        """Return the stores that kopf feeds."""
+        return (self.control_planes, self.classes, self.endpoints, self.registrations)
+
+    def of_others(self) -> tuple[Store, ...]:
+        """Return the stores that Reflectors feed, at a tenth of what kopf takes for an event."""
+        return (self.namespaces, self.secrets)
+
+
+_WORDS_SECONDS: Final = 1.0
 
 LABEL_SELECTORS: Final = {SECRETS: CONTROL_PLANE_LABEL, NAMESPACES: CONTROL_PLANE_LABEL}
 """So that no other Secret and Namespace of the cluster is read."""
 
+_CLASS_SECONDS: Final = 1.0
+"""So long a class waits for more of what its status tells, so that many control planes at once are one write."""
+
 ALLOWED_SECRETS: Final = f"{ALLOW_REGISTRATION_LABEL}=true"
+ENDPOINT_SECRETS: Final = f"{ALLOW_ENDPOINT_LABEL}=true"
+BUNDLES: Final = f"{BUNDLE_LABEL}=true"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +166,8 @@ class Queues:
     classes: WorkQueue[Key] = field(default_factory=WorkQueue)
     endpoints: WorkQueue[Key] = field(default_factory=WorkQueue)
     registrations: WorkQueue[Key] = field(default_factory=WorkQueue)
+    addons: WorkQueue[Key] = field(default_factory=WorkQueue)
+    """Of control planes."""
 
     def by_name(self) -> dict[str, WorkQueue[Key]]:
         """Return them by the names of their controllers."""
@@ -138,19 +176,36 @@ class Queues:
             "controlplaneclass": self.classes,
             "controlplaneendpoint": self.endpoints,
             "controlplaneregistration": self.registrations,
+            "controlplaneaddons": self.addons,
         }
 
 
 def connect(stores: Stores, *, queues: Queues) -> None:
-    """Have every change in the stores enqueue what depends on the object."""
+    """Have every change in the stores, from now on, enqueue what depends on the object."""
+    for store, listener in _listeners(stores, queues):
+        store.listen(listener)
+
+
+def wake_all(stores: Stores, *, queues: Queues) -> None:
+    """Enqueue what depends on any object that is known, as if all of them had just come."""
+    for store, listener in _listeners(stores, queues):
+        for obj in store:
+            listener(Change(key_of(obj), None, obj))
+
+
+def _listeners(stores: Stores, queues: Queues) -> tuple[tuple[Store, Callable[[Change], None]], ...]:
     wiring = _Fanout(stores, queues)
-    stores.control_planes.listen(wiring.control_plane)
-    stores.classes.listen(wiring.control_plane_class)
-    stores.endpoints.listen(wiring.control_plane_endpoint)
-    stores.registrations.listen(wiring.registration)
-    stores.namespaces.listen(wiring.namespace)
-    stores.secrets.listen(wiring.secret)
-    stores.allowed_secrets.listen(wiring.secret)
+    return (
+        (stores.control_planes, wiring.control_plane),
+        (stores.classes, wiring.control_plane_class),
+        (stores.endpoints, wiring.control_plane_endpoint),
+        (stores.registrations, wiring.registration),
+        (stores.namespaces, wiring.namespace),
+        (stores.secrets, wiring.secret),
+        (stores.allowed_secrets, wiring.secret),
+        (stores.endpoint_secrets, wiring.secret),
+        (stores.bundles, wiring.bundle),
+    )
 
 
 def wake_by_component(component: str, *, stores: Stores, queues: Queues) -> None:
@@ -168,6 +223,16 @@ def _matters(change: Change) -> bool:
     return _without_words(change.old) != _without_words(change.new)
 
 
+def _without_status(obj: Object | None) -> Object | None:
+    without = _without_words(obj)
+    return {**without, "status": None} if without is not None else None
+
+
+def _is_ready(obj: Object | None) -> bool:
+    conditions = (obj or {}).get("status", {}).get("conditions", ())
+    return any(condition["type"] == "Ready" and condition.get("status") == "True" for condition in conditions)
+
+
 def _without_words(obj: Object | None) -> Object | None:
     if obj is None:
         return None
@@ -182,18 +247,37 @@ class _Fanout:
     queues: Queues
 
     def control_plane(self, change: Change) -> None:
-        if _matters(change):
+        matters = _matters(change)
+        if matters:
             self.queues.control_planes.add(change.key)
-        self._registrations("control plane", change.key[1])
+        if matters or _is_ready(change.old) != _is_ready(change.new):
+            self.queues.addons.add(change.key)
+        for name in concerned_classes(change):
+            self.queues.classes.add_after(("", name), _CLASS_SECONDS)
+        if matters:
+            self._registrations("control plane", change.key[1])
+        else:
+            # They repeat its words, which follow each other fast: it is the last ones that people read.
+            for obj in self.stores.registrations.by("control plane", change.key[1]):
+                self.queues.registrations.add_after(("", obj["metadata"]["name"]), _WORDS_SECONDS)
+        referenced = _field("spec", "endpointRef", "name")
+        # An endpoint is probed where its control planes use it.
+        for name in set(referenced(change.old or {})) ^ set(referenced(change.new or {})):
+            self.queues.endpoints.add(("", name))
         if change.new is None and change.old is not None:
             # Its clusterPath is free now: whoever was refused because of it gets another look.
             for path in _cluster_path(change.old):
                 self._control_planes("path", path)
 
     def control_plane_class(self, change: Change) -> None:
+        if _without_status(change.old) == _without_status(change.new):
+            # Our own write, as a rule: at once would be another write for each control plane that comes meanwhile.
+            self.queues.classes.add_after(change.key, _CLASS_SECONDS)
+            return
         self.queues.classes.add(change.key)
         for control_plane in self._control_planes("class", change.key[1]):
             self._registrations("control plane", control_plane)
+            self.queues.addons.add(("", control_plane))
 
     def control_plane_endpoint(self, change: Change) -> None:
         if not _matters(change):
@@ -205,10 +289,11 @@ class _Fanout:
 
     def registration(self, change: Change) -> None:
         self.queues.registrations.add(change.key)
-        names = {
-            name for obj in (change.old, change.new) if obj for name in _field("spec", "controlPlaneRef", "name")(obj)
-        }
-        for name in names:
+        seen = [obj for obj in (change.old, change.new) if obj]
+        names = {name for obj in seen for name in _field("spec", "controlPlaneRef", "name")(obj)}
+        # One that was moved names another one already, and its instance may still be at the former.
+        served = [self.stores.control_planes.by("uid", uid) for obj in seen for uid in _served(obj)]
+        for name in names | {obj["metadata"]["name"] for found in served for obj in found}:
             control_plane = self.stores.control_planes.get(("", name))
             # One that is being deleted waits for its registrations; another one makes its default registration anew.
             if control_plane is not None and (change.new is None or "deletionTimestamp" in control_plane["metadata"]):
@@ -223,11 +308,19 @@ class _Fanout:
 
     def secret(self, change: Change) -> None:
         namespace, name = change.key
-        self._control_planes("namespace", namespace)
+        for control_plane in self._control_planes("namespace", namespace):
+            self.queues.addons.add(("", control_plane))
         self._registrations("secret", f"{namespace}/{name}")
         for endpoint in self.stores.endpoints.by("credentials", f"{namespace}/{name}"):
             self.queues.endpoints.add(("", endpoint["metadata"]["name"]))
             self._control_planes("endpoint", endpoint["metadata"]["name"])
+
+    def bundle(self, change: Change) -> None:
+        for obj in self.stores.classes.by("addon", change.key[1]):
+            name = obj["metadata"]["name"]
+            self.queues.classes.add(("", name))
+            for control_plane in self.stores.control_planes.by("class", name):
+                self.queues.addons.add(("", control_plane["metadata"]["name"]))
 
     def _owner(self, change: Change) -> None:
         for obj in (change.old, change.new):

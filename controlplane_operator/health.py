@@ -20,10 +20,16 @@ _DEADLINE_SECONDS: Final = 3.0
 
 @asynccontextmanager
 async def serve_health(
-    host: str, *, port: int, checks: Mapping[str, Check], metrics: CollectorRegistry
+    host: str,
+    *,
+    port: int,
+    checks: Mapping[str, Check],
+    notes: Mapping[str, Callable[[], str]],
+    metrics: CollectorRegistry,
 ) -> AsyncIterator[None]:
     """Serve while within: /healthz as long as the loop turns, /readyz by the checks, /metrics from the registry.
 
+    `notes` are shown with the checks, and are always well.
     Raises OSError where the address cannot be had.
     """
 
@@ -36,6 +42,7 @@ async def serve_health(
             f"[{'-' if problem else '+'}]{name} {problem or 'ok'}"
             for name, problem in zip(checks, problems, strict=True)
         ]
+        lines += [f"[+]{name} {tell()}" for name, tell in notes.items()]
         return web.Response(text="\n".join(lines) + "\n", status=503 if any(problems) else 200)
 
     async def show_metrics(_: web.Request) -> web.Response:

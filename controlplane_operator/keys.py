@@ -8,9 +8,17 @@ from functools import partial
 from typing import Final
 
 from api import ControlPlane
-from api.names import management_namespace
+from api.names import ROTATE_ANNOTATION, management_namespace
 from controlplane_operator.cache import Object
-from controlplane_operator.credentials import CONTROLLERS_USER, KeyPair, TenantAuthorities, TenantCertificates
+from controlplane_operator.credentials import (
+    CONTROLLERS_USER,
+    Generations,
+    KeyPair,
+    Rotation,
+    TenantAuthorities,
+    TenantCertificates,
+    begun_with,
+)
 from controlplane_operator.errors import CredentialsInvalid
 from controlplane_operator.management import Management
 from controlplane_operator.secrets import (
@@ -18,11 +26,12 @@ from controlplane_operator.secrets import (
     data_of,
     delete_secret,
     find_secret,
+    replace_data,
     take_over_secret,
     write_secret,
 )
 from controlplane_operator.trouble import Trouble
-from provider import AlreadyExists
+from provider import AlreadyExists, Conflict
 
 __all__ = ["TenantKeys"]
 
@@ -52,10 +61,25 @@ class TenantKeys:
                     f"there are data of this control plane, and Secret {_where(control_plane)} with its keys is gone;"
                     " restore the Secret, or remove the data by deleting the control plane with deletionPolicy Destroy",
                 )
-            return _authorities(control_plane, await self._create(control_plane))
-        authorities = _authorities(control_plane, data_of(found))
+            return _generations(control_plane, await self._create(control_plane)).in_force()
+        generations = _generations(control_plane, data_of(found))
         await take_over_secret(self._management, control_plane, secret=found)
-        return authorities
+        return generations.in_force()
+
+    async def advance(self, control_plane: ControlPlane, *, known: Rotation | None, following: Rotation) -> bool:
+        """Take the step of an exchange that follows `known`, in one write; False where somebody else was quicker."""
+        found = await self._find(control_plane, _AUTHORITIES)
+        if found is None:
+            return False
+        generations = _generations(control_plane, data_of(found))
+        if generations.rotation != known:
+            return False
+        advanced = generations.advanced(following, name=control_plane.name)
+        try:
+            await replace_data(self._management, found, data=advanced.to_secret())
+        except Conflict:
+            return False
+        return True
 
     async def exist(self, control_plane: ControlPlane) -> bool:
         """Tell whether `authorities` has created any."""
@@ -64,7 +88,7 @@ class TenantKeys:
     async def present(self, control_plane: ControlPlane) -> TenantAuthorities | None:
         """Return the authorities without creating any; raises Trouble (Failed) where they are damaged."""
         found = await self._find(control_plane, _AUTHORITIES)
-        return _authorities(control_plane, data_of(found)) if found is not None else None
+        return _generations(control_plane, data_of(found)).in_force() if found is not None else None
 
     async def forget_certificates(self, control_plane: ControlPlane) -> None:
         """Delete the leaf certificates; `certificates` issues others."""
@@ -107,7 +131,9 @@ class TenantKeys:
         return await find_secret(self._management, namespace=namespace, name=name, of=control_plane)
 
     async def _create(self, control_plane: ControlPlane) -> dict[str, bytes]:
-        created = TenantAuthorities.create(control_plane.name).to_secret()
+        value = control_plane.metadata.annotations.get(ROTATE_ANNOTATION)
+        authorities = TenantAuthorities.create(control_plane.name)
+        created = Generations(authorities, rotation=begun_with(value, now=datetime.now(UTC))).to_secret()
         try:
             await create_lasting_secret(self._management, control_plane, name=_AUTHORITIES, data=created)
         except AlreadyExists:
@@ -116,9 +142,9 @@ class TenantKeys:
         return created
 
 
-def _authorities(control_plane: ControlPlane, data: Mapping[str, bytes]) -> TenantAuthorities:
+def _generations(control_plane: ControlPlane, data: Mapping[str, bytes]) -> Generations:
     try:
-        return TenantAuthorities.from_secret(data)
+        return Generations.from_secret(data)
     except CredentialsInvalid as error:
         raise Trouble("Failed", f"Secret {_where(control_plane)} is damaged: {error}; restore it") from error
 

@@ -22,6 +22,9 @@ __all__ = ["main"]
 
 _log: Final = logging.getLogger(__name__)
 
+_EXPECTED: Final = (OperatorError, ProviderError, WorkloadsError, OSError)
+"""What says all that there is to know; the Lease that is lost among it."""
+
 _OK: Final = 0
 _FAILED: Final = 1
 _BAD_USAGE: Final = 2
@@ -39,13 +42,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.getLogger("kopf").setLevel(logging.ERROR)
         try:
             runner.run(_run(settings))
-        except (OperatorError, ProviderError, WorkloadsError, OSError) as error:
+        except _EXPECTED as error:
             _log.error("cannot run: %s", error)
             return _FAILED
-        except ExceptionGroup:
-            _log.exception("stopped by an error")
+        except ExceptionGroup as group:
+            if group.split(_EXPECTED)[1] is None:
+                _log.error("cannot go on: %s", _first(group))
+            else:
+                _log.exception("stopped by an error")
             return _FAILED
     return _OK
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 async def _run(settings: Settings) -> None:

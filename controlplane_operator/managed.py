@@ -7,22 +7,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from api import KubernetesVersion
 from controlplane_operator.addresses import Addresses
 from controlplane_operator.credentials import TenantAuthorities, TenantCertificates
 from controlplane_operator.errors import KeyspaceError
-from controlplane_operator.provision import Provision
+from controlplane_operator.provision import Behind, Provision
 from controlplane_operator.provisioning import external_url, server_url
 from controlplane_operator.trouble import Trouble
 from provider import ClusterConfig
-from workloads import Address, Phase, Runtime, WorkloadsError
+from workloads import Address, ComponentState, Phase, Runtime, WorkloadsError
 
 __all__ = ["check_ready", "provision_at", "troubles"]
 
 _PATIENCE_SECONDS: Final = 3.0
 
 
-async def check_ready(runtime: Runtime, component: str, *, what: str, published: bool) -> None:
-    """Raise Trouble (Provisioning) unless the component is ready; `what` names it for people.
+async def check_ready(runtime: Runtime, component: str, *, what: str, published: bool) -> ComponentState:
+    """Return the state of a component that is ready; `what` names it for people.
+
+    Raises Trouble (Provisioning) unless it is, and (Failed) where it never was and there is no program to run.
 
     For one that was published before, a start is waited for a little: after a restart of ours every component is looked
     at anew, and that must not make the control planes seem to be down.
@@ -32,7 +35,10 @@ async def check_ready(runtime: Runtime, component: str, *, what: str, published:
     state = runtime.state(component)
     if state.phase is not Phase.READY:
         told = f": {state.message}" if state.message else ""
+        if state.unobtainable and not published:
+            raise Trouble("Failed", f"{what} cannot be started{told}")
         raise Trouble("Provisioning", f"waiting for {what}, which is {state.phase}{told}")
+    return state
 
 
 async def _settle(runtime: Runtime, component: str) -> None:
@@ -49,20 +55,31 @@ async def _settle(runtime: Runtime, component: str) -> None:
         unsubscribe()
 
 
-def provision_at(address: Address, *, authorities: TenantAuthorities, certificates: TenantCertificates) -> Provision:
-    """Describe how to get in at the address of a kube-apiserver that kplane runs."""
+def provision_at(
+    address: Address,
+    *,
+    authorities: TenantAuthorities,
+    certificates: TenantCertificates,
+    settled: bool,
+    asked: KubernetesVersion | None,
+    behind: Behind | None,
+) -> Provision:
+    """Describe how to get in at the address of a kube-apiserver that kplane runs; the rest is that of Provision."""
     url, external = server_url(address), external_url(address)
     administrator = authorities.issue_administrator()
     return Provision(
         addresses=Addresses(internal=url, external=external, join=external),
         administrator=ClusterConfig(
             server=url,
-            ca_data=authorities.serving.certificate,
+            ca_data=authorities.serving_trust,
             client_certificate=administrator.certificate,
             client_key=administrator.key,
         ),
         authorities=authorities,
         controllers=certificates.controllers,
+        settled=settled,
+        asked=asked,
+        behind=behind,
     )
 
 

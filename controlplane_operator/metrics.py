@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -13,7 +14,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from api import ControlPlanePhase
+from api import ControlPlane, ControlPlanePhase
 from controlplane_operator.cache import Key, Store
 from provider import Result, WorkQueue
 
@@ -21,6 +22,7 @@ __all__ = ["Metrics"]
 
 Reconcile = Callable[[Key], Awaitable[Result | None]]
 
+_BOOTSTRAP_BUCKETS: Final = (1, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 120, 300, 600)
 _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
@@ -56,6 +58,28 @@ class Metrics:
             registry=self.registry,
         )
 
+        self._bootstrap = Histogram(
+            "kplane_bootstrap_seconds",
+            "How long control planes took from their creation until they were published for the first time",
+            buckets=_BOOTSTRAP_BUCKETS,
+            registry=self.registry,
+        )
+        self._deleted_keys = Counter(
+            "kplane_deleted_keys",
+            "Keys deleted from the shared etcd, of control planes that were destroyed",
+            registry=self.registry,
+        )
+
+    def published(self, control_plane: ControlPlane) -> None:
+        """Note that a control plane was published for the first time."""
+        created = control_plane.metadata.creation_timestamp
+        if created is not None:
+            self._bootstrap.observe(max(0.0, (datetime.now(UTC) - created).total_seconds()))
+
+    def keys_deleted(self, count: int) -> None:
+        """Note that so many keys of a control plane were deleted."""
+        self._deleted_keys.inc(count)
+
     def timed(self, controller: str, *, reconcile: Reconcile) -> Reconcile:
         """Return the reconcile function, measured under the controller's name."""
         active, seconds = self._active.labels(controller), self._seconds.labels(controller)
@@ -77,6 +101,12 @@ class Metrics:
                     seconds.observe(time.perf_counter() - started)
 
         return measured
+
+    def elected(self, lease: str, *, leading: Callable[[], bool]) -> None:
+        """Tell, whenever asked, whether this operator holds the Lease of that name."""
+        text = "Whether this one holds the Lease: 1, or 0"
+        gauge = Gauge("leader_election_master_status", text, ["name"], registry=self.registry)
+        gauge.labels(lease).set_function(leading)
 
     def observe(self, *, control_planes: Store, queues: Mapping[str, WorkQueue[Key]]) -> None:
         """Count, whenever asked, the control planes by phase and the keys that wait in each queue."""

@@ -5,35 +5,52 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from controlplane_operator.access import Access
+from controlplane_operator.addons import Bundles
+from controlplane_operator.cache import Store
 from controlplane_operator.claims import Claims
 from controlplane_operator.components import place
 from controlplane_operator.control_plane import ControlPlaneReconciler, Provisioners
+from controlplane_operator.control_plane_addons import ControlPlaneAddonsReconciler
 from controlplane_operator.control_plane_class import ControlPlaneClassReconciler
 from controlplane_operator.control_plane_endpoint import ControlPlaneEndpointReconciler
 from controlplane_operator.control_plane_registration import ControlPlaneRegistrationReconciler
 from controlplane_operator.dedicated import DedicatedProvisioner
 from controlplane_operator.events import Events
+from controlplane_operator.expiry_metrics import ExpiryMetrics
 from controlplane_operator.external import ExternalProvisioner
-from controlplane_operator.fanout import ALLOWED_SECRETS, LABEL_SELECTORS, Queues, Stores, connect, wake_by_component
+from controlplane_operator.fanout import (
+    ALLOWED_SECRETS,
+    BUNDLES,
+    ENDPOINT_SECRETS,
+    LABEL_SELECTORS,
+    Queues,
+    Stores,
+    connect,
+    wake_all,
+    wake_by_component,
+)
 from controlplane_operator.health import Check, serve_health
+from controlplane_operator.leadership import Leadership
 from controlplane_operator.management import Management
-from controlplane_operator.metrics import Metrics
 from controlplane_operator.namespaces import ManagementNamespaces
 from controlplane_operator.orphans import Orphans
+from controlplane_operator.pairs import Pairs
 from controlplane_operator.publication import Publication
 from controlplane_operator.relisting import Relisting
 from controlplane_operator.removal import Removal
+from controlplane_operator.rotator import Rotator
 from controlplane_operator.settings import EtcdAt, EtcdBehind, Settings
 from controlplane_operator.shared_etcd import CredentialsKeeper, SharedEtcd, service_endpoint
 from controlplane_operator.status import StatusWriter
+from controlplane_operator.sweeping import Sweeping
 from controlplane_operator.virtual import VirtualProvisioner
 from controlplane_operator.watching import Watching
-from provider import SECRETS, Client, ClusterConfig, Controller, Reflector
-from workloads import ProcessRuntime, Runtime
+from provider import Client, ClusterConfig, Controller, Reflector
+from workloads import ProcessRuntime
 from workloads.pods import PodRuntime
 
 __all__ = ["run_operator"]
@@ -42,31 +59,44 @@ _log: Final = logging.getLogger(__name__)
 
 _CALL_SECONDS: Final = 10.0
 _RECONCILE_SECONDS: Final = 90.0
+_WAITING_FOR_EACH_WORKER: Final = 8
+"""Reconciles that wait for a tenant's answer without a worker: each costs memory, some ten kilobytes, and no time."""
 
 
 async def run_operator(settings: Settings, *, stop: asyncio.Event) -> None:
     """Run until `stop` is set; components of control planes go on without us.
 
-    Raises KubeconfigError, RuntimeFailure or OSError where it cannot start.
+    Where a Lease is asked for, only its holder works; the others follow what happens, to be ready at once. Raises
+    KubeconfigError, RuntimeFailure or OSError where it cannot start, and LeaseLost, in a group, where work had to end.
     """
     config = settings.management_config()
     default = ClusterConfig.load(settings.cluster_kubeconfig) if settings.cluster_kubeconfig is not None else None
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(Client(config, timeout_seconds=_CALL_SECONDS))
-        runtime = await stack.enter_async_context(_runtime(client, settings))
+        leadership = await stack.enter_async_context(Leadership(settings.election, config=config))
+        client = await stack.enter_async_context(
+            Client(config, timeout_seconds=_CALL_SECONDS, keeps_worker=True, before_write=leadership.check)
+        )
+        runtime = _runtime(client, settings)
+        if isinstance(runtime, PodRuntime):
+            # It only watches by itself, while one of processes looks after them.
+            await stack.enter_async_context(runtime)
         management = _management(client, settings)
+        stack.push_async_callback(management.connections.aclose)
+        if settings.election is not None:
+            management.metrics.elected(settings.election.name, leading=lambda: leadership.leading)
         assembly = _Assembly(settings, management=management, runtime=runtime, default_credentials=default)
-        stack.callback(runtime.subscribe(assembly.wake))
         await stack.enter_async_context(
             serve_health(
                 settings.listen_host,
                 port=settings.listen_port,
                 checks=assembly.checks(),
-                metrics=assembly.metrics.registry,
+                notes={"leader-election": leadership.role},
+                metrics=management.metrics.registry,
             )
         )
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work, name=name) for name, work in assembly.work().items()]
+            tasks = [group.create_task(work, name=name) for name, work in assembly.following().items()]
+            tasks.append(group.create_task(leadership.run(assembly.work), name="work"))
             _log.info("running", extra={"listen": f"{settings.listen_host}:{settings.listen_port}"})
             await stop.wait()
             _log.info("stopping")
@@ -74,7 +104,7 @@ async def run_operator(settings: Settings, *, stop: asyncio.Event) -> None:
                 task.cancel()
 
 
-def _runtime(client: Client, settings: Settings) -> AbstractAsyncContextManager[Runtime]:
+def _runtime(client: Client, settings: Settings) -> ProcessRuntime | PodRuntime:
     if settings.pods is not None:
         return PodRuntime(client, place=place, settings=settings.pods)
     return ProcessRuntime(settings.state_directory, programs=settings.program_directories)
@@ -126,10 +156,11 @@ class _Assembly:
         settings: Settings,
         *,
         management: Management,
-        runtime: Runtime,
+        runtime: ProcessRuntime | PodRuntime,
         default_credentials: ClusterConfig | None,
     ) -> None:
-        self.metrics = Metrics()
+        self._metrics = management.metrics
+        self._working = False
         self._known = asyncio.Event()
         self._settings = settings
         self._management = management
@@ -143,53 +174,84 @@ class _Assembly:
         )
         namespaces = ManagementNamespaces(management)
         claims = Claims(management.stores, realm=provisioners.realm)
+        pairs = Pairs(management.stores, queues=management.queues)
         self._control_planes = ControlPlaneReconciler(
             management,
             provisioners=provisioners,
             namespaces=namespaces,
-            publication=Publication(management),
+            publication=Publication(management, pairs=pairs, runtime=runtime),
+            rotator=Rotator(management),
             removal=Removal(management, namespaces=namespaces, provisioner=provisioners.used, claims=claims),
             claims=claims,
         )
-        self._classes = ControlPlaneClassReconciler(management)
+        bundles = Bundles(management.stores.bundles, namespace=settings.namespace)
+        self._addons = ControlPlaneAddonsReconciler(management, bundles=bundles)
+        self._classes = ControlPlaneClassReconciler(management, bundles=bundles)
         self._endpoints = ControlPlaneEndpointReconciler(management, default_credentials=default_credentials)
-        self._registrations = ControlPlaneRegistrationReconciler(management)
-        self._relisting = Relisting(
-            management.client, stores=management.stores, label_selectors=LABEL_SELECTORS, access=management.access
-        )
-        self._allowed = Reflector(management.client, SECRETS, label_selector=ALLOWED_SECRETS)
-        connect(management.stores, queues=management.queues)
-        self.metrics.observe(control_planes=management.stores.control_planes, queues=management.queues.by_name())
-
-    def wake(self, component: str) -> None:
-        """A component of the runtime changed: whoever it belongs to is looked at."""
-        wake_by_component(component, stores=self._management.stores, queues=self._management.queues)
+        self._registrations = ControlPlaneRegistrationReconciler(management, pairs=pairs)
+        self._relisting = Relisting(management.client, stores=management.stores, label_selectors=LABEL_SELECTORS)
+        self._sweeping = Sweeping(self._relisting, stores=management.stores, access=management.access)
+        self._opened = {
+            "secrets for registrations": _Opened(management.client, management.stores.allowed_secrets, ALLOWED_SECRETS),
+            "secrets for endpoints": _Opened(management.client, management.stores.endpoint_secrets, ENDPOINT_SECRETS),
+            "bundles": _Opened(management.client, management.stores.bundles, BUNDLES, namespace=settings.namespace),
+        }
+        self._followed = {
+            f"watching {store.resource.plural}": _Opened(management.client, store, LABEL_SELECTORS[store.resource])
+            for store in management.stores.of_others()
+        }
 
     def checks(self) -> dict[str, Check]:
         """Return what /readyz looks at."""
-        return {"caches": self._caches_problem, "shared-etcd": self._virtual.problem}
+        return {"caches": self._caches_problem, "shared-etcd": self._etcd_problem}
 
-    def work(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """Return everything that runs, by name."""
+    def following(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Return, by name, what runs at all times: it reads, and writes nothing."""
         watching = Watching(
             self._settings.management_config,
-            stores=self._management.stores.watched(),
+            stores=self._management.stores.of_our_kinds(),
             label_selectors=LABEL_SELECTORS,
         )
         return {
-            "events": self._management.events.run(),
-            "allowed secrets": self._allowed.run(self._allowed_secret_seen),
-            "orphans": Orphans(self._management.client, runtime=self._runtime).run(),
+            **{name: followed.run() for name, followed in (self._opened | self._followed).items()},
             "relisting": self._relisting.run(),
             "watching": watching.run(),
-            **({"shared etcd's credentials": self._keeper.run()} if self._keeper is not None else {}),
-            **{f"{name} controller": self._control(name) for name in self._management.queues.by_name()},
         }
 
+    async def work(self) -> None:
+        """Do what only one operator may do at a time, until cancelled."""
+        management = self._management
+        async with AsyncExitStack() as stack:
+            if isinstance(self._runtime, ProcessRuntime):
+                await stack.enter_async_context(self._runtime)
+            self._working = True
+            stack.callback(self._runtime.subscribe(self._wake))
+            # Not before: nobody would take the keys out of the queues.
+            connect(management.stores, queues=management.queues)
+            wake_all(management.stores, queues=management.queues)
+            self._metrics.observe(control_planes=management.stores.control_planes, queues=management.queues.by_name())
+            self._metrics.registry.register(ExpiryMetrics(management.stores))
+            work = {
+                "events": management.events.run(),
+                "orphans": Orphans(management.client, runtime=self._runtime).run(),
+                "sweeping": self._sweeping.run(),
+                **({"shared etcd's credentials": self._keeper.run()} if self._keeper is not None else {}),
+                **{f"{name} controller": self._control(name) for name in management.queues.by_name()},
+            }
+            async with asyncio.TaskGroup() as group:
+                for name, each in work.items():
+                    group.create_task(each, name=name)
+
+    def _wake(self, component: str) -> None:
+        """A component of the runtime changed: whoever it belongs to is looked at."""
+        wake_by_component(component, stores=self._management.stores, queues=self._management.queues)
+
     async def _control(self, name: str) -> None:
-        # Reconciling from half-filled stores would take objects for missing.
-        await self._relisting.synced.wait()
-        await self._allowed.synced.wait()
+        # Reconciling from half-filled stores would take objects for missing; and what the operator before this one
+        # wrote last, such as who has which clusterPath, is known only from a list that was made since.
+        await self._sweeping.synced.wait()
+        for opened in self._opened.values():
+            await opened.synced.wait()
         await self._runtime.synced()
         self._known.set()
         reconcile = {
@@ -197,22 +259,41 @@ class _Assembly:
             "controlplaneclass": self._classes.reconcile,
             "controlplaneendpoint": self._endpoints.reconcile,
             "controlplaneregistration": self._registrations.reconcile,
+            "controlplaneaddons": self._addons.reconcile,
         }[name]
         controller = Controller(
             name,
-            self.metrics.timed(name, reconcile=reconcile),
+            self._metrics.timed(name, reconcile=reconcile),
             queue=self._management.queues.by_name()[name],
             workers=self._settings.workers,
+            waiting=self._settings.workers * _WAITING_FOR_EACH_WORKER,
             timeout_seconds=_RECONCILE_SECONDS,
         )
         await controller.run()
 
-    def _allowed_secret_seen(self, event: str, secret: dict[str, Any]) -> None:
-        store = self._management.stores.allowed_secrets
-        if event == "DELETED":
-            store.remove(secret)
-        else:
-            store.apply(secret)
-
     async def _caches_problem(self) -> str | None:
-        return None if self._known.is_set() else "the management cluster was not listed yet"
+        listed = self._known.is_set() if self._working else self._relisting.synced.is_set()
+        return None if listed else "the management cluster was not listed yet"
+
+    async def _etcd_problem(self) -> str | None:
+        # Its credentials are looked after by whoever works.
+        return await self._virtual.problem() if self._working else None
+
+
+class _Opened:
+    """Follows what is not of our kinds, by a label."""
+
+    def __init__(self, client: Client, store: Store, selector: str, *, namespace: str | None = None) -> None:
+        self._reflector = Reflector(client, store.resource, namespace=namespace, label_selector=selector)
+        self._store = store
+        self.synced: Final = self._reflector.synced
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        await self._reflector.run(self._seen)
+
+    def _seen(self, event: str, obj: dict[str, Any]) -> None:
+        if event == "DELETED":
+            self._store.remove(obj)
+        else:
+            self._store.apply(obj)

@@ -5,12 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from api import ControlPlane, DeletionPolicy
+from api import ControlPlane, DeletionPolicy, KubernetesVersion
 from controlplane_operator.addresses import Addresses
 from controlplane_operator.credentials import KeyPair, TenantAuthorities
 from provider import ClusterConfig
 
-__all__ = ["Provision", "Provisioner"]
+__all__ = ["Behind", "Provision", "Provisioner"]
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """Why an API server that serves is not what its control plane asks for: a reason and a sentence."""
+
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +31,13 @@ class Provision:
     """None where somebody else runs the API server, and so keeps its keys."""
     controllers: KeyPair | None = None
     """Client certificate of the controllers; None where they get a token."""
+    settled: bool = True
+    """Nothing of an earlier description runs any more: `authorities` are those of every program, and the version that
+    the API server says is that of all of it.
+    """
+    asked: KubernetesVersion | None = None
+    """The version that the API server is to have, where somebody asked for one."""
+    behind: Behind | None = None
 
 
 class Provisioner(Protocol):
@@ -44,6 +59,10 @@ class Provisioner(Protocol):
         """Take away what access to the data an earlier control plane had, whose uid this is. Raises Trouble."""
         ...
 
-    async def remove(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
-        """Undo what `ensure` did, and the data with it if the policy is Destroy. Raises Trouble while not done."""
+    async def shut_down(self, control_plane: ControlPlane) -> None:
+        """Have what was issued be worth nothing, and what `ensure` started end. Raises Trouble while not done."""
+        ...
+
+    async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
+        """After `shut_down`: delete the data, or leave them in order, by the policy. Raises Trouble while not done."""
         ...

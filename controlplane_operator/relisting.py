@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Final, NoReturn
 
-from controlplane_operator.access import Access
 from controlplane_operator.backoff import Backoff, jittered
 from controlplane_operator.fanout import Stores
 from provider import Client, ProviderError, Resource
@@ -22,35 +22,54 @@ _PERIOD_SECONDS: Final = 120.0
 class Relisting:
     """Fills the stores before anything is reconciled, and compares them with the cluster ever after."""
 
-    def __init__(
-        self, client: Client, *, stores: Stores, label_selectors: Mapping[Resource, str], access: Access
-    ) -> None:
+    def __init__(self, client: Client, *, stores: Stores, label_selectors: Mapping[Resource, str]) -> None:
         self.synced: Final = asyncio.Event()
         self._client = client
         self._stores = stores
         self._label_selectors = label_selectors
-        self._access = access
         self._backoff: Backoff[None] = Backoff(first_seconds=0.2)
+        self._asked = asyncio.Event()
+        self._listed = asyncio.Condition()
+        self._begun = 0
+        """Number of the latest list."""
+        self._complete = 0
+        """Number of the latest list that succeeded."""
 
     async def run(self) -> NoReturn:
         """List until cancelled; `synced` is set once everything was listed."""
         while True:
+            self._asked.clear()
+            self._begun += 1
             try:
                 await self._list_all()
             except ProviderError as error:
                 pause = self._backoff.next(None)
                 _log.warning("cannot list the management cluster, again in %.1f s: %s", pause, error)
+                await asyncio.sleep(pause)
             else:
                 self._backoff.forget(None)
                 self.synced.set()
-                pause = jittered(_PERIOD_SECONDS)
-            await asyncio.sleep(pause)
+                async with self._listed:
+                    self._complete = self._begun
+                    self._listed.notify_all()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(jittered(_PERIOD_SECONDS)):
+                        await self._asked.wait()
+
+    async def anew(self) -> None:
+        """Have everything listed now; returns when it was."""
+        wanted = self._begun + 1
+        self._asked.set()
+        async with self._listed:
+            await self._listed.wait_for(lambda: self._complete >= wanted)
+
+    async def next(self) -> None:
+        """Return when everything was listed once more."""
+        known = self._complete
+        async with self._listed:
+            await self._listed.wait_for(lambda: self._complete > known)
 
     async def _list_all(self) -> None:
         for store in self._stores.watched():
             found = await self._client.list(store.resource, label_selector=self._label_selectors.get(store.resource))
             store.replace(found.items, resource_version=found.resource_version)
-        await self._access.load()
-        registered = {obj["metadata"]["uid"] for obj in self._stores.registrations}
-        for uid in self._access.holders() - registered:
-            await self._access.revoke(uid)

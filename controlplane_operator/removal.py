@@ -1,40 +1,32 @@
-"""Takes a control plane down in order: registrations, credentials, API server, data, namespace, finalizer."""
+"""Takes a control plane down in order: registrations, instances, credentials, data, namespace, finalizer."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Final
 
-from api import ControlPlane, ControlPlaneClass, ControlPlanePhase, ControlPlaneRegistration, DeletionPolicy
+from api import ControlPlane, ControlPlaneClass, DeletionPolicy
 from api.names import FINALIZER, management_namespace
 from controlplane_operator.backoff import Backoff
 from controlplane_operator.claims import Claims
+from controlplane_operator.consumers import instances_of, registrations_of
+from controlplane_operator.deletion_policy import is_decided, is_unclear, policy_of
 from controlplane_operator.kinds import CONTROL_PLANES
 from controlplane_operator.management import Management
 from controlplane_operator.namespaces import ManagementNamespaces
+from controlplane_operator.progress import Progress, Step
 from controlplane_operator.provision import Provisioner
 from controlplane_operator.retention import Retention
-from controlplane_operator.status import with_condition
 from controlplane_operator.trouble import Trouble
 from provider import Conflict, NotFound, ProviderError, Result
 
-__all__ = ["Removal", "policy_of"]
+__all__ = ["Removal"]
 
 _log: Final = logging.getLogger(__name__)
 
-_REGISTRATIONS_SECONDS: Final = 30.0
-"""So long the end of registrations is waited for; it takes milliseconds unless something is broken."""
-
-
-def policy_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> DeletionPolicy:
-    """Decide what deletion means: by the spec, else the class while it is there, else what was decided before."""
-    by_class = chosen.spec.deletion_policy if chosen is not None else None
-    if chosen is not None and not control_plane.deleting:
-        return control_plane.spec.deletion_policy or by_class or DeletionPolicy.RETAIN
-    remembered = control_plane.status.deletion_policy
-    return control_plane.spec.deletion_policy or remembered or by_class or DeletionPolicy.RETAIN
+_CONSUMERS_SECONDS: Final = 30.0
+"""So long registrations and instances are waited for; they take a few seconds unless something is broken."""
 
 
 class Removal:
@@ -56,6 +48,7 @@ class Removal:
         self._backoff: Backoff[str] = Backoff(first_seconds=0.2, limit_seconds=5.0)
         self._retention = Retention(management, namespaces=namespaces)
         self._undone: dict[str, DeletionPolicy] = {}
+        self._given_up: set[tuple[str, Step]] = set()
 
     async def remove(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Result | None:
         """Go on with the removal; returns None when the object can go."""
@@ -63,24 +56,69 @@ class Removal:
         if FINALIZER not in control_plane.metadata.finalizers:
             return None
         policy = policy_of(control_plane, chosen=chosen)
+        progress = Progress(self._management, control_plane, policy=policy)
         try:
-            self._check_registrations(control_plane)
-            message = await self._take_down(control_plane, policy=policy)
-            await self._release(control_plane)
+            if control_plane.status.deletion_policy is not None and not is_decided(control_plane):
+                control_plane = await self._decide(control_plane, policy=policy, chosen=chosen, progress=progress)
+            self._await_consumers(control_plane, progress=progress)
+            message = await self._take_down(control_plane, policy=policy, progress=progress)
+            await self._release(progress.control_plane)
         except Conflict:
             raise  # it is not what was looked at: nothing to tell, and tried again at once
         except (Trouble, ProviderError) as error:
             # Also what the management cluster refuses, by a quota or by somebody's admission policy.
             if isinstance(error, ProviderError):
                 _log.warning("the removal of %s is held up: %s", control_plane.name, error)
-            await self._tell(control_plane, policy=policy, message=str(error))
+            await progress.tell(str(error))
             return Result(self._backoff.next(uid))
         self._management.events.record(control_plane, reason="Deleted", message=f"the control plane is gone; {message}")
         self._backoff.forget(uid)
         self._undone.pop(uid, None)
+        self._given_up = {told for told in self._given_up if told[0] != uid}
         return None
 
-    async def _take_down(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> str:
+    async def _decide(
+        self,
+        control_plane: ControlPlane,
+        *,
+        policy: DeletionPolicy,
+        chosen: ControlPlaneClass | None,
+        progress: Progress,
+    ) -> ControlPlane:
+        """Write down by which policy is removed, before anything is, so that no edit of the class changes it."""
+        if is_unclear(control_plane, chosen=chosen):
+            self._management.events.record(
+                control_plane,
+                reason="PolicyUnclear",
+                message=f"policy {control_plane.status.deletion_policy} was in force, and the class says another one by"
+                " now; which was first, that or the deletion, is not known, so the data are kept",
+                warning=True,
+            )
+        await progress.tell(f"the removal begins, by policy {policy}")
+        return progress.control_plane
+
+    def _await_consumers(self, control_plane: ControlPlane, *, progress: Progress) -> None:
+        """Raise Trouble while somebody works on the control plane, unless that takes too long."""
+        stores = self._management.stores
+        if served := registrations_of(control_plane, stores=stores):
+            progress.step = Step.REGISTRATIONS_PENDING
+            self._await(control_plane, f"registrations are no longer ready: {', '.join(served)}", progress=progress)
+        if working := instances_of(control_plane, stores=stores):
+            progress.step = Step.INSTANCES_ENDING
+            self._await(
+                control_plane, f"instances have ended, of registrations {', '.join(working)}", progress=progress
+            )
+
+    def _await(self, control_plane: ControlPlane, what: str, *, progress: Progress) -> None:
+        if progress.seconds <= _CONSUMERS_SECONDS:
+            raise Trouble("Deleting", f"waiting until {what}; for {_CONSUMERS_SECONDS:.0f} s at most")
+        said = f"gone on after {_CONSUMERS_SECONDS:.0f} s without a confirmation that {what}"
+        progress.note(said)
+        if (told := (control_plane.metadata.uid or "", progress.step)) not in self._given_up:
+            self._given_up.add(told)
+            self._management.events.record(control_plane, reason="EndNotConfirmed", message=said, warning=True)
+
+    async def _take_down(self, control_plane: ControlPlane, *, policy: DeletionPolicy, progress: Progress) -> str:
         """Remove what is the control plane's own; returns what became of its data."""
         if await self._namespaces.is_foreign(control_plane):
             # What runs there has the same names as ours would, and so have the data that a record stands for.
@@ -90,34 +128,32 @@ class Removal:
         made = control_plane.status.deletion_policy is not None and self._claims.holds(control_plane)
         if made:
             provisioner = self._provisioner(control_plane)
-            await self._undo(control_plane, policy=policy, provisioner=provisioner)
+            await self._undo(control_plane, policy=policy, provisioner=provisioner, progress=progress)
             if policy is DeletionPolicy.RETAIN and await self._retention.keep(
                 control_plane, has_data=provisioner.has_data
             ):
                 return f"its data were kept, by policy {policy}"
+        progress.step = Step.REMOVING_NAMESPACE
         await self._namespaces.remove(control_plane)
         return f"its data by policy {policy}" if made else "nothing was touched, because nothing had been made for it"
 
-    async def _undo(self, control_plane: ControlPlane, *, policy: DeletionPolicy, provisioner: Provisioner) -> None:
+    async def _undo(
+        self, control_plane: ControlPlane, *, policy: DeletionPolicy, provisioner: Provisioner, progress: Progress
+    ) -> None:
         uid = control_plane.metadata.uid or ""
         if self._undone.get(uid) is policy:
             return
+        await progress.begin(Step.REVOKING_CREDENTIALS)
         if policy is DeletionPolicy.RETAIN:
             await self._retention.shut_out(control_plane)
-        await provisioner.remove(control_plane, policy=policy)
+        await provisioner.shut_down(control_plane)
+        await progress.begin(Step.RETAINING_DATA if policy is DeletionPolicy.RETAIN else Step.DELETING_DATA)
+        await provisioner.settle(control_plane, policy=policy)
+        if policy is DeletionPolicy.DESTROY:
+            await progress.begin(Step.VERIFYING_EMPTY)
+            if await provisioner.has_data(control_plane):
+                raise Trouble("Deleting", "data are there again after their deletion; they are deleted once more")
         self._undone[uid] = policy
-
-    def _check_registrations(self, control_plane: ControlPlane) -> None:
-        asked = control_plane.metadata.deletion_timestamp
-        if asked is None or (datetime.now(UTC) - asked).total_seconds() > _REGISTRATIONS_SECONDS:
-            return
-        served = []
-        for obj in self._management.stores.registrations.by("control plane", control_plane.name):
-            registration = ControlPlaneRegistration.model_validate(obj)
-            if registration.status.ready and registration.status.control_plane_uid == control_plane.metadata.uid:
-                served.append(registration.name)
-        if served:
-            raise Trouble("Deleting", f"waiting until registrations are no longer ready: {', '.join(served)}")
 
     async def _release(self, control_plane: ControlPlane) -> None:
         kept = [finalizer for finalizer in control_plane.metadata.finalizers if finalizer != FINALIZER]
@@ -126,17 +162,3 @@ class Removal:
             await self._management.client.patch(CONTROL_PLANES, control_plane.name, body)
         except NotFound:
             return
-
-    async def _tell(self, control_plane: ControlPlane, *, policy: DeletionPolicy, message: str) -> None:
-        conditions = with_condition(
-            control_plane.status.conditions, of=control_plane, status="False", reason="Deleting", message=message
-        )
-        status = control_plane.status.model_copy(
-            update={
-                "phase": ControlPlanePhase.TERMINATING,
-                "deletion_policy": policy if control_plane.status.deletion_policy is not None else None,
-                "observed_generation": control_plane.metadata.generation,
-                "conditions": conditions,
-            }
-        )
-        await self._management.status.write(self._management.stores.control_planes, control_plane, status=status)

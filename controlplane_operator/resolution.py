@@ -8,6 +8,7 @@ from enum import Enum, auto
 from api import ControlPlane, ControlPlaneEndpoint, ControlPlaneRegistration, SecretReference
 from api.names import ALLOW_REGISTRATION_LABEL, management_namespace
 from controlplane_operator.addresses import addresses_of
+from controlplane_operator.pause import is_paused
 from controlplane_operator.trouble import Trouble
 
 __all__ = ["Resolution", "SecretStanding", "resolve", "secret_wanted"]
@@ -58,7 +59,7 @@ def resolve(
         raise Trouble("Deleting", "the registration is being deleted", waits_for_event=True)
     if control_plane is None:
         raise Trouble("ControlPlaneNotFound", f"control plane {name} does not exist", waits_for_event=True)
-    if control_plane.deleting:
+    if control_plane.deleting and not is_paused(control_plane):
         raise Trouble("ControlPlaneNotReady", f"control plane {name} is being deleted", waits_for_event=True)
     url = _endpoint(registration, control_plane=control_plane, endpoint=endpoint)
     secret = secret_wanted(registration, control_plane=control_plane)
@@ -84,7 +85,9 @@ def _endpoint(
     registration: ControlPlaneRegistration, *, control_plane: ControlPlane, endpoint: ControlPlaneEndpoint | None
 ) -> str:
     reference = registration.spec.endpoint_ref
-    if reference is not None:
+    own = control_plane.spec.endpoint_ref.name if control_plane.spec.endpoint_ref is not None else control_plane.name
+    # By its own endpoint it is reached at what it published: a changed one counts when the Secrets are for it as well.
+    if reference is not None and (reference.name != own or control_plane.status.endpoint is None):
         if endpoint is None:
             raise Trouble(
                 "EndpointPending",

@@ -69,7 +69,7 @@ class Retention:
         administrator = authorities.issue_administrator()
         return ClusterConfig(
             server=endpoint,
-            ca_data=authorities.serving.certificate,
+            ca_data=authorities.serving_trust,
             client_certificate=administrator.certificate,
             client_key=administrator.key,
         )

@@ -13,7 +13,7 @@ from api.names import CONTROL_PLANE_LABEL, UID_ANNOTATION, label_value, manageme
 from controlplane_operator.cache import Object
 from controlplane_operator.management import Management
 from controlplane_operator.namespaces import owner_of
-from provider import SECRETS, NotFound
+from provider import SECRETS, Invalid, NotFound
 
 __all__ = [
     "create_lasting_secret",
@@ -21,6 +21,7 @@ __all__ = [
     "delete_secret",
     "find_secret",
     "make_secret_last",
+    "replace_data",
     "take_over_secret",
     "write_secret",
 ]
@@ -63,7 +64,10 @@ async def write_secret(
     data: Mapping[str, bytes],
     annotations: Mapping[str, str] | None = None,
 ) -> None:
-    """Have a Secret of the control plane's namespace carry exactly this; nothing is written where it does."""
+    """Have a Secret of the control plane's namespace carry exactly this; nothing is written where it does.
+
+    One that cannot be changed, because somebody made it immutable or of another type, is replaced.
+    """
     body = _body(
         control_plane,
         name=name,
@@ -71,8 +75,14 @@ async def write_secret(
         metadata={"annotations": dict(annotations or {}), "ownerReferences": [owner_of(control_plane)]},
     )
     known = management.stores.secrets.get((management_namespace(control_plane.name), name))
-    if known is None or not _carries(known, body):
-        management.stores.secrets.apply(await management.client.apply(SECRETS, body))
+    if known is not None and _carries(known, body):
+        return
+    try:
+        written = await management.client.apply(SECRETS, body)
+    except Invalid:
+        await delete_secret(management, control_plane, name=name)
+        written = await management.client.apply(SECRETS, body)
+    management.stores.secrets.apply(written)
 
 
 async def create_lasting_secret(
@@ -103,6 +113,20 @@ async def make_secret_last(management: Management, control_plane: ControlPlane, 
         management.stores.secrets.apply(
             await management.client.patch(SECRETS, name, body, namespace=management_namespace(control_plane.name))
         )
+
+
+async def replace_data(management: Management, secret: Object, *, data: Mapping[str, bytes]) -> None:
+    """Have a Secret carry this data and no other, in one write.
+
+    Raises Conflict where it was changed since it was read.
+    """
+    metadata = secret["metadata"]
+    encoded: dict[str, str | None] = dict.fromkeys(secret.get("data") or {})
+    encoded |= {key: base64.b64encode(value).decode() for key, value in data.items()}
+    body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "data": encoded}
+    management.stores.secrets.apply(
+        await management.client.patch(SECRETS, metadata["name"], body, namespace=metadata["namespace"])
+    )
 
 
 async def delete_secret(management: Management, control_plane: ControlPlane, *, name: str) -> None:
@@ -143,5 +167,10 @@ def _carries(known: Object, wanted: Object) -> bool:
         all(data.get(key) == value for key, value in wanted["data"].items())
         and all((metadata.get("labels") or {}).get(k) == v for k, v in wanted["metadata"]["labels"].items())
         and all((metadata.get("annotations") or {}).get(k) == v for k, v in wanted["metadata"]["annotations"].items())
+        and _owners(wanted) <= _owners(known)
         and "deletionTimestamp" not in metadata
     )
+
+
+def _owners(secret: Object) -> set[str]:
+    return {owner["uid"] for owner in secret["metadata"].get("ownerReferences") or ()}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from controlplane_operator.election_flags import ElectionSettings, add_election_flags, election_settings
 from controlplane_operator.errors import SettingsError
 from controlplane_operator.pod_flags import add_pod_flags, pod_settings, storage_bytes
 from controlplane_operator.provisioning import DEFAULT_QUOTA_BYTES
@@ -45,8 +46,12 @@ class Settings:
     listen_port: int
     pods: PodSettings | None = None
     """How components run as pods; None: they are processes of this machine."""
+    election: ElectionSettings | None = None
+    """How it is made sure that one of several operators works; None: there is one."""
     shared_etcd: EtcdAt | EtcdBehind | None = None
     cluster_kubeconfig: Path | None = None
+    namespace: str = "kplane-system"
+    """Where the operator is, and ConfigMaps with add-ons."""
     mcm_namespace: str = "kplane-system"
     mcm_service_account: str = "mcm"
     workers: int = 16
@@ -81,10 +86,12 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
         listen_host=host,
         listen_port=port,
         pods=pod_settings(given),
+        election=election_settings(given),
         shared_etcd=_shared_etcd(given),
         cluster_kubeconfig=_file("--cluster-kubeconfig", given.cluster_kubeconfig)
         if given.cluster_kubeconfig
         else None,
+        namespace=given.namespace,
         mcm_namespace=namespace,
         mcm_service_account=service_account,
         workers=given.workers,
@@ -141,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
         "--namespace",
         default="kplane-system",
         metavar="NAME",
-        help="of this operator, of --shared-etcd-service and of --image-pull-secret",
+        help="of this operator and its Lease, of add-ons, of --shared-etcd-service and of --image-pull-secret",
     )
     add("--listen", default="127.0.0.1:8080", metavar="HOST:PORT", help="for /healthz, /readyz and /metrics")
     add(
@@ -158,6 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--workers", type=int, default=16, metavar="N", help="objects of a kind worked on at once")
     add("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], default="INFO")
+    add_election_flags(parser)
     add_pod_flags(parser)
     return parser
 

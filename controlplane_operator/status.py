@@ -6,15 +6,28 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from api import Condition, ConditionStatus, ResourceModel, set_condition
+from api import (
+    RUNNING,
+    Condition,
+    ConditionStatus,
+    ControlPlaneRegistrationStatus,
+    ResourceModel,
+    find_condition,
+    set_condition,
+)
 from api.resource import ApiModel
 from controlplane_operator.cache import Store
 from controlplane_operator.events import Events
 from provider import Client, Conflict, NotFound
 
-__all__ = ["FIELD_MANAGER", "StatusWriter", "with_condition", "with_supported"]
+__all__ = ["ADDONS_READY", "FIELD_MANAGER", "StatusWriter", "with_condition", "with_supported"]
 
 FIELD_MANAGER: Final = "kplane-status"
+
+ADDONS_READY: Final = "AddonsReady"
+"""Whether a control plane's add-ons are installed. It has a writer of its own, which is not to be overtaken by what
+another one has read before."""
+_ADDONS_MANAGER: Final = "kplane-addons-status"
 
 
 class StatusWriter:
@@ -31,29 +44,82 @@ class StatusWriter:
         *,
         status: ApiModel,
         yield_fields: Iterable[str] = (),
+        only_as_seen: bool = False,
     ) -> None:
         """Make `status` the whole status of the object, unless it is already.
 
+        What a registration's instance is said to be is mcm's, and never touched.
         A published value stays only if `status` carries it: start from the object's own one. Fields in `yield_fields`
         are left to whoever else wrote them. The answer goes into the store at once, so that the next look at it is not
-        behind. An object that is gone, or was replaced by one of the same name, is left alone.
+        behind. An object that is gone, or was replaced by one of the same name, is left alone. With `only_as_seen`, it
+        has to be as `current` says; raises Conflict where it was changed, or its deletion asked for, meanwhile.
         """
         before = _dump(getattr(current, "status"))  # noqa: B009 - each kind has one, of its own type
         after = _dump(status)
         if before == after:
             return
         try:
-            stored = await self._apply(store, current, after, yield_fields=tuple(yield_fields))
+            stored = await self._apply(
+                store, current, after, yield_fields=tuple(yield_fields), only_as_seen=only_as_seen
+            )
+        except NotFound:
+            return
+        store.apply(stored)
+        self._tell(current, before, after)
+
+    async def write_addons_condition(
+        self, store: Store, current: ResourceModel, *, status: ConditionStatus, reason: str, message: str
+    ) -> None:
+        """Make this the condition AddonsReady of the object, unless it is already."""
+        known = find_condition(_conditions(current), ADDONS_READY)
+        wanted = with_condition(
+            [known] if known is not None else [],
+            of=current,
+            type=ADDONS_READY,
+            status=status,
+            reason=reason,
+            message=message,
+        )
+        if wanted != [known]:
+            await self._write_addons(store, current, known=[known] if known is not None else [], wanted=wanted)
+
+    async def drop_addons_condition(self, store: Store, current: ResourceModel) -> None:
+        """Take the condition AddonsReady off the object."""
+        known = find_condition(_conditions(current), ADDONS_READY)
+        if known is not None:
+            await self._write_addons(store, current, known=[known], wanted=[])
+
+    async def _write_addons(
+        self, store: Store, current: ResourceModel, *, known: list[Condition], wanted: list[Condition]
+    ) -> None:
+        before, after = (
+            {"conditions": [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in conditions]}
+            for conditions in (known, wanted)
+        )
+        body = {"metadata": {"name": current.name, "uid": current.metadata.uid}, "status": after}
+        try:
+            stored = await self._client.apply(store.resource, body, subresource="status", field_manager=_ADDONS_MANAGER)
         except NotFound:
             return
         store.apply(stored)
         self._tell(current, before, after)
 
     async def _apply(
-        self, store: Store, current: ResourceModel, status: dict[str, Any], *, yield_fields: tuple[str, ...]
+        self,
+        store: Store,
+        current: ResourceModel,
+        status: dict[str, Any],
+        *,
+        yield_fields: tuple[str, ...],
+        only_as_seen: bool,
     ) -> dict[str, Any]:
         # The uid makes the API server refuse where the object was deleted and made anew meanwhile.
         metadata = {"name": current.name, "uid": current.metadata.uid}
+        if only_as_seen:
+            metadata["resourceVersion"] = current.metadata.resource_version
+        if "conditions" in status:
+            own = [condition for condition in status["conditions"] if condition["type"] != ADDONS_READY]
+            status = {**status, "conditions": own}
         try:
             return await self._client.apply(
                 store.resource,
@@ -62,19 +128,25 @@ class StatusWriter:
                 field_manager=FIELD_MANAGER,
                 force=not yield_fields,
             )
-        except Conflict:
+        except Conflict as error:
             if not yield_fields:
                 raise
-        kept = {name: value for name, value in status.items() if name not in yield_fields}
+            left = {f".status.{name}" for name in yield_fields} & _conflicts(error)
+        kept = {name: value for name, value in status.items() if f".status.{name}" not in left}
         return await self._client.apply(
             store.resource, {"metadata": metadata, "status": kept}, subresource="status", field_manager=FIELD_MANAGER
         )
 
     def _tell(self, current: ResourceModel, before: dict[str, Any], after: dict[str, Any]) -> None:
         old = {condition["type"]: condition for condition in before.get("conditions", ())}
+        told = set()
         for condition in after.get("conditions", ()):
             known = old.get(condition["type"], {})
-            if (known.get("status"), known.get("reason")) != (condition["status"], condition["reason"]):
+            words = condition["reason"], condition["message"]
+            changed = (known.get("status"), known.get("reason")) != (condition["status"], condition["reason"])
+            # Where two conditions change for one reason, it is said once.
+            if changed and words not in told:
+                told.add(words)
                 self._events.record(
                     current,
                     warning=condition["status"] == "False" and condition["reason"] not in _EXPECTED,
@@ -83,7 +155,15 @@ class StatusWriter:
                 )
 
 
-_EXPECTED: Final = frozenset({"Provisioning", "Bootstrapping", "Deleting", "EndpointPending", "KubeconfigPending"})
+_EXPECTED: Final = frozenset(
+    {"Installing", "Provisioning", "Bootstrapping", "Deleting", "EndpointPending", "KubeconfigPending", "RollingOut"}
+)
+
+
+def _conflicts(error: Conflict) -> set[str]:
+    """Return the fields that other managers own, as the API server writes them, such as `.status.endpoint`."""
+    causes = error.details.get("causes") or ()
+    return {cause["field"] for cause in causes if cause.get("reason") == "FieldManagerConflict"}
 
 
 def with_condition(
@@ -115,7 +195,15 @@ def with_supported(conditions: Iterable[Condition], *, of: ResourceModel, missin
     return [condition for condition in conditions if condition.type != "Supported"]
 
 
+def _conditions(current: ResourceModel) -> list[Condition]:
+    conditions: list[Condition] = getattr(current, "status").conditions  # noqa: B009 - see above
+    return conditions
+
+
 def _dump(status: ApiModel) -> dict[str, Any]:
+    if isinstance(status, ControlPlaneRegistrationStatus):
+        ours = [condition for condition in status.conditions if condition.type != RUNNING]
+        status = status.model_copy(update={"conditions": ours, "instance": None})
     return {
         name: value
         for name, value in status.model_dump(mode="json", by_alias=True, exclude_none=True).items()

@@ -92,16 +92,9 @@ def check_unclaimed(claim: Claim, *, others: Iterable[Claim]) -> None:
 
 
 def check_class(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> None:
-    """Raise Trouble where the class is missing or forbids the mode: ClassNotFound, ModeNotAllowed."""
-    reference = control_plane.spec.class_ref
-    if reference is None:
-        return
+    """Raise Trouble (ModeNotAllowed) where the class forbids the mode."""
     if chosen is None:
-        raise Trouble(
-            "ClassNotFound",
-            f"ControlPlaneClass {reference.name}, named by spec.classRef, does not exist; create it or name another",
-            waits_for_event=True,
-        )
+        return
     allowed = chosen.spec.modes_allowed
     if allowed and control_plane.spec.mode not in allowed:
         raise Trouble(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from api import ControlPlane, DeletionPolicy
+from controlplane_operator.api_server_plan import ApiServerPlanner
 from controlplane_operator.components import apiserver_name
 from controlplane_operator.keys import TenantKeys
 from controlplane_operator.managed import check_ready, provision_at, troubles
@@ -38,6 +39,7 @@ class VirtualProvisioner:
         self._management = management
         self._runtime = runtime
         self._keys = TenantKeys(management)
+        self._planner = ApiServerPlanner(management, runtime=runtime)
         self._shared = shared_etcd
         self._granted: set[str] = set()
         self._guarded = False
@@ -57,6 +59,7 @@ class VirtualProvisioner:
         name = apiserver_name(control_plane.name)
         user = _etcd_user(control_plane.metadata.uid)
 
+        plan = await self._planner.plan(control_plane)
         with troubles("Provisioning"):
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
             address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=True)
@@ -82,11 +85,20 @@ class VirtualProvisioner:
                     ),
                     etcd_prefix=prefix.rstrip("/"),
                     etcd_shared=True,
+                    version=plan.version,
+                    resources=plan.resources,
                 )
             )
         published = control_plane.status.endpoint is not None
-        await check_ready(self._runtime, name, what="kube-apiserver", published=published)
-        return provision_at(address, authorities=authorities, certificates=certificates)
+        state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)
+        return provision_at(
+            address,
+            authorities=authorities,
+            certificates=certificates,
+            settled=self._runtime.settled(name),
+            asked=plan.asked,
+            behind=plan.behind(state),
+        )
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
         """Tell whether there are keys under the control plane's path; there are none without a shared etcd."""
@@ -101,23 +113,35 @@ class VirtualProvisioner:
         with troubles("Provisioning"):
             await self._revoke(shared.keyspace, _etcd_user(uid))
 
-    async def remove(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
-        """Take its access to the etcd away, end the API server, and delete its keys if the policy is Destroy."""
-        published = control_plane.status.endpoint is not None
-        if self._shared is None and not published and not await self._keys.exist(control_plane):
-            return  # keys come before anything else: there never was an etcd to make something in
+    async def shut_down(self, control_plane: ControlPlane) -> None:
+        """Take its access to the etcd away, and end the API server."""
+        if await self._was_never_made(control_plane):
+            return
         shared = self._required()
         with troubles("Deleting"):
             # First, because etcd asks for the user at each request: an API server that is not seen to run any more, or
             # cannot be ended, on a node that is out of reach, writes nothing after the keys were counted to be none.
             await self._revoke(shared.keyspace, _etcd_user(control_plane.metadata.uid))
             await self._runtime.delete(apiserver_name(control_plane.name))
-            if policy is DeletionPolicy.DESTROY:
-                deleted = await shared.keyspace.delete_prefix(_prefix(control_plane))
-                if deleted:
-                    self._management.events.record(
-                        control_plane, reason="DataDeleted", message=f"deleted {deleted} keys, none is left"
-                    )
+
+    async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
+        """Delete its keys if the policy is Destroy."""
+        if policy is DeletionPolicy.RETAIN or await self._was_never_made(control_plane):
+            return
+        shared = self._required()
+        with troubles("Deleting"):
+            deleted = await shared.keyspace.delete_prefix(_prefix(control_plane))
+        if deleted:
+            self._management.metrics.keys_deleted(deleted)
+            self._management.events.record(
+                control_plane, reason="DataDeleted", message=f"deleted {deleted} keys, none is left"
+            )
+
+    async def _was_never_made(self, control_plane: ControlPlane) -> bool:
+        """Without a shared etcd there never was one to make something in: keys come before anything else."""
+        if self._shared is not None or control_plane.status.endpoint is not None:
+            return False
+        return not await self._keys.exist(control_plane)
 
     def _required(self) -> SharedEtcd:
         if self._shared is None:

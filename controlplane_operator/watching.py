@@ -7,7 +7,6 @@ younger than itself, whoever made it.
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import socket
 import threading
@@ -100,7 +99,8 @@ class Watching:
 
         @kopf.on.event(group, version, store.resource.plural, registry=registry)
         async def handle(event: kopf.RawEvent, **_: Any) -> None:
-            obj: Object = copy.deepcopy(dict(event["object"]))
+            # kopf keeps what it gives, and the stores take managedFields out; nobody changes anything below that.
+            obj: Object = {**event["object"], "metadata": {**event["object"]["metadata"]}}
             loop.call_soon_threadsafe(store.remove if event["type"] == "DELETED" else store.apply, obj)
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:

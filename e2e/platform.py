@@ -62,12 +62,14 @@ class Platform:
         self.created.setdefault(kind, []).append(name)
         self.kubectl.apply(described(kind, name, annotations=annotations, **spec))
 
-    def create_secret(self, name: str, *, namespace: str = "default", **data: str) -> dict[str, str]:
-        """Create a Secret, and return the reference to it."""
+    def create_secret(self, name: str, *, allow: str | None = None, **data: str) -> dict[str, str]:
+        """Create a Secret, opened to `endpoint` or `registration` where wished, and return the reference to it."""
         self.created.setdefault("Secret", []).append(name)
-        metadata = {"name": name, "namespace": namespace}
+        reference = {"name": name, "namespace": "default"}
+        labels = {f"controlplane.kplane.dev/allow-{allow}": "true"} if allow is not None else {}
+        metadata = {**reference, "labels": labels}
         self.kubectl.apply({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data})
-        return metadata
+        return reference
 
     def get(self, kind: str, name: str) -> Object:
         """Return an object."""

@@ -78,7 +78,7 @@ def test_the_path_of_data_is_not_changed(acme: Tenant, session_platform: Platfor
 def test_conditions_say_what_to_do(platform: Platform, acme: Tenant, session_platform: Platform) -> None:
     """What only the operator can know is told in the condition Ready; the neighbours' status does not even move."""
     before = session_platform.get("ControlPlane", acme.name)["status"]
-    secret = platform.create_secret(platform.name("no-kubeconfig"), other="key")
+    secret = platform.create_secret(platform.name("no-kubeconfig"), allow="endpoint", other="key")
     mistakes: dict[str, tuple[dict[str, Any], str, str]] = {
         "class-missing": (
             {"classRef": {"name": platform.name("absent")}},
@@ -110,6 +110,11 @@ def test_conditions_say_what_to_do(platform: Platform, acme: Tenant, session_pla
             "SecretNotAllowed",
             "name a Secret of your own",
         ),
+        "private-secret": (
+            {"endpointRef": {"name": platform.name("private-secret")}},
+            "SecretNotAllowed",
+            'label it controlplane.kplane.dev/allow-endpoint="true"',
+        ),
         "others-path": (
             {"endpointRef": {"name": platform.name("others-path")}},
             "EndpointInvalid",
@@ -118,11 +123,13 @@ def test_conditions_say_what_to_do(platform: Platform, acme: Tenant, session_pla
     }
     kubeconfig = session_platform.kubeconfigs(acme.name)["kubeconfig"].decode()
     nowhere = {"endpoint": "https://127.0.0.1:9"}
-    credentials = platform.create_secret(platform.name("credentials"), kubeconfig=kubeconfig)
+    credentials = platform.create_secret(platform.name("credentials"), allow="endpoint", kubeconfig=kubeconfig)
+    private = platform.create_secret(platform.name("private-kubeconfig"), kubeconfig=kubeconfig)
     endpoints: dict[str, dict[str, Any]] = {
         "unreachable": {**nowhere, "credentialsSecretRef": credentials},
         "no-kubeconfig": {**nowhere, "credentialsSecretRef": secret},
         "others-secret": {**nowhere, "credentialsSecretRef": before["kubeconfigSecretRef"]},
+        "private-secret": {**nowhere, "credentialsSecretRef": private},
         "others-path": {
             "endpoint": f"https://127.0.0.1:9/clusters/{acme.name}/control-plane",
             "credentialsSecretRef": credentials,

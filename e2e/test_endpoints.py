@@ -91,7 +91,8 @@ def test_an_existing_api_server_is_adopted(platform: Platform, host: Host) -> No
     The data are not kplane's: they stay, even with deletionPolicy Destroy.
     """
     name = platform.name("adopted")
-    credentials = platform.create_secret(name, kubeconfig=host.kubeconfig_at(host.internal, ca=host.ca))
+    kubeconfig = host.kubeconfig_at(host.internal, ca=host.ca)
+    credentials = platform.create_secret(name, allow="endpoint", kubeconfig=kubeconfig)
     platform.create(
         "ControlPlaneEndpoint",
         name,
@@ -117,7 +118,8 @@ def shared(platform: Platform, host: Host, k8s: Any) -> Iterator[SharedAddress]:
 def test_a_shared_address_is_adopted_by_path(platform: Platform, host: Host, shared: SharedAddress) -> None:
     """A gateway that routes by path: the tenant's path comes after its address, and everything works through it."""
     name = platform.name("routed")
-    credentials = platform.create_secret(name, kubeconfig=host.kubeconfig_at(shared.internal, ca=shared.ca))
+    kubeconfig = host.kubeconfig_at(shared.internal, ca=shared.ca)
+    credentials = platform.create_secret(name, allow="endpoint", kubeconfig=kubeconfig)
     platform.create(
         "ControlPlaneEndpoint",
         name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ConfigurationError", "McmError"]
+__all__ = ["ConfigurationError", "McmError", "RegistrationWithdrawn"]
 
 
 class McmError(Exception):
@@ -11,3 +11,7 @@ class McmError(Exception):
 
 class ConfigurationError(McmError):
     """A registration asks for something that no instance can be made of; the message says which value and why."""
+
+
+class RegistrationWithdrawn(McmError):
+    """A registration wants no instance any more, at least not for this control plane; a change of it is on its way."""

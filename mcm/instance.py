@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from mcm.certificate import ServingCertificate
 from mcm.configuration import PORT, component_name, configure
 from mcm.errors import McmError
+from mcm.report import Reason, reason_of
+from mcm.skew import check_skew
 from provider import Backoff, Cluster, Engagement
-from workloads import ComponentState, Phase, Runtime, WorkloadsError
+from workloads import Component, ComponentState, Phase, Runtime, WorkloadsError
 
 __all__ = ["Instance"]
 
@@ -20,18 +23,22 @@ class Instance:
     """Keeps the process of one engaged cluster as its description asks for, from `start` to `aclose`.
 
     `settle_seconds` is how long a description has to stay the same before a running instance follows it, so that a
-    Secret which is edited in several steps restarts nothing in between.
+    Secret which is edited in several steps restarts nothing in between. `changed` is called when `reason` or `message`
+    may be others than before.
     """
 
-    def __init__(self, cluster: Cluster, *, runtime: Runtime, settle_seconds: float = 1.0) -> None:
+    def __init__(
+        self, cluster: Cluster, *, runtime: Runtime, changed: Callable[[], None], settle_seconds: float = 1.0
+    ) -> None:
         self.cluster = cluster
         self._runtime = runtime
+        self._changed = changed
         self._settle_seconds = settle_seconds
         self._component = component_name(cluster.name)
         self._serving: ServingCertificate | None = None
         self._failure = ""
         self._end = ""
-        self._unsubscribe = runtime.subscribe(self._note_end)
+        self._unsubscribe = runtime.subscribe(self._note)
 
     @property
     def state(self) -> ComponentState:
@@ -42,6 +49,15 @@ class Instance:
     def message(self) -> str:
         """For people: what is wrong; empty where nothing is. While it is started again, why it ended."""
         return self._failure or self._end or self.state.message
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why it runs or does not; None while that is about to change."""
+        return reason_of(self.state.phase, failed=bool(self._end))
+
+    async def check(self) -> None:
+        """See that a process can be described. Raises McmError or WorkloadsError where that is not possible."""
+        await self._describe(self.cluster)
 
     async def start(self) -> None:
         """Start the process. Raises McmError or WorkloadsError where that is not possible."""
@@ -73,24 +89,31 @@ class Instance:
                 await self._apply(cluster)
             except (McmError, WorkloadsError) as error:
                 self._failure = f"changes are not followed: {error}"
+                self._changed()
                 delay = backoff.next_delay()
                 logger.warning("instance %s: %s, again in %.1f s", self._component, self._failure, delay)
                 await asyncio.sleep(delay)
             else:
                 self.cluster, self._failure = cluster, ""
+                self._changed()
                 logger.info("instance %s has the changed configuration, process %s", self._component, self.state.pid)
                 return
 
     async def _apply(self, cluster: Cluster) -> None:
+        await self._runtime.apply(await self._describe(cluster))
+
+    async def _describe(self, cluster: Cluster) -> Component:
+        await check_skew(cluster, runtime=self._runtime)
         address = await self._runtime.reserve(self._component, ports=(PORT,))
         if self._serving is None:
             self._serving = ServingCertificate.create(host=address.host)
-        await self._runtime.apply(configure(cluster, address=address, serving=self._serving))
+        return configure(cluster, address=address, serving=self._serving)
 
-    def _note_end(self, component: str) -> None:
+    def _note(self, component: str) -> None:
         if component == self._component:
             state = self.state
             if state.phase is Phase.BACKOFF:
                 self._end = state.message
             elif state.phase is Phase.READY:
                 self._end = ""
+            self._changed()

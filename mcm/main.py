@@ -12,15 +12,17 @@ from typing import Final
 import uvloop
 
 from api import Service
+from mcm.configuration import PROGRAM
 from mcm.errors import McmError
 from mcm.fleet import Fleet
 from mcm.instances import Instances, remove_leftovers
+from mcm.reports import Reports
 from mcm.settings import Settings
 from mcm.status import serve_status
 from provider import Client, ClusterConfig, Manager, ProviderError
 from provider.logs import json_logging
 from provider.providers.registration import RegistrationProvider
-from workloads import ProcessRuntime, WorkloadsError
+from workloads import ProcessRuntime, Runtime, WorkloadsError
 
 __all__ = ["main", "run"]
 
@@ -50,13 +52,26 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
     ):
         await remove_leftovers(runtime)
         provider = RegistrationProvider(client, services=frozenset({Service.CONTROLLERS}))
-        instances = Instances(runtime)
+        reports = Reports(client, registration=provider.registration, version=await _version(runtime))
+        provider.listen(reports.look)
+        instances = Instances(runtime, witness=reports)
         manager = Manager(provider, awares=[instances])
         fleet = Fleet(manager.clusters, instances=instances)
         async with serve_status(settings.listen, fleet=fleet, synced=provider.synced.is_set):
             logger.info("mcm runs instances for the registrations at %s", config.server)
-            await manager.run(until)
+            async with reports.running():
+                await manager.run(until)
             logger.info("all instances have ended")
+
+
+async def _version(runtime: Runtime) -> str | None:
+    """Tell the version of the instances; that the program is missing is told where it is to run."""
+    try:
+        version = await runtime.version(PROGRAM)
+    except WorkloadsError as error:
+        logger.debug("the version of %s is not known: %s", PROGRAM, error)
+        return None
+    return f"v{version}" if version is not None else None
 
 
 async def _run_until_signalled(settings: Settings) -> None:

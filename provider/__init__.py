@@ -7,7 +7,9 @@ from provider.backoff import Backoff
 from provider.client import Client, ObjectList
 from provider.cluster import Cluster
 from provider.clusters import Clusters
+from provider.connections import Connections
 from provider.controller import Controller, Result
+from provider.election import Election
 from provider.engagement import Engagement
 from provider.errors import (
     AlreadyExists,
@@ -19,6 +21,7 @@ from provider.errors import (
     Forbidden,
     Invalid,
     KubeconfigError,
+    LeaseLost,
     NotFound,
     ProviderError,
     QueueClosed,
@@ -28,6 +31,7 @@ from provider.errors import (
     Unreachable,
 )
 from provider.kubeconfig import ClusterConfig
+from provider.lease import Lease, LeaseTimings
 from provider.manager import Manager
 from provider.queue import WorkQueue
 from provider.reflector import Reflector
@@ -86,12 +90,17 @@ __all__ = [
     "ClusterNotReady",
     "Clusters",
     "Conflict",
+    "Connections",
     "Controller",
+    "Election",
     "Engagement",
     "Expired",
     "Forbidden",
     "Invalid",
     "KubeconfigError",
+    "Lease",
+    "LeaseLost",
+    "LeaseTimings",
     "Manager",
     "NotFound",
     "ObjectList",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -13,10 +14,12 @@ from urllib.parse import quote, urlencode
 import orjson
 from typing_extensions import override
 
+from provider.connections import Connections
 from provider.errors import Expired, ProviderError, TooManyRequests, Unreachable
 from provider.kubeconfig import ClusterConfig
 from provider.resources import Resource
 from provider.transport import Request, Transport
+from provider.waiting import unanswered
 from provider.watch import Watch
 from provider.wire import decode, error_of, read_body, read_object, translated
 
@@ -47,6 +50,12 @@ class Client:
     `timeout_seconds` is the deadline of one call with all its retries, `connect_timeout_seconds` the one of making a
     connection. Every method raises ApiError when the server refuses, Unreachable when it gives no answer in time (or
     none that makes sense), KubeconfigError when the credentials cannot be used. 429 is retried within the deadline.
+
+    A reconcile whose call stays unanswered leaves its worker to others (see `Controller`), unless `keeps_worker`: that
+    is for the server that all reconciles work with, which more of them at once would only make slower.
+
+    `before_write` is called before each request that may change something is sent; what it raises keeps it from being
+    sent. So whoever may write only while a Lease is held cannot forget to look.
     """
 
     def __init__(
@@ -56,10 +65,16 @@ class Client:
         timeout_seconds: float = 30.0,
         connect_timeout_seconds: float = 5.0,
         field_manager: str = "kplane",
+        keeps_worker: bool = False,
+        connections: Connections | None = None,
+        before_write: Callable[[], None] | None = None,
     ) -> None:
-        self._transport = Transport(config, connect_timeout_seconds=connect_timeout_seconds)
+        """`connections` are used in the place of own ones wherever the kubeconfig allows it, and outlive the client."""
+        self._transport = Transport(config, connect_timeout_seconds=connect_timeout_seconds, connections=connections)
         self._timeout_seconds = timeout_seconds
+        self._waiting: Callable[[], AbstractContextManager[None]] = nullcontext if keeps_worker else unanswered
         self._field_manager = field_manager
+        self._before_write = before_write
 
     @override
     def __repr__(self) -> str:
@@ -87,7 +102,7 @@ class Client:
 
         Raises ProviderError where `config` is another cluster or identity.
         """
-        if config.fingerprint() != self.config.fingerprint():
+        if not config.continues(self.config):
             raise ProviderError(f"the client of {self.config.server} cannot be turned into one of another cluster")
         await self._transport.update(config)
 
@@ -291,7 +306,7 @@ class Client:
                 return ObjectList(items, str(metadata.get("resourceVersion", "")))
 
     async def _call(self, request: Request, *, timeout_seconds: float) -> bytes:
-        with translated(server=self.config.server, asked=str(request)):
+        with self._waiting(), translated(server=self.config.server, asked=str(request)):
             async with asyncio.timeout(timeout_seconds) as deadline:
                 while True:
                     try:
@@ -304,6 +319,8 @@ class Client:
                         await asyncio.sleep(pause)
 
     async def _once(self, request: Request) -> bytes:
+        if self._before_write is not None and request.method != "GET":
+            self._before_write()
         async with self._transport.exchange(request) as response:
             if not 200 <= response.status < 300:
                 raise await error_of(response, server=self.config.server, asked=str(request))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Final
 
@@ -46,12 +45,9 @@ class Cluster:
             self._client = Client(self.config)
         return self._client
 
-    def fingerprint(self) -> str:
-        """Digest of what makes it this cluster: it stays when credentials are renewed."""
-        digest = hashlib.sha256(self.config.fingerprint().encode())
-        for part in (item for pair in sorted(self.attributes.items()) for item in pair):
-            digest.update(len(part).to_bytes(8, "big") + part.encode())
-        return digest.hexdigest()
+    def continues(self, previous: Cluster) -> bool:
+        """Whether this is the cluster of `previous`, with credentials or a CA that were renewed at most."""
+        return self.attributes == previous.attributes and self.config.continues(previous.config)
 
     def equals(self, other: Cluster) -> bool:
         """Whether nothing at all differs, credentials included."""

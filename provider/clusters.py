@@ -63,8 +63,8 @@ class Clusters:
     async def add_or_replace(self, cluster: Cluster) -> None:
         """Make this the cluster of its name, and return when it is.
 
-        With the same fingerprint, a present engagement goes on with the new credentials. Otherwise it is closed, which
-        is awaited, before the new one begins. Where calls overlap, the cluster of the latest one stays. Awares are
+        Where it continues the present one, the engagement goes on with the new credentials. Otherwise it is closed, and
+        that awaited, before the new one begins. Where calls overlap, the cluster of the latest one stays. Awares are
         engaged in the background. Raises ProviderError after `aclose()`.
         """
         if self._closed:
@@ -136,7 +136,7 @@ class Clusters:
         if present is None:
             if wanted is not None:
                 slot.engagement = self._engage(wanted)
-        elif wanted is not None and not present.closing and present.cluster.fingerprint() == wanted.fingerprint():
+        elif wanted is not None and not present.closing and wanted.continues(present.cluster):
             await present.update(wanted)
         else:
             await present.aclose()

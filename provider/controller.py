@@ -10,12 +10,16 @@ from typing import Final, Generic, TypeVar
 
 from provider.errors import ProviderError, QueueClosed
 from provider.queue import WorkQueue
+from provider.waiting import Place, Room, unanswered
 
 __all__ = ["Controller", "Result"]
 
 log: Final = logging.getLogger(__name__)
 
 K = TypeVar("K", bound=Hashable)
+
+_LONG_SECONDS: Final = 5.0
+"""After this a reconcile leaves its worker whatever it does, where it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,9 @@ class Result:
 class Controller(Generic[K]):
     """Calls `reconcile(key)` for the keys of a queue, up to `workers` at once, never one key twice at once.
 
-    A reconcile that raises, or takes longer than `timeout_seconds`, is logged and tried again with growing delays.
+    A reconcile that raises, or takes longer than `timeout_seconds`, is logged and tried again with growing delays. One
+    that waits for an API server which is slow to answer leaves its worker to other keys, and so does one that takes
+    long; up to `waiting` may do so besides, so that servers which say nothing delay nobody else's keys.
     """
 
     def __init__(
@@ -38,30 +44,46 @@ class Controller(Generic[K]):
         *,
         queue: WorkQueue[K],
         workers: int = 8,
+        waiting: int = 0,
         timeout_seconds: float = 60.0,
     ) -> None:
         self.name: Final = name
         self.queue: Final = queue
         self._reconcile = reconcile
         self._workers = workers
+        self._room = Room(waiting)
         self._timeout_seconds = timeout_seconds
+
+    @property
+    def waiting(self) -> int:
+        """How many reconciles wait for an answer without a worker now."""
+        return len(self._room)
 
     async def run(self) -> None:
         """Work until cancelled (reconciles under way are cancelled and awaited), or the queue is closed and empty."""
-        async with asyncio.TaskGroup() as workers:
+        async with asyncio.TaskGroup() as tasks:
             for number in range(self._workers):
-                workers.create_task(self._work(), name=f"{self.name} worker {number}")
+                tasks.create_task(self._work(tasks), name=f"{self.name} worker {number}")
 
-    async def _work(self) -> None:
+    async def _work(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             try:
                 key = await self.queue.get()
             except QueueClosed:
                 return
-            try:
+            place = Place(self._room)
+            tasks.create_task(self._attempt(key, place), name=f"{self.name} {key}")
+            await place.worker_free()
+
+    async def _attempt(self, key: K, place: Place) -> None:
+        place.take()
+        try:
+            # A server may also answer at once, and never come to an end: with one page after the other, for example.
+            with unanswered(patience_seconds=_LONG_SECONDS):
                 await self._handle(key)
-            finally:
-                self.queue.done(key)
+        finally:
+            place.end()
+            self.queue.done(key)
 
     async def _handle(self, key: K) -> None:
         deadline = asyncio.timeout(self._timeout_seconds)
@@ -69,9 +91,9 @@ class Controller(Generic[K]):
             async with deadline:
                 result = await self._reconcile(key)
         except (Exception, asyncio.CancelledError) as error:
-            worker = asyncio.current_task()
-            # A cancellation that nobody asked of this worker came out of the reconcile, and must not end the worker.
-            if isinstance(error, asyncio.CancelledError) and worker is not None and worker.cancelling():
+            task = asyncio.current_task()
+            # A cancellation that nobody asked of this task came out of the reconcile, and is a failure like any other.
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
             delay = self.queue.retry(key)
             if deadline.expired():

@@ -15,6 +15,7 @@ __all__ = [
     "Forbidden",
     "Invalid",
     "KubeconfigError",
+    "LeaseLost",
     "NotFound",
     "ProviderError",
     "QueueClosed",
@@ -43,6 +44,10 @@ class ClusterNotReady(ProviderError):
 
 class KubeconfigError(ProviderError, ValueError):
     """A kubeconfig, or the credentials in it, cannot be used."""
+
+
+class LeaseLost(ProviderError):
+    """A Lease is not ours any more: what is done under it has to end."""
 
 
 class QueueClosed(ProviderError):

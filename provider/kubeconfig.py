@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 import yaml
 from cryptography import x509
 
+from provider.documents import read_yaml
 from provider.errors import KubeconfigError
 
 __all__ = ["ClusterConfig"]
@@ -140,13 +140,16 @@ class ClusterConfig:
             )
         return moved
 
-    def fingerprint(self) -> str:
-        """Digest of what makes it this cluster and this identity: it stays when a token or certificate is renewed."""
-        digest = hashlib.sha256()
-        for part in (self.server, self.tls_server_name or "", self.ca_data or b"", self._identity()):
-            content = part.encode() if isinstance(part, str) else part
-            digest.update(len(content).to_bytes(8, "big") + content)
-        return digest.hexdigest()
+    def continues(self, previous: ClusterConfig) -> bool:
+        """Whether this is the cluster and the identity of `previous`, whatever was renewed.
+
+        A token or certificate may be another one, and the CA as long as one is in both: when a CA is exchanged, both
+        are trusted for a while.
+        """
+        return (
+            (self.server, self.tls_server_name, self._identity())
+            == (previous.server, previous.tls_server_name, previous._identity())
+        ) and _share_a_ca(self.ca_data, previous.ca_data)
 
     def to_kubeconfig(self) -> dict[str, Any]:
         """A kubeconfig document with one context; it holds the credentials."""
@@ -213,7 +216,7 @@ def _certificates(pem: bytes, *, what: str) -> list[x509.Certificate]:
 
 def _parse(source: str | bytes) -> Mapping[str, Any]:
     try:
-        document = yaml.safe_load(source)
+        document = read_yaml(source)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise KubeconfigError("the kubeconfig is no YAML document") from error
     if not isinstance(document, Mapping):
@@ -228,6 +231,12 @@ def _named(document: Mapping[str, Any], section: str, kind: str, name: object) -
             found: Mapping[str, Any] = entry[kind]
             return found
     raise KubeconfigError(f"the kubeconfig has no {kind} {name!r} in {section}")
+
+
+def _share_a_ca(one: bytes | None, other: bytes | None) -> bool:
+    if one is None or other is None or one == other:
+        return one == other
+    return not set(_certificates(one, what="the CA")).isdisjoint(_certificates(other, what="the CA"))
 
 
 def _text(section: Mapping[str, Any], key: str) -> str | None:

@@ -14,8 +14,10 @@ import aiohttp
 from typing_extensions import override
 from yarl import URL
 
+from provider.connections import Connections, Shared
 from provider.errors import KubeconfigError, ProviderError
 from provider.kubeconfig import ClusterConfig
+from provider.lookup import Resolver
 from provider.tls import ssl_context
 from provider.wire import translated
 
@@ -48,13 +50,18 @@ class _Session:
     users: int = 0
     responses: set[aiohttp.ClientResponse] = field(default_factory=set)
     retired: bool = False
+    shared: Shared | None = None
 
 
 class Transport:
     """Sends requests to the server of a `ClusterConfig`; its connections are made on first use, in the running loop."""
 
-    def __init__(self, config: ClusterConfig, *, connect_timeout_seconds: float) -> None:
+    def __init__(
+        self, config: ClusterConfig, *, connect_timeout_seconds: float, connections: Connections | None = None
+    ) -> None:
+        """`connections` are used in the place of own ones wherever the kubeconfig allows it."""
         self._config = config
+        self._connections = connections
         self._connect_timeout_seconds = connect_timeout_seconds
         self._session: _Session | None = None
         self._sessions: set[_Session] = set()
@@ -94,7 +101,11 @@ class Transport:
         """Use renewed credentials from now on; exchanges under way end on the old ones."""
         async with self._lock:
             old, self._config, self._token = self._config, config, None
-            same_tls = (old.client_certificate, old.client_key) == (config.client_certificate, config.client_key)
+            same_tls = (old.ca_data, old.client_certificate, old.client_key) == (
+                config.ca_data,
+                config.client_certificate,
+                config.client_key,
+            )
             retired = self._session
             if same_tls or retired is None:
                 return
@@ -131,6 +142,9 @@ class Transport:
         for response in session.responses:
             _drop(response)
         await session.http.close()
+        shared, session.shared = session.shared, None
+        if shared is not None and self._connections is not None:
+            self._connections.release(shared)
         # Transports of connections that were closed unread finish in the loop's next rounds.
         for _ in range(3):
             await asyncio.sleep(0)
@@ -140,18 +154,27 @@ class Transport:
             if self._closed:
                 raise ProviderError(f"the client of {self._config.server} is closed")
             if self._session is None:
-                context = await self._in_thread(ssl_context, self._config)
-                self._session = _Session(
-                    aiohttp.ClientSession(
-                        connector=aiohttp.TCPConnector(ssl=context, limit=0),
-                        cookie_jar=aiohttp.DummyCookieJar(),
-                        timeout=aiohttp.ClientTimeout(total=None, connect=self._connect_timeout_seconds),
-                        trust_env=False,
-                    )
-                )
+                self._session = await self._open()
                 self._sessions.add(self._session)
             self._session.users += 1
             return self._session
+
+    async def _open(self) -> _Session:
+        shared: Shared | None = None
+        if self._connections is not None and self._connections.serves(self._config):
+            shared = await self._connections.acquire(self._config)
+            connector = shared.connector
+        else:
+            context = await self._in_thread(ssl_context, self._config)
+            connector = aiohttp.TCPConnector(ssl=context, limit=0, resolver=Resolver())
+        http = aiohttp.ClientSession(
+            connector=connector,
+            connector_owner=shared is None,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, connect=self._connect_timeout_seconds),
+            trust_env=False,
+        )
+        return _Session(http, shared=shared)
 
     async def _send(self, http: aiohttp.ClientSession, request: Request) -> aiohttp.ClientResponse:
         token = await self._read_token()

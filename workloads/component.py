@@ -85,6 +85,8 @@ class Resources:
     memory_request: str
     memory_limit: str
     """A component that takes more is ended and started again; the others are not touched."""
+    cpu_limit: str | None = None
+    """None: what nobody else uses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,8 @@ class Component:
     """The executable's name, "kube-apiserver", which each runtime finds where its programs are; or an absolute path."""
     args: tuple[str, ...]
     """Arguments. `FILES` and `DATA` in them are replaced by directories. Never a secret: arguments are public."""
+    version: str | None = None
+    """Of the program, such as "1.36.3"; None: the one that the runtime has. See `Runtime.lacks`."""
     files: Mapping[str, File] = field(default_factory=dict)
     """By file name."""
     env: Mapping[str, str] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from workloads.directory import ComponentDirectory
 from workloads.errors import RuntimeFailure
 from workloads.proctable import DIGEST_VARIABLE, MARKER_VARIABLE
 
-__all__ = ["Launch", "check_name", "is_name", "prepare_launch"]
+__all__ = ["Launch", "check_name", "find_program", "is_name", "prepare_launch"]
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,200}")
@@ -55,7 +55,7 @@ def prepare_launch(component: Component, *, directory: ComponentDirectory, progr
     check_name(component.name)
     _check_placeholders(component)
     _check_files(component)
-    program = _find_program(component, programs=programs)
+    program = find_program(component.program, programs=programs, of=f"Component {component.name}")
     digest = _digest(component, program=program)
     places = {FILES: str(directory.files), DATA: str(directory.data)}
     argv = (str(program), *(_substitute(arg, places=places) for arg in component.args))
@@ -117,22 +117,19 @@ def _probe_tls(component: Component) -> ssl.SSLContext | None:
         ) from error
 
 
-def _find_program(component: Component, *, programs: Sequence[Path]) -> Path:
-    if component.program.startswith("/"):
-        candidates = [Path(component.program)]
-    elif "/" in component.program or component.program in {"", ".", ".."}:
-        raise RuntimeFailure(
-            f"Component {component.name}: program {component.program!r} is neither a plain name nor an absolute path."
-        )
+def find_program(program: str, *, programs: Sequence[Path], of: str) -> Path:
+    """Find an executable by its name or absolute path. Raises RuntimeFailure; `of` names there what needs it."""
+    if program.startswith("/"):
+        candidates = [Path(program)]
+    elif "/" in program or program in {"", ".", ".."}:
+        raise RuntimeFailure(f"{of}: program {program!r} is neither a plain name nor an absolute path.")
     else:
-        candidates = [directory.absolute() / component.program for directory in programs]
+        candidates = [directory.absolute() / program for directory in programs]
     for path in candidates:
         if path.is_file() and os.access(path, os.X_OK):
             return path
     places = ", ".join(str(path) for path in candidates) or "nowhere, as no directories of programs are given"
-    raise RuntimeFailure(
-        f"Component {component.name}: there is no executable program {component.program!r}; looked for: {places}."
-    )
+    raise RuntimeFailure(f"{of}: there is no executable program {program!r}; looked for: {places}.")
 
 
 def _digest(component: Component, *, program: Path) -> str:

@@ -24,6 +24,7 @@ from workloads.orphans import end_entries
 from workloads.pace import Pace
 from workloads.ports import PortRegistry
 from workloads.proctable import ProcessEntry, marked_processes
+from workloads.program_version import ProgramVersions
 from workloads.runtime import Address, ComponentState, Phase
 from workloads.subscribers import Subscribers
 from workloads.supervision import Supervision
@@ -63,6 +64,7 @@ class ProcessRuntime:
     ) -> None:
         self._directory = directory.resolve()
         self._programs = tuple(programs)
+        self._versions = ProgramVersions(programs)
         self._host = host
         self._pace = pace or Pace()
         self._log_limit_bytes = log_limit_bytes
@@ -104,6 +106,20 @@ class ProcessRuntime:
         check_name(name)
         return ComponentDirectory(self._directory / name).log
 
+    @property
+    def enforces_resources(self) -> bool:
+        """See `Runtime.enforces_resources`. Processes take what they take."""
+        return False
+
+    async def version(self, program: str) -> str | None:
+        """See `Runtime.version`. The program is asked once, by `--version`."""
+        return await self._versions.of(program)
+
+    async def lacks(self, program: str, *, version: str) -> str | None:
+        """See `Runtime.lacks`. There is the version of the program that is on this machine, and no other."""
+        own = await self._versions.of(program)
+        return None if version == own else f"{program} is here in version {own} only, and as a process it runs as that"
+
     async def synced(self) -> None:
         """See `Runtime.synced`. It was found out on entry."""
 
@@ -117,7 +133,12 @@ class ProcessRuntime:
         return Address(host=self._host, ports=numbers)
 
     async def apply(self, component: Component) -> None:
-        """See `Runtime.apply`. Changes of `File.reloaded` files, probe, restart policy and grace restart nothing."""
+        """See `Runtime.apply`. Changes of `File.reloaded` files, probe, restart policy and grace restart nothing.
+
+        Raises RuntimeFailure also where the program is another version than the component's.
+        """
+        if component.version is not None and (why := await self.lacks(component.program, version=component.version)):
+            raise RuntimeFailure(f"Component {component.name}: version {component.version} cannot be had: {why}.")
         async with self._supervision(component.name) as supervision:
             await supervision.apply(prepare_launch(component, directory=supervision.directory, programs=self._programs))
 
@@ -125,6 +146,10 @@ class ProcessRuntime:
         """See `Runtime.state`. A stopped component is ABSENT; `names` still has it."""
         supervision = self._supervisions.get(name)
         return supervision.state if supervision else ComponentState(name=name, phase=Phase.ABSENT)
+
+    def settled(self, name: str) -> bool:
+        """See `Runtime.settled`. One process ends before the next one starts."""
+        return self.state(name).phase is Phase.READY
 
     def names(self) -> Sequence[str]:
         """See `Runtime.names`."""

@@ -65,10 +65,37 @@ class ComponentState:
     pid: int | None = None
     exit_code: int | None = None
     """Of the last end; negative: the signal's number. None where it never ended or is not known."""
+    version: str | None = None
+    """Of the program, such as "1.36.3", as the present description has it; None where the runtime cannot tell."""
+    rolling: bool = False
+    """It is being replaced, because its description has changed. `message` says what is in the way then, also where the
+    phase is READY: what was there before may serve on. Of that, something may be left even longer: see `settled`.
+    """
+    unobtainable: bool = False
+    """It does not run, because its program cannot be had: there is no such image, or nobody to pull it from."""
 
 
 class Runtime(Protocol):
     """Runs components. Every call may be repeated; every call returns when what it says is true."""
+
+    @property
+    def enforces_resources(self) -> bool:
+        """Whether components are held to their `Component.resources`."""
+        ...
+
+    async def version(self, program: str) -> str | None:
+        """Tell the version of a program, such as "1.36.3", that components get which ask for none; None: not known.
+
+        Raises `RuntimeFailure` where the program is missing, or does not say it in time.
+        """
+        ...
+
+    async def lacks(self, program: str, *, version: str) -> str | None:
+        """Say in a sentence why no component can have that version of the program; None where one can.
+
+        Raises `RuntimeFailure` where that cannot be found out.
+        """
+        ...
 
     async def synced(self) -> None:
         """Return when it is known what runs already: before, every component seems to be absent."""
@@ -93,6 +120,13 @@ class Runtime(Protocol):
 
     def state(self, name: str) -> ComponentState:
         """Tell what is known of a component; phase ABSENT where there is none. Never blocks."""
+        ...
+
+    def settled(self, name: str) -> bool:
+        """Tell whether the component is ready as this runtime was told last, and nothing runs as it was told before.
+
+        Files that programs read again by themselves are not waited for.
+        """
         ...
 
     def names(self) -> Sequence[str]:

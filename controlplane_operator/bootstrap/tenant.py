@@ -10,11 +10,13 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from controlplane_operator.errors import BootstrapFailed
+from api.names import ADDON_LABEL
+from controlplane_operator.errors import RoleMissing
 from provider import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
     NAMESPACES,
+    SECRETS,
     SERVICE_ACCOUNTS,
     AlreadyExists,
     Client,
@@ -25,6 +27,7 @@ from provider import (
 __all__ = [
     "ADMIN_ACCOUNT",
     "CONTROLLERS_ACCOUNT",
+    "JOIN_ADDON",
     "TENANT_NAMESPACE",
     "Subject",
     "bootstrap",
@@ -34,7 +37,11 @@ __all__ = [
 TENANT_NAMESPACE: Final = "kplane-system"
 """Where kplane's ServiceAccounts are, in each control plane."""
 
+JOIN_ADDON: Final = "kubeadm-join"
+"""The add-on that nodes join with; its bootstrap tokens are credentials like the others."""
+
 _SYSTEM_NAMESPACES: Final = ("default", "kube-system", "kube-public", "kube-node-lease", TENANT_NAMESPACE)
+_JOIN_NAMESPACE: Final = "kube-system"
 _FIELD_MANAGER: Final = "kplane-bootstrap"
 _ADMIN_BINDING: Final = "controlplane-admin"
 _CONTROLLERS_BINDING: Final = "controlplane-controllers"
@@ -59,7 +66,8 @@ async def bootstrap(client: Client, *, admin: Subject, admin_role: str, controll
     """Have everything in place; `client` is an administrator of the control plane.
 
     `admin` gets the ClusterRole `admin_role` in every namespace, `controllers` may do everything. Raises
-    BootstrapFailed where that ClusterRole does not exist, with all else in place, and what `client` raises.
+    RoleMissing where that ClusterRole does not exist, with all else in place and any former role taken away, and what
+    `client` raises.
     """
     present = {item["metadata"]["name"] for item in (await client.list(NAMESPACES)).items}
     for name in _SYSTEM_NAMESPACES:
@@ -74,8 +82,10 @@ async def bootstrap(client: Client, *, admin: Subject, admin_role: str, controll
     try:
         await client.get(CLUSTER_ROLES, admin_role)
     except NotFound:
-        raise BootstrapFailed(
-            f"ClusterRole {admin_role} does not exist in the control plane; correct spec.auth.defaultRole of its class"
+        await _unbind_former(client, role=admin_role)
+        raise RoleMissing(
+            f"ClusterRole {admin_role} does not exist in the control plane; create it there, or correct"
+            " spec.auth.defaultRole of its class"
         ) from None
     await _bind(client, _ADMIN_BINDING, role=admin_role, subject=admin)
 
@@ -88,6 +98,19 @@ async def revoke(client: Client) -> None:
     for account in (ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT):
         with contextlib.suppress(NotFound):
             await client.delete(SERVICE_ACCOUNTS, account.name, namespace=TENANT_NAMESPACE)
+    # Last: whoever could make another token has no rights any more.
+    tokens = await client.list(SECRETS, namespace=_JOIN_NAMESPACE, label_selector=f"{ADDON_LABEL}={JOIN_ADDON}")
+    for token in tokens.items:
+        with contextlib.suppress(NotFound):
+            await client.delete(SECRETS, token["metadata"]["name"], namespace=_JOIN_NAMESPACE)
+
+
+async def _unbind_former(client: Client, *, role: str) -> None:
+    """Take the administrator's role away, unless it is this one: who wants another one wants the former one gone."""
+    with contextlib.suppress(NotFound):
+        known = await client.get(CLUSTER_ROLE_BINDINGS, _ADMIN_BINDING)
+        if known["roleRef"]["name"] != role:
+            await client.delete(CLUSTER_ROLE_BINDINGS, _ADMIN_BINDING)
 
 
 async def _apply_account(client: Client, name: str) -> None:

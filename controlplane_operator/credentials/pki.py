@@ -33,6 +33,7 @@ __all__ = [
     "issued_by",
     "public_key",
     "renewal_due",
+    "renewal_time",
     "user_of",
 ]
 
@@ -112,9 +113,18 @@ def expiry(certificate: bytes) -> dt.datetime:
 
 def renewal_due(certificate: bytes, *, now: dt.datetime) -> bool:
     """Tell whether two thirds of a certificate's life have gone."""
+    return now >= renewal_time(certificate)
+
+
+def renewal_time(certificate: bytes) -> dt.datetime:
+    """Return when two thirds of a certificate's life will have gone, with time zone.
+
+    Its life begins when it was issued, which is later than it says for the sake of clocks that are behind. Raises
+    CredentialsInvalid where it is no certificate.
+    """
     loaded = _load(certificate)
-    life = loaded.not_valid_after_utc - loaded.not_valid_before_utc
-    return now >= loaded.not_valid_before_utc + life * _RENEWED_AFTER
+    issued = loaded.not_valid_before_utc + _CLOCK_SKEW
+    return issued + (loaded.not_valid_after_utc - issued) * _RENEWED_AFTER
 
 
 def hosts_of(certificate: bytes) -> frozenset[str]:

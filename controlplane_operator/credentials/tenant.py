@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self
@@ -16,9 +17,10 @@ from controlplane_operator.credentials.pki import (
     issue_serving,
     public_key,
 )
+from controlplane_operator.credentials.rotation import Rotation
 from controlplane_operator.errors import CredentialsInvalid
 
-__all__ = ["CONTROLLERS_USER", "TenantAuthorities", "TenantCertificates"]
+__all__ = ["CONTROLLERS_USER", "TenantAuthorities", "TenantCertificates", "TrustedAuthorities"]
 
 CONTROLLERS_USER: Final = "kplane:controller-manager"
 """The user that controllers authenticate as by client certificate; the operator adds the control plane's uid."""
@@ -27,6 +29,17 @@ _FRONT_PROXY_USER: Final = "front-proxy-client"
 _ADMINISTRATOR_USER: Final = "kplane:controlplane-operator"
 _ADMINISTRATOR_GROUP: Final = "system:masters"
 _ADMINISTRATOR_LIFETIME: Final = dt.timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedAuthorities:
+    """What is trusted although it issues nothing: certificates and a public key, PEM; empty where there is none."""
+
+    serving: bytes = b""
+    client: bytes = b""
+    front_proxy: bytes = b""
+    etcd: bytes = b""
+    service_account: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +55,35 @@ class TenantAuthorities:
     etcd: KeyPair
     """Of a dedicated control plane's own etcd."""
     service_account_key: bytes = field(repr=False)
+    also_trusted: TrustedAuthorities = TrustedAuthorities()
+    """The others, while these are being exchanged."""
+    rotation: Rotation | None = None
+    """The exchange that made these so; None where there was none."""
+
+    @property
+    def serving_trust(self) -> bytes:
+        """CAs that clients of the API server trust."""
+        return _bundle(self.serving.certificate, self.also_trusted.serving)
+
+    @property
+    def client_trust(self) -> bytes:
+        """CAs whose client certificates the API server takes."""
+        return _bundle(self.client.certificate, self.also_trusted.client)
+
+    @property
+    def front_proxy_trust(self) -> bytes:
+        """CAs whose client certificates extension API servers take for the API server's."""
+        return _bundle(self.front_proxy.certificate, self.also_trusted.front_proxy)
+
+    @property
+    def etcd_trust(self) -> bytes:
+        """CAs that a dedicated etcd and its clients trust."""
+        return _bundle(self.etcd.certificate, self.also_trusted.etcd)
+
+    @property
+    def service_account_trust(self) -> bytes:
+        """Public keys by which ServiceAccount tokens are checked."""
+        return _bundle(public_key(self.service_account_key), self.also_trusted.service_account)
 
     @classmethod
     def create(cls, name: str) -> Self:
@@ -159,9 +201,14 @@ class TenantCertificates:
         }
 
 
+def _bundle(*certificates: bytes) -> bytes:
+    # Always in the same order: who issues changes during an exchange, and nothing restarts for a mere order.
+    return b"".join(sorted({certificate for certificate in certificates if certificate}))
+
+
 def _common_name(name: str, role: str) -> str:
-    # RFC 5280, appendix A: a common name has 64 characters at most.
-    return f"kplane-{name[:40]}-{role}"
+    # RFC 5280, 4.1.2.4 and appendix A: another CA has another name, of 64 characters at most.
+    return f"kplane-{name[:36]}-{role}-{secrets.token_hex(4)}"
 
 
 def _signing_key(data: Mapping[str, bytes], name: str) -> bytes:

@@ -1,7 +1,11 @@
 """The programs and the storage behind a control plane that kplane runs itself."""
 
 from controlplane_operator.provisioning.apiserver import (
+    API_SERVER,
     API_SERVER_PORTS,
+    API_SERVER_RESOURCES,
+    DNS_ADDRESS,
+    SERVICE_RANGE,
     api_server_component,
     external_url,
     server_url,
@@ -17,9 +21,13 @@ from controlplane_operator.provisioning.etcd import (
 from controlplane_operator.provisioning.keyspace import Keyspace, key_prefix
 
 __all__ = [
+    "API_SERVER",
     "API_SERVER_PORTS",
+    "API_SERVER_RESOURCES",
     "DEFAULT_QUOTA_BYTES",
+    "DNS_ADDRESS",
     "ETCD_PORTS",
+    "SERVICE_RANGE",
     "EtcdAccess",
     "Keyspace",
     "api_server_component",

@@ -7,25 +7,47 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from controlplane_operator.credentials import KeyPair, TenantAuthorities, TenantCertificates, public_key
+from controlplane_operator.credentials import KeyPair, TenantAuthorities, TenantCertificates
 from controlplane_operator.provisioning.etcd import EtcdAccess
 from workloads import FILES, Address, Component, File, Port, Probe, Reach, Resources
 
-__all__ = ["API_SERVER_PORTS", "api_server_component", "external_url", "server_url", "serving_hosts"]
+__all__ = [
+    "API_SERVER",
+    "API_SERVER_PORTS",
+    "API_SERVER_RESOURCES",
+    "DNS_ADDRESS",
+    "SERVICE_RANGE",
+    "api_server_component",
+    "external_url",
+    "server_url",
+    "serving_hosts",
+]
+
+API_SERVER: Final = "kube-apiserver"
+"""Name of the program."""
 
 _HTTPS: Final = "https"
 API_SERVER_PORTS: Final = (_HTTPS,)
 """What `Runtime.reserve` is asked for."""
 
-_SERVICE_RANGE: Final = "10.96.0.0/16"
+SERVICE_RANGE: Final = "10.96.0.0/16"
+DNS_ADDRESS: Final = "10.96.0.10"
+"""Where kubelets expect the cluster's DNS: the tenth address of the range, by kubeadm's rule."""
 _SERVICE_ADDRESS: Final = "10.96.0.1"
 """First address of the range: the Service default/kubernetes."""
 _ISSUER: Final = "https://kubernetes.default.svc.cluster.local"
 """The same for every control plane: the keys differ, and a tenant that moves keeps its tokens."""
-_ANONYMOUS_PATHS: Final = ("/livez", "/readyz", "/healthz")
+_ANONYMOUS_PATHS: Final = (
+    "/livez",
+    "/readyz",
+    "/healthz",
+    # What `kubeadm join` reads before it trusts the server. RBAC lets it only where add-on kubeadm-join is installed.
+    "/api/v1/namespaces/kube-public/configmaps/cluster-info",
+)
 
-_RESOURCES: Final = Resources(cpu_request="100m", memory_request="256Mi", memory_limit="2Gi")
-"""An empty one takes 159 MiB, see docs/measured.md; the limit keeps one tenant from taking the others' memory."""
+API_SERVER_RESOURCES: Final = Resources(cpu_request="100m", memory_request="256Mi", memory_limit="2Gi")
+"""An empty one takes 159 MiB, see docs/measured.md; the limit keeps one tenant from taking the others' memory.
+Where nobody asks for others."""
 
 _ENVIRONMENT: Final = {"GOGC": "50"}
 """Measured: 150 MiB (PSS) in the place of 200, see docs/measured.md."""
@@ -63,16 +85,20 @@ def api_server_component(
     etcd: EtcdAccess,
     etcd_prefix: str,
     etcd_shared: bool,
+    version: str | None = None,
+    resources: Resources = API_SERVER_RESOURCES,
 ) -> Component:
     """Describe the kube-apiserver of a control plane. Equal arguments give an equal description.
 
     `etcd_prefix` is where its keys lie, without a slash at the end. An API server on an etcd that others share
-    (`etcd_shared`) neither compacts it nor looks into its size: both would need rights beyond its prefix.
+    (`etcd_shared`) neither compacts it nor looks into its size: both would need rights beyond its prefix. `version` is
+    that of `Component`.
     """
     port = address.ports[_HTTPS]
     return Component(
         name=name,
-        program="kube-apiserver",
+        program=API_SERVER,
+        version=version,
         args=(
             f"--bind-address={address.listen}",
             # Where the host is a name, the API server finds its own address; nobody is told of it, see below.
@@ -80,7 +106,7 @@ def api_server_component(
             f"--secure-port={port}",
             # Pods that would look up default/kubernetes need a routable address, which loopback is not.
             "--endpoint-reconciler-type=none",
-            f"--service-cluster-ip-range={_SERVICE_RANGE}",
+            f"--service-cluster-ip-range={SERVICE_RANGE}",
             f"--etcd-servers={','.join(etcd.endpoints)}",
             f"--etcd-prefix={etcd_prefix}",
             f"--etcd-cafile={FILES}/etcd-ca.crt",
@@ -112,18 +138,19 @@ def api_server_component(
             **_pair("server", certificates.api_server),
             **_pair("etcd-client", certificates.etcd_client),
             **_pair("front-proxy-client", certificates.front_proxy),
-            "client-ca.crt": File(authorities.client.certificate, reloaded=True),
-            "serving-ca.crt": File(authorities.serving.certificate, reloaded=True),
-            "front-proxy-ca.crt": File(authorities.front_proxy.certificate, reloaded=True),
+            "client-ca.crt": File(authorities.client_trust, reloaded=True),
+            "serving-ca.crt": File(authorities.serving_trust, reloaded=True),
+            "front-proxy-ca.crt": File(authorities.front_proxy_trust, reloaded=True),
             "etcd-ca.crt": File(etcd.ca),
+            # Unlike those, it reads the keys of ServiceAccount tokens once: for others it is started again.
             "sa.key": File(authorities.service_account_key),
-            "sa.pub": File(public_key(authorities.service_account_key)),
+            "sa.pub": File(authorities.service_account_trust),
             "authentication.yaml": File(_authentication()),
         },
         env=_ENVIRONMENT,
         ports=(Port(number=port, name=_HTTPS),),
         readiness=Probe(port=_HTTPS, path="/readyz", ca="serving-ca.crt"),
-        resources=_RESOURCES,
+        resources=resources,
         # Without etcd it is not ready, and to start it again would mend nothing.
         liveness_path="/livez?exclude=etcd",
         reaches=tuple(
@@ -142,7 +169,7 @@ def _pair(name: str, pair: KeyPair) -> dict[str, File]:
 
 
 def _authentication() -> bytes:
-    """Let nobody in without credentials, but for the health of the API server."""
+    """Let nobody in without credentials, but for the health of the API server and for what joining nodes start from."""
     configuration = {
         "apiVersion": "apiserver.config.k8s.io/v1",
         "kind": "AuthenticationConfiguration",

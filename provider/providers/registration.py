@@ -7,10 +7,11 @@ import base64
 import binascii
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from api import KubernetesVersion
 from api.names import API_VERSION, KUBECONFIG_KEY
 from provider.backoff import Backoff
 from provider.client import Client
@@ -21,14 +22,22 @@ from provider.kubeconfig import ClusterConfig
 from provider.reflector import Reflector
 from provider.resources import SECRETS, Resource
 
-__all__ = ["PROFILE_ATTRIBUTE", "REGISTRATIONS", "RegistrationProvider"]
+__all__ = ["PROFILE_ATTRIBUTE", "REGISTRATIONS", "UID_ATTRIBUTE", "VERSION_ATTRIBUTE", "RegistrationProvider"]
 
 log: Final = logging.getLogger(__name__)
 
 REGISTRATIONS: Final = Resource(API_VERSION, "ControlPlaneRegistration", "controlplaneregistrations", namespaced=False)
 
+UID_ATTRIBUTE: Final = "controlPlaneUID"
+"""Attribute of a cluster: metadata.uid of the control plane that its registration resolves to; may be empty."""
+
 PROFILE_ATTRIBUTE: Final = "profile"
 """Attribute of a cluster: the profile of controllers that its registration resolves to; empty where it names none."""
+
+VERSION_ATTRIBUTE: Final = "version"
+"""Attribute of a cluster: the minor version of Kubernetes that its API server reports, such as 1.36; empty where it is
+not known. Patches are left out, so that none of them makes another cluster.
+"""
 
 Object = Mapping[str, Any]
 
@@ -56,7 +65,7 @@ class RegistrationProvider:
     A registration counts when the operator has answered its present spec (`status.observedGeneration`) with `ready`,
     it is not being deleted, and one of its services is in `services` (upper and lower case are the same). The cluster
     is made of `status.resolvedEndpoint` and the one Secret that the status names, controllers' before admin's; its
-    attributes are controlPlaneUID, services and the profile of controllers of the status.
+    attributes are controlPlaneUID, services, the profile of controllers and the minor version of the status.
 
     While the operator has not answered a changed spec, and while the Secret is missing or garbage, the cluster stays
     as it last was. `client` is one of the management cluster, and belongs to the caller.
@@ -66,6 +75,7 @@ class RegistrationProvider:
         self._client = client
         self._services = frozenset(service.lower() for service in services)
         self._registrations = Reflector(client, REGISTRATIONS, label_selector=label_selector)
+        self._listeners: list[Callable[[str], None]] = []
 
     @property
     def name(self) -> str:
@@ -76,6 +86,14 @@ class RegistrationProvider:
     def synced(self) -> asyncio.Event:
         """Set once all registrations were read for the first time."""
         return self._registrations.synced
+
+    def registration(self, name: str) -> Object | None:
+        """Return a registration as it was last seen; None where there is none."""
+        return self._registrations.store.get(("", name))
+
+    def listen(self, listener: Callable[[str], None]) -> None:
+        """Call back with the name of each registration that is new, changed or gone."""
+        self._listeners.append(listener)
 
     async def run(self, clusters: Clusters) -> None:
         """Follow registrations and their Secrets until cancelled."""
@@ -94,7 +112,10 @@ class RegistrationProvider:
                 followers[name].see(registration)
 
             def handle(event: str, registration: dict[str, Any]) -> None:
-                tell(registration["metadata"]["name"], None if event == "DELETED" else registration)
+                name = registration["metadata"]["name"]
+                tell(name, None if event == "DELETED" else registration)
+                for listener in self._listeners:
+                    listener(name)
 
             async def forget_strangers() -> None:
                 # Of an earlier run: their registrations may have gone in between.
@@ -234,15 +255,21 @@ def read_wish(registration: Object | None, *, services: frozenset[str]) -> _Wish
         log.warning("registration %s: its status is ready but names no endpoint or Secret", metadata.get("name"))
         return _KEEP
     attributes = {
-        "controlPlaneUID": str(status.get("controlPlaneUID") or ""),
+        UID_ATTRIBUTE: str(status.get("controlPlaneUID") or ""),
         "services": ",".join(sorted({name.title() for name in wanted})),
         PROFILE_ATTRIBUTE: str(_mapping(status.get("controllers")).get("profile") or ""),
+        VERSION_ATTRIBUTE: _minor_version(status.get("version")),
     }
     return _Wish(str(endpoint), str(namespace), str(secret), attributes)
 
 
 def _mapping(value: object) -> Object:
     return value if isinstance(value, Mapping) else {}
+
+
+def _minor_version(value: object) -> str:
+    version = KubernetesVersion.parse(value) if isinstance(value, str) else None
+    return f"{version.major}.{version.minor}" if version is not None else ""
 
 
 def _services(value: object) -> list[str]:

@@ -151,7 +151,7 @@ async def test_defaults_of_a_control_plane(kube: Kubectl) -> None:
 async def test_defaults_of_a_class(kube: Kubectl) -> None:
     created = await create(kube, manifest("ControlPlaneClass", "crd-defaults", {}), "--dry-run=server")
     assert created["spec"] == {
-        "auth": {"model": "token", "defaultRole": "cluster-admin"},
+        "auth": {"model": "token", "defaultRole": "cluster-admin", "lifetime": "24h"},
         "controllers": {"profile": "Nodeless"},
     }
 
@@ -159,7 +159,7 @@ async def test_defaults_of_a_class(kube: Kubectl) -> None:
 async def test_a_class_that_says_half_gets_the_other_half(kube: Kubectl) -> None:
     body = manifest("ControlPlaneClass", "crd-defaults", {"auth": {"defaultRole": "view"}})
     created = await create(kube, body, "--dry-run=server")
-    assert created["spec"]["auth"] == {"model": "token", "defaultRole": "view"}
+    assert created["spec"]["auth"] == {"model": "token", "defaultRole": "view", "lifetime": "24h"}
 
 
 async def test_the_mode_cannot_be_changed(control_plane: str, kube: Kubectl) -> None:
@@ -239,9 +239,9 @@ async def test_two_managers_own_a_condition_each(control_plane: str, kube: Kubec
     ("kind", "columns", "wide"),
     [
         ("cp", ["NAME", "MODE", "PHASE", "READY", "AGE"], {"CLASS", "VERSION", "ENDPOINT"}),
-        ("cpclass", ["NAME", "DELETION POLICY", "PROFILE", "READY", "AGE"], set()),
-        ("cpe", ["NAME", "READY", "AGE"], {"ENDPOINT", "EXTERNAL"}),
-        ("cpr", ["NAME", "CONTROL PLANE", "READY", "AGE"], {"SERVICES", "ENDPOINT"}),
+        ("cpclass", ["NAME", "DELETION POLICY", "PROFILE", "CONTROL PLANES", "READY", "AGE"], set()),
+        ("cpe", ["NAME", "READY", "REACHABLE", "AGE"], {"ENDPOINT", "EXTERNAL"}),
+        ("cpr", ["NAME", "CONTROL PLANE", "READY", "RUNNING", "AGE"], {"SERVICES", "ENDPOINT"}),
     ],
 )
 async def test_columns(kind: str, columns: list[str], wide: set[str], kube: Kubectl) -> None:

@@ -82,8 +82,8 @@ def _fields(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, 
 
 
 def _is_unbounded(schema: dict[str, Any]) -> bool:
-    match schema["type"]:
-        case "string":
+    match schema.get("type", "integer or string"):
+        case "string" | "integer or string":
             return not schema.keys() & {"maxLength", "enum", "format"}
         case "array":
             return "maxItems" not in schema

@@ -119,3 +119,15 @@ def test_tenants_of_one_server_share_a_realm() -> None:
     assert realm == realm_of("https://api.example:443/clusters/b/control-plane/")
     assert realm != realm_of("https://api.example:6443/clusters/a/control-plane")
     assert realm != realm_of("https://api.example/base/clusters/a/control-plane")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://plain.example", "https://user:secret@api.example", "https://api.example/?to=x", "https://a b", "api"],
+)
+@pytest.mark.parametrize("field", ["endpoint", "externalEndpoint", "joinEndpoint"])
+def test_what_an_observer_wrote_is_held_to_the_rules_of_the_spec(field: str, url: str) -> None:
+    observed = endpoint({"endpoint": _BASE}, status={field: url, "observedGeneration": 2})
+    with pytest.raises(Trouble) as refused:
+        addresses_of(observed, control_plane=control_plane())
+    assert refused.value.reason == "EndpointInvalid"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane_operator import fanout
 from controlplane_operator.cache import Change, Store
 from controlplane_operator.fanout import Queues, Stores, connect
 from provider import SECRETS
@@ -102,11 +104,25 @@ async def test_every_related_object_wakes_what_depends_on_it() -> None:
     )
     connect(stores, queues=queues)
     expected: list[tuple[Store, dict[str, Any], dict[str, set[str]]]] = [
-        (stores.classes, obj("gold", 3), {"controlplaneclass": {"gold"}, "controlplane": {"cp"}}),
+        (
+            stores.classes,
+            obj("gold", 3, spec={"addons": ["quota"]}),
+            {"controlplaneclass": {"gold"}, "controlplane": {"cp"}, "controlplaneaddons": {"cp"}},
+        ),
         (stores.endpoints, obj("door", 4), {"controlplaneendpoint": {"door"}, "controlplane": {"cp"}}),
         (stores.endpoints, obj("side-door", 5), {"controlplaneendpoint": {"side-door"}}),
         (stores.allowed_secrets, obj("own", 6, namespace="ns"), {}),
-        (stores.secrets, obj("any", 7, namespace="kplane-cp-cp"), {"controlplane": {"cp"}}),
+        (
+            stores.secrets,
+            obj("any", 7, namespace="kplane-cp-cp"),
+            {"controlplane": {"cp"}, "controlplaneaddons": {"cp"}},
+        ),
+        (
+            stores.bundles,
+            obj("quota", 7, namespace="kplane-system"),
+            {"controlplaneclass": {"gold"}, "controlplaneaddons": {"cp"}},
+        ),
+        (stores.bundles, obj("others", 7, namespace="kplane-system"), {}),
         (stores.namespaces, obj("kplane-cp-cp", 8), {"controlplane": {"cp"}}),
     ]
     registered = {"gold", "side-door", "own"}
@@ -136,4 +152,39 @@ async def test_what_we_say_about_an_object_is_no_reason_to_look_at_it_again() ->
         store.apply(obj("told", 2, spec={}, status=told))
     assert await woken(stores, queues) == {}
     stores.control_planes.apply(obj("told", 3, spec={}, status={**told, "endpoint": "https://edited.example"}))
-    assert await woken(stores, queues) == {"controlplane": {"told"}}
+    assert await woken(stores, queues) == {"controlplane": {"told"}, "controlplaneaddons": {"told"}}
+    # Add-ons wait for nothing more once somebody answers again.
+    ready = {**told, "endpoint": "https://edited.example", "conditions": [{"type": "Ready", "status": "True"}]}
+    stores.control_planes.apply(obj("told", 4, spec={}, status=ready))
+    assert await woken(stores, queues) == {"controlplaneaddons": {"told"}}
+
+
+async def test_registrations_look_again_once_the_words_of_their_control_plane_rest(
+    monkeypatch: pytest.MonkeyPatch, eventually: Any
+) -> None:
+    monkeypatch.setattr(fanout, "_WORDS_SECONDS", 0.05)
+    stores, queues = Stores(), Queues()
+    stores.control_planes.apply(obj("cp", 1, spec={}))
+    stores.registrations.apply(obj("reg", 2, spec={"controlPlaneRef": {"name": "cp"}}))
+    connect(stores, queues=queues)
+    for version, phase in enumerate(("Pending", "Provisioning"), start=3):
+        stores.control_planes.apply(obj("cp", version, spec={}, status={"phase": phase}))
+    assert await woken(stores, queues) == {}
+    await eventually(lambda: len(queues.registrations), lambda waiting: waiting == 1)
+    # What they resolve to is another matter.
+    published = {"phase": "Ready", "endpoint": "https://tenant.example"}
+    stores.control_planes.apply(obj("cp", 5, spec={}, status=published))
+    assert (await woken(stores, queues))["controlplaneregistration"] == {"reg"}
+
+
+async def test_an_endpoint_is_looked_at_again_when_a_control_plane_takes_or_leaves_it() -> None:
+    stores, queues = Stores(), Queues()
+    connect(stores, queues=queues)
+    stores.control_planes.apply(obj("cp", 1, spec={"endpointRef": {"name": "door"}}))
+    assert (await woken(stores, queues))["controlplaneendpoint"] == {"door"}
+    stores.control_planes.apply(obj("cp", 2, spec={"endpointRef": {"name": "other-door"}}))
+    assert (await woken(stores, queues))["controlplaneendpoint"] == {"door", "other-door"}
+    stores.control_planes.apply(obj("cp", 3, spec={"endpointRef": {"name": "other-door"}, "deletionPolicy": "Destroy"}))
+    assert "controlplaneendpoint" not in await woken(stores, queues)
+    stores.control_planes.remove(obj("cp", 4, spec={}))
+    assert (await woken(stores, queues))["controlplaneendpoint"] == {"other-door"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from api import ControlPlane, ControlPlaneEndpoint, ControlPlaneRegistration
+from api import ControlPlane, ControlPlaneEndpoint, ControlPlaneRegistration, ObjectReference
 from controlplane_operator.resolution import Resolution, SecretStanding, resolve, secret_wanted
 from controlplane_operator.trouble import Trouble
 
@@ -116,3 +116,13 @@ def test_an_endpoint_of_another_tenant_is_refused() -> None:
     )
     one = registration(endpointRef={"name": "e"})
     assert reason(one, control_plane(_PUBLISHED), endpoint=door) == "EndpointInvalid"
+
+
+def test_its_own_endpoint_is_what_the_control_plane_published() -> None:
+    door = ControlPlaneEndpoint.model_validate({"metadata": {"name": "door"}, "spec": {"endpoint": "https://moved"}})
+    one = registration(endpointRef={"name": "door"})
+    owner = control_plane(_PUBLISHED)
+    owner = owner.model_copy(
+        update={"spec": owner.spec.model_copy(update={"endpoint_ref": ObjectReference(name="door")})}
+    )
+    assert resolved(one, owner, endpoint=door).endpoint == "https://cp.example:1"

@@ -66,3 +66,31 @@ def test_a_kubeconfig_that_cannot_be_used_ends_with_status_1(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(flags) == 1
+
+
+def test_processes_are_not_elected_unless_that_is_asked_for(flags: list[str]) -> None:
+    assert parse_arguments(flags).election is None
+    election = parse_arguments([*flags, "--leader-elect", "--namespace=ns", "--leader-elect-resource-name=it"]).election
+    assert election is not None
+    assert (election.namespace, election.name) == ("ns", "it")
+    assert election.timings.duration_seconds < 15
+
+
+def test_pods_are_elected_unless_that_is_refused(flags: list[str]) -> None:
+    pods = [*flags, "--runtime=pods", "--kube-apiserver-image=a", "--etcd-image=b"]
+    election = parse_arguments(pods).election
+    assert election is not None
+    assert (election.namespace, election.name) == ("kplane-system", "kplane-operator")
+    assert parse_arguments([*pods, "--no-leader-elect"]).election is None
+
+
+@pytest.mark.parametrize("seconds", [(7, 7.0, 1.5), (10, 7.0, 6.0), (10, 7.0, 0.0)])
+def test_times_of_the_lease_that_do_not_fit_are_refused(flags: list[str], seconds: tuple[int, float, float]) -> None:
+    lease, deadline, retry = seconds
+    given = [
+        f"--leader-elect-lease-seconds={lease}",
+        f"--leader-elect-renew-deadline-seconds={deadline}",
+        f"--leader-elect-retry-seconds={retry}",
+    ]
+    with pytest.raises(SettingsError, match="--leader-elect-lease-seconds"):
+        parse_arguments([*flags, *given])

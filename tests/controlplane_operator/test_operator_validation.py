@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api import ControlPlane, ControlPlaneClass, DeletionPolicy
+from api import ControlPlane, ControlPlaneClass
 from controlplane_operator.claims import Claims
 from controlplane_operator.fanout import Stores
-from controlplane_operator.removal import policy_of
 from controlplane_operator.trouble import Trouble
 from controlplane_operator.validation import Claim, check_class, check_cluster_path, check_unclaimed
 
@@ -132,40 +131,8 @@ def test_one_that_never_got_the_path_does_not_hold_it_when_deleted() -> None:
     assert not claims.holds(found["loser"])
 
 
-def test_a_missing_class_and_a_forbidden_mode_are_told_apart() -> None:
+def test_a_mode_that_the_class_forbids_is_refused() -> None:
     gold = ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": {"modesAllowed": ["Dedicated"]}})
     wanting = control_plane(classRef={"name": "gold"})
-    assert reason_of(check_class, wanting, chosen=None) == "ClassNotFound"
     assert reason_of(check_class, wanting, chosen=gold) == "ModeNotAllowed"
     check_class(control_plane(classRef={"name": "gold"}, mode="Dedicated"), chosen=gold)
-
-
-@pytest.mark.parametrize(
-    ("spec", "remembered", "by_class", "expected"),
-    [
-        (None, None, None, "Retain"),
-        (None, None, "Destroy", "Destroy"),
-        (None, "Destroy", None, "Destroy"),
-        ("Retain", "Destroy", "Destroy", "Retain"),
-    ],
-)
-def test_deletion_policy_survives_the_class(
-    spec: str | None, remembered: str | None, by_class: str | None, expected: str
-) -> None:
-    chosen = (
-        ControlPlaneClass.model_validate({"metadata": {"name": "c"}, "spec": {"deletionPolicy": by_class}})
-        if by_class
-        else None
-    )
-    one = control_plane(
-        classRef={"name": "c"},
-        status={"deletionPolicy": remembered} if remembered else {},
-        **({"deletionPolicy": spec} if spec else {}),
-    )
-    assert policy_of(one, chosen=chosen) == DeletionPolicy(expected)
-
-
-def test_while_the_class_is_there_a_change_of_its_policy_counts() -> None:
-    now_retain = ControlPlaneClass.model_validate({"metadata": {"name": "c"}, "spec": {"deletionPolicy": "Retain"}})
-    one = control_plane(classRef={"name": "c"}, status={"deletionPolicy": "Destroy"})
-    assert policy_of(one, chosen=now_retain) is DeletionPolicy.RETAIN

@@ -50,15 +50,20 @@ def provisioner(steps: Steps) -> VirtualProvisioner:
     return VirtualProvisioner(parts, runtime=runtime, shared_etcd=shared)
 
 
+async def undo(virtual: VirtualProvisioner, *, policy: DeletionPolicy) -> None:
+    await virtual.shut_down(CONTROL_PLANE)
+    await virtual.settle(CONTROL_PLANE, policy=policy)
+
+
 DESTROYED = ["revoke cp-u-1", "end", "delete /clusters/shop/"]
 
 
 async def test_access_goes_before_the_keys() -> None:
     steps = Steps()
-    await provisioner(steps).remove(CONTROL_PLANE, policy=DeletionPolicy.DESTROY)
+    await undo(provisioner(steps), policy=DeletionPolicy.DESTROY)
     assert steps.done == DESTROYED
     steps = Steps()
-    await provisioner(steps).remove(CONTROL_PLANE, policy=DeletionPolicy.RETAIN)
+    await undo(provisioner(steps), policy=DeletionPolicy.RETAIN)
     assert steps.done == DESTROYED[:-1]
 
 
@@ -74,10 +79,10 @@ async def test_a_removal_that_was_cut_off_begins_with_the_access_again(failing: 
     steps = Steps(failing, error)
     virtual = provisioner(steps)
     with pytest.raises(Trouble, match=str(error)):
-        await virtual.remove(CONTROL_PLANE, policy=DeletionPolicy.DESTROY)
+        await undo(virtual, policy=DeletionPolicy.DESTROY)
     assert steps.done == DESTROYED[: DESTROYED.index(failing)]
     steps.done.clear()
-    await virtual.remove(CONTROL_PLANE, policy=DeletionPolicy.DESTROY)
+    await undo(virtual, policy=DeletionPolicy.DESTROY)
     assert steps.done == DESTROYED
 
 

@@ -13,6 +13,8 @@ import pytest_asyncio
 from embedded.errors import KubectlFailed
 from embedded.handle import Handle
 from embedded.kubectl import Kubectl
+from provider import ApiError, Client, ClusterConfig
+from provider.providers.registration import REGISTRATIONS
 
 pytestmark = pytest.mark.integration
 
@@ -58,6 +60,14 @@ def deployment(namespace: str) -> dict[str, Any]:
 def service(namespace: str) -> dict[str, Any]:
     metadata = {"name": "access", "namespace": namespace}
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": 6443}]}}
+
+
+def lease(namespace: str, name: str = "kplane-operator") -> dict[str, Any]:
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": name, "namespace": namespace},
+    }
 
 
 def event(namespace: str) -> dict[str, Any]:
@@ -107,13 +117,23 @@ async def installed(chart: Any, api_server: Handle) -> AsyncIterator[None]:
         secret(TENANT),
         role(OTHER, name="theirs"),
         role(OTHER),
+        {
+            "apiVersion": "controlplane.kplane.dev/v1alpha1",
+            "kind": "ControlPlaneRegistration",
+            "metadata": {"name": "access"},
+            "spec": {"controlPlaneRef": {"name": "access"}, "services": ["Controllers"]},
+        },
     ]
     listed = {"apiVersion": "v1", "kind": "List", "items": [*parts, *objects]}
     manifest = json.dumps(listed)
     await kube.run("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=manifest)
+    await kube.run(*STATUS_PATCH, json.dumps({"status": RESOLVED}))
     # A policy is in force some moments after it was written.
     async with asyncio.timeout(30):
-        while not await refusal(kube, "create", secret(FOREIGN)):
+        while not (
+            await refusal(kube, "create", secret(FOREIGN))
+            and await status_refusal(kube, "kplane-mcm", {"ready": False})
+        ):
             pass
     yield
     await kube.run("delete", "-f", "-", "--wait=false", "--ignore-not-found", stdin=manifest)
@@ -126,12 +146,51 @@ async def refusal(kube: Kubectl, verb: str, body: dict[str, Any]) -> str:
             args = ["create", "-f", "-"]
         case "apply":
             args = ["apply", "--server-side", "-f", "-"]
+        case "put":
+            # As the operator does: by its name, whether it is there or not.
+            where = body["metadata"]
+            group = f"/apis/{body['apiVersion']}/namespaces/{where['namespace']}"
+            args = ["replace", f"--raw={group}/leases/{where['name']}?dryRun=All", "-f", "-"]
         case _:
             args = [verb, "-f", "-"]
     try:
         await kube.run(*args, "--dry-run=server", f"--as={OPERATOR}", stdin=json.dumps(body))
     except KubectlFailed as failure:
         return str(failure)
+    return ""
+
+
+STATUS_PATCH = ("patch", "controlplaneregistration", "access", "--subresource=status", "--type=merge", "-p")
+
+
+def condition(kind: str, status: str, reason: str) -> dict[str, Any]:
+    since = "2026-01-01T00:00:00Z"
+    return {"type": kind, "status": status, "reason": reason, "message": "", "lastTransitionTime": since}
+
+
+READY = condition("Ready", "True", "Resolved")
+RUNNING = condition("Running", "True", "InstanceRunning")
+SECRET = {"name": "a-secret", "namespace": TENANT}
+RESOLVED = {
+    "ready": True,
+    "controlPlaneUID": "uid-1",
+    "resolvedEndpoint": "https://127.0.0.1:1",
+    "resolvedKubeconfigSecretRef": SECRET,
+    "conditions": [READY],
+}
+
+
+async def status_refusal(kube: Kubectl, account: str, status: dict[str, Any]) -> str:
+    """Patch the status of the registration as a ServiceAccount; what the API server says against it."""
+    token = await kube.run("create", "token", account, "--namespace=kplane-system")
+    admin = ClusterConfig.load(kube.kubeconfig)
+    async with Client(ClusterConfig(server=admin.server, ca_data=admin.ca_data, token=token.strip())) as client:
+        try:
+            await client.patch(REGISTRATIONS, "access", {"status": status}, subresource="status")
+        except ApiError as error:
+            return str(error)
+        finally:
+            await kube.run(*STATUS_PATCH, json.dumps({"status": {"instance": None, **RESOLVED}}))
     return ""
 
 
@@ -151,6 +210,7 @@ ALLOWED = [
     ("delete", role(OTHER)),
     ("create", binding(OTHER)),
     ("create", event("default")),
+    ("put", lease("kplane-system")),
 ]
 
 DENIED = [
@@ -217,6 +277,45 @@ async def test_nobody_else_is_held_up(kube: Kubectl) -> None:
     await kube.run("create", "--dry-run=server", "-f", "-", stdin=json.dumps(deployment("default")))
 
 
+@pytest.mark.usefixtures("installed")
+async def test_mcm_tells_of_its_instance(kube: Kubectl) -> None:
+    said: list[dict[str, Any]] = [
+        {"instance": {"controlPlaneUID": "uid-1", "version": "v1.36.3"}, "conditions": [READY, RUNNING]},
+        {"conditions": [RUNNING, READY]},
+        {"conditions": [READY], "instance": None},
+        {"instance": {}},
+    ]
+    assert [await status_refusal(kube, "kplane-mcm", status) for status in said] == [""] * len(said)
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"ready": False},
+        {"ready": None},
+        {"resolvedEndpoint": "https://192.0.2.1"},
+        {"resolvedKubeconfigSecretRef": SECRET | {"name": "another"}},
+        {"resolvedControllersSecretRef": SECRET},
+        {"controlPlaneUID": "uid-2"},
+        {"services": ["Scheduler"]},
+        {"conditions": [RUNNING]},
+        {"conditions": [condition("Ready", "False", "Resolved"), RUNNING]},
+        {"conditions": [READY, RUNNING, condition("Supported", "False", "NotSupported")]},
+        {"conditions": None},
+    ],
+    ids=lambda status: json.dumps(status)[:60],
+)
+async def test_mcms_token_changes_nothing_that_the_operator_decides(kube: Kubectl, status: dict[str, Any]) -> None:
+    """By its server's address and by its Secret the controllers of a tenant could be led to somebody else."""
+    assert "ValidatingAdmissionPolicy 'kplane-mcm'" in await status_refusal(kube, "kplane-mcm", status)
+
+
+@pytest.mark.usefixtures("installed")
+async def test_others_write_the_status_of_registrations_as_before(kube: Kubectl) -> None:
+    assert await status_refusal(kube, "kplane-operator", {"ready": False}) == ""
+
+
 async def may(kube: Kubectl, user: str, questions: Sequence[tuple[str, str, str]]) -> list[str]:
     """Which of (verb, resource, namespace) RBAC allows. A resource may be "group/resource" and "resource:name"."""
     reviews = []
@@ -255,6 +354,8 @@ def told(questions: Sequence[tuple[str, str, str]]) -> list[str]:
 
 OURS = "controlplane.kplane.dev"
 
+LEASE = "coordination.k8s.io/leases:kplane-operator"
+
 OPERATOR_MAY = [
     *[(verb, f"{OURS}/controlplanes", "") for verb in ("get", "list", "watch", "patch")],
     ("patch", f"{OURS}/controlplanes.status", ""),
@@ -281,6 +382,8 @@ OPERATOR_MAY = [
         for verb in ("list", "create", "patch", "delete")
     ],
     *[(verb, "events", "default") for verb in ("get", "create", "patch")],
+    *[(verb, "configmaps", "kplane-system") for verb in ("list", "watch")],
+    *[(verb, LEASE, "kplane-system") for verb in ("get", "watch", "create", "update")],
 ]
 
 OPERATOR_MAY_NOT = [
@@ -301,8 +404,12 @@ OPERATOR_MAY_NOT = [
     ("create", "persistentvolumeclaims", TENANT),
     ("create", "apps/daemonsets", TENANT),
     ("create", "batch/jobs", TENANT),
-    ("get", "configmaps", TENANT),
+    *[(verb, "configmaps", TENANT) for verb in ("get", "list", "watch")],
+    *[(verb, "configmaps", "kplane-system") for verb in ("create", "patch", "delete")],
     ("create", "events", TENANT),
+    *[(verb, LEASE, "kplane-system") for verb in ("list", "patch", "delete")],
+    *[(verb, "coordination.k8s.io/leases:another", "kplane-system") for verb in ("get", "create", "update")],
+    ("update", LEASE, TENANT),
     ("list", "nodes", ""),
     ("deletecollection", "secrets", TENANT),
     ("deletecollection", "namespaces", ""),
@@ -317,11 +424,15 @@ OPERATOR_MAY_NOT = [
     ("patch", "apiextensions.k8s.io/customresourcedefinitions", ""),
 ]
 
-MCM_MAY = [(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("get", "list", "watch")]
+MCM_MAY = [
+    *[(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("get", "list", "watch")],
+    ("patch", f"{OURS}/controlplaneregistrations.status", ""),
+]
 
 MCM_MAY_NOT = [
     *[(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("create", "patch", "update", "delete")],
-    ("patch", f"{OURS}/controlplaneregistrations.status", ""),
+    ("update", f"{OURS}/controlplaneregistrations.status", ""),
+    *[("patch", f"{OURS}/{kind}.status", "") for kind in ("controlplanes", "controlplaneendpoints")],
     ("get", f"{OURS}/controlplanes", ""),
     *[(verb, "secrets", where) for where in (TENANT, "kplane-system", "") for verb in ("get", "list", "watch")],
     ("create", "secrets", TENANT),

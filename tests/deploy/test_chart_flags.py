@@ -33,6 +33,8 @@ def test_the_operator_is_told_everything_that_is_set(chart: Any, everything_on: 
     assert settings.kubeconfig is None
     assert (settings.mcm_namespace, settings.mcm_service_account) == ("kplane-system", "my-kplane-mcm")
     assert (settings.workers, settings.log_level, settings.listen_port) == (4, "DEBUG", 8080)
+    assert settings.election is not None
+    assert (settings.election.namespace, settings.election.name) == ("kplane-system", "my-kplane-operator")
     pods = settings.pods
     assert pods is not None
     assert pods.images["kube-apiserver"].reference == "registry.example.org/kube-apiserver:v1.36.3"

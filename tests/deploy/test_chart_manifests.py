@@ -142,7 +142,9 @@ def test_backups_stay_when_the_release_goes(chart: Any) -> None:
         ("kplane-controlplane-operator", "kplane-operator"),
         ("kplane-controlplane-operator-pods", "kplane-operator-pods"),
         ("kplane-mcm", "kplane-mcm"),
+        ("kplane-controlplane-operator-addons", "kplane-operator-addons"),
         ("kplane-controlplane-operator-events", "kplane-operator-events"),
+        ("kplane-controlplane-operator-lease", "kplane-operator-lease"),
     ],
 )
 def test_rights_are_the_same_with_and_without_helm(chart: Any, plain: str, installed: str) -> None:
@@ -163,7 +165,9 @@ def test_there_are_no_other_roles(chart: Any, values_file: Path) -> None:
         "kplane-mcm",
         "kplane-operator",
         "kplane-operator-pods",
+        "kplane-operator-addons",
         "kplane-operator-events",
+        "kplane-operator-lease",
     ]
     assert rendered.names("ClusterRoleBinding") == rendered.names("ClusterRole")
     assert rendered.names("RoleBinding") == rendered.names("Role")

@@ -155,6 +155,38 @@ def test_nothing_runs_while_a_snapshot_is_restored(chart: Any) -> None:
     assert rendered.one("CronJob", "kplane-etcd-backup")["spec"]["suspend"] is True
 
 
+def test_one_operator_may_be_drained_and_several_are_apart(chart: Any) -> None:
+    alone = chart.render()
+    assert "kplane-operator" not in alone.names("PodDisruptionBudget")
+    assert "topologySpreadConstraints" not in alone.one("Deployment", "kplane-operator")["spec"]["template"]["spec"]
+
+    several = chart.render(settings={"operator.replicas": 3})
+    spec = several.one("Deployment", "kplane-operator")["spec"]
+    assert spec["replicas"] == 3
+    budget = several.one("PodDisruptionBudget", "kplane-operator")["spec"]
+    assert budget == {"maxUnavailable": 1, "selector": spec["selector"]}
+    constraints = spec["template"]["spec"]["topologySpreadConstraints"]
+    assert [each["topologyKey"] for each in constraints] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    assert all(each["labelSelector"] == spec["selector"] for each in constraints)
+
+
+def test_a_new_version_never_leaves_the_tenants_without_an_operator(chart: Any) -> None:
+    strategy = chart.render().one("Deployment", "kplane-operator")["spec"]["strategy"]
+    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+
+
+@pytest.mark.parametrize("release", ["kplane", "prod"])
+def test_operators_of_a_release_share_a_lease_that_they_may_write(chart: Any, release: str) -> None:
+    rendered = chart.render(release=release)
+    (name,) = rendered.names("Lease")
+    # What it says is the operators': an upgrade changes nothing in it.
+    assert "spec" not in rendered.one("Lease", name)
+    (container,) = rendered.one("Deployment", name)["spec"]["template"]["spec"]["containers"]
+    assert {"--leader-elect", f"--leader-elect-resource-name={name}"} <= set(container["args"])
+    (rule,) = rendered.one("Role", f"{name}-lease")["rules"]
+    assert rule["resourceNames"] == [name]
+
+
 def test_members_are_told_of_each_other(chart: Any) -> None:
     rendered = chart.render(settings=THREE)
     args = rendered.one("StatefulSet", "kplane-etcd")["spec"]["template"]["spec"]["containers"][0]["args"]
@@ -209,7 +241,8 @@ def test_images_are_those_of_the_pinned_versions(chart: Any) -> None:
     ("settings", "says"),
     [
         ({"etcd.replicas": 2}, "at '/etcd/replicas': value must be one of 1, 3"),
-        ({"operator.replicas": 2}, "at '/operator': additional properties 'replicas' not allowed"),
+        ({"operator.replicas": 0}, "at '/operator/replicas': minimum"),
+        ({"mcm.replicas": 2}, "at '/mcm': additional properties 'replicas' not allowed"),
         ({"surprise": True}, "additional properties 'surprise' not allowed"),
         ({"controlPlanes.expose": "nodeport"}, "at '/controlPlanes/expose': value must be one of 'ClusterIP'"),
         ({"controlPlanes.allowEgress": ["10.0.0.1"]}, "at '/controlPlanes/allowEgress/0': '10.0.0.1' does not match"),

@@ -11,9 +11,11 @@ import aiohttp
 import pytest
 
 from mcm.configuration import component_name
+from mcm.errors import RegistrationWithdrawn
 from mcm.fleet import Fleet
 from mcm.instances import Instances, remove_leftovers
 from mcm.metrics import Metrics
+from mcm.report import Reason
 from mcm.settings import Listen
 from mcm.status import serve_status
 from provider import Cluster, ClusterConfig, Clusters
@@ -26,13 +28,37 @@ def cluster(name: str, *, server: str = "https://127.0.0.1:1", token: str = "t",
     return Cluster(name, config=ClusterConfig(server=server, token=token), **more)
 
 
+class Heard:
+    """Stands for the registrations: writes down what they would be told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.refuses = False
+
+    async def announce(self, cluster: Cluster) -> None:
+        self.told.append(("announced", cluster.config.server))
+        if self.refuses:
+            raise RegistrationWithdrawn("not wanted any more")
+
+    def say(self, name: str, reason: Reason, *, message: str = "") -> None:
+        if self.told[-1][0] != reason:
+            self.told.append((reason, ""))
+
+    def say_failure(self, cluster: Cluster, message: str) -> None:
+        self.told.append(("failed", message))
+
+    async def end(self, name: str) -> None:
+        self.told.append(("ended", ""))
+
+
 class World:
     """Clusters, instances and their runtime, put together as in mcm."""
 
     def __init__(self, directory: Path, runtime: ProcessRuntime) -> None:
         self.directory = directory
         self.runtime = runtime
-        self.instances = Instances(runtime)
+        self.witness = Heard()
+        self.instances = Instances(runtime, witness=self.witness)
         self.clusters = Clusters(awares=[self.instances], retry_initial_seconds=0.1)
         self.fleet = Fleet(self.clusters, instances=self.instances)
         self.metrics = Metrics(self.fleet)
@@ -122,6 +148,40 @@ async def test_what_cannot_be_started_is_told_and_disturbs_no_other(world: World
     assert told()["bad"].profile == "Tiny"
 
 
+async def test_an_instance_out_of_skew_is_refused_and_told_alone(
+    world: World, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    program(world.directory, '[ "$1" = --version ] && echo Kubernetes v1.36.3 || exec sleep 1000')
+    for minor in (34, 35, 36, 37, 38):
+        await world.clusters.add_or_replace(cluster(f"v{minor}", attributes={"version": f"1.{minor}"}))
+    await world.clusters.add_or_replace(cluster("unknown", attributes={"version": ""}))
+    for name in ("v36", "v37", "unknown"):
+        await eventually(lambda name=name: world.pid(name))
+
+    def told() -> dict[str, Any]:
+        return {found.name: found for found in world.fleet.summaries()}
+
+    for name in ("v34", "v35", "v38"):
+        sentence = await eventually(lambda name=name: told()[name].message, lambda message: "Kubernetes 1." in message)
+        assert "kube-controller-manager 1.36.3 works with 1.36 and 1.37 only" in sentence
+        assert (told()[name].state, told()[name].pid) == ("Pending", None)
+        assert f"registration {name}: its API server is Kubernetes" in caplog.text
+    # It is brought to a version that fits, and no other one was touched for that.
+    pids = {name: world.pid(name) for name in ("v36", "v37", "unknown")}
+    await world.clusters.add_or_replace(cluster("v35", attributes={"version": "1.36"}))
+    await eventually(lambda: world.pid("v35"))
+    assert {name: world.pid(name) for name in pids} == pids
+
+
+async def test_an_instance_ends_when_its_api_server_gets_out_of_skew(world: World, eventually: Eventually) -> None:
+    program(world.directory, '[ "$1" = --version ] && echo Kubernetes v1.36.3 || exec sleep 1000')
+    await world.clusters.add_or_replace(cluster("a", attributes={"version": "1.37"}))
+    pid = await eventually(lambda: world.pid("a"))
+    await world.clusters.add_or_replace(cluster("a", attributes={"version": "1.38"}))
+    await eventually(lambda: world.fleet.summaries()[0].message, lambda message: "works with 1.36 and 1.37" in message)
+    assert not alive(pid)
+
+
 async def test_why_an_instance_ends_is_told_also_while_it_starts_again(world: World, eventually: Eventually) -> None:
     program(world.directory, "echo API server is not healthy >&2; exit 1")
     await world.clusters.add_or_replace(cluster("a"))
@@ -131,6 +191,59 @@ async def test_why_an_instance_ends_is_told_also_while_it_starts_again(world: Wo
     program(world.directory, "exec sleep 1000")
     [summary] = await eventually(world.fleet.summaries, lambda found: found[0].state == "Starting", timeout=20.0)
     assert "API server is not healthy" in summary.message
+
+
+async def test_the_witness_hears_of_an_instance_before_its_start_and_after_its_end(
+    world: World, eventually: Eventually
+) -> None:
+    pids: list[int | None] = []
+
+    async def look(cluster: Cluster) -> None:
+        pids.append(world.pid(cluster.name))
+        await Heard.announce(world.witness, cluster)
+
+    world.witness.announce = look  # type: ignore[method-assign]
+    await world.clusters.add_or_replace(cluster("a"))
+    await eventually(lambda: ("Starting", "") in world.witness.told)
+    await world.clusters.add_or_replace(cluster("a", server="https://127.0.0.1:2"))
+    await eventually(lambda: world.witness.told.count(("Starting", "")) == 2)
+    await world.clusters.remove("a")
+    assert world.witness.told == [
+        ("announced", "https://127.0.0.1:1"),
+        ("Starting", ""),
+        ("ended", ""),
+        ("announced", "https://127.0.0.1:2"),
+        ("Starting", ""),
+        ("ended", ""),
+    ]
+    assert pids == [None, None]
+
+
+async def test_what_is_not_wanted_any_more_does_not_start(world: World, eventually: Eventually) -> None:
+    world.witness.refuses = True
+    await world.clusters.add_or_replace(cluster("a"))
+    await eventually(lambda: ("ended", "") in world.witness.told)
+    await world.clusters.remove("a")
+    assert {what for what, _ in world.witness.told} == {"announced", "ended"}
+
+
+async def test_a_description_that_makes_no_instance_is_not_announced(world: World, eventually: Eventually) -> None:
+    await world.clusters.add_or_replace(cluster("bad", attributes={"profile": "Tiny"}))
+    await eventually(lambda: ("ended", "") in world.witness.told)
+    await world.clusters.remove("bad")
+    [(what, why), *_] = world.witness.told
+    assert what == "failed"
+    assert "'Tiny' is not known" in why
+    assert "announced" not in {what for what, _ in world.witness.told}
+
+
+async def test_restarts_of_one_that_ends_by_itself_are_no_transitions(world: World, eventually: Eventually) -> None:
+    program(world.directory, "exit 1")
+    await world.clusters.add_or_replace(cluster("a"))
+    await eventually(world.fleet.summaries, lambda found: found and found[0].restarts > 2)
+    reasons = [reason for reason, _ in world.witness.told]
+    assert reasons[:3] == ["announced", "Starting", "Backoff"]
+    assert set(reasons[3:]) <= {"Backoff"}
 
 
 async def test_series_of_a_cluster_end_with_it(world: World, eventually: Eventually) -> None:

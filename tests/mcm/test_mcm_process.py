@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import datetime as dt
+import itertools
 import os
 import signal
 import uuid
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from api.names import API_VERSION
-from controlplane_operator.credentials import CONTROLLERS_USER, issue_client, render_kubeconfig
+from controlplane_operator.credentials import CONTROLLERS_USER, create_authority, issue_client, render_kubeconfig
 from embedded.credentials import MCM_USER
 from mcm.configuration import component_name
 from provider import (
@@ -32,6 +33,7 @@ from provider import (
     ClusterConfig,
     Forbidden,
     NotFound,
+    Reflector,
     Resource,
 )
 from provider.providers.registration import REGISTRATIONS
@@ -97,6 +99,16 @@ class Fleet:
         )
         await self.client.apply(ROLE_BINDINGS, binding)
 
+    async def told(self, stem: str) -> tuple[str, str, str]:
+        """What the registration says of its instance: status and reason of Running, and for which control plane."""
+        return instance_in(await self.client.get(REGISTRATIONS, self.name(stem)))
+
+    async def withdraw(self, stem: str) -> None:
+        """Have the registration be not ready, as while its control plane is deleted."""
+        found = await self.client.get(REGISTRATIONS, self.name(stem))
+        status = {"ready": False, "controlPlaneUID": None, "observedGeneration": found["metadata"]["generation"]}
+        await self.client.patch(REGISTRATIONS, self.name(stem), {"status": status}, subresource="status")
+
     async def resolve(self, stem: str, *, server: str, secret: str, profile: str = "Nodeless") -> None:
         found = await self.client.get(REGISTRATIONS, self.name(stem))
         status = {
@@ -104,11 +116,22 @@ class Fleet:
             "observedGeneration": found["metadata"]["generation"],
             "resolvedEndpoint": server,
             "resolvedControllersSecretRef": {"name": secret, "namespace": self.namespace},
-            "controlPlaneUID": str(uuid.uuid5(uuid.NAMESPACE_URL, server)),
+            "controlPlaneUID": uid_at(server),
             "services": ["Controllers"],
             "controllers": {"profile": profile},
         }
         await self.client.patch(REGISTRATIONS, self.name(stem), {"status": status}, subresource="status")
+
+
+def uid_at(server: str) -> str:
+    """The uid of the control plane at an address."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, server))
+
+
+def instance_in(registration: Mapping[str, Any]) -> tuple[str, str, str]:
+    status = registration["status"]
+    found: dict[str, str] = next((item for item in status.get("conditions", ()) if item["type"] == "Running"), {})
+    return found.get("status", ""), found.get("reason", ""), status.get("instance", {}).get("controlPlaneUID", "")
 
 
 def manifest(api_version: str, kind: str, name: str, *, namespace: str | None = None, **more: Any) -> dict[str, Any]:
@@ -223,10 +246,25 @@ async def test_a_switched_registration_has_one_instance_at_any_time(
         while True:
             seen.add(tuple(await asyncio.to_thread(mcm.instances)))
 
+    history: list[tuple[str, str, str]] = []
+    registrations = Reflector(fleet.client, REGISTRATIONS)
+    following = asyncio.create_task(registrations.run(lambda _, found: history.append(instance_in(found))))
+    await eventually(lambda: history and history[-1] == ("True", "InstanceRunning", uid_at(tenants["one"].server)))
     looking = asyncio.create_task(look())
     await fleet.resolve("a", server=tenants["two"].server, secret="moved")
     found = await state(name, "Ready", lambda found: found["server"] == tenants["two"].server)
     looking.cancel()
+    # Its end at the old one is confirmed before it is announced at the new one.
+    there, here = uid_at(tenants["one"].server), uid_at(tenants["two"].server)
+    await eventually(lambda: history[-1] == ("True", "InstanceRunning", here))
+    following.cancel()
+    moves = [told for told in history if told[1] in {"InstanceRunning", "Ended"} or told[2] == here]
+    assert [told for told, _ in itertools.groupby(moves)] == [
+        ("True", "InstanceRunning", there),
+        ("False", "Ended", ""),
+        ("False", "Starting", here),
+        ("True", "InstanceRunning", here),
+    ]
 
     assert found["pid"] != old
     assert {(old,), (found["pid"],)} <= seen
@@ -273,6 +311,28 @@ async def test_a_renewed_certificate_is_used_by_the_same_process(
 
 
 @pytest.mark.timeout(180)
+async def test_an_exchanged_ca_is_given_to_namespaces_by_the_same_engagement(
+    mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
+) -> None:
+    """kube-controller-manager reads the root CA once, so its process is another one; the cluster is the same."""
+    tenant = tenants["one"]
+    secret, old = tenant.controllers_secret(), tenant.authorities.serving.certificate
+    both = old + create_authority("next").certificate
+    client = issue_client(tenant.authorities.client, user=CONTROLLERS_USER, groups=("system:masters",))
+    kubeconfig = render_kubeconfig(server=tenant.server, ca=both, user=CONTROLLERS_USER, client=client)
+    mcm.start()
+    name = await fleet.register("a", secret, server=tenant.server)
+    pid = (await state(name, "Ready"))["pid"]
+    await fleet.put_secret("a", secret | {"ca.crt": both, "kubeconfig": kubeconfig})
+    await state(name, "Ready", lambda found: found["pid"] != pid)
+
+    namespace = await works(one, eventually)
+    root = await eventually(lambda: one.get(CONFIG_MAPS, "kube-root-ca.crt", namespace=namespace))
+    assert root["data"]["ca.crt"].encode() == both
+    assert mcm.log.read_text().count(f"cluster {name}: engaged") == 1
+
+
+@pytest.mark.timeout(180)
 async def test_a_deleted_registration_leaves_nothing(
     mcm: Any, fleet: Fleet, tenants: Any, state: Any, eventually: Eventually
 ) -> None:
@@ -313,15 +373,21 @@ async def test_instances_die_with_a_killed_mcm_and_a_new_one_starts_them_again(
     mcm.start()
     kept = await fleet.register("kept", tenants["one"].controllers_secret(), server=tenants["one"].server)
     deleted = await fleet.register("deleted", tenants["two"].controllers_secret(), server=tenants["two"].server)
-    old = {(await state(name, "Ready"))["pid"] for name in (kept, deleted)}
+    left = await fleet.register("left", tenants["two"].controllers_secret(), server=tenants["two"].server)
+    old = {(await state(name, "Ready"))["pid"] for name in (kept, deleted, left)}
+    running = ("True", "InstanceRunning", uid_at(tenants["two"].server))
+    await eventually(lambda: fleet.told("left"), lambda told: told == running)
     assert mcm.end(signal.SIGKILL) == -signal.SIGKILL
     await eventually(lambda: not mcm.instances())
     await fleet.client.delete(REGISTRATIONS, deleted)
+    await fleet.withdraw("left")
+    assert await fleet.told("left") == running
 
     mcm.start()
     found = await state(kept, "Ready")
     assert found["pid"] not in old
     assert mcm.directories() == [component_name(kept)]
+    await eventually(lambda: fleet.told("left"), lambda told: told == ("False", "Ended", ""))
     await works(one, eventually)
 
 
@@ -352,6 +418,11 @@ async def test_control_planes_that_do_not_answer_disturb_no_other(
             timeout=_DEADLINE_SECONDS,
         )
         assert {summary["state"] for summary in found.values()} <= {"Starting", "Backoff"}
+        refused = ("False", "Backoff", uid_at("https://127.0.0.1:1"))
+        await eventually(lambda: fleet.told("refused"), lambda told: told == refused)
+        status = (await fleet.client.get(REGISTRATIONS, names["refused"]))["status"]
+        [condition] = [item for item in status["conditions"] if item["type"] == "Running"]
+        assert "connection refused" in condition["message"]
         assert (await asyncio.to_thread(mcm.get, "/readyz"))[0] == 200
         assert (await state(good, "Ready"))["restarts"] == 0
 
@@ -367,13 +438,16 @@ async def test_sigterm_ends_every_instance(mcm: Any, fleet: Fleet, tenants: Any,
     assert await asyncio.to_thread(mcm.end) == 0
     assert not mcm.instances()
     assert not mcm.directories()
+    assert {await fleet.told(stem) for stem in ("one", "two")} == {("False", "Ended", "")}
 
 
-async def test_mcm_may_read_registrations_and_single_secrets_only(api_server: Any, fleet: Fleet, tenants: Any) -> None:
+async def test_mcm_may_read_registrations_and_single_secrets_and_write_a_status_only(
+    api_server: Any, fleet: Fleet, tenants: Any
+) -> None:
     name = await fleet.register("a", tenants["one"].controllers_secret(), server=tenants["one"].server)
     await fleet.client.create(SECRETS, manifest("v1", "Secret", "other", namespace=fleet.namespace))
     async with Client(ClusterConfig.load(api_server.mcm_kubeconfig)) as mcm:
-        assert (await mcm.get(REGISTRATIONS, name))["metadata"]["name"] == name
+        before = await mcm.get(REGISTRATIONS, name)
         assert (await mcm.get(SECRETS, "a", namespace=fleet.namespace))["data"]
         for attempt in (
             mcm.get(SECRETS, "other", namespace=fleet.namespace),
@@ -381,11 +455,18 @@ async def test_mcm_may_read_registrations_and_single_secrets_only(api_server: An
             mcm.list(SECRETS),
             mcm.delete(SECRETS, "a", namespace=fleet.namespace),
             mcm.delete(REGISTRATIONS, name),
-            mcm.patch(REGISTRATIONS, name, {"status": {"ready": False}}, subresource="status"),
+            mcm.patch(REGISTRATIONS, name, {"spec": {"services": []}}),
+            mcm.replace(REGISTRATIONS, before, subresource="status"),
             mcm.list(NAMESPACES),
         ):
             with pytest.raises(Forbidden):
                 await attempt
+        changes = {"spec": {"services": []}, "metadata": {"labels": {"a": "b"}, "finalizers": ["a.test/b"]}}
+        body = {**changes, "status": {"instance": {"controlPlaneUID": "uid-1"}}}
+        after = await mcm.patch(REGISTRATIONS, name, body, subresource="status")
+        assert after["status"] == before["status"] | body["status"]
+        assert after["spec"] == before["spec"]
+        assert {"labels", "finalizers"}.isdisjoint(after["metadata"])
 
 
 @contextlib.asynccontextmanager

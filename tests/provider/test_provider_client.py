@@ -251,6 +251,19 @@ async def test_renewed_credentials_leave_open_watches_alone(fault_server, tools)
             await client.update(dataclasses.replace(second, token="x"))
 
 
+async def test_an_exchanged_ca_is_what_the_next_connection_goes_by(fault_server, tools):
+    server = await fault_server(always(tools.http(OBJECT)))
+    new = tools.Authority("another-ca").pem
+    async with Client(server.config) as client:
+        await client.get(NAMESPACES, "a")
+        await client.update(dataclasses.replace(server.config, ca_data=new + server.authority.pem))
+        await client.get(NAMESPACES, "a")
+        await client.update(dataclasses.replace(server.config, ca_data=new))
+        with pytest.raises(Unreachable) as caught:
+            await client.get(NAMESPACES, "a")
+        assert caught.value.reason == "CertificateInvalid"
+
+
 async def test_closing_leaves_no_socket(fault_server, tools, eventually):
     async def answer(asked, writer):
         if "watch=true" in asked.target:

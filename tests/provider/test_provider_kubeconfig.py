@@ -112,23 +112,35 @@ def test_any_text_is_a_kubeconfig_or_a_kubeconfig_error(text):
         ClusterConfig.from_kubeconfig(text)
 
 
-def test_the_fingerprint_stays_when_credentials_are_renewed(document, tools):
+def test_renewed_credentials_continue_a_cluster_and_others_do_not(document, tools):
     config = ClusterConfig.from_kubeconfig(document)
     renewed = tools.Authority().issue("somebody")
     same = dataclasses.replace(config, client_certificate=renewed.certificate, client_key=renewed.key)
     other = tools.Authority().issue("somebody-else")
     another = dataclasses.replace(config, client_certificate=other.certificate, client_key=other.key)
-    assert same.fingerprint() == config.fingerprint()
-    changed = [
+    assert same.continues(config)
+    for changed in (
         another,
         config.with_server("https://10.0.0.2"),
         dataclasses.replace(config, ca_data=tools.Authority().pem),
+        dataclasses.replace(config, ca_data=None),
         dataclasses.replace(config, tls_server_name="x"),
         dataclasses.replace(config, token="t"),
+    ):
+        assert not changed.continues(config)
+        assert not config.continues(changed)
+    one, two = (dataclasses.replace(config, token=token) for token in ("t", "u"))
+    assert two.continues(one)
+
+
+def test_a_ca_that_is_being_exchanged_is_of_the_same_cluster(document, tools):
+    old, new = tools.Authority().pem, tools.Authority().pem
+    trusting = [
+        dataclasses.replace(ClusterConfig.from_kubeconfig(document), ca_data=ca) for ca in (old, new + old, new)
     ]
-    assert len({found.fingerprint() for found in [config, *changed]}) == len(changed) + 1
-    tokens = [dataclasses.replace(config, token=token).fingerprint() for token in ("t", "u")]
-    assert tokens[0] == tokens[1]
+    assert trusting[1].continues(trusting[0])
+    assert trusting[2].continues(trusting[1])
+    assert not trusting[2].continues(trusting[0])
 
 
 def test_credentials_without_a_ca_of_their_own_go_to_no_other_host(document):

@@ -231,8 +231,13 @@ def test_what_a_registration_asks_for():
         wish(controlPlaneUID="2"),
         wish(controllers=None),
         wish(services=["Controllers", "Scheduler"]),
+        wish(version="v1.36.3"),
+        wish(version="v1.37.0"),
     ]
-    assert len({str(found.attributes) for found in identities}) == 4
+    assert len({str(found.attributes) for found in identities}) == len(identities)
+    # A patch makes no other cluster: nothing is restarted for it.
+    assert wish(version="v1.36.4") == wish(version="v1.36.3-vendor.1")
+    assert wish(version={"no": "text"}).attributes["version"] == ""
 
 
 def test_who_is_not_ready_asks_for_nothing():

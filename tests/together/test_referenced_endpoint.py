@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from api.names import ALLOW_ENDPOINT_LABEL
 from controlplane_operator.credentials import create_authority, issue_serving
 from provider import DEPLOYMENTS, REPLICA_SETS, SECRETS, Client, ClusterConfig
 
@@ -152,7 +153,8 @@ async def shared_address(platform: Any, tmp_path: Path) -> AsyncIterator[dict[st
             await platform.eventually(lambda: client.request("GET", "/version"), timeout=20.0)
         kubeconfig = base64.b64encode(json.dumps(config.to_kubeconfig()).encode()).decode()
         reference = {"name": "shared-address", "namespace": "default"}
-        await platform.client.apply(SECRETS, {"metadata": reference, "data": {"kubeconfig": kubeconfig}})
+        metadata = {**reference, "labels": {ALLOW_ENDPOINT_LABEL: "true"}}
+        await platform.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}})
         yield {"endpoint": config.server, "credentialsSecretRef": reference}
         # Its control plane goes first, while there is an API server to take leave of.
         await platform.delete("ControlPlane", "routed")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from provider import DEPLOYMENTS, PODS, SERVICES, STATEFUL_SETS, Client, Reflector, Resource
 from workloads.errors import RuntimeFailure
 from workloads.pods.objects import COMPONENT_LABEL, MANAGED, Object
-from workloads.pods.settings import Placement
+from workloads.pods.settings import Image, Placement
 from workloads.runtime import ComponentState, Phase
 
 __all__ = ["Observation"]
@@ -18,6 +18,7 @@ __all__ = ["Observation"]
 logger = logging.getLogger(__name__)
 
 _BACKOFF_REASON: Final = "CrashLoopBackOff"
+_NO_IMAGE_REASONS: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"})
 _FINE_REASONS: Final = frozenset({"ContainerCreating", "PodInitializing"})
 _OVER: Final = frozenset({"Failed", "Succeeded"})
 _MESSAGE_LIMIT: Final = 1000
@@ -76,24 +77,43 @@ class Observation:
         settled = status.get("observedGeneration", 0) >= metadata["generation"] and not status.get("replicas", 0)
         return settled and "deletionTimestamp" not in metadata and not self._living(name)
 
+    def settled(self, name: str, *, generation: int) -> bool:
+        """Tell whether all pods are ready and of this generation of the workload, and no other is left."""
+        workload = self._workload(name)
+        if workload is None or workload["metadata"]["generation"] < generation:
+            return False
+        status, replicas = workload.get("status", {}), workload["spec"].get("replicas", 1)
+        told = status.get("observedGeneration", 0) >= workload["metadata"]["generation"]
+        counted = {status.get(counter, 0) for counter in ("replicas", "updatedReplicas", "readyReplicas")}
+        # A pod that is ending serves the connections that it has.
+        return told and counted == {replicas} and replicas == len(self._living(name)) > 0
+
     def state(self, name: str) -> ComponentState:
         """Say what the objects of a component come to."""
         workload, pods = self._workload(name), self.pods(name)
         restarts = max((_restarts(pod) for pod in pods), default=0)
         if workload is None or not workload["spec"].get("replicas", 1):
             return ComponentState(name=name, phase=Phase.STOPPING if pods else Phase.ABSENT, restarts=restarts)
-        status = workload.get("status", {})
-        if status.get("readyReplicas", 0):
-            return ComponentState(name=name, phase=Phase.READY, restarts=restarts)
         troubles = [trouble for pod in pods for trouble in _troubles(pod)]
-        message = "; ".join(dict.fromkeys(told for _, told in troubles)) or _conditions(workload)
-        if any(reason == _BACKOFF_REASON for reason, _ in troubles):
+        message = ("; ".join(dict.fromkeys(told for _, told in troubles)) or _conditions(workload))[:_MESSAGE_LIMIT]
+        rolling = _is_rolling(workload, pods=self._living(name))
+        if workload.get("status", {}).get("readyReplicas", 0):
+            phase, message = Phase.READY, message if rolling else ""
+        elif any(reason == _BACKOFF_REASON for reason, _ in troubles):
             phase = Phase.BACKOFF
         elif any(_was_ready(pod) for pod in pods):
             phase = Phase.UNREADY
         else:
             phase = Phase.STARTING
-        return ComponentState(name=name, phase=phase, message=message[:_MESSAGE_LIMIT], restarts=restarts)
+        return ComponentState(
+            name=name,
+            phase=phase,
+            message=message,
+            restarts=restarts,
+            version=Image(_image(_template(workload))).version,
+            rolling=rolling,
+            unobtainable=phase is not Phase.READY and any(reason in _NO_IMAGE_REASONS for reason, _ in troubles),
+        )
 
     def _workload(self, name: str) -> Object | None:
         return self._find(self._deployments, name) or self._find(self._stateful_sets, name)
@@ -136,6 +156,27 @@ class Observation:
 
 def _component(obj: Object) -> str:
     return str(obj["metadata"]["labels"][COMPONENT_LABEL])
+
+
+def _is_rolling(workload: Object, *, pods: Iterable[Object]) -> bool:
+    """Tell whether pods of a former description are left, or pods of the present one are missing."""
+    status, wanted = workload.get("status", {}), workload["spec"].get("replicas", 1)
+    updated = status.get("updatedReplicas", 0)
+    if status.get("observedGeneration", 0) < workload["metadata"]["generation"] or updated < wanted:
+        return True
+    # One that is ending is no replica any more, and may still be asked something.
+    return status.get("replicas", 0) > updated or any(
+        _image(pod["spec"]) != _image(_template(workload)) for pod in pods
+    )
+
+
+def _template(workload: Object) -> Object:
+    spec: Object = workload["spec"]["template"]["spec"]
+    return spec
+
+
+def _image(spec: Object) -> str:
+    return str(spec["containers"][0]["image"])
 
 
 def _restarts(pod: Object) -> int:

@@ -45,7 +45,7 @@ from workloads.pods.objects import (
     workload,
 )
 from workloads.pods.observation import Observation
-from workloads.pods.settings import Expose, Placement, PodSettings
+from workloads.pods.settings import Expose, Image, Placement, PodSettings
 from workloads.runtime import Address, ComponentState, ExternalAddress
 from workloads.subscribers import Subscribers
 
@@ -111,6 +111,23 @@ class PodRuntime:
             following.cancel()
             await asyncio.wait((following,))
 
+    @property
+    def enforces_resources(self) -> bool:
+        """See `Runtime.enforces_resources`. The nodes do."""
+        return True
+
+    async def version(self, program: str) -> str | None:
+        """See `Runtime.version`. It is what the image's tag says, and not known where that names no release."""
+        return self._image(program).version
+
+    async def lacks(self, program: str, *, version: str) -> str | None:
+        """See `Runtime.lacks`. Whether there is an image of that tag shows when it is pulled."""
+        try:
+            self._image(program).at(version)
+        except RuntimeFailure as error:
+            return str(error)
+        return None
+
     async def synced(self) -> None:
         """See `Runtime.synced`."""
         await self._observation.synced()
@@ -138,12 +155,11 @@ class PodRuntime:
         """See `Runtime.apply`. Raises RuntimeFailure where a description cannot be a pod, or the cluster refuses it."""
         check_supported(component)
         placement = self._place(component.name)
-        image = self._settings.images.get(component.program)
-        if image is None:
-            known = ", ".join(sorted(self._settings.images))
-            raise RuntimeFailure(
-                f"Component {component.name}: there is no image for program {component.program!r}, only for {known}."
-            )
+        try:
+            image = self._image(component.program)
+            image = image if component.version is None else image.at(component.version)
+        except RuntimeFailure as error:
+            raise RuntimeFailure(f"Component {component.name}: {error}.") from error
         async with self._locks.holding(component.name):
             resource = STATEFUL_SETS if component.data else DEPLOYMENTS
             live = self._observation.workload(component.name, resource=resource)
@@ -172,6 +188,11 @@ class PodRuntime:
     def state(self, name: str) -> ComponentState:
         """See `Runtime.state`. There are no pids: several pods, on several machines."""
         return self._observation.state(name)
+
+    def settled(self, name: str) -> bool:
+        """See `Runtime.settled`. False until `apply` was called: what an earlier run wanted is not known."""
+        applied = self._applied.get(name)
+        return applied is not None and self._observation.settled(name, generation=applied.generation)
 
     def names(self) -> Sequence[str]:
         """See `Runtime.names`."""
@@ -206,6 +227,13 @@ class PodRuntime:
     def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """See `Runtime.subscribe`. Called in the loop; what it raises is logged."""
         return self._subscribers.add(callback)
+
+    def _image(self, program: str) -> Image:
+        image = self._settings.images.get(program)
+        if image is None:
+            known = ", ".join(sorted(self._settings.images))
+            raise RuntimeFailure(f"there is no image for program {program!r}, only for {known}")
+        return image
 
     def _number(self, name: str, port: str) -> int:
         try:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
+
+from workloads.errors import RuntimeFailure
 
 __all__ = ["Expose", "Image", "Placement", "PodSettings"]
+
+_RELEASE: Final = re.compile(r"v?([0-9]+[.][0-9]+[.][0-9]+)")
 
 
 class Expose(enum.StrEnum):
@@ -25,6 +31,30 @@ class Image:
     reference: str
     capabilities: tuple[str, ...] = ()
     """Linux capabilities that the program's file carries: without them the kernel does not start it."""
+
+    @property
+    def version(self) -> str | None:
+        """The release that the tag names, such as "1.36.3"; None where it names none."""
+        release = _RELEASE.fullmatch(self._split()[1])
+        return release[1] if release is not None and "@" not in self.reference else None
+
+    def at(self, version: str) -> Image:
+        """Return the image of another version, such as "1.36.4": the same repository, with tag `v<version>`.
+
+        Raises RuntimeFailure for an image that is named by its digest: it is one version for good.
+        """
+        if "@" in self.reference:
+            raise RuntimeFailure(
+                f"image {self.reference} is named by its digest, which is one version for good; to have others, name it"
+                " by a tag"
+            )
+        return self if version == self.version else replace(self, reference=f"{self._split()[0]}:v{version}")
+
+    def _split(self) -> tuple[str, str]:
+        """Return repository and tag; a colon before the last slash is one before a port."""
+        place, slash, name = self.reference.rpartition("/")
+        name, _, tag = name.partition(":")
+        return f"{place}{slash}{name}", tag
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,10 @@ def _resources(component: Component) -> Mapping[str, Any]:
     return {
         "resources": {
             "requests": {"cpu": wanted.cpu_request, "memory": wanted.memory_request},
-            "limits": {"memory": wanted.memory_limit},
+            "limits": {
+                **({"cpu": wanted.cpu_limit} if wanted.cpu_limit is not None else {}),
+                "memory": wanted.memory_limit,
+            },
         }
     }
 

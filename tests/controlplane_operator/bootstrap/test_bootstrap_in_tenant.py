@@ -17,7 +17,7 @@ from controlplane_operator.bootstrap import (
     revoke,
 )
 from controlplane_operator.credentials import CONTROLLERS_USER, issue_client
-from controlplane_operator.errors import BootstrapFailed
+from controlplane_operator.errors import BootstrapFailed, RoleMissing
 from provider import (
     CLUSTER_ROLE_BINDINGS,
     NAMESPACES,
@@ -91,6 +91,14 @@ async def test_the_administrators_role_is_what_was_asked_for(start_tenant: Start
         # A binding cannot get another role; it is replaced.
         await bootstrap(client, admin_role="system:discovery", **settings)
         assert (await client.get(CLUSTER_ROLE_BINDINGS, "controlplane-admin"))["roleRef"]["name"] == "system:discovery"
+        with pytest.raises(Forbidden):
+            await admin.list(SECRETS)
+
+        # Also where the role that is wanted does not exist.
+        await bootstrap(client, admin_role="cluster-admin", **settings)
+        await admin.list(SECRETS)
+        with pytest.raises(RoleMissing):
+            await bootstrap(client, admin_role="no-such-role", **settings)
         with pytest.raises(Forbidden):
             await admin.list(SECRETS)
 

@@ -8,7 +8,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ class Field:
     handle: Handle
     state: Path
     eventually: Callable[..., Any]
+    url: str = ""
+    """Of the operator's health and metrics."""
 
     async def create(self, kind: str, name: str, **spec: Any) -> dict[str, Any]:
         resource = KINDS[kind]
@@ -114,11 +116,28 @@ async def field(api_server: Handle, eventually: Callable[..., Any]) -> AsyncIter
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
         made = Field(client, api_server, state, eventually)
         try:
-            async with running_operator(api_server, state):
+            async with running_operator(api_server, state) as url:
                 try:
-                    yield made
+                    yield replace(made, url=url)
                 finally:
                     await _clean(made)
+        finally:
+            await end_processes(state, grace_seconds=2.0)
+            shutil.rmtree(state, ignore_errors=True)
+
+
+@pytest.fixture
+async def mortal_field(
+    api_server: Handle, eventually: Callable[..., Any]
+) -> AsyncIterator[tuple[Field, Callable[[], contextlib.AbstractAsyncContextManager[str]]]]:
+    """The same without an operator, and what runs one for a while; what it runs goes on without it."""
+    state = Path(tempfile.mkdtemp(prefix="kplane-operator-"))
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+        made = Field(client, api_server, state, eventually)
+        try:
+            yield made, lambda: running_operator(api_server, state)
+            async with running_operator(api_server, state):
+                await _clean(made)
         finally:
             await end_processes(state, grace_seconds=2.0)
             shutil.rmtree(state, ignore_errors=True)

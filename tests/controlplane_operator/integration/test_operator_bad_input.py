@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from api.names import ALLOW_ENDPOINT_LABEL
 from controlplane_operator.credentials import create_authority, issue_serving
 from controlplane_operator.kinds import CONTROL_PLANES
 from provider import NAMESPACES, SECRETS, ClusterConfig
@@ -63,9 +64,8 @@ async def babbling_server(directory: Path) -> AsyncIterator[tuple[ClusterConfig,
 
 async def give_credentials(field: Any, name: str, config: ClusterConfig) -> dict[str, str]:
     kubeconfig = base64.b64encode(json.dumps(config.to_kubeconfig()).encode()).decode()
-    await field.client.apply(
-        SECRETS, {"metadata": {"name": name, "namespace": "default"}, "data": {"kubeconfig": kubeconfig}}
-    )
+    metadata = {"name": name, "namespace": "default", "labels": {ALLOW_ENDPOINT_LABEL: "true"}}
+    await field.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}})
     return {"name": name, "namespace": "default"}
 
 
@@ -153,21 +153,6 @@ async def test_the_next_one_gets_a_path_when_its_holder_is_gone(field: Any) -> N
     await field.becomes("ControlPlane", "waiting", "ClusterPathInUse")
     await field.client.delete(CONTROL_PLANES, "holder")
     await field.becomes("ControlPlane", "waiting", "Reconciled", timeout=60.0)
-
-
-async def test_a_missing_class_later_keeps_what_is_published_and_the_policy(field: Any) -> None:
-    await field.create("ControlPlaneClass", "passing", deletionPolicy="Destroy")
-    await field.create("ControlPlane", "classless", classRef={"name": "passing"})
-    before = await field.becomes("ControlPlane", "classless", "Reconciled", timeout=60.0)
-    from controlplane_operator.kinds import CONTROL_PLANE_CLASSES
-
-    await field.client.delete(CONTROL_PLANE_CLASSES, "passing")
-    after = await field.becomes("ControlPlane", "classless", "ClassNotFound")
-    for published in ("endpoint", "kubeconfigSecretRef", "controllersSecretRef", "version", "deletionPolicy"):
-        assert after["status"][published] == before["status"][published]
-    await field.client.delete(CONTROL_PLANES, "classless")
-    await field.gone(CONTROL_PLANES, "classless")
-    assert int(await field.handle.tenants_etcd.count("/clusters/classless/")) == 0
 
 
 async def test_an_api_server_that_says_something_else_each_time_is_asked_at_an_easy_pace(

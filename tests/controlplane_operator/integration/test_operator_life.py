@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from api.names import ALLOW_ENDPOINT_LABEL
 from provider import CONFIG_MAPS, NAMESPACES, SECRETS, Client
 from workloads import find_processes
 
@@ -27,7 +28,7 @@ async def credentials_secret(field: Any, name: str, config: Any) -> dict[str, st
 
     kubeconfig = json.dumps(config.to_kubeconfig()).encode()
     body = {
-        "metadata": {"name": name, "namespace": "default"},
+        "metadata": {"name": name, "namespace": "default", "labels": {ALLOW_ENDPOINT_LABEL: "true"}},
         "data": {"kubeconfig": base64.b64encode(kubeconfig).decode()},
     }
     await field.client.apply(SECRETS, body)

@@ -16,7 +16,7 @@ from controlplane_operator.credentials import TenantAuthorities
 from controlplane_operator.events import Events
 from controlplane_operator.fanout import LABEL_SELECTORS, Queues, Stores
 from controlplane_operator.keys import TenantKeys
-from controlplane_operator.kinds import CONTROL_PLANES
+from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from controlplane_operator.management import Management
 from controlplane_operator.namespaces import ManagementNamespaces
 from controlplane_operator.provision import Provision
@@ -35,7 +35,10 @@ class Died(Exception):
 
 
 class Mortal(Client):
-    """A client whose operator dies at each of its writes twice: before the API server hears of it, and after it did."""
+    """A client whose operator dies at each of its writes twice: before the API server hears of it, and after it did.
+
+    What is said of a removal is another write at each of its steps.
+    """
 
     deaths: set[tuple[str, str, str]] | None = None
     """Of which it has died already; None: it lives."""
@@ -71,7 +74,10 @@ class Mortal(Client):
     @override
     async def apply(self, resource: Resource, body: dict[str, Any], **options: Any) -> Any:
         apply = super().apply
-        return await self._write("apply", body["metadata"]["name"], lambda: apply(resource, body, **options))
+        conditions = body.get("status", {}).get("conditions", ())
+        steps = [condition["reason"] for condition in conditions if condition["type"] == "Deleting"]
+        name = " ".join([body["metadata"]["name"], *steps])
+        return await self._write("apply", name, lambda: apply(resource, body, **options))
 
     @override
     async def delete(self, resource: Resource, name: str, **options: Any) -> Any:
@@ -101,8 +107,10 @@ class Data:
     async def shut_out(self, uid: str) -> None:
         self.shut_out_of.append(uid)
 
-    async def remove(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
+    async def shut_down(self, control_plane: ControlPlane) -> None:
         self.removed.append(control_plane.name)
+
+    async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
         if policy is DeletionPolicy.DESTROY:
             self.kept = False
 
@@ -189,6 +197,20 @@ async def begin(
     return str(made["metadata"]["uid"])
 
 
+async def register(client: Client, name: str, *, uid: str, instance: bool = True, **status: Any) -> None:
+    """Make a registration as it is while services run for the control plane with this uid, or may start to."""
+    spec = {"controlPlaneRef": {"name": name}, "services": ["Controllers"]}
+    await client.create(CONTROL_PLANE_REGISTRATIONS, {"metadata": {"name": name}, "spec": spec})
+    running = {"instance": {"controlPlaneUID": uid}} if instance else {}
+    body = {"status": {"ready": True, "controlPlaneUID": uid, **running, **status}}
+    await client.patch(CONTROL_PLANE_REGISTRATIONS, name, body, subresource="status")
+
+
+async def say(client: Client, registration: str, **status: Any) -> None:
+    """Change the status of a registration; None takes a field away."""
+    await client.patch(CONTROL_PLANE_REGISTRATIONS, registration, {"status": status}, subresource="status")
+
+
 async def authorities(client: Client, name: str) -> dict[str, Any]:
     found = await client.get(SECRETS, AUTHORITIES, namespace=f"kplane-cp-{name}")
     return dict(found["data"])
@@ -215,3 +237,18 @@ async def remove_all(operator: Operator, name: str) -> None:
         await operator.remove(name)
     with pytest.raises(NotFound):
         await operator.management.client.get(NAMESPACES, f"kplane-cp-{name}")
+
+
+async def dying_at_every_write(client: Mortal, run: Callable[[], Any]) -> int:
+    """Repeat `run` until it does not die; gives how often it did."""
+    deaths: set[tuple[str, str, str]] = set()
+    while True:
+        client.deaths = deaths
+        try:
+            await run()
+        except Died:
+            continue
+        else:
+            return len(deaths)
+        finally:
+            client.deaths = None

@@ -163,9 +163,10 @@ async def test_what_the_management_cluster_refuses_in_a_removal_is_told_and_trie
     result = await operator.remove(name)
     assert result is not None
     assert result.requeue_after_seconds
-    [condition] = (await operator.look(name)).status.conditions
-    assert (condition.type, condition.reason) == ("Ready", "Deleting")
-    assert condition.message == "a policy of somebody's says no"
+    found = {condition.type: condition for condition in (await operator.look(name)).status.conditions}
+    assert (found["Ready"].status, found["Ready"].reason) == ("False", "Deleting")
+    assert (found["Deleting"].status, found["Deleting"].reason) == ("True", "RemovingNamespace")
+    assert {condition.message for condition in found.values()} == {"a policy of somebody's says no"}
     client.refused = set()
     await remove_all(operator, name)
     assert operator.said("Deleted") == ["the control plane is gone; its data by policy Destroy"]

@@ -6,34 +6,29 @@ The management cluster is real, with its garbage collector.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from controlplane_operator.kinds import CONTROL_PLANES
 from provider import SECRETS, NotFound
 
-from .conftest import AUTHORITIES, Data, Died, Mortal, Operator, authorities, begin, gone, record_of, remove_all, token
+from .conftest import (
+    AUTHORITIES,
+    Data,
+    Mortal,
+    Operator,
+    authorities,
+    begin,
+    dying_at_every_write,
+    gone,
+    record_of,
+    remove_all,
+    token,
+)
 
 pytestmark = pytest.mark.integration
 
 _GROUP = "controlplane.kplane.dev"
-
-
-async def dying_at_every_write(client: Mortal, run: Callable[[], Any]) -> int:
-    """Repeat `run` until it does not die; gives how often it did."""
-    deaths: set[tuple[str, str, str]] = set()
-    while True:
-        client.deaths = deaths
-        try:
-            await run()
-        except Died:
-            continue
-        else:
-            return len(deaths)
-        finally:
-            client.deaths = None
 
 
 @pytest.mark.parametrize("propagation", ["Background", "Foreground", "Orphan"])
@@ -60,8 +55,8 @@ async def test_retain_and_adoption_survive_death_at_every_write(client: Mortal, 
             if await gone(client, name):
                 assert namespace["annotations"][f"{_GROUP}/retained-uid"] == uid
 
-    # A record, three Secrets, a finalizer.
-    assert await dying_at_every_write(client, remove) == 10
+    # Three steps, a record, three Secrets, a finalizer.
+    assert await dying_at_every_write(client, remove) == 16
     assert data.kept
     left = (await client.list(SECRETS, namespace=f"kplane-cp-{name}")).items
     assert [item["metadata"]["name"] for item in left] == [AUTHORITIES]
@@ -83,5 +78,6 @@ async def test_retain_and_adoption_survive_death_at_every_write(client: Mortal, 
     assert f"{_GROUP}/adoption-token" not in (await record_of(client, name))["annotations"]
 
     await client.delete(CONTROL_PLANES, name)
-    assert await dying_at_every_write(client, lambda: remove_all(Operator(client, data), name)) >= 6
+    # Five steps, a namespace, a finalizer.
+    assert await dying_at_every_write(client, lambda: remove_all(Operator(client, data), name)) == 14
     assert not data.kept

@@ -17,7 +17,7 @@ from provider import (
     STATEFUL_SETS,
     NotFound,
 )
-from workloads import DATA, File, Phase, Port, RuntimeFailure
+from workloads import DATA, File, Phase, Port, Resources, RuntimeFailure
 from workloads.pods import Expose, Image
 
 from .conftest import server
@@ -106,6 +106,7 @@ async def test_pods_are_replaced_for_a_file_that_is_read_once_and_not_for_one_th
         first = await cluster.pod(namespace)
         await cluster.run_pod(first)
         await cluster.phase(runtime, name, Phase.READY)
+        await cluster.eventually(lambda: runtime.settled(name))
 
         renewed = {"config": File(b"one"), "tls.crt": File(b"renewed", reloaded=True)}
         await runtime.apply(server(name, files=renewed))
@@ -119,12 +120,70 @@ async def test_pods_are_replaced_for_a_file_that_is_read_once_and_not_for_one_th
         # The first one goes when the second one is ready, and not before.
         assert first["metadata"]["name"] in [pod["metadata"]["name"] for pod in await cluster.pods(namespace)]
         assert runtime.state(name).phase is Phase.READY
+        assert not runtime.settled(name)
         await cluster.run_pod(second)
         await cluster.eventually(
             lambda: cluster.pods(namespace),
             lambda pods: [pod["metadata"]["name"] for pod in pods] == [second["metadata"]["name"]],
             timeout=20.0,
         )
+        await cluster.eventually(lambda: runtime.settled(name))
+    async with cluster.runtime() as another:
+        # What was wanted last is not known to it.
+        assert not another.settled(name)
+
+
+async def test_another_version_is_ready_before_the_one_before_it_goes(cluster, container):
+    namespace = await cluster.namespace("pods-version")
+    name = f"{namespace}--server"
+
+    def image(pod):
+        return pod["spec"]["containers"][0]["image"]
+
+    async with cluster.runtime() as runtime:
+        await runtime.reserve(name, ports=["https"])
+        assert await runtime.version("server") == "1.2.3"
+        await runtime.apply(server(name, version="1.2.3"))
+        first = await cluster.pod(namespace)
+        assert image(first) == "registry.example/server:1.2.3"
+        await cluster.run_pod(first)
+        await cluster.phase(runtime, name, Phase.READY)
+        await cluster.eventually(lambda: runtime.state(name).rolling, lambda rolling: not rolling)
+
+        await runtime.apply(server(name, version="1.3.0"))
+        assert not runtime.settled(name), "known from the moment that it is written"
+        await cluster.eventually(lambda: runtime.state(name).version, lambda version: version == "1.3.0")
+        second = await cluster.pod(namespace, but=(first["metadata"]["name"],))
+        assert image(second) == "registry.example/server:v1.3.0"
+        waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+        await cluster.say(second, containerStatuses=[container(state=waiting, ready=False)])
+        state = await cluster.eventually(lambda: runtime.state(name), lambda state: "no such image" in state.message)
+        assert (state.phase, state.rolling, state.unobtainable) == (Phase.READY, True, False), "the first one serves on"
+
+        await cluster.run_pod(second)
+        await cluster.eventually(lambda: runtime.state(name).rolling, lambda rolling: not rolling, timeout=20.0)
+        assert [image(pod) for pod in await cluster.pods(namespace)] == ["registry.example/server:v1.3.0"]
+
+
+async def test_pods_are_replaced_for_other_resources(cluster):
+    namespace = await cluster.namespace("pods-resources")
+    name = f"{namespace}--server"
+    async with cluster.runtime() as runtime:
+        await runtime.reserve(name, ports=["https"])
+        await runtime.apply(server(name))
+        first = await cluster.pod(namespace)
+        await cluster.run_pod(first)
+        await cluster.phase(runtime, name, Phase.READY)
+        resources = Resources(cpu_request="1", memory_request="1Gi", memory_limit="2Gi", cpu_limit="2")
+        await runtime.apply(server(name, resources=resources))
+        second = await cluster.pod(namespace, but=(first["metadata"]["name"],))
+        assert second["spec"]["containers"][0]["resources"] == {
+            "requests": {"cpu": "1", "memory": "1Gi"},
+            "limits": {"cpu": "2", "memory": "2Gi"},
+        }
+        assert runtime.state(name).phase is Phase.READY
+        await cluster.run_pod(second)
+        await cluster.eventually(lambda: runtime.state(name).rolling, lambda rolling: not rolling, timeout=20.0)
 
 
 async def test_component_with_data_keeps_its_claim_until_it_is_deleted(cluster):
@@ -176,6 +235,7 @@ async def test_state_says_why_a_pod_does_not_run(cluster, container):
         await cluster.eventually(
             lambda: runtime.state(name).message, lambda said: "ImagePullBackOff: no such image" in said
         )
+        assert runtime.state(name).unobtainable
 
         crashed = {"terminated": {"exitCode": 1, "reason": "Error", "message": "bad flag --x"}}
         looping = container(state={"waiting": {"reason": "CrashLoopBackOff"}}, ready=False, restarts=3, last=crashed)

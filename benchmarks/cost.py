@@ -1,0 +1,72 @@
+"""What a process costs, and what was asked of an API server: read from outside, by nobody's leave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+
+from provider import ClusterConfig
+from provider.tls import ssl_context
+
+__all__ = ["PeakMemory", "cpu_seconds", "requests_by_kind"]
+
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_SAMPLE_SECONDS: Final = 0.5
+_REQUESTS: Final = re.compile(r"^apiserver_request_total\{([^}]*)\} (\S+)", re.MULTILINE)
+_LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process and of the children that it awaited, of all their threads."""
+    # The name, in parentheses, may hold spaces; utime to cstime are fields 14 to 17 (proc(5)).
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(int(field) for field in fields[11:15]) / _TICKS
+
+
+@dataclass(slots=True)
+class PeakMemory:
+    """The most memory that a process had, in MiB: resident, and its share of that (PSS, sampled)."""
+
+    pid: int
+    pss: float = 0.0
+
+    @property
+    def rss(self) -> float:
+        """The kernel's own high-water mark."""
+        return self._field("status", "VmHWM")
+
+    async def watch(self) -> None:
+        """Sample until cancelled."""
+        while True:
+            self.pss = max(self.pss, self._field("smaps_rollup", "Pss"))
+            await asyncio.sleep(_SAMPLE_SECONDS)
+
+    def _field(self, file: str, name: str) -> float:
+        for line in Path(f"/proc/{self.pid}/{file}").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) / 1024
+        raise LookupError(f"/proc/{self.pid}/{file} has no {name}")
+
+
+async def requests_by_kind(config: ClusterConfig) -> Counter[str]:
+    """Count the requests that an API server has answered since it started, as `VERB resource/subresource`.
+
+    What the API server counts by itself: not /version, and watches when they end.
+    """
+    connector = aiohttp.TCPConnector(ssl=ssl_context(config))
+    async with aiohttp.ClientSession(connector=connector) as session, session.get(f"{config.server}/metrics") as answer:
+        answer.raise_for_status()
+        text = await answer.text()
+    counted: Counter[str] = Counter()
+    for labels, value in _REQUESTS.findall(text):
+        known = dict(_LABEL.findall(labels))
+        what = "/".join(filter(None, (known.get("resource"), known.get("subresource"))))
+        counted[f"{known.get('verb', '')} {what}"] += int(float(value))
+    return counted

@@ -1,0 +1,271 @@
+"""How fast a fleet of control planes becomes ready, and what it costs: `python -m benchmarks.fleet`.
+
+Creates N ControlPlanes with their ControlPlaneEndpoints and ControlPlaneRegistrations at once, on a management cluster
+of a plain etcd and kube-apiserver. Every endpoint leads through one Envoy to one other kube-apiserver, so that what is
+measured is the operator. It is a process of its own, with its real program, its own identity and its own rights;
+`--operator` runs another one in its place. Prints JSON: seconds until all are Ready and all registrations resolved,
+processor time and memory of the operator, requests to both API servers for each control plane, and the processor time
+of the fleet at rest. Everything runs on this machine, so its load counts, and is noted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from api import ControlPlane, ControlPlaneClass, ControlPlaneEndpoint, ControlPlaneRegistration, ResourceModel
+from benchmarks.cost import PeakMemory, cpu_seconds, requests_by_kind
+from benchmarks.surroundings import ApiServer, free_port, shared_address, start_api_server
+from embedded.credentials import OPERATOR_USER, SERVICE_ACCOUNT_GROUPS, write_private
+from embedded.manifests import install
+from provider import Client, ClusterConfig, Reflector, Resource
+from tools.binaries import resolve
+from workloads import ProcessRuntime
+
+_OPERATOR: Final = (
+    f"{shlex.quote(sys.executable)} -m controlplane_operator.main --kubeconfig={{kubeconfig}}"
+    " --cluster-kubeconfig={cluster_kubeconfig} --state-dir={directory} {programs} --listen=127.0.0.1:{port}"
+)
+_CLASS: Final = "measured"
+_READY_SECONDS: Final = 60.0
+_AT_ONCE: Final = 64
+_LOG_BYTES: Final = 4000
+
+
+def _resource(model: type[ResourceModel]) -> Resource:
+    info = model.resource
+    return Resource(info.api_version, info.kind, info.plural, namespaced=False)
+
+
+_CONTROL_PLANES: Final = _resource(ControlPlane)
+_CLASSES: Final = _resource(ControlPlaneClass)
+_ENDPOINTS: Final = _resource(ControlPlaneEndpoint)
+_REGISTRATIONS: Final = _resource(ControlPlaneRegistration)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is measured, and how long."""
+
+    control_planes: int
+    operator: str
+    deadline_seconds: float
+    settle_seconds: float
+    rest_seconds: float
+
+
+@dataclass(slots=True)
+class Progress:
+    """When each object got where it should, in seconds of the monotonic clock."""
+
+    expected: int
+    accept: Any
+    reached: dict[str, float] = field(default_factory=dict)
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def saw(self, event: str, obj: dict[str, Any]) -> None:
+        """Take in an event of a watch."""
+        name = obj["metadata"]["name"]
+        if event != "DELETED" and name not in self.reached and self.accept(obj):
+            self.reached[name] = time.monotonic()
+            if len(self.reached) == self.expected:
+                self.complete.set()
+
+    def report(self, began: float) -> dict[str, Any]:
+        """Seconds since `began`; of those that got there."""
+        seconds = sorted(each - began for each in self.reached.values())
+        if not seconds:
+            return {"n": 0}
+        return {
+            "n": len(seconds),
+            "first": round(seconds[0], 2),
+            "p50": round(statistics.median(seconds), 2),
+            "all": round(seconds[-1], 2) if len(seconds) == self.expected else None,
+        }
+
+
+def _is_ready(obj: dict[str, Any]) -> bool:
+    conditions = obj.get("status", {}).get("conditions") or ()
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def _is_resolved(obj: dict[str, Any]) -> bool:
+    status = obj.get("status", {})
+    path = f"/clusters/{obj['metadata']['name']}/control-plane"
+    return status.get("ready") is True and str(status.get("resolvedEndpoint", "")).endswith(path)
+
+
+@contextlib.asynccontextmanager
+async def _running(
+    target: Target, *, directory: Path, management: ApiServer, tenants: ClusterConfig, programs: tuple[Path, ...]
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run the operator within; what it logged goes to standard error where it ended by itself."""
+    kubeconfig, cluster_kubeconfig = directory / "operator.kubeconfig", directory / "tenants.kubeconfig"
+    write_private(kubeconfig, content=management.kubeconfig(OPERATOR_USER, groups=SERVICE_ACCOUNT_GROUPS))
+    write_private(cluster_kubeconfig, content=json.dumps(tenants.to_kubeconfig()).encode())
+    command = target.operator.format(
+        kubeconfig=shlex.quote(str(kubeconfig)),
+        cluster_kubeconfig=shlex.quote(str(cluster_kubeconfig)),
+        directory=shlex.quote(str(directory / "operator")),
+        programs=" ".join(f"--programs-dir={shlex.quote(str(each))}" for each in programs),
+        port=free_port(),
+    )
+    with (directory / "operator.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *shlex.split(command), env={**os.environ, "KUBECONFIG": str(kubeconfig)}, stdout=log, stderr=log
+        )
+    sys.stderr.write(f"operator: pid {process.pid}\n")
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
+        else:
+            sys.stderr.write((directory / "operator.log").read_bytes()[-_LOG_BYTES:].decode(errors="replace"))
+
+
+async def _until_served(client: Client) -> None:
+    """Return once the operator acts: it says something about a class."""
+    await client.create(_CLASSES, {"metadata": {"name": _CLASS}, "spec": {"deletionPolicy": "Retain"}})
+    async with asyncio.timeout(_READY_SECONDS):
+        while not (await client.get(_CLASSES, _CLASS)).get("status"):  # noqa: ASYNC110 - once in a run
+            await asyncio.sleep(0.05)
+
+
+async def _create(client: Client, *, number: int, server: str) -> None:
+    at_once = asyncio.Semaphore(_AT_ONCE)
+
+    async def create(resource: Resource, name: str, spec: dict[str, Any]) -> None:
+        async with at_once:
+            await client.create(resource, {"metadata": {"name": name}, "spec": spec})
+
+    async with asyncio.TaskGroup() as tasks:
+        for index in range(number):
+            name = f"tenant-{index:04d}"
+            registration = {"controlPlaneRef": {"name": name}, "services": ["controllers"]}
+            control_plane = {"classRef": {"name": _CLASS}, "endpointRef": {"name": name}}
+            tasks.create_task(create(_REGISTRATIONS, name, registration))
+            tasks.create_task(create(_CONTROL_PLANES, name, control_plane))
+            url = f"{server}/clusters/{name}/control-plane"
+            tasks.create_task(create(_ENDPOINTS, name, {"endpoint": url}))
+
+
+def _per_control_plane(before: Counter[str], after: Counter[str], *, number: int, own: Counter[str]) -> dict[str, Any]:
+    found = {kind: (count - own[kind]) / number for kind, count in (after - before).items()}
+    rounded = {kind: round(value, 2) for kind, value in sorted(found.items()) if value >= 0.005}
+    return {"all": round(sum(rounded.values()), 2), **rounded}
+
+
+async def _measure(target: Target, *, management: ApiServer, tenants: ApiServer, address: str, pid: int) -> Any:
+    number = target.control_planes
+    own = Counter({f"POST {each.plural}": number for each in (_CONTROL_PLANES, _ENDPOINTS, _REGISTRATIONS)})
+    configs = [each.administrator() for each in (management, tenants)]
+    ready, resolved = Progress(number, _is_ready), Progress(number, _is_resolved)
+    memory = PeakMemory(pid)
+    async with Client(management.administrator()) as client, asyncio.TaskGroup() as tasks:
+        follow = [
+            tasks.create_task(Reflector(client, _CONTROL_PLANES).run(ready.saw)),
+            tasks.create_task(Reflector(client, _REGISTRATIONS).run(resolved.saw)),
+            tasks.create_task(memory.watch()),
+        ]
+        await _until_served(client)
+        before = [await requests_by_kind(config) for config in configs]
+        start_cpu, load = cpu_seconds(pid), os.getloadavg()
+        began = time.monotonic()
+        await _create(client, number=number, server=address)
+        created = time.monotonic() - began
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(target.deadline_seconds):
+                await asyncio.gather(ready.complete.wait(), resolved.complete.wait())
+        converged_cpu = cpu_seconds(pid)
+        await asyncio.sleep(target.settle_seconds)
+        settled_cpu, after = cpu_seconds(pid), [await requests_by_kind(config) for config in configs]
+        await asyncio.sleep(target.rest_seconds)
+        rested_cpu = cpu_seconds(pid)
+        at_rest = [await requests_by_kind(config) for config in configs]
+        for task in follow:
+            task.cancel()
+    rest = max(target.rest_seconds, 1e-9)
+    return {
+        "load_average": [round(each, 1) for each in (*load, *os.getloadavg())],
+        "seconds": {"created": round(created, 2), "ready": ready.report(began), "resolved": resolved.report(began)},
+        "operator": {
+            "cpu_seconds_start": round(start_cpu, 2),
+            "cpu_seconds_until_all": round(converged_cpu - start_cpu, 2),
+            "cpu_seconds_until_settled": round(settled_cpu - start_cpu, 2),
+            "cpu_percent_at_rest": round(100 * (rested_cpu - settled_cpu) / rest, 2),
+            "peak_rss_mib": round(memory.rss, 1),
+            "peak_pss_mib": round(memory.pss, 1),
+        },
+        "requests_per_control_plane": {
+            "management": _per_control_plane(before[0], after[0], number=number, own=own),
+            "tenants": _per_control_plane(before[1], after[1], number=number, own=Counter()),
+        },
+        "requests_at_rest": {
+            "management": sum((at_rest[0] - after[0]).values()),
+            "tenants": sum((at_rest[1] - after[1]).values()),
+        },
+    }
+
+
+async def _run(target: Target, *, directory: Path) -> Any:
+    programs = resolve()
+    async with (
+        ProcessRuntime(directory / "runtime", programs=programs.directories) as runtime,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        management = await start_api_server(runtime, "management", directory=directory)
+        tenants = await start_api_server(runtime, "tenants", directory=directory)
+        async with Client(management.administrator()) as client:
+            await install(client, timeout_seconds=_READY_SECONDS)
+        config = await stack.enter_async_context(shared_address(tenants.administrator(), directory=directory))
+        operator = await stack.enter_async_context(
+            _running(target, directory=directory, management=management, tenants=config, programs=programs.directories)
+        )
+        return await _measure(target, management=management, tenants=tenants, address=config.server, pid=operator.pid)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--control-planes", type=int, default=200, help="how many at once")
+    add("--repeat", type=int, default=1, help="how many runs, each with everything anew")
+    add("--deadline-seconds", type=float, default=300.0, help="so long a run waits for all of them")
+    add("--settle-seconds", type=float, default=10.0, help="between that and the rest")
+    add("--rest-seconds", type=float, default=60.0, help="so long the fleet at rest is measured")
+    add(
+        "--operator",
+        default=_OPERATOR,
+        help="command line; {kubeconfig}, {cluster_kubeconfig}, {directory}, {programs} and {port} are filled in",
+    )
+    given = parser.parse_args()
+    target = Target(
+        given.control_planes, given.operator, given.deadline_seconds, given.settle_seconds, given.rest_seconds
+    )
+    runs = []
+    for _ in range(given.repeat):
+        with tempfile.TemporaryDirectory(prefix="kplane-benchmark-") as directory:
+            runs.append(asyncio.run(_run(target, directory=Path(directory))))
+    machine = {"cores": os.cpu_count(), "python": platform.python_version()}
+    json.dump({"machine": machine, "control_planes": target.control_planes, "runs": runs}, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Whether silent endpoints delay others: `python -m benchmarks.isolation --silent 50 --good 20 --rounds 3`.
+
+Runs an embedded management cluster with both operators in a temporary directory, and a control plane of its own that
+stands for somebody's API server. In each round, control planes that adopt it are created at once and measured from the
+first create to Ready: alone; beside silent ones, whose endpoints accept connections and never say a word, and which are
+there already; at the same moment as silent ones. Prints JSON: seconds, and their ratios to those alone in the same
+round. Everything runs on this machine, so ratios carry over better than seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from api import ControlPlane, ControlPlaneEndpoint
+from api.names import ALLOW_ENDPOINT_LABEL, kubeconfig_secret_name, management_namespace
+from embedded.daemon import Daemon
+from embedded.handle import Handle
+from provider import CLUSTER_ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS, Client, ClusterConfig, Resource
+from tools.binaries import resolve
+
+_POLL_SECONDS: Final = 0.05
+_DEADLINE_SECONDS: Final = 240.0
+_SECRET: Final = {"name": "isolation-administrator", "namespace": "default"}
+
+
+def _resource(model: type[ControlPlane | ControlPlaneEndpoint]) -> Resource:
+    info = model.resource
+    return Resource(info.api_version, info.kind, info.plural, namespaced=False)
+
+
+_CONTROL_PLANES: Final = _resource(ControlPlane)
+_ENDPOINTS: Final = _resource(ControlPlaneEndpoint)
+
+
+def _reason(obj: dict[str, Any]) -> str:
+    conditions = obj.get("status", {}).get("conditions") or ()
+    return next((str(found["reason"]) for found in conditions if found["type"] == "Ready"), "")
+
+
+class _Field:
+    """The management cluster, and an API server that is there already."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.server = ""
+
+    async def prepare(self) -> None:
+        """Make the API server that all good ones adopt."""
+        await self._client.create(
+            _CONTROL_PLANES, {"metadata": {"name": "host"}, "spec": {"deletionPolicy": "Destroy"}}
+        )
+        await self._until({"host": "Reconciled"})
+        reference = kubeconfig_secret_name("host"), management_namespace("host")
+        found = await self._client.get(SECRETS, reference[0], namespace=reference[1])
+        published = ClusterConfig.from_kubeconfig(base64.b64decode(found["data"]["kubeconfig"]))
+        owner = replace(published, token=await _administrator(published))
+        metadata = {**_SECRET, "labels": {ALLOW_ENDPOINT_LABEL: "true"}}
+        data = {"kubeconfig": base64.b64encode(json.dumps(owner.to_kubeconfig()).encode()).decode()}
+        await self._client.create(SECRETS, {"metadata": metadata, "data": data})
+        self.server = owner.server
+
+    async def adopt(self, name: str, url: str) -> None:
+        """Create a control plane whose API server is at a URL."""
+        door = {"endpoint": url, "credentialsSecretRef": _SECRET}
+        await self._client.create(_ENDPOINTS, {"metadata": {"name": name}, "spec": door})
+        spec = {"mode": "Dedicated", "endpointRef": {"name": name}}
+        await self._client.create(_CONTROL_PLANES, {"metadata": {"name": name}, "spec": spec})
+
+    async def measure(
+        self, number: int, *, beside: Sequence[str] = (), at_once: Sequence[str] = ()
+    ) -> dict[str, float]:
+        """Return the seconds until `number` good ones, created now, are Ready.
+
+        URLs `beside` are adopted before, and waited for; those `at_once` are adopted first, and not waited for.
+        """
+        silent = {f"silent-{index}": url for index, url in enumerate([*beside, *at_once])}
+        good = [f"good-{index}" for index in range(number)]
+        if beside:
+            await asyncio.gather(*(self.adopt(name, url) for name, url in silent.items()))
+            await self._until(dict.fromkeys(silent, "EndpointUnreachable"))
+        began = time.monotonic()
+        if at_once:
+            await asyncio.gather(*(self.adopt(name, url) for name, url in silent.items()))
+        await asyncio.gather(*(self.adopt(name, self.server) for name in good))
+        reached = await self._until(dict.fromkeys(good, "Reconciled"))
+        seconds = sorted(at - began for at in reached.values())
+        await self._delete([*good, *silent])
+        return {"p50": round(statistics.median(seconds), 2), "all": round(seconds[-1], 2)}
+
+    async def _until(self, wanted: dict[str, str]) -> dict[str, float]:
+        """Wait until each control plane has said its word; returns when."""
+        reached: dict[str, float] = {}
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            while len(reached) < len(wanted):
+                for obj in (await self._client.list(_CONTROL_PLANES)).items:
+                    name = obj["metadata"]["name"]
+                    if name in wanted and name not in reached and _reason(obj) == wanted[name]:
+                        reached[name] = time.monotonic()
+                await asyncio.sleep(_POLL_SECONDS)
+        return reached
+
+    async def _delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            await self._client.delete(_CONTROL_PLANES, name)
+        left = set(names)
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            while left:
+                await asyncio.sleep(_POLL_SECONDS)
+                left &= {obj["metadata"]["name"] for obj in (await self._client.list(_CONTROL_PLANES)).items}
+        for name in names:
+            await self._client.delete(_ENDPOINTS, name)
+
+
+async def _administrator(published: ClusterConfig) -> str:
+    """Return a token of an administrator whom no control plane that is taken down takes back."""
+    async with Client(published) as client:
+        account = {"name": "owner", "namespace": "default"}
+        await client.create(SERVICE_ACCOUNTS, {"metadata": account})
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
+        binding = {"roleRef": role, "subjects": [{"kind": "ServiceAccount", **account}]}
+        await client.create(CLUSTER_ROLE_BINDINGS, {"metadata": {"name": "owner"}, **binding})
+        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 7200}}
+        path = SERVICE_ACCOUNTS.path("owner", namespace="default", subresource="token")
+        return str((await client.request("POST", path, body=asked))["status"]["token"])
+
+
+@contextlib.asynccontextmanager
+async def _silent_servers(number: int) -> AsyncIterator[list[str]]:
+    connections: list[asyncio.StreamWriter] = []
+    servers = [
+        await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0) for _ in range(number)
+    ]
+    try:
+        yield [f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers]
+    finally:
+        for server in servers:
+            server.close()
+        for writer in connections:
+            writer.close()
+
+
+async def _run(handle: Handle, *, silent: int, good: int, rounds: int) -> dict[str, Any]:
+    async with Client(ClusterConfig.load(handle.admin_kubeconfig)) as client, _silent_servers(silent) as urls:
+        field = _Field(client)
+        await field.prepare()
+        await field.measure(good)  # the first ones make what later ones find
+        found = [
+            {
+                "alone": await field.measure(good),
+                "silent_before": await field.measure(good, beside=urls),
+                "alone_again": await field.measure(good),
+                "silent_at_once": await field.measure(good, at_once=urls),
+            }
+            for _ in range(rounds)
+        ]
+    return {
+        "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
+        "silent": silent,
+        "good": good,
+        "rounds_seconds": found,
+        "ratio_to_alone": {
+            name: {measure: _ratio(found, name, measure) for measure in ("p50", "all")}
+            for name in ("alone_again", "silent_before", "silent_at_once")
+        },
+        "load_average": os.getloadavg(),
+    }
+
+
+def _ratio(rounds: Sequence[dict[str, dict[str, float]]], name: str, measure: str) -> float:
+    """Return the median over the rounds of one figure to that of the run alone next to it."""
+    return round(statistics.median(each[name][measure] / each["alone"][measure] for each in rounds), 2)
+
+
+def main() -> None:
+    """Parse the command line, measure, print JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--silent", type=int, default=50, help="endpoints that never say a word (default: 50)")
+    parser.add_argument("--good", type=int, default=20, help="control planes that are measured (default: 20)")
+    parser.add_argument("--rounds", type=int, default=3, help="how often (default: 3)")
+    arguments = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(prefix="kplane-benchmark-") as directory,
+        Daemon(Path(directory), binaries=resolve()) as daemon,
+    ):
+        handle = daemon.wait_ready(timeout_seconds=120)
+        result = asyncio.run(_run(handle, silent=arguments.silent, good=arguments.good, rounds=arguments.rounds))
+    json.dump(result, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    main()

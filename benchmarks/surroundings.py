@@ -1,0 +1,202 @@
+"""What a fleet of adopted control planes needs around it: API servers of their own, and a shared address before one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import importlib.resources
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from controlplane_operator.bootstrap import request_token
+from controlplane_operator.credentials import create_authority, issue_serving
+from controlplane_operator.provisioning import (
+    API_SERVER_PORTS,
+    ETCD_PORTS,
+    EtcdAccess,
+    api_server_component,
+    client_url,
+    etcd_component,
+    server_url,
+    serving_hosts,
+)
+from embedded.components import bound
+from embedded.credentials import ADMINISTRATOR_GROUPS, Credentials, write_private
+from provider import (
+    CLUSTER_ROLE_BINDINGS,
+    NAMESPACES,
+    SERVICE_ACCOUNTS,
+    AlreadyExists,
+    Client,
+    ClusterConfig,
+    ProviderError,
+)
+from workloads import Component, Phase, ProcessRuntime
+
+__all__ = ["ApiServer", "free_port", "shared_address", "start_api_server"]
+
+_HOST: Final = "127.0.0.1"
+_READY_SECONDS: Final = 120.0
+_POLL_SECONDS: Final = 0.05
+_LIFETIME: Final = dt.timedelta(hours=24)
+_ACCOUNT: Final = "benchmark"
+_ACCOUNT_NAMESPACE: Final = "kplane-system"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServer:
+    """A plain etcd and kube-apiserver: no controllers."""
+
+    url: str
+    credentials: Credentials
+
+    def kubeconfig(self, user: str = "kubernetes-admin", *, groups: tuple[str, ...] = ADMINISTRATOR_GROUPS) -> bytes:
+        """Issue a kubeconfig for a user; by default one who may do everything."""
+        return self.credentials.kubeconfig(self.url, user=user, groups=groups)
+
+    def administrator(self) -> ClusterConfig:
+        """Return how somebody with all rights connects."""
+        return ClusterConfig.from_kubeconfig(self.kubeconfig())
+
+
+async def start_api_server(runtime: ProcessRuntime, name: str, *, directory: Path) -> ApiServer:
+    """Run an API server with an etcd that keeps nothing safe (no fsync), until the runtime ends."""
+    credentials = Credentials(directory / f"{name}-credentials", host=_HOST)
+    etcd_at = await runtime.reserve(f"{name}-etcd", ports=ETCD_PORTS)
+    served_at = await runtime.reserve(name, ports=API_SERVER_PORTS)
+    certificates = credentials.certificates(hosts=serving_hosts(served_at))
+    if certificates.etcd_server is None:
+        raise RuntimeError("the etcd has no serving certificate")
+    ca = credentials.authorities.etcd.certificate
+    etcd = etcd_component(f"{name}-etcd", address=etcd_at, ca=ca, server=certificates.etcd_server)
+    await _run(runtime, bound(etcd, args=("--unsafe-no-fsync",)))
+    api_server = api_server_component(
+        name,
+        address=served_at,
+        authorities=credentials.authorities,
+        certificates=certificates,
+        etcd=EtcdAccess((client_url(etcd_at),), ca, certificates.etcd_client),
+        etcd_prefix="/registry",
+        etcd_shared=False,
+    )
+    await _run(runtime, bound(api_server))
+    return ApiServer(server_url(served_at), credentials)
+
+
+async def _run(runtime: ProcessRuntime, component: Component) -> None:
+    await runtime.apply(component)
+    async with asyncio.timeout(_READY_SECONDS):
+        while runtime.state(component.name).phase is not Phase.READY:  # noqa: ASYNC110 - a few times in a run
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def shared_address(backend: ClusterConfig, *, directory: Path) -> AsyncIterator[ClusterConfig]:
+    """Serve an API server below every /clusters/<path>/control-plane, by Envoy; gives the address and credentials.
+
+    `backend` is its administrator, and names its CA. The credentials are a token: a client certificate does not get
+    through a proxy that ends TLS.
+    """
+    authority = create_authority("shared-address")
+    serving = issue_serving(authority, common_name="envoy", hosts=[_HOST])
+    port = free_port()
+    write_private(directory / "serving.crt", content=serving.certificate)
+    write_private(directory / "serving.key", content=serving.key)
+    write_private(directory / "backend-ca.crt", content=backend.ca_data or b"")
+    configuration = yaml.safe_dump(_envoy(port, backend=backend.server, directory=directory))
+    write_private(directory / "envoy.yaml", content=configuration.encode())
+    program = importlib.resources.files("envoy") / "_bin" / "envoy"
+    arguments = ("--config-path", str(directory / "envoy.yaml"), "--use-dynamic-base-id", "--concurrency", "1")
+    with (directory / "envoy.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            str(program), *arguments, "--log-level", "warn", stdout=log, stderr=log
+        )
+    try:
+        async with Client(backend) as client:
+            token = await _administrator(client)
+        config = ClusterConfig(server=f"https://{_HOST}:{port}", ca_data=authority.certificate, token=token)
+        await _answers(config.with_server(f"{config.server}/clusters/any/control-plane"))
+        yield config
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def _administrator(client: Client) -> str:
+    with contextlib.suppress(AlreadyExists):
+        await client.create(NAMESPACES, {"metadata": {"name": _ACCOUNT_NAMESPACE}})
+    await client.apply(SERVICE_ACCOUNTS, {"metadata": {"name": _ACCOUNT, "namespace": _ACCOUNT_NAMESPACE}})
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
+    subject = {"kind": "ServiceAccount", "name": _ACCOUNT, "namespace": _ACCOUNT_NAMESPACE}
+    binding = {"metadata": {"name": _ACCOUNT}, "roleRef": role, "subjects": [subject]}
+    await client.apply(CLUSTER_ROLE_BINDINGS, binding)
+    token = await request_token(client, service_account=_ACCOUNT, lifetime=_LIFETIME)
+    return token.value
+
+
+async def _answers(config: ClusterConfig) -> None:
+    async with asyncio.timeout(_READY_SECONDS), Client(config) as client:
+        while True:
+            try:
+                await client.request("GET", "/version")
+            except ProviderError:
+                await asyncio.sleep(_POLL_SECONDS)
+            else:
+                return
+
+
+def free_port() -> int:
+    """Find a port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _envoy(port: int, *, backend: str, directory: Path) -> dict[str, Any]:
+    host, _, backend_port = backend.removeprefix("https://").rpartition(":")
+    filters = "type.googleapis.com/envoy.extensions.filters"
+    tls = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3"
+    rewrite = {"pattern": {"regex": "^/clusters/[^/]+/control-plane/"}, "substitution": "/"}
+    route = {"match": {"prefix": "/clusters/"}, "route": {"cluster": "all", "timeout": "0s", "regex_rewrite": rewrite}}
+    manager = {
+        "@type": f"{filters}.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "tenants",
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
+        "http_filters": [{"name": "router", "typed_config": {"@type": f"{filters}.http.router.v3.Router"}}],
+    }
+    certificate = {
+        "certificate_chain": {"filename": f"{directory}/serving.crt"},
+        "private_key": {"filename": f"{directory}/serving.key"},
+    }
+    downstream = {
+        "@type": f"{tls}.DownstreamTlsContext",
+        "common_tls_context": {"tls_certificates": [certificate], "alpn_protocols": ["h2", "http/1.1"]},
+    }
+    trust = {"trusted_ca": {"filename": f"{directory}/backend-ca.crt"}}
+    upstream = {"@type": f"{tls}.UpstreamTlsContext", "common_tls_context": {"validation_context": trust}}
+    chain = {
+        "filters": [{"name": "http", "typed_config": manager}],
+        "transport_socket": {"name": "tls", "typed_config": downstream},
+    }
+    listener = {"name": "shared", "address": _address(_HOST, port), "filter_chains": [chain]}
+    cluster = {
+        "name": "all",
+        "connect_timeout": "5s",
+        "load_assignment": {
+            "cluster_name": "all",
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(host, int(backend_port))}}]}],
+        },
+        "transport_socket": {"name": "tls", "typed_config": upstream},
+    }
+    return {"static_resources": {"listeners": [listener], "clusters": [cluster]}}
+
+
+def _address(host: str, port: int) -> dict[str, Any]:
+    return {"socket_address": {"address": host, "port_value": port}}

@@ -1,0 +1,106 @@
+"""What was installed in a control plane: one ConfigMap in the tenant for each add-on.
+
+It is in the tenant because there it shares the fate of what it tells of: data that is retained, adopted or moved takes
+it along. Who may write it may have us delete what bears an add-on's label, and nothing else, see `installation`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterable
+from typing import Any, Final
+
+import orjson
+
+from api.names import GROUP
+from controlplane_operator.addons.manifest import ObjectId
+from controlplane_operator.bootstrap import TENANT_NAMESPACE
+from provider import CONFIG_MAPS, Client, NotFound
+
+__all__ = ["FIELD_MANAGER", "Inventory"]
+
+FIELD_MANAGER: Final = "kplane-addons"
+
+_LABEL: Final = f"{GROUP}/addon-inventory"
+_ADDON: Final = "addon"
+_OBJECTS: Final = "objects"
+_PREFIX: Final = "kplane-addon-"
+_MAX_NAME: Final = 253
+_MAX_READ: Final = 2000
+"""More objects than we ever write into one: somebody else did."""
+
+
+class Inventory:
+    """The inventories of one control plane."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._known: dict[str, list[ObjectId]] = {}
+
+    async def load(self) -> None:
+        """Read them; what cannot be read counts as nothing."""
+        listed = await self._client.list(CONFIG_MAPS, namespace=TENANT_NAMESPACE, label_selector=f"{_LABEL}=true")
+        for item in listed.items:
+            data = item.get("data")
+            if not isinstance(data, dict):
+                continue
+            addon = data.get(_ADDON)
+            if isinstance(addon, str) and item["metadata"]["name"] == _name(addon):
+                self._known[addon] = _read(data.get(_OBJECTS))
+
+    def addons(self) -> list[str]:
+        """Return the add-ons that have one."""
+        return sorted(self._known)
+
+    def of(self, addon: str) -> list[ObjectId]:
+        """Return what was installed for an add-on, in that order."""
+        return self._known.get(addon, [])
+
+    async def note(self, addon: str, objects: Iterable[ObjectId]) -> None:
+        """Add objects that are about to be made: whatever happens then, they are not forgotten."""
+        known = self.of(addon)
+        keys = {each.key for each in known}
+        added = [each for each in objects if each.key not in keys]
+        if added or addon not in self._known:
+            await self.write(addon, [*known, *added])
+
+    async def write(self, addon: str, objects: list[ObjectId]) -> None:
+        """Have exactly these be what is installed; nothing is written where that is known already."""
+        if addon in self._known and self._known[addon] == objects:
+            return
+        body = {
+            "metadata": {"name": _name(addon), "namespace": TENANT_NAMESPACE, "labels": {_LABEL: "true"}},
+            "data": {_ADDON: addon, _OBJECTS: _written(objects)},
+        }
+        await self._client.apply(CONFIG_MAPS, body, field_manager=FIELD_MANAGER)
+        self._known[addon] = objects
+
+    async def drop(self, addon: str) -> None:
+        """The add-on is not installed any more."""
+        with contextlib.suppress(NotFound):
+            await self._client.delete(CONFIG_MAPS, _name(addon), namespace=TENANT_NAMESPACE)
+        self._known.pop(addon, None)
+
+
+def _name(addon: str) -> str:
+    name = f"{_PREFIX}{addon}"
+    return name if len(name) <= _MAX_NAME else f"{_PREFIX}{hashlib.sha256(addon.encode()).hexdigest()}"
+
+
+def _written(objects: list[ObjectId]) -> str:
+    # One object a line, for people who look at it.
+    lines = (orjson.dumps([each.api_version, each.kind, each.namespace, each.name]).decode() for each in objects)
+    return "\n".join(lines)
+
+
+def _read(text: Any) -> list[ObjectId]:
+    found: list[ObjectId] = []
+    for line in text.splitlines()[:_MAX_READ] if isinstance(text, str) else ():
+        with contextlib.suppress(orjson.JSONDecodeError):
+            parts = orjson.loads(line)
+            if isinstance(parts, list) and len(parts) == 4 and all(isinstance(part, str) for part in parts):
+                entry = ObjectId(*parts)
+                if entry.readable():
+                    found.append(entry)
+    return found

@@ -1,0 +1,55 @@
+"""Two operators: the one that works is lost, and the other one goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.installation import NAMESPACE
+from e2e.kubectl import Kubectl
+from e2e.platform import Platform
+from e2e.waiting import eventually
+
+pytestmark = pytest.mark.k8s_needs("pods")
+
+_OPERATOR = ("deployment/kplane-operator", "-n", NAMESPACE)
+_PODS = ("-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator")
+
+
+@pytest.fixture
+def two_operators(kubectl: Kubectl) -> Iterator[None]:
+    """One more operator, for one test."""
+    _scale(kubectl, 2)
+    yield
+    _scale(kubectl, 1)
+
+
+def _scale(kubectl: Kubectl, replicas: int) -> None:
+    kubectl("scale", *_OPERATOR, f"--replicas={replicas}")
+    kubectl("rollout", "status", *_OPERATOR, "--timeout=100s", timeout_seconds=110)
+    eventually(
+        f"{replicas} Pods of the operator",
+        lambda: len(kubectl.names("pods", *_PODS)),
+        lambda found: found == replicas,
+        timeout_seconds=60,
+    )
+
+
+def _holder(kubectl: Kubectl) -> str:
+    """Return the name of the Pod that works; nothing while none does."""
+    spec = kubectl.get("lease", "kplane-operator", "-n", NAMESPACE).get("spec", {})
+    return str(spec.get("holderIdentity") or "").partition("_")[0]
+
+
+@pytest.mark.usefixtures("two_operators")
+def test_a_standby_takes_over(platform: Platform, kubectl: Kubectl) -> None:
+    """The Pod that works is deleted without a chance to give its Lease back."""
+    former = eventually("an operator that works", lambda: _holder(kubectl))
+    others = set(kubectl.names("pods", *_PODS)) - {former}
+    kubectl("delete", "pod", former, "-n", NAMESPACE, "--grace-period=0", "--force")
+    name = platform.name("taken-over")
+    platform.create("ControlPlane", name, deletionPolicy="Destroy")
+    platform.becomes_ready("ControlPlane", name)
+    # Not the one that was made in the place of the former: there was one that waited.
+    assert {_holder(kubectl)} == others

@@ -1,0 +1,128 @@
+"""What is said of an instance in the status of its registration: the condition Running, and status.instance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final
+
+from api import RUNNING
+from workloads import Phase
+
+__all__ = ["Essence", "Reason", "Report", "essence_of", "reason_of"]
+
+_MESSAGE_LENGTH: Final = 1000
+
+Essence = tuple[str, str, tuple[tuple[str, str], ...] | None]
+"""Status and reason of the condition, and the instance; a message alone is no transition."""
+
+
+class Reason(StrEnum):
+    """Why the condition Running is as it is."""
+
+    INSTANCE_RUNNING = "InstanceRunning"
+    """The only one with which it is True."""
+    STARTING = "Starting"
+    UNREADY = "Unready"
+    """Its process is there and does not answer its health check."""
+    BACKOFF = "Backoff"
+    """It ended by itself, and is started again later and later."""
+    CANNOT_START = "CannotStart"
+    CANNOT_END = "CannotEnd"
+    ENDED = "Ended"
+    """Nothing of it is left."""
+
+
+_SENTENCES: Final = {
+    Reason.INSTANCE_RUNNING: "kube-controller-manager runs",
+    Reason.STARTING: "kube-controller-manager is starting",
+    Reason.ENDED: "kube-controller-manager has ended",
+}
+
+_REASONS: Final = {
+    Phase.ABSENT: Reason.STARTING,
+    Phase.STARTING: Reason.STARTING,
+    Phase.READY: Reason.INSTANCE_RUNNING,
+    Phase.UNREADY: Reason.UNREADY,
+    Phase.BACKOFF: Reason.BACKOFF,
+    Phase.ENDED: Reason.BACKOFF,
+}
+
+
+def reason_of(phase: Phase, *, failed: bool) -> Reason | None:
+    """Tell what a phase of its component means for an instance; None where it means nothing new.
+
+    `failed` says that it ended by itself and was not ready since: its starts are no transitions then, because there is
+    one after each of its ends.
+    """
+    if phase is Phase.STARTING and failed:
+        return Reason.BACKOFF
+    return _REASONS.get(phase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What is to be said of the instance of one registration."""
+
+    reason: Reason
+    message: str = ""
+    """Empty: the sentence that goes with the reason."""
+    instance: Mapping[str, str] | None = None
+    """`status.instance`; None where there is none, and none is about to start."""
+
+    @property
+    def status(self) -> str:
+        """Of the condition."""
+        return "True" if self.reason is Reason.INSTANCE_RUNNING else "False"
+
+    @property
+    def sentence(self) -> str:
+        """Message of the condition: the last words, which are at the end, are never cut off."""
+        message = self.message or _SENTENCES.get(self.reason, "")
+        return message if len(message) <= _MESSAGE_LENGTH else f"…{message[1 - _MESSAGE_LENGTH :]}"
+
+    @property
+    def essence(self) -> Essence:
+        """What has to differ for this to be worth a write."""
+        return self.status, self.reason, _pairs(self.instance)
+
+    def applied(self, registration: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the object to apply to the status of a registration, which is as it was last seen.
+
+        Its uid is in it, so that one that was made anew is not taken for it.
+        """
+        metadata, before = registration["metadata"], _condition(registration)
+        since = before.get("lastTransitionTime") if before.get("status") == self.status else None
+        condition = {
+            "type": RUNNING,
+            "status": self.status,
+            "reason": self.reason,
+            "message": self.sentence,
+            "lastTransitionTime": since or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "observedGeneration": metadata.get("generation", 0),
+        }
+        instance = {"instance": dict(self.instance)} if self.instance is not None else {}
+        return {
+            "metadata": {"name": metadata["name"], "uid": metadata.get("uid")},
+            "status": {"conditions": [condition], **instance},
+        }
+
+
+def essence_of(registration: Mapping[str, Any]) -> tuple[Essence, str] | None:
+    """Return what the status of a registration says of its instance, and the message; None where it says nothing."""
+    condition, instance = _condition(registration), (registration.get("status") or {}).get("instance")
+    if not condition and instance is None:
+        return None
+    essence = str(condition.get("status", "")), str(condition.get("reason", "")), _pairs(instance)
+    return essence, str(condition.get("message", ""))
+
+
+def _condition(registration: Mapping[str, Any]) -> Mapping[str, Any]:
+    conditions = (registration.get("status") or {}).get("conditions") or ()
+    return next((found for found in conditions if found.get("type") == RUNNING), {})
+
+
+def _pairs(instance: Mapping[str, str] | None) -> tuple[tuple[str, str], ...] | None:
+    return tuple(sorted(instance.items())) if instance is not None else None

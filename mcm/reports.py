@@ -1,0 +1,220 @@
+"""Tells registrations of their instances: before they start, when they change, and when they have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Final
+
+from mcm.errors import RegistrationWithdrawn
+from mcm.report import Reason, Report, essence_of
+from provider import Backoff, Client, Cluster, Controller, NotFound, ProviderError, Result, Unreachable, WorkQueue
+from provider.providers.registration import REGISTRATIONS, UID_ATTRIBUTE
+
+__all__ = ["Reports"]
+
+logger = logging.getLogger(__name__)
+
+_MANAGER: Final = "mcm"
+_DEADLINE_SECONDS: Final = 5.0
+"""Of one write: an instance starts, and one is replaced, no later than that where the management API is silent."""
+_AT_ONCE: Final = 16
+_WORKERS: Final = 4
+_REFRESH_SECONDS: Final = 300.0
+"""So long a condition keeps a message that is no longer the last one."""
+_CALM_SECONDS: Final = 120.0
+"""An instance that changed nothing for so long may change at once; one that goes to and fro is told of less often."""
+
+Object = Mapping[str, Any]
+
+
+class _Subject:
+    """What is known of one registration."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.live: Report | None = None
+        """Of the instance that is there, or about to start."""
+        self.announced: Mapping[str, str] | None = None
+        self.failure = ""
+        """Why it cannot start, for the control plane with uid `failed_for`."""
+        self.failed_for = ""
+        self.written: Object | None = None
+        """The registration as our last write left it."""
+        self.written_at = 0.0
+        self.not_before = 0.0
+        self.pace = Backoff(initial_seconds=0.5, maximum_seconds=60.0)
+
+
+class Reports:
+    """Has each registration say whether its instance runs, and for which control plane.
+
+    The start of an instance is announced before there is one: so whoever has seen that a registration is not ready, and
+    that its status names no instance, knows that none will come. The API server puts the two writes in an order: either
+    the operator's comes first, and the answer to ours says that the registration is not ready any more; or ours does,
+    and is in the answer to the operator's.
+
+    Only transitions are written, with server-side apply, as manager of these two fields and of no other. A management
+    API that refuses or is silent keeps no instance from running, and none from ending; it is told when it is back.
+    """
+
+    def __init__(
+        self, client: Client, *, registration: Callable[[str], Object | None], version: str | None = None
+    ) -> None:
+        """`registration` returns one as it was last seen, `version` is that of kube-controller-manager."""
+        self._client = client
+        self._registration = registration
+        self._version = {"version": version} if version is not None else {}
+        self._subjects: dict[str, _Subject] = {}
+        self._queue: WorkQueue[str] = WorkQueue(initial_backoff_seconds=0.5, maximum_backoff_seconds=60.0)
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Write what changes, while within."""
+        controller = Controller(
+            "report", self._reconcile, queue=self._queue, workers=_WORKERS, timeout_seconds=3 * _DEADLINE_SECONDS
+        )
+        task = asyncio.create_task(controller.run(), name="reports")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def look(self, name: str) -> None:
+        """The registration changed: what it says of its instance may be wrong by now."""
+        self._queue.add(name)
+
+    async def announce(self, cluster: Cluster) -> None:
+        """Say that an instance is about to start.
+
+        Raises RegistrationWithdrawn where the registration wants none for this control plane any more.
+        """
+        name, uid = cluster.name, cluster.attributes.get(UID_ATTRIBUTE, "")
+        self._check_wanted(name, uid=uid)
+        subject = self._subject(name)
+        subject.announced = {**({"controlPlaneUID": uid} if uid else {}), **self._version}
+        reason = Reason.CANNOT_START if subject.failure else Reason.STARTING
+        subject.live = Report(reason=reason, message=subject.failure, instance=subject.announced)
+        if await self._tell_now(name):
+            self._check_wanted(name, uid=uid)
+
+    def _check_wanted(self, name: str, *, uid: str) -> None:
+        if not _wants(self._latest(name), uid=uid):
+            raise RegistrationWithdrawn(f"registration {name} wants no instance for control plane {uid} any more")
+
+    def say(self, name: str, reason: Reason, *, message: str = "") -> None:
+        """Say how the instance is now, which was announced."""
+        subject = self._subject(name)
+        subject.failure = ""
+        subject.live = Report(reason=reason, message=message, instance=subject.announced)
+        self._queue.add(name)
+
+    def say_failure(self, cluster: Cluster, message: str) -> None:
+        """Say why the instance cannot start. It stays announced, because it is tried again."""
+        subject = self._subject(cluster.name)
+        subject.failure, subject.failed_for = message, cluster.attributes.get(UID_ATTRIBUTE, "")
+        self._queue.add(cluster.name)
+
+    async def end(self, name: str) -> None:
+        """Say that the instance has ended."""
+        self._subject(name).live = None
+        await self._tell_now(name)
+
+    async def _tell_now(self, name: str) -> bool:
+        """Write what is to be said without waiting for a turn; whether it is said. If not, it is tried again."""
+        try:
+            later = await self._bring(name, at_once=True)
+        except ProviderError as error:
+            delay = self._queue.retry(name)
+            logger.warning("registration %s cannot be told of its instance, again in %.1f s: %s", name, delay, error)
+            return False
+        if later is not None and later.requeue_after_seconds is not None:
+            self._queue.add_after(name, later.requeue_after_seconds)
+        return True
+
+    async def _reconcile(self, name: str) -> Result | None:
+        return await self._bring(name, at_once=False)
+
+    async def _bring(self, name: str, *, at_once: bool) -> Result | None:
+        subject = self._subject(name)
+        async with subject.lock:
+            registration = self._latest(name)
+            if registration is None:
+                self._forget(name)
+                return None
+            wanted = self._wanted(subject, registration)
+            wait = _until(subject, wanted, registration=registration, at_once=at_once)
+            if wanted is None or wait is None:
+                return None
+            if wait > 0:
+                return Result(wait)
+            await self._write(name, subject, wanted.applied(registration))
+            return None
+
+    def _wanted(self, subject: _Subject, registration: Object) -> Report | None:
+        if subject.live is not None:
+            return subject.live
+        if subject.failure and _wants(registration, uid=subject.failed_for):
+            return Report(reason=Reason.CANNOT_START, message=subject.failure, instance=subject.announced)
+        subject.failure, subject.announced = "", None
+        # Of one that an earlier run announced nothing is left either: the instances end with their mcm.
+        return Report(reason=Reason.ENDED) if essence_of(registration) is not None else None
+
+    async def _write(self, name: str, subject: _Subject, body: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(_DEADLINE_SECONDS), self._slots:
+                subject.written = await self._client.apply(
+                    REGISTRATIONS, body, subresource="status", field_manager=_MANAGER
+                )
+        except NotFound:
+            return  # the watch has not told of it yet
+        except TimeoutError as error:
+            raise Unreachable(f"no answer within {_DEADLINE_SECONDS:g} s", kind="timeout") from error
+        now = time.monotonic()
+        if now - subject.written_at > _CALM_SECONDS:
+            subject.pace.reset()
+        subject.written_at, subject.not_before = now, now + subject.pace.next_delay()
+        self._queue.forget(name)
+
+    def _latest(self, name: str) -> Object | None:
+        """Return the registration as it was seen last, by the watch or in the answer to a write."""
+        seen, subject = self._registration(name), self._subjects.get(name)
+        written = subject.written if subject is not None else None
+        if seen is None or written is None or seen["metadata"].get("uid") != written["metadata"].get("uid"):
+            return seen
+        return written if _version(written) > _version(seen) else seen
+
+    def _subject(self, name: str) -> _Subject:
+        return self._subjects.setdefault(name, _Subject())
+
+    def _forget(self, name: str) -> None:
+        subject = self._subjects.get(name)
+        if subject is not None and subject.live is None:
+            del self._subjects[name]
+
+
+def _until(subject: _Subject, wanted: Report | None, *, registration: Object, at_once: bool) -> float | None:
+    """Tell in how many seconds to write what is wanted; None: there is no need to."""
+    if wanted is None:
+        return None
+    now, said = time.monotonic(), essence_of(registration)
+    if said is not None and said[0] == wanted.essence:
+        return max(0.0, subject.written_at + _REFRESH_SECONDS - now) if said[1] != wanted.sentence else None
+    return 0.0 if at_once else max(0.0, subject.not_before - now)
+
+
+def _wants(registration: Object | None, *, uid: str) -> bool:
+    if registration is None or registration["metadata"].get("deletionTimestamp"):
+        return False
+    status = registration.get("status") or {}
+    return status.get("ready") is True and str(status.get("controlPlaneUID") or "") == uid
+
+
+def _version(registration: Object) -> int:
+    # A decimal number that grows: promised by Kubernetes since 1.35, true of etcd always.
+    return int(registration["metadata"]["resourceVersion"])

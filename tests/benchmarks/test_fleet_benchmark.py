@@ -1,0 +1,31 @@
+"""The benchmark of a fleet, with a small one: that it runs, and counts everybody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+
+async def test_a_small_fleet_is_measured(binaries: object, tmp_path: Path) -> None:
+    arguments = ("--control-planes=3", "--settle-seconds=1", "--rest-seconds=1", "--deadline-seconds=60")
+    with (tmp_path / "errors").open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "benchmarks.fleet", *arguments, stdout=asyncio.subprocess.PIPE, stderr=errors
+        )
+        printed, _ = await process.communicate()
+    assert process.returncode == 0, (tmp_path / "errors").read_text()
+    (run,) = json.loads(printed)["runs"]
+    for what in ("ready", "resolved"):
+        assert run["seconds"][what]["n"] == 3
+        assert run["seconds"][what]["all"] > 0
+    assert run["operator"]["cpu_seconds_until_all"] > 0
+    assert run["operator"]["peak_rss_mib"] >= run["operator"]["peak_pss_mib"] > 0
+    asked = run["requests_per_control_plane"]
+    assert asked["management"]["POST namespaces"] == 1.0
+    assert asked["tenants"]["POST serviceaccounts/token"] == 2.0

@@ -1,0 +1,60 @@
+"""A tenant's real API server, and bundles as the management cluster would have them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from controlplane_operator.addons import Bundles, Look, TenantFacts
+from controlplane_operator.bootstrap import (
+    ADMIN_ACCOUNT,
+    CONTROLLERS_ACCOUNT,
+    ClusterFacts,
+    bootstrap,
+)
+from controlplane_operator.cache import Store
+from controlplane_operator.provisioning import DNS_ADDRESS, SERVICE_RANGE
+from controlplane_operator.trouble import Trouble
+from provider import CONFIG_MAPS, Client
+
+_versions = itertools.count(1)
+
+
+@dataclass
+class Addons:
+    """What a test works with: the tenant as its administrator, and the add-ons of its class."""
+
+    client: Client
+    facts: TenantFacts
+    store: Store = field(default_factory=lambda: Store(CONFIG_MAPS))
+    wanted: list[str] = field(default_factory=list)
+    look: Look | None = None
+
+    def bundle(self, name: str, **entries: str) -> None:
+        """Have a bundle of this name, and the class name it."""
+        version = str(next(_versions))
+        metadata = {"namespace": "kplane-system", "name": name, "uid": name, "resourceVersion": version}
+        self.store.apply({"metadata": metadata, "data": entries})
+        if name not in self.wanted:
+            self.wanted.append(name)
+
+    async def troubles(self, *, last: list[str] | None = None) -> dict[str, Trouble]:
+        """Look at the tenant once; gives what is wrong."""
+        bundles = Bundles(self.store, namespace="kplane-system")
+        self.look = Look(self.client, bundles=bundles, facts=self.facts)
+        return await self.look.all(self.wanted, last=last or [])
+
+
+@pytest.fixture
+async def addons(start_tenant: Callable[[str], Awaitable[Any]]) -> AsyncIterator[Addons]:
+    tenant = await start_tenant("a")
+    url, ca = tenant.administrator.server, tenant.administrator.ca_data
+    async with Client(tenant.administrator) as client:
+        await bootstrap(client, admin=ADMIN_ACCOUNT, admin_role="cluster-admin", controllers=CONTROLLERS_ACCOUNT)
+        version = (await client.request("GET", "/version"))["gitVersion"]
+        facts = ClusterFacts("acme", url, ca, version, SERVICE_RANGE, DNS_ADDRESS)
+        yield Addons(client, TenantFacts(external_url=url, cluster=facts))

@@ -1,0 +1,320 @@
+"""Add-ons in a real API server: in order, mended, pruned, each on its own; the tenant's own objects are not touched."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+
+import pytest
+
+from controlplane_operator.addons.manifest import ObjectId
+from provider import (
+    CLUSTER_ROLE_BINDINGS,
+    CONFIG_MAPS,
+    CUSTOM_RESOURCE_DEFINITIONS,
+    NAMESPACES,
+    SECRETS,
+    NotFound,
+    Resource,
+)
+
+pytestmark = pytest.mark.integration
+
+WIDGETS = Resource("example.com/v1", "Widget", "widgets", namespaced=True)
+
+CRD = """
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: widgets.example.com}
+spec:
+  group: example.com
+  scope: Namespaced
+  names: {kind: Widget, plural: widgets}
+  versions:
+    - name: v1
+      served: true
+      storage: true
+      schema:
+        openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}
+"""
+WIDGET = "{apiVersion: example.com/v1, kind: Widget, metadata: {name: first, namespace: shop}, spec: {size: 1}}"
+SHOP = "{apiVersion: v1, kind: Namespace, metadata: {name: shop}}"
+
+
+def config(name: str, *, namespace: str = "default", value: str = "1", extra: str = "") -> str:
+    metadata = f"{{name: {name}, namespace: {namespace}{extra}}}"
+    return f"---\n{{apiVersion: v1, kind: ConfigMap, metadata: {metadata}, data: {{value: '{value}'}}}}\n"
+
+
+def binding(role: str) -> str:
+    return json.dumps(
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": "addon-viewers"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "viewers"}],
+        }
+    )
+
+
+async def names(addons: Any, namespace: str = "default") -> set[str]:
+    found = (await addons.client.list(CONFIG_MAPS, namespace=namespace)).items
+    return {item["metadata"]["name"] for item in found} - {"kube-root-ca.crt"}
+
+
+async def gone(addons: Any, resource: Resource, name: str, eventually: Any, **where: Any) -> None:
+    async def absent() -> bool:
+        try:
+            found = await addons.client.get(resource, name, **where)
+        except NotFound:
+            return True
+        return "deletionTimestamp" in found["metadata"]
+
+    assert await eventually(absent, timeout=10.0)
+
+
+async def test_a_bundle_in_any_order_is_installed_at_once_and_then_nothing_is_written(addons: Any) -> None:
+    addons.bundle("shop", a=WIDGET, b=config("settings", namespace="shop"), c=CRD, d=SHOP)
+    assert await addons.troubles() == {}
+    widget = await addons.client.get(WIDGETS, "first", namespace="shop")
+    assert widget["metadata"]["labels"] == {"controlplane.kplane.dev/installed-by": "shop"}
+
+    async def versions() -> list[str]:
+        found = [
+            *(await addons.client.list(WIDGETS)).items,
+            *(await addons.client.list(CONFIG_MAPS)).items,
+            *(await addons.client.list(NAMESPACES)).items,
+        ]
+        return sorted(f"{item['metadata']['name']}={item['metadata']['resourceVersion']}" for item in found)
+
+    before = await versions()
+    assert await addons.troubles() == {}
+    assert await versions() == before
+
+
+async def test_drift_is_mended_also_where_the_role_of_a_binding_was_exchanged(addons: Any) -> None:
+    addons.bundle("a", a=config("one"), b=binding("view"))
+    assert await addons.troubles() == {}
+    await addons.client.patch(CONFIG_MAPS, "one", {"data": {"value": "other"}}, namespace="default")
+    await addons.client.delete(CLUSTER_ROLE_BINDINGS, "addon-viewers")
+    await addons.client.create(CLUSTER_ROLE_BINDINGS, json.loads(binding("cluster-admin")))
+    assert await addons.troubles() == {}
+    assert (await addons.client.get(CONFIG_MAPS, "one", namespace="default"))["data"] == {"value": "1"}
+    assert (await addons.client.get(CLUSTER_ROLE_BINDINGS, "addon-viewers"))["roleRef"]["name"] == "view"
+
+
+async def test_what_leaves_the_bundle_or_the_class_goes_and_what_is_marked_stays(addons: Any, eventually: Any) -> None:
+    keep = ", annotations: {controlplane.kplane.dev/keep: 'true'}"
+    addons.bundle("a", a=config("one") + config("two") + config("kept", extra=keep))
+    addons.bundle("b", a=SHOP, b=CRD, c=WIDGET)
+    assert await addons.troubles() == {}
+    assert await names(addons) == {"one", "two", "kept"}
+
+    addons.bundle("a", a=config("two"))
+    assert await addons.troubles() == {}
+    assert await names(addons) == {"two", "kept"}
+
+    addons.wanted = []
+    assert await addons.troubles() == {}
+    assert await names(addons) == {"kept"}
+    await gone(addons, CUSTOM_RESOURCE_DEFINITIONS, "widgets.example.com", eventually)
+    await gone(addons, NAMESPACES, "shop", eventually)
+    assert await names(addons, "kplane-system") == set()
+
+
+async def test_what_moves_to_another_addon_is_not_removed_on_the_way(addons: Any) -> None:
+    addons.bundle("a", a=config("one") + config("stays"))
+    addons.bundle("b", a=config("two"))
+    assert await addons.troubles() == {}
+    before = (await addons.client.get(CONFIG_MAPS, "one", namespace="default"))["metadata"]["uid"]
+    addons.bundle("a", a=config("stays"))
+    addons.bundle("b", a=config("one") + config("two"))
+    assert await addons.troubles() == {}
+    addons.wanted = ["b"]
+    assert await addons.troubles() == {}
+    after = (await addons.client.get(CONFIG_MAPS, "one", namespace="default"))["metadata"]
+    assert after["uid"] == before
+    assert after["labels"] == {"controlplane.kplane.dev/installed-by": "b"}
+    assert await names(addons) == {"one", "two"}
+
+
+async def test_a_broken_addon_stops_no_other_and_nothing_of_it_is_removed(addons: Any) -> None:
+    addons.bundle("broken", a=config("old") + config("good"))
+    assert await addons.troubles() == {}
+    bad = "{apiVersion: v1, kind: Service, metadata: {name: bad}, spec: {ports: [{port: 99999999}]}}"
+    unknown = "{apiVersion: nowhere.example.com/v1, kind: Thing, metadata: {name: x}}"
+    addons.bundle("broken", a=config("good", value="2"), b=bad, c=unknown)
+    addons.bundle("fine", a=config("fine"))
+    addons.wanted += ["missing"]
+    troubles = await addons.troubles()
+    assert set(troubles) == {"broken", "missing"}
+    assert troubles["missing"].reason == "AddonUnknown"
+    assert "Service default/bad" in troubles["broken"].message
+    assert "does not serve kind Thing of nowhere.example.com/v1" in troubles["broken"].message
+    assert await names(addons) == {"old", "good", "fine"}
+    assert (await addons.client.get(CONFIG_MAPS, "good", namespace="default"))["data"] == {"value": "2"}
+
+
+async def test_an_invalid_or_missing_bundle_removes_nothing(addons: Any) -> None:
+    addons.bundle("a", a=config("one"))
+    assert await addons.troubles() == {}
+    addons.bundle("a", a="][")
+    assert (await addons.troubles())["a"].reason == "BundleInvalid"
+    addons.store.remove(next(iter(addons.store)))
+    assert (await addons.troubles())["a"].reason == "AddonUnknown"
+    assert await names(addons) == {"one"}
+
+
+async def test_what_the_tenant_has_itself_is_not_taken_over(addons: Any) -> None:
+    await addons.client.create(NAMESPACES, {"metadata": {"name": "shop"}})
+    await addons.client.create(
+        CONFIG_MAPS, json.loads('{"metadata": {"name": "mine"}, "data": {"a": "b"}}'), namespace="shop"
+    )
+    addons.bundle("a", a=SHOP, b=config("mine", namespace="shop"), c=config("other", namespace="shop"))
+    troubles = await addons.troubles()
+    assert "ConfigMap shop/mine exists in the control plane and is not the add-on's" in troubles["a"].message
+    assert (await addons.client.get(CONFIG_MAPS, "mine", namespace="shop"))["data"] == {"a": "b"}
+    assert await names(addons, "shop") == {"mine", "other"}
+
+    label = {"metadata": {"labels": {"controlplane.kplane.dev/installed-by": "a"}}}
+    await addons.client.patch(CONFIG_MAPS, "mine", label, namespace="shop")
+    assert await addons.troubles() == {}
+    addons.wanted = []
+    assert await addons.troubles() == {}
+    # The namespace was there before.
+    assert (await addons.client.get(NAMESPACES, "shop"))["status"]["phase"] == "Active"
+    assert await names(addons, "shop") == set()
+
+
+async def test_two_addons_with_the_same_object_are_told_and_one_of_them_keeps_it(addons: Any) -> None:
+    addons.bundle("a", a=config("one"))
+    addons.bundle("b", a=config("one", value="2"))
+    for _ in range(2):
+        troubles = await addons.troubles(last=["b"])
+        assert list(troubles) == ["b"]
+        assert "in add-on a as well" in troubles["b"].message
+        assert (await addons.client.get(CONFIG_MAPS, "one", namespace="default"))["data"] == {"value": "1"}
+
+
+async def test_an_inventory_that_a_tenant_forged_deletes_nothing_that_is_not_an_addons(addons: Any) -> None:
+    addons.bundle("a", a=config("one"))
+    assert await addons.troubles() == {}
+    await addons.client.create(CONFIG_MAPS, {"metadata": {"name": "victim", "namespace": "default"}})
+    forged = [
+        ["v1", "ConfigMap", "default", "victim"],
+        ["rbac.authorization.k8s.io/v1", "ClusterRole", "", "cluster-admin"],
+        ["v1", "Namespace", "", "../../kube-system"],
+        ["v1", "Secret", "", "nothing"],
+        "nonsense",
+    ]
+    lines = "\n".join(json.dumps(entry) for entry in forged) + "\n{["
+    await addons.client.patch(CONFIG_MAPS, "kplane-addon-a", {"data": {"objects": lines}}, namespace="kplane-system")
+    assert await addons.troubles() == {}
+    assert await names(addons) == {"one", "victim"}
+    inventory = await addons.client.get(CONFIG_MAPS, "kplane-addon-a", namespace="kplane-system")
+    assert json.loads(inventory["data"]["objects"]) == ["v1", "ConfigMap", "default", "one"]
+
+
+async def test_a_lost_inventory_is_made_again(addons: Any) -> None:
+    addons.bundle("a", a=config("one"))
+    assert await addons.troubles() == {}
+    await addons.client.delete(CONFIG_MAPS, "kplane-addon-a", namespace="kplane-system")
+    assert await addons.troubles() == {}
+    addons.wanted = []
+    assert await addons.troubles() == {}
+    assert await names(addons) == set()
+
+
+async def test_killed_between_any_two_calls_the_next_look_ends_in_the_same_place(addons: Any, monkeypatch: Any) -> None:
+    class Killed(BaseException):
+        pass
+
+    calls = left = 0
+    request = type(addons.client).request
+
+    async def dying(self: Any, method: str, *arguments: Any, **named: Any) -> Any:
+        nonlocal calls, left
+        calls += 1
+        if method != "GET":
+            left -= 1
+        if left < 0:
+            raise Killed
+        return await request(self, method, *arguments, **named)
+
+    monkeypatch.setattr(type(addons.client), "request", dying)
+    stages = [config("one") + config("two"), config("two", value="2") + config("three"), None]
+    for stage in stages:
+        addons.wanted = []
+        if stage is not None:
+            addons.bundle("a", a=stage)
+        for survived in range(40):
+            left = survived
+            try:
+                assert await addons.troubles() == {}
+                break
+            except Killed:
+                continue
+        else:
+            pytest.fail("it never came through")
+        left = 1000
+        expected = {"one", "two"} if stage == stages[0] else {"two", "three"} if stage is not None else set()
+        assert await names(addons) == expected
+
+
+async def test_a_webhook_of_the_tenant_that_hangs_holds_up_only_what_it_is_asked_about(
+    addons: Any, monkeypatch: Any
+) -> None:
+    writers: list[asyncio.StreamWriter] = []
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        while await reader.read(65536):
+            pass
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        hook = {
+            "name": "hangs.example.com",
+            "clientConfig": {"url": f"https://127.0.0.1:{port}/"},
+            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["*"], "resources": ["secrets"]}],
+            "admissionReviewVersions": ["v1"],
+            "sideEffects": "None",
+            "timeoutSeconds": 30,
+        }
+        kind = Resource(
+            "admissionregistration.k8s.io/v1",
+            "ValidatingWebhookConfiguration",
+            "validatingwebhookconfigurations",
+            namespaced=False,
+        )
+        await addons.client.create(kind, {"metadata": {"name": "hangs"}, "webhooks": [hook]})
+        secrets = "---\n".join(f"{{apiVersion: v1, kind: Secret, metadata: {{name: s{n}}}}}\n" for n in range(5))
+        addons.bundle("slow", a=secrets)
+        addons.bundle("quick", a=config("one"))
+        monkeypatch.setattr(addons.client, "_timeout_seconds", 1.0)
+        # It takes the API server a moment to ask a new webhook.
+        async with asyncio.timeout(30):
+            troubles = await addons.troubles()
+            while "slow" not in troubles:
+                for item in (await addons.client.list(SECRETS, namespace="default")).items:
+                    await addons.client.patch(
+                        SECRETS, item["metadata"]["name"], {"metadata": {"labels": None}}, namespace="default"
+                    )
+                troubles = await addons.troubles()
+        assert list(troubles) == ["slow"]
+        assert troubles["slow"].message.count("no answer in time") == 2
+        assert "the rest was not tried yet" in troubles["slow"].message
+        assert await names(addons) == {"one"}
+        await addons.client.delete(kind, "hangs")
+        for writer in writers:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+def test_an_object_is_named_as_people_name_it() -> None:
+    assert str(ObjectId("v1", "ConfigMap", "shop", "one")) == "ConfigMap shop/one"
+    assert str(ObjectId("v1", "Namespace", "", "shop")) == "Namespace shop"

@@ -1,0 +1,212 @@
+"""What a node does that joins by `kubeadm join`, step by step as kubeadm 1.36 does it, at a real API server."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime as dt
+import hashlib
+import hmac
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from controlplane_operator.bootstrap import read_token, revoke, token_secret
+from controlplane_operator.bootstrap.join_token import JoinToken
+from provider import (
+    CONFIG_MAPS,
+    ROLE_BINDINGS,
+    SECRETS,
+    Client,
+    ClusterConfig,
+    Forbidden,
+    NotFound,
+    Resource,
+    Unauthorized,
+)
+
+pytestmark = pytest.mark.integration
+
+CSRS = Resource("certificates.k8s.io/v1", "CertificateSigningRequest", "certificatesigningrequests", namespaced=False)
+NODES = Resource("v1", "Node", "nodes", namespaced=False)
+
+
+async def tokens(addons: Any) -> list[JoinToken]:
+    found = (await addons.client.list(SECRETS, namespace="kube-system")).items
+    return [token for token in map(read_token, found) if token is not None]
+
+
+def identity(addons: Any, token: str | None) -> ClusterConfig:
+    config = addons.client.config
+    return ClusterConfig(server=config.server, ca_data=config.ca_data, token=token)
+
+
+def signed(data: dict[str, str], token: JoinToken) -> bool:
+    """Verify as RFC 7515 says, and not by the code that signed."""
+    header, nothing, signature = data[f"jws-kubeconfig-{token.id}"].split(".")
+
+    def decoded(part: str) -> bytes:
+        return base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))
+
+    assert nothing == ""
+    assert json.loads(decoded(header)) == {"alg": "HS256", "kid": token.id}
+    payload = base64.urlsafe_b64encode(data["kubeconfig"].encode()).rstrip(b"=")
+    expected = hmac.new(token.secret.encode(), header.encode() + b"." + payload, hashlib.sha256).digest()
+    return hmac.compare_digest(expected, decoded(signature))
+
+
+def request_of(node: str) -> str:
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = [
+        x509.NameAttribute(NameOID.ORGANIZATION_NAME, "system:nodes"),
+        x509.NameAttribute(NameOID.COMMON_NAME, f"system:node:{node}"),
+    ]
+    signing = x509.CertificateSigningRequestBuilder().subject_name(x509.Name(subject)).sign(key, hashes.SHA256())
+    return base64.b64encode(signing.public_bytes(serialization.Encoding.PEM)).decode()
+
+
+async def test_a_node_finds_everything_that_kubeadm_join_asks_for(addons: Any) -> None:
+    async with Client(identity(addons, None)) as anybody:
+        with pytest.raises(Forbidden):
+            await anybody.get(CONFIG_MAPS, "cluster-info", namespace="kube-public")
+        addons.wanted = ["kubeadm-join"]
+        assert await addons.troubles() == {}
+        (token,) = await tokens(addons)
+        assert dt.timedelta(hours=23) < token.expires_at - dt.datetime.now(dt.UTC) <= dt.timedelta(hours=24)
+        assert addons.look.until == token.renew_at
+
+        # Discovery: without credentials, and believed because whoever knows the token signed it.
+        data = (await anybody.get(CONFIG_MAPS, "cluster-info", namespace="kube-public"))["data"]
+        assert signed(data, token)
+        with pytest.raises((Forbidden, Unauthorized)):
+            await anybody.get(CONFIG_MAPS, "kubeadm-config", namespace="kube-system")
+        with pytest.raises((Forbidden, Unauthorized)):
+            await anybody.list(CONFIG_MAPS, namespace="kube-public")
+    (cluster,) = yaml.safe_load(data["kubeconfig"])["clusters"]
+    discovered = ClusterConfig(
+        server=cluster["cluster"]["server"],
+        ca_data=base64.b64decode(cluster["cluster"]["certificate-authority-data"]),
+        token=f"{token.id}.{token.secret}",
+    )
+
+    # Preflight and kubelet-start: by the token.
+    async with Client(discovered) as node:
+        kubeadm = (await node.get(CONFIG_MAPS, "kubeadm-config", namespace="kube-system"))["data"]
+        assert yaml.safe_load(kubeadm["ClusterConfiguration"])["kubernetesVersion"] == addons.facts.cluster.version
+        kubelet = yaml.safe_load(
+            (await node.get(CONFIG_MAPS, "kubelet-config", namespace="kube-system"))["data"]["kubelet"]
+        )
+        assert kubelet["kind"] == "KubeletConfiguration"
+        with pytest.raises(NotFound):
+            await node.get(NODES, "worker-1")
+        spec = {
+            "request": request_of("worker-1"),
+            "signerName": "kubernetes.io/kube-apiserver-client-kubelet",
+            "usages": ["digital signature", "client auth"],
+        }
+        asked = await node.create(CSRS, {"metadata": {"name": "node-csr-1"}, "spec": spec})
+        assert asked["spec"]["username"] == f"system:bootstrap:{token.id}"
+        assert "system:bootstrappers:kubeadm:default-node-token" in asked["spec"]["groups"]
+        with pytest.raises(Forbidden):
+            await node.list(SECRETS)
+
+
+async def test_drift_is_mended_tokens_follow_each_other_and_all_of_it_goes(addons: Any) -> None:
+    addons.wanted = ["kubeadm-join"]
+    assert await addons.troubles() == {}
+    (first,) = await tokens(addons)
+    await addons.client.patch(CONFIG_MAPS, "cluster-info", {"data": {"kubeconfig": "evil"}}, namespace="kube-public")
+    await addons.client.delete(ROLE_BINDINGS, "kubeadm:kubelet-config", namespace="kube-system")
+    ageing = JoinToken(first.id, first.secret, dt.datetime.now(dt.UTC).replace(microsecond=0) + dt.timedelta(hours=7))
+    await addons.client.patch(
+        SECRETS, f"bootstrap-token-{first.id}", {"data": token_secret(ageing)["data"]}, namespace="kube-system"
+    )
+    assert await addons.troubles() == {}
+    await addons.client.get(ROLE_BINDINGS, "kubeadm:kubelet-config", namespace="kube-system")
+    both = await tokens(addons)
+    assert len(both) == 2
+    assert ageing in both
+    data = (await addons.client.get(CONFIG_MAPS, "cluster-info", namespace="kube-public"))["data"]
+    assert all(signed(data, token) for token in both)
+    assert addons.look.until == ageing.expires_at
+
+    past = JoinToken(first.id, first.secret, dt.datetime.now(dt.UTC).replace(microsecond=0) - dt.timedelta(hours=1))
+    await addons.client.patch(
+        SECRETS, f"bootstrap-token-{first.id}", {"data": token_secret(past)["data"]}, namespace="kube-system"
+    )
+    assert await addons.troubles() == {}
+    assert [token.id for token in await tokens(addons)] == [token.id for token in both if token.id != first.id]
+    data = (await addons.client.get(CONFIG_MAPS, "cluster-info", namespace="kube-public"))["data"]
+    assert f"jws-kubeconfig-{first.id}" not in data
+
+    addons.wanted = []
+    assert await addons.troubles() == {}
+    assert await tokens(addons) == []
+    for namespace, name in (("kube-public", "cluster-info"), ("kube-system", "kubeadm-config")):
+        with pytest.raises(NotFound):
+            await addons.client.get(CONFIG_MAPS, name, namespace=namespace)
+
+
+async def test_revoking_what_was_issued_ends_the_tokens_as_well(addons: Any) -> None:
+    addons.wanted = ["kubeadm-join"]
+    assert await addons.troubles() == {}
+    (token,) = await tokens(addons)
+    await revoke(addons.client)
+    assert await tokens(addons) == []
+    async with Client(identity(addons, f"{token.id}.{token.secret}")) as node:
+        with pytest.raises(Unauthorized):
+            await node.get(CONFIG_MAPS, "kubeadm-config", namespace="kube-system")
+
+
+async def test_a_cluster_that_kubeadm_made_keeps_what_kubeadm_wrote(addons: Any) -> None:
+    theirs = {"metadata": {"name": "kubeadm-config", "namespace": "kube-system"}, "data": {"ClusterConfiguration": "x"}}
+    await addons.client.create(CONFIG_MAPS, theirs)
+    addons.wanted = ["kubeadm-join"]
+    troubles = await addons.troubles()
+    assert "ConfigMap kube-system/kubeadm-config exists" in troubles["kubeadm-join"].message
+    found = await addons.client.get(CONFIG_MAPS, "kubeadm-config", namespace="kube-system")
+    assert found["data"] == {"ClusterConfiguration": "x"}
+
+
+async def test_kubernetes_own_bootstrap_signer_agrees_with_our_signature(
+    addons: Any, binaries: Any, tmp_path: Path, eventually: Any
+) -> None:
+    addons.wanted = ["kubeadm-join"]
+    assert await addons.troubles() == {}
+    before = await addons.client.get(CONFIG_MAPS, "cluster-info", namespace="kube-public")
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.touch(mode=0o600)
+    kubeconfig.write_text(json.dumps(addons.client.config.to_kubeconfig()))
+    signer = await asyncio.create_subprocess_exec(
+        str(binaries.path("kube-controller-manager")),
+        f"--kubeconfig={kubeconfig}",
+        "--controllers=bootstrap-signer-controller,token-cleaner-controller",
+        "--leader-elect=false",
+        "--secure-port=0",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        mine = JoinToken("mytokn", "0123456789abcdef", dt.datetime.now(dt.UTC) + dt.timedelta(hours=1))
+        await addons.client.create(SECRETS, token_secret(mine))
+
+        async def data() -> dict[str, str]:
+            found = await addons.client.get(CONFIG_MAPS, "cluster-info", namespace="kube-public")
+            return dict(found["data"])
+
+        found = await eventually(data, lambda data: "jws-kubeconfig-mytokn" in data, timeout=30.0)
+        assert signed(found, mine)
+        assert {name: value for name, value in found.items() if name != "jws-kubeconfig-mytokn"} == before["data"]
+        # And we leave theirs alone.
+        assert await addons.troubles() == {}
+        assert await data() == found
+    finally:
+        signer.kill()
+        await signer.wait()

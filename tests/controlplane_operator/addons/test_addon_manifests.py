@@ -1,0 +1,111 @@
+"""Manifests as people write them, and as nobody should."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from controlplane_operator.addons import read_bundle
+from controlplane_operator.addons.manifest import ObjectId, identify, read_manifests
+from controlplane_operator.addons.order import rank
+from controlplane_operator.errors import BundleInvalid
+
+CONFIG = """
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: one, namespace: shop}
+data: {from: 2024-01-02, mode: "0644"}
+"""
+
+
+def test_documents_lists_and_json_are_read_in_order() -> None:
+    listed = {
+        "apiVersion": "v1",
+        "kind": "List",
+        "items": [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "b"}}],
+    }
+    text = f"---\n{CONFIG}---\n# nothing but a comment\n---\n{json.dumps(listed)}\n"
+    found = read_manifests(text, source="x")
+    assert [str(identify(obj)) for obj in found] == ["ConfigMap shop/one", "Namespace b"]
+
+
+def test_what_looks_like_a_date_stays_text_as_in_kubernetes() -> None:
+    (found,) = read_manifests(CONFIG, source="x")
+    assert found["data"] == {"from": "2024-01-02", "mode": "0644"}
+
+
+def test_exported_objects_lose_what_only_their_server_may_say() -> None:
+    metadata = "{name: a, uid: u, resourceVersion: '3', managedFields: [], labels: {x: y}}"
+    text = f"{{apiVersion: v1, kind: Namespace, metadata: {metadata}}}"
+    (found,) = read_manifests(text, source="x")
+    assert found["metadata"] == {"name": "a", "labels": {"x": "y"}}
+
+
+def test_aliases_work() -> None:
+    text = "{apiVersion: v1, kind: ConfigMap, metadata: {name: a, labels: &l {x: y}, annotations: *l}}"
+    (found,) = read_manifests(text, source="x")
+    assert found["metadata"]["annotations"] == {"x": "y"}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a: [", "no YAML"),
+        ("- just\n- a list", "no kind"),
+        ("kind: ConfigMap\napiVersion: v1\nmetadata: {generateName: x-}", "no metadata.name"),
+        ("kind: ConfigMap\nmetadata: {name: x}", "no apiVersion"),
+        ("{kind: ConfigMap, apiVersion: ../v1, metadata: {name: x}}", "cannot be one"),
+        ("{kind: ConfigMap, apiVersion: v1, metadata: {name: a/b}}", "cannot be one"),
+        ("{kind: ConfigMap, apiVersion: v1, metadata: {name: x, namespace: ..}}", "cannot be one"),
+        ("{kind: ConfigMap, apiVersion: v1, metadata: {name: x, labels: [a]}}", "labels is no mapping"),
+        ("{kind: ConfigMap, apiVersion: v1, metadata: {name: x}, data: !!binary aGk=}", "no word"),
+        ("{kind: ConfigMap, apiVersion: v1, metadata: {name: x}, data: !!python/object:os.system {}}", "no YAML"),
+        ("{kind: X, apiVersion: v1, metadata: {name: x}, spec: " + "[" * 150 + "]" * 150 + "}", "deep"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_the_place(text: str, told: str) -> None:
+    with pytest.raises(BundleInvalid, match=told) as caught:
+        read_bundle({"part.yaml": text})
+    assert "part.yaml" in str(caught.value)
+
+
+def test_a_few_lines_do_not_become_gigabytes() -> None:
+    layers = ["l0: &l0 [x, x, x, x, x, x, x, x, x, x]"]
+    layers += [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 10)]
+    text = "kind: ConfigMap\napiVersion: v1\nmetadata: {name: x}\n" + "\n".join(layers)
+    with pytest.raises(BundleInvalid, match="more than 200000 values"):
+        read_bundle({"a": text})
+
+
+def test_an_empty_bundle_and_one_with_too_many_objects_are_refused() -> None:
+    for data in ({}, {"a": ""}, {"a": "---\n---\n"}):
+        with pytest.raises(BundleInvalid, match="no manifest"):
+            read_bundle(data)
+    many = "---\n".join(f"{{kind: ConfigMap, apiVersion: v1, metadata: {{name: x{n}}}}}\n" for n in range(501))
+    with pytest.raises(BundleInvalid, match="500 are the most"):
+        read_bundle({"a": many})
+
+
+def test_equal_manifests_are_an_equal_bundle_however_they_are_written() -> None:
+    first = read_bundle({"a": CONFIG})
+    assert read_bundle({"b": json.dumps(first.objects[0])}).digest == first.digest
+    assert read_bundle({"a": CONFIG.replace("0644", "0600")}).digest != first.digest
+
+
+def _of(group: str, kind: str) -> Any:
+    return ObjectId(f"{group}/v1" if group else "v1", kind, "", "x")
+
+
+def test_the_order_is_one_in_which_a_cluster_can_take_them() -> None:
+    kinds = [
+        _of("", "Namespace"),
+        _of("apiextensions.k8s.io", "CustomResourceDefinition"),
+        _of("rbac.authorization.k8s.io", "ClusterRole"),
+        _of("rbac.authorization.k8s.io", "ClusterRoleBinding"),
+        _of("apps", "Deployment"),
+        _of("admissionregistration.k8s.io", "ValidatingWebhookConfiguration"),
+    ]
+    assert [rank(kind) for kind in kinds] == sorted({rank(kind) for kind in kinds})
+    assert rank(_of("example.com", "Namespace")) == rank(_of("example.com", "Widget"))

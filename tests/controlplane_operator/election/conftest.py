@@ -1,0 +1,265 @@
+"""Two operators on one management cluster, each with its own way to the API server, which writes down what goes by."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import signal
+import socket
+import ssl
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from controlplane_operator.credentials import KeyPair, create_authority, issue_serving, render_kubeconfig
+from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANES
+from embedded.handle import Handle
+from provider import LEASES, Client, ClusterConfig, NotFound
+from provider.tls import ssl_context
+from workloads import end_processes
+
+NAMESPACE, LEASE = "kplane-system", "kplane-operator"
+
+
+@dataclass(frozen=True)
+class Write:
+    """A request that changes something, when it came by."""
+
+    at: float
+    by: str
+    what: str
+
+
+@dataclass
+class Way:
+    """A proxy of the API server, with the operator's identity."""
+
+    name: str
+    kubeconfig: Path
+    log: list[Write]
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def handle(self, session: aiohttp.ClientSession, server: str, request: web.Request) -> web.StreamResponse:
+        await self.open.wait()
+        if request.method != "GET" and "/leases/" not in request.path:
+            self.log.append(Write(time.monotonic(), self.name, f"{request.method} {request.path}"))
+        headers = {name: request.headers[name] for name in ("Accept", "Content-Type") if name in request.headers}
+        async with session.request(
+            request.method, f"{server}{request.raw_path}", headers=headers, data=await request.read()
+        ) as answer:
+            response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
+            await response.prepare(request)
+            async for part in answer.content.iter_any():
+                await self.open.wait()
+                await response.write(part)
+            return response
+
+
+@contextlib.asynccontextmanager
+async def way(name: str, *, handle: Handle, directory: Path, log: list[Write]) -> AsyncIterator[Way]:
+    config = ClusterConfig.load(handle.operator_kubeconfig)
+    authority = create_authority(f"way-of-{name}")
+    made = Way(name, directory / f"{name}.kubeconfig", log)
+    made.open.set()
+    connector = aiohttp.TCPConnector(limit=0, ssl=ssl_context(config))
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
+
+        async def handler(request: web.BaseRequest) -> web.StreamResponse:
+            assert isinstance(request, web.Request)
+            return await made.handle(session, config.server, request)
+
+        application = web.Application(client_max_size=1 << 26)
+        application.router.add_route("*", "/{path:.*}", handler)
+        runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            port = free_port()
+            await web.TCPSite(runner, "127.0.0.1", port, ssl_context=_serving(authority, directory)).start()
+            made.kubeconfig.write_bytes(_kubeconfig(f"https://127.0.0.1:{port}", authority))
+            yield made
+        finally:
+            made.open.set()
+            await runner.cleanup()
+
+
+def _serving(authority: KeyPair, directory: Path) -> ssl.SSLContext:
+    pair = issue_serving(authority, common_name="way", hosts=["127.0.0.1"])
+    file = directory / "way.pem"
+    file.write_bytes(pair.certificate + pair.key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(file)
+    return context
+
+
+def _kubeconfig(server: str, authority: KeyPair) -> bytes:
+    return render_kubeconfig(server=server, ca=authority.certificate, token="anybody")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class Operator:
+    """One of the two, as a process."""
+
+    name: str
+    way: Way
+    url: str
+    process: asyncio.subprocess.Process
+
+    async def ready(self) -> str:
+        """What /readyz says; raises where it is not ready or does not answer."""
+        async with aiohttp.ClientSession() as session, session.get(f"{self.url}/readyz") as answer:
+            text = await answer.text()
+            assert answer.status == 200, text
+            return text
+
+    async def leads(self) -> bool:
+        async with aiohttp.ClientSession() as session, session.get(f"{self.url}/metrics") as answer:
+            return f'leader_election_master_status{{name="{LEASE}"}} 1.0' in await answer.text()
+
+    async def ended(self, *, within: float) -> int:
+        async with asyncio.timeout(within):
+            return await self.process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+
+@dataclass
+class Pair:
+    """Two operators, of which the first one works."""
+
+    first: Operator
+    second: Operator
+    log: list[Write]
+    client: Client
+    eventually: Callable[..., Awaitable[Any]]
+
+    async def create_class(self, name: str) -> None:
+        typed = {"apiVersion": CONTROL_PLANE_CLASSES.api_version, "kind": CONTROL_PLANE_CLASSES.kind}
+        await self.client.create(CONTROL_PLANE_CLASSES, {**typed, "metadata": {"name": name}, "spec": {}})
+
+    async def worked_on(self, name: str) -> bool:
+        """Whether an operator has looked at the class as it is now."""
+        found = await self.client.get(CONTROL_PLANE_CLASSES, name)
+        conditions = found.get("status", {}).get("conditions") or [{}]
+        return bool(conditions[0].get("observedGeneration") == found["metadata"]["generation"])
+
+    async def holder(self) -> str:
+        spec = (await self.client.get(LEASES, LEASE, namespace=NAMESPACE)).get("spec", {})
+        return spec.get("holderIdentity") or ""
+
+    @contextlib.asynccontextmanager
+    async def busy(self) -> AsyncIterator[None]:
+        """Have something to be written all the time."""
+
+        async def edit() -> None:
+            for number in range(1 << 20):
+                deletion = ("Retain", "Destroy")[number % 2]
+                await self.client.patch(CONTROL_PLANE_CLASSES, "busy", {"spec": {"deletionPolicy": deletion}})
+                await asyncio.sleep(0.02)
+
+        await self.create_class("busy")
+        editing = asyncio.create_task(edit())
+        try:
+            yield
+        finally:
+            editing.cancel()
+            await asyncio.wait((editing,))
+        assert editing.cancelled()
+
+    def alternations(self) -> list[str]:
+        """Who wrote, in the order of the writes, each time that it was another one than before."""
+        names = [write.by for write in sorted(self.log, key=lambda write: write.at)]
+        return [name for number, name in enumerate(names) if number == 0 or names[number - 1] != name]
+
+
+async def start(name: str, *, way: Way, handle: Handle, state: Path, log: Path) -> Operator:
+    listen = f"127.0.0.1:{free_port()}"
+    with log.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(*_command(way, handle, state, listen), stderr=errors)
+    return Operator(name, way, f"http://{listen}", process)
+
+
+def _command(way: Way, handle: Handle, state: Path, listen: str) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "controlplane_operator.main",
+        f"--kubeconfig={way.kubeconfig}",
+        "--runtime=process",
+        "--leader-elect",
+        f"--state-dir={state}",
+        *(f"--programs-dir={directory}" for directory in handle.programs),
+        f"--shared-etcd-endpoint={handle.tenants_etcd.endpoint}",
+        f"--shared-etcd-credentials={handle.tenants_etcd_credentials}",
+        f"--listen={listen}",
+    ]
+
+
+async def _clean(client: Client, eventually: Callable[..., Awaitable[Any]]) -> None:
+    for resource in (CONTROL_PLANES, CONTROL_PLANE_CLASSES):
+        for obj in (await client.list(resource)).items:
+            with contextlib.suppress(NotFound):
+                await client.delete(resource, obj["metadata"]["name"])
+
+    async def left() -> int:
+        return len((await client.list(CONTROL_PLANES)).items)
+
+    await eventually(left, lambda found: found == 0, timeout=60.0)
+
+
+@pytest.fixture
+def one_directory(request: pytest.FixtureRequest) -> bool:
+    """Whether both have the same directory for processes, so that the second finds those of the first.
+
+    Its lock lets the second have it only when the first has ended.
+    """
+    return bool(getattr(request, "param", False))
+
+
+@pytest.fixture
+async def pair(
+    api_server: Handle, eventually: Callable[..., Awaitable[Any]], tmp_path: Path, *, one_directory: bool
+) -> AsyncIterator[Pair]:
+    """Two operators; what they made is gone afterwards, as long as one of them is left."""
+    directory = Path(tempfile.mkdtemp(prefix="kplane-election-"))
+    log: list[Write] = []
+    operators: list[Operator] = []
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        stack.push_async_callback(end_processes, directory, grace_seconds=2.0)
+        client = await stack.enter_async_context(Client(ClusterConfig.load(api_server.admin_kubeconfig)))
+        await client.create(LEASES, {"metadata": {"name": LEASE, "namespace": NAMESPACE}})
+        stack.push_async_callback(client.delete, LEASES, LEASE, namespace=NAMESPACE)
+        try:
+            for name in ("first", "second"):
+                made = await stack.enter_async_context(way(name, handle=api_server, directory=directory, log=log))
+                operator_log = tmp_path / f"{name}.log"
+                state = directory / ("both" if one_directory else f"of-{name}")
+                operators.append(await start(name, way=made, handle=api_server, state=state, log=operator_log))
+                await eventually(operators[-1].ready, timeout=30.0)
+                if name == "first":
+                    await eventually(operators[-1].leads, timeout=30.0)
+            yield Pair(*operators, log, client, eventually)
+            await _clean(client, eventually)
+        finally:
+            for operator in operators:
+                if operator.process.returncode is None:
+                    operator.signal(signal.SIGCONT)
+                    operator.signal(signal.SIGTERM)
+                    await operator.ended(within=30.0)

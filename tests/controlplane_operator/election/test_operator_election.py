@@ -1,0 +1,103 @@
+"""Of two operators one works; the other one takes over, whatever happens to the first, and never does both."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from controlplane_operator.kinds import CONTROL_PLANES
+
+pytestmark = pytest.mark.integration
+
+
+async def create(pair: Any, name: str) -> None:
+    typed = {"apiVersion": CONTROL_PLANES.api_version, "kind": CONTROL_PLANES.kind}
+    spec = {"deletionPolicy": "Destroy"}
+    await pair.client.create(CONTROL_PLANES, {**typed, "metadata": {"name": name}, "spec": spec})
+
+
+async def ready_since(pair: Any, name: str) -> str | None:
+    found = await pair.client.get(CONTROL_PLANES, name)
+    ready = [item for item in found.get("status", {}).get("conditions", []) if item["type"] == "Ready"]
+    return ready[0]["lastTransitionTime"] if ready and ready[0]["status"] == "True" else None
+
+
+@pytest.mark.parametrize("one_directory", [True], indirect=True)
+async def test_a_killed_operator_is_replaced_within_15_seconds(
+    pair: Any, record_property: Callable[[str, object], None]
+) -> None:
+    await create(pair, "before")
+    since = await pair.eventually(lambda: ready_since(pair, "before"), timeout=60.0)
+    assert "[+]leader-election leader" in await pair.first.ready()
+    standby = await pair.second.ready()
+    assert f"[+]leader-election standby, the leader is {await pair.holder()}" in standby
+    assert not await pair.second.leads()
+
+    pair.first.signal(signal.SIGKILL)
+    killed = time.monotonic()
+    await create(pair, "after")
+    await pair.eventually(pair.second.leads, timeout=15.0)
+    took_over = time.monotonic() - killed
+    await pair.eventually(lambda: ready_since(pair, "after"), timeout=60.0)
+    first_write = min(write.at for write in pair.log if write.by == "second") - killed
+
+    record_property("takeover_seconds", round(took_over, 2))
+    record_property("first_write_seconds", round(first_write, 2))
+    assert first_write < 15.0
+    assert first_write - took_over < 3.0
+    assert await ready_since(pair, "before") == since
+    assert pair.alternations() == ["first", "second"]
+
+
+async def test_an_operator_that_is_stopped_hands_over_at_once(
+    pair: Any, record_property: Callable[[str, object], None]
+) -> None:
+    async with pair.busy():
+        await pair.eventually(lambda: pair.log)
+        pair.first.signal(signal.SIGTERM)
+        stopped = time.monotonic()
+        await pair.eventually(lambda: pair.log[-1].by == "second", timeout=20.0)
+        record_property("handover_seconds", round(pair.log[-1].at - stopped, 2))
+        # Without the Lease being given back it would be ten at least.
+        assert pair.log[-1].at - stopped < 6.0
+        assert await pair.first.ended(within=20.0) == 0
+    assert pair.alternations() == ["first", "second"]
+
+
+async def test_an_operator_that_is_cut_off_ends_before_the_next_one_begins(pair: Any) -> None:
+    async with pair.busy():
+        await pair.eventually(lambda: pair.log)
+        pair.first.way.open.clear()
+        await pair.eventually(pair.second.leads, timeout=20.0)
+        pair.first.way.open.set()
+        assert await pair.first.ended(within=20.0) == 1
+        await pair.create_class("after")
+        await pair.eventually(lambda: pair.worked_on("after"))
+    assert pair.alternations() == ["first", "second"]
+
+
+async def test_an_operator_that_was_frozen_writes_nothing_when_it_wakes(pair: Any) -> None:
+    async with pair.busy():
+        await pair.eventually(lambda: pair.log)
+        pair.first.signal(signal.SIGSTOP)
+        await pair.eventually(lambda: pair.log[-1].by == "second", timeout=20.0)
+        pair.first.signal(signal.SIGCONT)
+        assert await pair.first.ended(within=20.0) == 1
+    assert pair.alternations() == ["first", "second"]
+
+
+async def test_two_operators_go_on_as_they_were_when_the_lease_is_deleted(pair: Any) -> None:
+    from provider import LEASES
+
+    holder = await pair.holder()
+    await pair.client.delete(LEASES, "kplane-operator", namespace="kplane-system")
+    await pair.eventually(pair.holder, lambda found: found == holder)
+    async with pair.busy():
+        await pair.eventually(lambda: len(pair.log) > 3)
+        await asyncio.sleep(0)
+    assert pair.alternations() == ["first"]

@@ -1,0 +1,174 @@
+"""What a class decides, who uses it, and what stays of it when it is gone, on a real management cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANES
+from provider import CLUSTER_ROLES, EVENTS, SECRETS, Client, NotFound
+
+pytestmark = pytest.mark.integration
+
+
+async def condition(field: Any, kind: str, name: str, type: str) -> dict[str, Any] | None:  # noqa: A002
+    conditions = (await field.get(kind, name)).get("status", {}).get("conditions", [])
+    return next((item for item in conditions if item["type"] == type), None)
+
+
+async def warnings(field: Any, kind: str, name: str) -> set[str]:
+    found = (await field.client.list(EVENTS, namespace="default")).items
+    return {
+        event["reason"]
+        for event in found
+        if event["type"] == "Warning"
+        and (event["involvedObject"]["kind"], event["involvedObject"]["name"]) == (kind, name)
+    }
+
+
+async def delete(field: Any, name: str) -> None:
+    await field.client.delete(CONTROL_PLANES, name)
+    await field.gone(CONTROL_PLANES, name)
+
+
+async def test_the_use_of_a_class_is_counted_in_few_writes(field: Any) -> None:
+    # Each of them is refused before anything is made for it.
+    await field.create("ControlPlaneClass", "crowded", modesAllowed=["Dedicated"])
+
+    async def count() -> int | None:
+        used: int | None = (await field.get("ControlPlaneClass", "crowded")).get("status", {}).get("controlPlanes")
+        return used
+
+    await field.eventually(count, lambda used: used == 0)
+    written: set[str] = set()
+
+    async def follow() -> None:
+        async with Client(field.client.config) as client:
+            selector = "metadata.name=crowded"
+            async with client.watch(CONTROL_PLANE_CLASSES, resource_version=None, field_selector=selector) as watch:
+                async for event in watch:
+                    if event.type != "BOOKMARK":
+                        written.add(event.object["metadata"]["resourceVersion"])
+
+    following = asyncio.create_task(follow())
+    await field.eventually(lambda: len(written), lambda seen: seen == 1)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    names = [f"crowd-{number}" for number in range(200)]
+    await asyncio.gather(*(field.create("ControlPlane", name, classRef={"name": "crowded"}) for name in names))
+    await field.eventually(count, lambda used: used == 200, timeout=30.0)
+    seconds = loop.time() - begun
+    await asyncio.gather(*(field.client.delete(CONTROL_PLANES, name) for name in names))
+    await field.eventually(count, lambda used: used == 0, timeout=30.0)
+    following.cancel()
+    await asyncio.wait([following])
+    # One a second at most, and the first.
+    assert len(written) <= (loop.time() - begun) + 2
+    assert seconds < 30
+
+
+async def test_a_class_tells_what_cannot_be_acted_on(field: Any) -> None:
+    await field.create("ControlPlaneClass", "wishful", addons=["starter", "no-such-bundle"])
+    await field.becomes("ControlPlaneClass", "wishful", "AddonUnknown")
+    await field.client.patch(CONTROL_PLANE_CLASSES, "wishful", {"spec": {"addons": ["starter"]}})
+    await field.becomes("ControlPlaneClass", "wishful", "Valid")
+
+    await field.create("ControlPlaneClass", "roleless", auth={"defaultRole": "no-such-role"}, deletionPolicy="Destroy")
+    await field.create("ControlPlane", "roleless", classRef={"name": "roleless"})
+    await field.becomes("ControlPlane", "roleless", "RoleNotFound", timeout=60.0)
+
+    async def told() -> str:
+        found = await condition(field, "ControlPlaneClass", "roleless", "Supported")
+        return found["message"] if found is not None else ""
+
+    message = await field.eventually(told, lambda text: text != "")
+    assert "no-such-role" in message
+    assert "control plane roleless" in message
+    auth = {"defaultRole": "system:discovery"}
+    await field.client.patch(CONTROL_PLANE_CLASSES, "roleless", {"spec": {"auth": auth}})
+    await field.becomes("ControlPlane", "roleless", "Reconciled", timeout=60.0)
+    await field.eventually(told, lambda text: text == "")
+
+    # Of one that is published, everything but the role goes on: what it had is taken away, and credentials are renewed.
+    published = (await field.get("ControlPlane", "roleless"))["status"]["credentialsExpireAt"]
+    auth = {"defaultRole": "no-such-role", "lifetime": "48h"}
+    await field.client.patch(CONTROL_PLANE_CLASSES, "roleless", {"spec": {"auth": auth}})
+    found = await field.becomes("ControlPlane", "roleless", "RoleNotFound")
+    assert found["status"]["credentialsExpireAt"] > published
+    async with Client(await field.tenant("roleless", secret="controllersSecretRef")) as inside:
+        body = {"metadata": {"name": "no-such-role"}, "rules": []}
+        await inside.create(CLUSTER_ROLES, body)
+    await field.becomes("ControlPlane", "roleless", "Reconciled", timeout=30.0)
+
+
+async def test_what_a_class_decided_stays_in_force_when_it_is_gone(field: Any) -> None:
+    auth = {"model": "x509", "defaultRole": "system:discovery", "lifetime": "2h"}
+    await field.create("ControlPlaneClass", "passing", deletionPolicy="Destroy", auth=auth)
+    await field.create("ControlPlane", "classless", classRef={"name": "passing"})
+    before = await field.becomes("ControlPlane", "classless", "Reconciled", timeout=60.0)
+    await field.client.delete(CONTROL_PLANE_CLASSES, "passing")
+
+    async def lost() -> dict[str, Any] | None:
+        return await condition(field, "ControlPlane", "classless", "ClassFound")
+
+    found = await field.eventually(lost, lambda told: told is not None)
+    assert (found["status"], found["reason"]) == ("False", "ClassNotFound")
+    for kind, name, reason in (
+        ("ControlPlane", "classless", "ClassNotFound"),
+        ("ControlPlaneClass", "passing", "DeletedInUse"),
+    ):
+
+        async def said(kind: str = kind, name: str = name) -> set[str]:
+            return await warnings(field, kind, name)
+
+        await field.eventually(said, lambda reasons, reason=reason: reason in reasons)
+    after = await field.get("ControlPlane", "classless")
+    for published in ("phase", "endpoint", "kubeconfigSecretRef", "version", "deletionPolicy", "rememberedClass"):
+        assert after["status"][published] == before["status"][published]
+
+    # Credentials are issued as before.
+    reference = after["status"]["kubeconfigSecretRef"]
+    former = await field.tenant("classless")
+    await field.client.delete(SECRETS, reference["name"], namespace=reference["namespace"])
+
+    async def issued() -> Any:
+        return await field.tenant("classless")
+
+    renewed = await field.eventually(issued, lambda config: config.client_key != former.client_key)
+    assert renewed.client_certificate is not None
+    again = await field.becomes("ControlPlane", "classless", "Reconciled")
+    assert again["status"]["credentialsExpireAt"] >= before["status"]["credentialsExpireAt"]
+
+    await delete(field, "classless")
+    assert int(await field.handle.tenants_etcd.count("/clusters/classless/")) == 0
+
+
+async def test_retain_does_not_become_destroy_by_what_happens_to_the_class(field: Any) -> None:
+    await field.create("ControlPlaneClass", "keeping", deletionPolicy="Retain")
+    await field.create("ControlPlane", "keeper", classRef={"name": "keeping"})
+    await field.becomes("ControlPlane", "keeper", "Reconciled", timeout=60.0)
+    await field.client.delete(CONTROL_PLANE_CLASSES, "keeping")
+    await field.eventually(lambda: condition(field, "ControlPlane", "keeper", "ClassFound"))
+    await field.client.delete(CONTROL_PLANES, "keeper")
+    with contextlib.suppress(NotFound):
+        # While it is taken down, and after.
+        await field.create("ControlPlaneClass", "keeping", deletionPolicy="Destroy")
+    await field.gone(CONTROL_PLANES, "keeper")
+    assert int(await field.handle.tenants_etcd.count("/clusters/keeper/")) > 100
+
+
+async def test_an_edit_of_the_class_is_in_force_once_the_status_says_so(field: Any) -> None:
+    await field.create("ControlPlaneClass", "turning", deletionPolicy="Retain")
+    await field.create("ControlPlane", "turned", classRef={"name": "turning"})
+    await field.becomes("ControlPlane", "turned", "Reconciled", timeout=60.0)
+    await field.client.patch(CONTROL_PLANE_CLASSES, "turning", {"spec": {"deletionPolicy": "Destroy"}})
+
+    async def policy() -> str:
+        return str((await field.get("ControlPlane", "turned"))["status"]["deletionPolicy"])
+
+    await field.eventually(policy, lambda found: found == "Destroy")
+    await delete(field, "turned")
+    assert int(await field.handle.tenants_etcd.count("/clusters/turned/")) == 0

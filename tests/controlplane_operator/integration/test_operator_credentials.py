@@ -1,0 +1,268 @@
+"""Credentials that are published: how long they live, what they allow, how they come back, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from controlplane_operator.credentials import expiry
+from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANES
+from provider import (
+    CLUSTER_ROLES,
+    NAMESPACES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    Client,
+    ClusterConfig,
+    Forbidden,
+    Unauthorized,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tools.binaries import Binaries
+
+pytestmark = pytest.mark.integration
+
+_GROUP = "controlplane.kplane.dev"
+
+
+def ends(config: ClusterConfig) -> datetime:
+    """Read when a token or a certificate ends out of itself."""
+    if config.client_certificate is not None:
+        return expiry(config.client_certificate)
+    assert config.token is not None
+    claims = config.token.split(".")[1]
+    return datetime.fromtimestamp(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"], UTC)
+
+
+async def metrics(field: Any) -> dict[str, float]:
+    async with aiohttp.ClientSession() as session, session.get(f"{field.url}/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
+
+
+async def delete(field: Any, name: str) -> None:
+    await field.client.delete(CONTROL_PLANES, name)
+    await field.gone(CONTROL_PLANES, name)
+
+
+async def refused(config: ClusterConfig) -> bool:
+    async with Client(config, timeout_seconds=5.0) as client:
+        try:
+            await client.list(NAMESPACES)
+        except (Unauthorized, Forbidden):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("model", ["token", "x509"])
+async def test_the_class_says_how_long_credentials_live(field: Any, model: str) -> None:
+    name = f"aged-{model}"
+    await field.create("ControlPlaneClass", name, deletionPolicy="Destroy", auth={"model": model, "lifetime": "2h"})
+    await field.create("ControlPlane", name, classRef={"name": name})
+    await field.becomes("ControlPlane", name, "Reconciled", timeout=60.0)
+
+    async def lifetime() -> float:
+        config = await field.tenant(name)
+        status = (await field.get("ControlPlane", name))["status"]
+        assert datetime.fromisoformat(status["credentialsExpireAt"]) == ends(config)
+        shown = (await metrics(field))[
+            f'kplane_credentials_expiry_seconds{{control_plane="{name}",secret="kubeconfig"}}'
+        ]
+        seconds = (ends(config) - datetime.now(UTC)).total_seconds()
+        assert shown == pytest.approx(seconds, abs=5)
+        async with Client(config) as tenant:
+            await tenant.list(NAMESPACES)
+        return seconds
+
+    assert await field.eventually(lifetime) == pytest.approx(7200, abs=60)
+    # Longer or shorter, another one is issued, and the status and the metric follow.
+    for text, seconds in (("10m", 600), ("8760h", 8760 * 3600)):
+        await field.client.patch(CONTROL_PLANE_CLASSES, name, {"spec": {"auth": {"lifetime": text}}})
+        await field.eventually(lifetime, lambda found, seconds=seconds: abs(found - seconds) < 60)
+    await delete(field, name)
+    assert [series for series in await metrics(field) if f'"{name}"' in series] == []
+
+
+async def test_metrics_tell_of_beginnings_and_ends(field: Any) -> None:
+    before = await field.eventually(lambda: metrics(field))
+    await field.create("ControlPlane", "measured", deletionPolicy="Destroy")
+    await field.becomes("ControlPlane", "measured", "Reconciled", timeout=60.0)
+    await delete(field, "measured")
+    after = await metrics(field)
+    assert after["kplane_bootstrap_seconds_count"] == before["kplane_bootstrap_seconds_count"] + 1
+    assert 1 < after["kplane_bootstrap_seconds_sum"] - before["kplane_bootstrap_seconds_sum"] < 60
+    assert after["kplane_deleted_keys_total"] - before["kplane_deleted_keys_total"] > 100
+
+
+async def other_token(config: ClusterConfig) -> str:
+    """Return a good token of the control plane that is not ours."""
+    async with Client(config) as tenant:
+        await tenant.apply(SERVICE_ACCOUNTS, {"metadata": {"name": "other", "namespace": "default"}})
+        path = "/api/v1/namespaces/default/serviceaccounts/other/token"
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        answer = await tenant.request("POST", path, body=body)
+    return str(answer["status"]["token"])
+
+
+async def test_whatever_somebody_does_to_a_published_secret_is_undone(field: Any) -> None:
+    await field.create("ControlPlane", "mended", deletionPolicy="Destroy")
+    found = await field.becomes("ControlPlane", "mended", "Reconciled", timeout=60.0)
+    namespace = "kplane-cp-mended"
+
+    async def read(name: str) -> dict[str, Any]:
+        secret: dict[str, Any] = await field.client.get(SECRETS, name, namespace=namespace)
+        return secret
+
+    async def patch(name: str, body: dict[str, Any]) -> None:
+        await field.client.patch(SECRETS, name, body, namespace=namespace)
+
+    async def mended(name: str, secret: str, *, since: str) -> dict[str, Any]:
+        """Wait until the Secret was written again and its credentials are those of ours."""
+
+        async def good() -> dict[str, Any]:
+            now = await read(name)
+            assert now["metadata"]["resourceVersion"] != since
+            assert now["metadata"]["labels"][f"{_GROUP}/name"] == "mended"
+            assert [owner["name"] for owner in now["metadata"]["ownerReferences"]] == ["mended"]
+            assert set(now["data"]) == set(whole["data"])
+            assert now["type"] == "Opaque"
+            assert not now.get("immutable")
+            async with Client(await field.tenant("mended", secret=secret)) as tenant:
+                await tenant.list(SECRETS)
+            return now
+
+        return dict(await field.eventually(good, timeout=10.0))
+
+    for secret in ("kubeconfigSecretRef", "controllersSecretRef"):
+        name = found["status"][secret]["name"]
+        whole = await read(name)
+        stranger = json.dumps(
+            ClusterConfig(
+                server=found["status"]["endpoint"],
+                ca_data=(await field.tenant("mended")).ca_data,
+                token=await other_token(await field.tenant("mended")),
+            ).to_kubeconfig()
+        )
+        edits: list[dict[str, Any]] = [
+            {"data": {"kubeconfig": "Z2FyYmFnZQ=="}},
+            {"data": {"kubeconfig": base64.b64encode(stranger.encode()).decode()}},
+            {"data": None},
+            {"metadata": {"labels": None}},
+            {"metadata": {"ownerReferences": None}},
+            {"metadata": {"annotations": {f"{_GROUP}/expires-at": "2099-01-01T00:00:00+00:00"}}},
+            {"data": {"ca.crt": None}, "immutable": True},
+        ]
+        for edit in edits:
+            await patch(name, edit)
+            now = await mended(name, secret, since="")
+            assert now["data"].keys() == whole["data"].keys()
+        await field.client.delete(SECRETS, name, namespace=namespace)
+        await mended(name, secret, since=whole["metadata"]["resourceVersion"])
+        # Somebody else was faster than we are, with one that cannot be made ours by an edit.
+        await field.client.delete(SECRETS, name, namespace=namespace)
+        with contextlib.suppress(Exception):
+            body = {"metadata": {"name": name, "namespace": namespace}, "type": "kplane.dev/other"}
+            await field.client.create(SECRETS, body)
+        await mended(name, secret, since="")
+
+
+async def may(client: Client, verb: str, resource: str, *, group: str = "", namespace: str = "default") -> bool:
+    attributes = {"verb": verb, "resource": resource, "group": group, "namespace": namespace}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
+    answer = await client.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=review)
+    return bool(answer["status"]["allowed"])
+
+
+@contextlib.asynccontextmanager
+async def aggregating(config: ClusterConfig, *, binaries: Binaries, directory: Path) -> AsyncIterator[None]:
+    """Run the controller that gives ClusterRoles admin, edit and view their rules, as mcm has it run for tenants."""
+    kubeconfig = directory / "kubeconfig"
+    kubeconfig.write_text(json.dumps(config.to_kubeconfig()))
+    kubeconfig.chmod(0o600)
+    process = await asyncio.create_subprocess_exec(
+        binaries.path("kube-controller-manager"),
+        f"--kubeconfig={kubeconfig}",
+        "--controllers=clusterrole-aggregation-controller",
+        "--leader-elect=false",
+        "--secure-port=0",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+_ASKED = (
+    ("list", "pods", ""),
+    ("get", "secrets", ""),
+    ("create", "pods", ""),
+    ("create", "rolebindings", "rbac.authorization.k8s.io"),
+    ("delete", "nodes", ""),
+    ("get", "widgets", "acme.example"),
+)
+_ALLOWED = {
+    "cluster-admin": {"list pods", "get secrets", "create pods", "create rolebindings", "delete nodes", "get widgets"},
+    "admin": {"list pods", "get secrets", "create pods", "create rolebindings"},
+    "edit": {"list pods", "get secrets", "create pods"},
+    "view": {"list pods"},
+    "acme:auditor": {"get widgets"},
+}
+
+
+@pytest.mark.timeout(300)
+async def test_the_role_of_the_class_is_what_the_kubeconfig_may_do(
+    field: Any, binaries: Binaries, tmp_path: Path
+) -> None:
+    name, auth = "roles", {"model": "token", "defaultRole": "cluster-admin"}
+    await field.create("ControlPlaneClass", name, deletionPolicy="Destroy", auth=auth)
+    await field.create("ControlPlane", name, classRef={"name": name})
+    await field.becomes("ControlPlane", name, "Reconciled", timeout=60.0)
+    controllers = await field.tenant(name, secret="controllersSecretRef")
+    config = await field.tenant(name)
+    async with (
+        Client(controllers) as inside,
+        Client(config) as administrator,
+        aggregating(controllers, binaries=binaries, directory=tmp_path),
+    ):
+        rules = [{"apiGroups": ["acme.example"], "resources": ["widgets"], "verbs": ["get"]}]
+        await inside.create(CLUSTER_ROLES, {"metadata": {"name": "acme:auditor"}, "rules": rules})
+
+        async def allowed() -> set[str]:
+            return {
+                f"{verb} {resource}"
+                for verb, resource, group in _ASKED
+                if await may(administrator, verb, resource, group=group)
+            }
+
+        # Down, and up again: what one role allowed is gone with it. The credentials stay the same.
+        for role in (*_ALLOWED, "cluster-admin"):
+            await field.client.patch(CONTROL_PLANE_CLASSES, name, {"spec": {"auth": {"defaultRole": role}}})
+            await field.eventually(allowed, lambda found, role=role: found == _ALLOWED[role], timeout=20.0)
+        assert await field.tenant(name) == config
+
+        # So it is with the identity of another model.
+        await field.client.patch(CONTROL_PLANE_CLASSES, name, {"spec": {"auth": {"model": "x509"}}})
+        await field.eventually(allowed, lambda found: found == set(), timeout=20.0)
+
+        async def let_in() -> bool:
+            return not await refused(await field.tenant(name))
+
+        await field.eventually(let_in, timeout=20.0)

@@ -1,0 +1,222 @@
+"""ControlPlaneEndpoint: what its status says, whose Secrets it may name, and that silent ones delay nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from api.names import ALLOW_ENDPOINT_LABEL
+from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
+from provider import SECRETS, ClusterConfig
+
+pytestmark = pytest.mark.integration
+
+_SILENT = 50
+_GOOD = 20
+
+
+async def keep_kubeconfig(field: Any, name: str, *, config: ClusterConfig, allowed: bool = True) -> dict[str, str]:
+    """Have a Secret of somebody's with a kubeconfig, and return the reference to it."""
+    kubeconfig = base64.b64encode(json.dumps(config.to_kubeconfig()).encode()).decode()
+    labels = {ALLOW_ENDPOINT_LABEL: "true"} if allowed else {}
+    metadata = {"name": name, "namespace": "default", "labels": labels}
+    await field.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}})
+    return {"name": name, "namespace": "default"}
+
+
+async def allow(field: Any, name: str, *, value: str | None) -> None:
+    await field.client.patch(
+        SECRETS, name, {"metadata": {"labels": {ALLOW_ENDPOINT_LABEL: value}}}, namespace="default"
+    )
+
+
+@contextlib.asynccontextmanager
+async def silent_servers(number: int) -> AsyncIterator[list[str]]:
+    """Servers that accept connections and never say a word."""
+    connections: list[asyncio.StreamWriter] = []
+    servers = [
+        await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0) for _ in range(number)
+    ]
+    try:
+        yield [f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers]
+    finally:
+        for server in servers:
+            server.close()
+        for writer in connections:
+            writer.close()
+
+
+async def condition(field: Any, name: str, kind: str, *, of: str = "ControlPlaneEndpoint") -> dict[str, Any]:
+    conditions = (await field.get(of, name)).get("status", {}).get("conditions", [])
+    return next((item for item in conditions if item["type"] == kind), {})
+
+
+async def says(field: Any, name: str, kind: str, status: str, *, of: str = "ControlPlaneEndpoint") -> dict[str, Any]:
+    async def found() -> dict[str, Any]:
+        return await condition(field, name, kind, of=of)
+
+    result: dict[str, Any] = await field.eventually(found, lambda item: item.get("status") == status, timeout=30.0)
+    return result
+
+
+@pytest.fixture
+async def server(field: Any) -> dict[str, Any]:
+    """A real API server, as the spec of an endpoint: that of the management cluster."""
+    config = ClusterConfig.load(field.handle.admin_kubeconfig)
+    return {"endpoint": config.server, "credentialsSecretRef": await keep_kubeconfig(field, "server", config=config)}
+
+
+async def test_a_kubeconfig_is_used_only_with_its_owners_consent(field: Any) -> None:
+    config = ClusterConfig.load(field.handle.admin_kubeconfig)
+    reference = await keep_kubeconfig(field, "private", config=config, allowed=False)
+    await field.create("ControlPlaneEndpoint", "curious", endpoint=config.server, credentialsSecretRef=reference)
+    await field.create("ControlPlane", "curious", mode="Dedicated", endpointRef={"name": "curious"})
+    for kind in ("ControlPlaneEndpoint", "ControlPlane"):
+        await field.becomes(kind, "curious", "SecretNotAllowed")
+        told = (await condition(field, "curious", "Ready", of=kind))["message"]
+        assert told.endswith('label it controlplane.kplane.dev/allow-endpoint="true"')
+    assert "kubeconfigSecretRef" not in (await field.get("ControlPlane", "curious"))["status"]
+
+    await allow(field, "private", value="true")
+    for kind in ("ControlPlaneEndpoint", "ControlPlane"):
+        await field.becomes(kind, "curious", "Reconciled", timeout=10.0)
+    published = (await field.get("ControlPlane", "curious"))["status"]["kubeconfigSecretRef"]
+
+    await allow(field, "private", value=None)
+    for kind in ("ControlPlaneEndpoint", "ControlPlane"):
+        await field.becomes(kind, "curious", "SecretNotAllowed", timeout=10.0)
+    assert (await field.get("ControlPlane", "curious"))["status"]["kubeconfigSecretRef"] == published
+
+    # Its owner may exchange it as well: nobody has to wait for a time to be over.
+    await allow(field, "private", value="true")
+    await field.client.patch(SECRETS, "private", {"data": {"kubeconfig": "Z2FyYmFnZQ=="}}, namespace="default")
+    await field.becomes("ControlPlane", "curious", "CredentialsMissing", timeout=10.0)
+    await keep_kubeconfig(field, "private", config=config)
+    await field.becomes("ControlPlane", "curious", "Reconciled", timeout=10.0)
+
+
+async def test_ready_is_about_what_is_written_and_reachable_about_who_answers(
+    field: Any, server: dict[str, Any]
+) -> None:
+    secret = {"credentialsSecretRef": server["credentialsSecretRef"]}
+    async with silent_servers(1) as [silent]:
+        await field.create("ControlPlaneEndpoint", "good", **server)
+        await field.create("ControlPlaneEndpoint", "silent", endpoint=silent, **secret)
+        await field.create("ControlPlaneEndpoint", "refusing", endpoint="https://127.0.0.1:9", **secret)
+        await field.create("ControlPlaneEndpoint", "empty")
+        # Published while the silent one has still time to answer.
+        assert (await says(field, "silent", "Ready", "True"))["reason"] == "Reconciled"
+        assert (await field.get("ControlPlaneEndpoint", "silent"))["status"]["endpoint"] == silent
+        assert (await condition(field, "silent", "Reachable"))["reason"] == "Probing"
+        for name in ("silent", "refusing"):
+            assert (await says(field, name, "Reachable", "False"))["reason"] == "EndpointUnreachable"
+            assert (await condition(field, name, "Ready"))["status"] == "True"
+        assert (await says(field, "good", "Reachable", "True"))["reason"] == "Answered"
+        assert (await says(field, "empty", "Ready", "False"))["reason"] == "EndpointPending"
+        assert (await condition(field, "empty", "Reachable"))["status"] == "Unknown"
+
+
+async def test_what_somebody_observed_wins_over_the_spec_and_what_nobody_wants_goes(
+    field: Any, server: dict[str, Any]
+) -> None:
+    outside, joined = "https://outside.example", "https://join.example"
+
+    async def urls() -> dict[str, str]:
+        status = (await field.get("ControlPlaneEndpoint", "door")).get("status", {})
+        return {name: url for name, url in status.items() if name.endswith(("endpoint", "Endpoint"))}
+
+    async def becomes(**wanted: str) -> None:
+        await field.eventually(urls, lambda found: found == wanted)
+
+    async def published() -> dict[str, str]:
+        status = (await field.get("ControlPlane", "door"))["status"]
+        return {item["type"]: item["url"] for item in status["endpoints"]}
+
+    await field.create("ControlPlaneEndpoint", "door", **server, externalEndpoint=outside)
+    await field.create("ControlPlane", "door", mode="Dedicated", endpointRef={"name": "door"})
+    await field.becomes("ControlPlane", "door", "Reconciled", timeout=60.0)
+    await becomes(endpoint=server["endpoint"], externalEndpoint=outside)
+    assert await published() == {"Internal": server["endpoint"], "External": outside, "Join": outside}
+
+    # Whoever provides the endpoint writes what it observed; the spec's other URLs stay.
+    observed = {
+        "metadata": {"name": "door"},
+        "status": {"externalEndpoint": "https://lb.example", "joinEndpoint": joined},
+    }
+    provider = {"subresource": "status", "field_manager": "load-balancer"}
+    await field.client.apply(CONTROL_PLANE_ENDPOINTS, observed, **provider)
+    await field.eventually(
+        published,
+        lambda found: found == {"Internal": server["endpoint"], "External": "https://lb.example", "Join": joined},
+    )
+    await field.client.patch(CONTROL_PLANE_ENDPOINTS, "door", {"spec": {"externalEndpoint": None}})
+
+    async def observed_generation() -> bool:
+        found = await field.get("ControlPlaneEndpoint", "door")
+        return bool(found["status"]["observedGeneration"] == found["metadata"]["generation"] == 2)
+
+    await field.eventually(observed_generation)
+    await becomes(endpoint=server["endpoint"], externalEndpoint="https://lb.example", joinEndpoint=joined)
+
+    # When the provider takes its words back, nothing of them is left, nor of what the spec once said.
+    await field.client.apply(CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": "door"}, "status": {}}, **provider)
+    await becomes(endpoint=server["endpoint"])
+    await field.eventually(published, lambda found: set(found.values()) == {server["endpoint"]})
+
+    # Nobody holds a status to the rules of the spec, so that is done here.
+    for bad in ("http://plain.example", "https://user:secret@api.example", "https://api.example/?to=evil"):
+        await field.client.apply(
+            CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": "door"}, "status": {"joinEndpoint": bad}}, **provider
+        )
+        for kind in ("ControlPlaneEndpoint", "ControlPlane"):
+            await field.becomes(kind, "door", "EndpointInvalid")
+        assert set((await published()).values()) == {server["endpoint"]}
+        await field.client.apply(CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": "door"}, "status": {}}, **provider)
+        await field.becomes("ControlPlane", "door", "Reconciled")
+
+
+async def test_silent_endpoints_delay_nobody(field: Any, server: dict[str, Any]) -> None:
+    """More silent ones than the operator has workers, all of them there first; and the good ones do not wait for them.
+
+    Nobody has answered for a silent one, and none has been given up, when the last good one is ready: each of them is
+    waited for at this very moment, or is tried again soon.
+    """
+    reference = server["credentialsSecretRef"]
+    async with silent_servers(_SILENT) as urls:
+        names = [f"silent-{number}" for number in range(_SILENT)]
+        for name, url in zip(names, urls, strict=True):
+            await field.create("ControlPlaneEndpoint", name, endpoint=url, credentialsSecretRef=reference)
+            await field.create("ControlPlane", name, mode="Dedicated", endpointRef={"name": name})
+        for number in range(_GOOD):
+            await field.create("ControlPlaneEndpoint", f"good-{number}", **server)
+            await field.create(
+                "ControlPlane", f"good-{number}", mode="Dedicated", endpointRef={"name": f"good-{number}"}
+            )
+        for number in range(_GOOD):
+            await field.becomes("ControlPlane", f"good-{number}", "Reconciled", timeout=60.0)
+            await says(field, f"good-{number}", "Reachable", "True")
+        for name in names:
+            found = await field.get("ControlPlane", name)
+            ready = next(item for item in found["status"]["conditions"] if item["type"] == "Ready")
+            assert ready["reason"] in {"Provisioning", "EndpointUnreachable"}
+            assert found["status"]["phase"] == "Provisioning"
+        # They are deleted at once too, though nobody can be asked to take anything back.
+        for name in names:
+            await field.client.delete(CONTROL_PLANES, name)
+        for name in names:
+            await field.gone(CONTROL_PLANES, name, timeout=60.0)
+
+
+async def test_at_the_path_of_another_tenant_no_credential_is_written(field: Any, server: dict[str, Any]) -> None:
+    spec = {**server, "endpoint": f"{server['endpoint']}/clusters/victim/control-plane"}
+    await field.create("ControlPlaneEndpoint", "thief", **spec)
+    await field.create("ControlPlane", "thief", endpointRef={"name": "thief"})
+    await field.becomes("ControlPlane", "thief", "EndpointInvalid")
+    assert (await field.client.list(SECRETS, namespace="kplane-cp-thief")).items == []
+    assert "endpoint" not in (await field.get("ControlPlane", "thief"))["status"]

@@ -1,0 +1,188 @@
+"""A control plane that moves between two API servers: address and kubeconfig are published as one pair, always."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from api.names import ALLOW_ENDPOINT_LABEL
+from controlplane_operator.credentials import create_authority, issue_serving
+from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
+from provider import NAMESPACES, SECRETS, Client, ClusterConfig
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+_SECRETS = ("kubeconfigSecretRef", "controllersSecretRef")
+
+
+async def door_to(field: Any, name: str, *, config: ClusterConfig) -> dict[str, Any]:
+    """Return the spec of an endpoint that leads to an API server."""
+    kubeconfig = base64.b64encode(json.dumps(config.to_kubeconfig()).encode()).decode()
+    metadata = {"name": name, "namespace": "default", "labels": {ALLOW_ENDPOINT_LABEL: "true"}}
+    await field.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}})
+    return {"endpoint": config.server, "credentialsSecretRef": {"name": name, "namespace": "default"}}
+
+
+class Watcher:
+    """Reads registrations and the Secrets that they name, again and again, as a consumer might at any moment."""
+
+    def __init__(self, field: Any, *, cas: dict[str, bytes | None]) -> None:
+        self._field = field
+        self._cas = cas
+        self.seen = Counter[str]()
+
+    async def run(self, registration: str) -> None:
+        while True:
+            before = await self._field.get("ControlPlaneRegistration", registration)
+            status = before.get("status", {})
+            if not status.get("ready"):
+                await asyncio.sleep(0.005)
+                continue
+            configs = [
+                await self._config(status[reference])
+                for reference in ("resolvedKubeconfigSecretRef", "resolvedControllersSecretRef")
+            ]
+            after = await self._field.get("ControlPlaneRegistration", registration)
+            if after["metadata"]["resourceVersion"] != before["metadata"]["resourceVersion"]:
+                continue
+            # The registration said this before and after the Secrets were read.
+            address = status["resolvedEndpoint"]
+            assert [(config.server, config.ca_data) for config in configs] == [(address, self._cas[address])] * 2
+            self.seen[address] += 1
+
+    async def _config(self, reference: dict[str, str]) -> ClusterConfig:
+        secret = await self._field.client.get(SECRETS, reference["name"], namespace=reference["namespace"])
+        return ClusterConfig.from_kubeconfig(base64.b64decode(secret["data"]["kubeconfig"]))
+
+
+@contextlib.asynccontextmanager
+async def listening_in(config: ClusterConfig, directory: Path) -> AsyncIterator[tuple[ClusterConfig, set[str]]]:
+    """A server with a CA of its own that passes everything on to an API server, and notes who it is told to be."""
+    authority, shown = create_authority("listening-in"), set[str]()
+    serving = issue_serving(authority, common_name="listening-in", hosts=["127.0.0.1"])
+    (directory / "pair").write_bytes(serving.certificate + serving.key)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(directory / "pair")
+    trust = ssl.create_default_context(cadata=(config.ca_data or b"").decode())
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust)) as session:
+
+        async def pass_on(request: web.Request) -> web.Response:
+            shown.add(request.headers.get("Authorization", "").removeprefix("Bearer "))
+            headers = {
+                name: request.headers[name]
+                for name in ("Authorization", "Content-Type", "Accept")
+                if name in request.headers
+            }
+            url = f"{config.server}{request.raw_path}"
+            body = await request.read()
+            async with session.request(request.method, url, data=body, headers=headers) as answer:
+                return web.Response(status=answer.status, body=await answer.read(), content_type=answer.content_type)
+
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", pass_on)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+            host, port = runner.addresses[0]
+            yield replace(config, server=f"https://{host}:{port}", ca_data=authority.certificate), shown
+        finally:
+            await runner.cleanup()
+
+
+async def test_what_one_api_server_issued_is_shown_to_no_other(field: Any, tmp_path: Path) -> None:
+    await field.create("ControlPlane", "behind", deletionPolicy="Destroy")
+    await field.becomes("ControlPlane", "behind", "Reconciled", timeout=60.0)
+    first = ClusterConfig.load(field.handle.admin_kubeconfig)
+    async with listening_in(await field.tenant("behind"), tmp_path) as (second, shown):
+        await field.create("ControlPlaneEndpoint", "way", **await door_to(field, "first", config=first))
+        await field.create("ControlPlane", "traveller", mode="Dedicated", endpointRef={"name": "way"})
+        await field.becomes("ControlPlane", "traveller", "Reconciled", timeout=60.0)
+        issued = {(await field.tenant("traveller", secret=name)).token for name in _SECRETS}
+
+        way = await door_to(field, "second", config=second)
+        await field.client.patch(CONTROL_PLANE_ENDPOINTS, "way", {"spec": way})
+
+        async def status() -> dict[str, Any]:
+            return dict((await field.get("ControlPlane", "traveller"))["status"])
+
+        await field.eventually(status, lambda found: found["endpoint"] == second.server, timeout=60.0)
+        now = {(await field.tenant("traveller", secret=name)).token for name in _SECRETS}
+        # Of those that it was shown it issued some itself; to show that others were not is only worth something then.
+        assert now & shown
+        assert not issued & (shown | now)
+        await field.client.delete(CONTROL_PLANES, "traveller")
+        await field.gone(CONTROL_PLANES, "traveller")
+
+
+async def test_no_registration_ever_names_an_address_with_the_credentials_for_another(field: Any) -> None:
+    await field.create("ControlPlane", "other", deletionPolicy="Destroy")
+    await field.becomes("ControlPlane", "other", "Reconciled", timeout=60.0)
+    servers = {
+        "left": ClusterConfig.load(field.handle.admin_kubeconfig),
+        "right": await field.tenant("other"),
+    }
+    doors = {name: await door_to(field, name, config=config) for name, config in servers.items()}
+    cas = {config.server: config.ca_data for config in servers.values()}
+    assert len(set(cas.values())) == 2
+
+    await field.create("ControlPlaneEndpoint", "door", **doors["left"])
+    await field.create("ControlPlane", "mover", mode="Dedicated", endpointRef={"name": "door"})
+    registrations: dict[str, dict[str, Any]] = {"plain": {}, "by-door": {"endpointRef": {"name": "door"}}}
+    for name, spec in registrations.items():
+        await field.create(
+            "ControlPlaneRegistration", name, controlPlaneRef={"name": "mover"}, services=["Controllers"], **spec
+        )
+
+    async def lead_to(name: str) -> None:
+        await field.client.patch(CONTROL_PLANE_ENDPOINTS, "door", {"spec": doors[name]})
+
+    async def all_at(name: str) -> None:
+        async def resolved() -> set[str | None]:
+            found = [(await field.get("ControlPlaneRegistration", each)).get("status", {}) for each in registrations]
+            return {status.get("resolvedEndpoint") for status in found}
+
+        await field.eventually(resolved, lambda urls: urls == {servers[name].server}, timeout=60.0)
+
+    await all_at("left")
+    watcher = Watcher(field, cas=cas)
+    async with asyncio.TaskGroup() as watching:
+        tasks = [watching.create_task(watcher.run(name)) for name in registrations]
+        for name in ("right", "left", "right", "left"):
+            await lead_to(name)
+            await all_at(name)
+        # Back and forth faster than anybody follows: whatever is passed on the way, the end is where it leads to.
+        for name in ("right", "left", "right", "left", "right"):
+            await lead_to(name)
+            await asyncio.sleep(0.05)
+        await all_at("right")
+        for task in tasks:
+            task.cancel()
+    assert min(watcher.seen.values()) > 10
+    assert set(watcher.seen) == set(cas)
+
+    async with Client(await field.tenant("mover", secret="controllersSecretRef")) as client:
+        await client.list(NAMESPACES)
+    status = (await field.get("ControlPlane", "mover"))["status"]
+    assert status["endpoint"] == servers["right"].server
+
+    # Where it does not lead anywhere, all stays with the last address that was any good.
+    await field.client.patch(CONTROL_PLANE_ENDPOINTS, "door", {"spec": {"endpoint": "https://127.0.0.1:9"}})
+    await field.becomes("ControlPlane", "mover", "EndpointUnreachable")
+    await all_at("right")
+    assert (await field.get("ControlPlane", "mover"))["status"]["endpoint"] == status["endpoint"]
+    await lead_to("right")
+    await field.becomes("ControlPlane", "mover", "Reconciled")

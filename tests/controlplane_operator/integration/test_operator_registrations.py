@@ -1,0 +1,176 @@
+"""Registrations: resolved in any order, told at once, and theirs who made them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from typing import Any
+
+import pytest
+
+from api.names import ALLOW_ENDPOINT_LABEL
+from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
+from provider import SECRETS, Conflict
+
+pytestmark = pytest.mark.integration
+
+_MANY = 200
+
+
+async def status_of(field: Any, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = (await field.get("ControlPlaneRegistration", name)).get("status", {})
+    return found
+
+
+@pytest.mark.timeout(420)
+async def test_two_hundred_registrations_from_before_everything_they_need_resolve(field: Any) -> None:
+    """The Go operator leaves 137 of them unresolved for good, because it looks at a registration only once."""
+    await field.create("ControlPlane", "host", mode="Dedicated", deletionPolicy="Destroy")
+    host = await field.becomes("ControlPlane", "host", "Reconciled", timeout=60.0)
+    names = [f"many-{number}" for number in range(_MANY)]
+    secret = {"name": "many-credentials", "namespace": "default"}
+    url = host["status"]["endpoint"]
+
+    async def register(name: str) -> None:
+        await field.create("ControlPlaneRegistration", name, controlPlaneRef={"name": name}, services=["Controllers"])
+
+    async def control_plane(name: str) -> None:
+        await field.create(
+            "ControlPlane", name, mode="Dedicated", classRef={"name": "many"}, endpointRef={"name": name}
+        )
+
+    async def endpoint(name: str) -> None:
+        await field.create("ControlPlaneEndpoint", name, endpoint=url, credentialsSecretRef=secret)
+
+    await asyncio.gather(*map(register, names))
+    await asyncio.gather(*map(control_plane, names))
+    await asyncio.gather(*map(endpoint, names))
+    await field.create("ControlPlaneClass", "many", controllers={"profile": "Core"})
+    # The last thing of all is what every one of them waits for.
+    kubeconfig = json.dumps((await field.tenant("host")).to_kubeconfig()).encode()
+    data = {"kubeconfig": base64.b64encode(kubeconfig).decode()}
+    labels = {ALLOW_ENDPOINT_LABEL: "true"}
+    await field.client.apply(SECRETS, {"metadata": {**secret, "labels": labels}, "data": data})
+
+    async def unresolved() -> list[str]:
+        found = (await field.client.list(CONTROL_PLANE_REGISTRATIONS)).items
+        ready = {item["metadata"]["name"] for item in found if item.get("status", {}).get("ready") is True}
+        return [name for name in names if name not in ready]
+
+    await field.eventually(unresolved, lambda left: not left, timeout=240.0)
+    planes = {item["metadata"]["name"]: item for item in (await field.client.list(CONTROL_PLANES)).items}
+    for item in (await field.client.list(CONTROL_PLANE_REGISTRATIONS)).items:
+        name, status = item["metadata"]["name"], item["status"]
+        assert status["controlPlaneUID"] == planes[name]["metadata"]["uid"]
+        assert status["resolvedEndpoint"] == url
+        assert status["resolvedControllersSecretRef"]["namespace"] == f"kplane-cp-{name}"
+        assert status["controllers"] == {"profile": "Core"}
+
+
+async def test_a_default_registration_is_its_users_once_it_is_there(field: Any) -> None:
+    await field.create("ControlPlaneClass", "giving", defaultServices=["controllers"], deletionPolicy="Destroy")
+    made = await field.create("ControlPlane", "given", classRef={"name": "giving"})
+    await field.becomes("ControlPlaneRegistration", "given", "Resolved", timeout=60.0)
+    found = await field.get("ControlPlaneRegistration", "given")
+    assert [owner["uid"] for owner in found["metadata"]["ownerReferences"]] == [made["metadata"]["uid"]]
+    assert (found["status"]["services"], found["status"]["mode"]) == (["Controllers"], "Shared")
+
+    spec = {"services": ["controllers", "Scheduler"], "mode": "Dedicated"}
+    await field.client.patch(CONTROL_PLANE_REGISTRATIONS, "given", {"spec": spec})
+    published = await field.eventually(
+        lambda: status_of(field, "given"), lambda status: status["mode"] == "Dedicated", timeout=10.0
+    )
+    assert published["services"] == ["Controllers", "Scheduler"]
+    # Another look at the control plane, after which the class says something else: the user's words stay.
+    await field.client.patch(CONTROL_PLANE_CLASSES, "giving", {"spec": {"defaultServices": ["Workloads"]}})
+    await field.client.patch(CONTROL_PLANES, "given", {"spec": {"deletionPolicy": "Destroy"}})
+
+    async def seen() -> bool:
+        found = await field.get("ControlPlane", "given")
+        return bool(found["status"]["observedGeneration"] == found["metadata"]["generation"])
+
+    await field.eventually(seen)
+    assert (await field.get("ControlPlaneRegistration", "given"))["spec"] == {
+        "controlPlaneRef": {"name": "given"},
+        **spec,
+    }
+
+    await field.client.delete(CONTROL_PLANE_REGISTRATIONS, "given")
+    again = await field.becomes("ControlPlaneRegistration", "given", "Resolved", timeout=30.0)
+    assert again["metadata"]["uid"] != found["metadata"]["uid"]
+    assert again["spec"]["services"] == ["Workloads"]
+
+
+async def test_a_deletion_is_told_before_anything_else_happens(field: Any) -> None:
+    """And a control plane of the same name that comes next is another one, until it is ready itself."""
+    held = {"metadata": {"finalizers": ["test.kplane.dev/held"]}}
+    await field.create("ControlPlaneRegistration", "told", controlPlaneRef={"name": "told"}, services=["Controllers"])
+    first = await field.create("ControlPlane", "told", deletionPolicy="Destroy")
+    before = (await field.becomes("ControlPlaneRegistration", "told", "Resolved", timeout=60.0))["status"]
+    assert before["controlPlaneUID"] == first["metadata"]["uid"]
+    finalizers = (await field.get("ControlPlane", "told"))["metadata"]["finalizers"]
+    held["metadata"]["finalizers"] += finalizers
+    await field.client.patch(CONTROL_PLANES, "told", held)
+
+    begun = time.monotonic()
+    await field.client.delete(CONTROL_PLANES, "told")
+    after = await field.eventually(lambda: status_of(field, "told"), lambda status: not status["ready"], timeout=10.0)
+    assert time.monotonic() - begun < 2.0
+    assert {"resolvedEndpoint", "resolvedKubeconfigSecretRef", "controlPlaneUID"}.isdisjoint(after)
+    assert await field.reason("ControlPlaneRegistration", "told") == "ControlPlaneNotReady"
+
+    async def released() -> bool:
+        found = await field.get("ControlPlane", "told")
+        return bool(found["metadata"]["finalizers"] == ["test.kplane.dev/held"])
+
+    await field.eventually(released, timeout=40.0)
+    await field.client.patch(CONTROL_PLANES, "told", {"metadata": {"finalizers": None}})
+    await field.gone(CONTROL_PLANES, "told")
+    # The next one has an endpoint that nobody answers at, so that it never is ready.
+    await field.create("ControlPlaneEndpoint", "nowhere", endpoint="https://127.0.0.1:9")
+    await field.create("ControlPlane", "told", endpointRef={"name": "nowhere"}, mode="Dedicated")
+
+    async def said() -> str:
+        conditions = (await status_of(field, "told"))["conditions"]
+        return next(str(item["message"]) for item in conditions if item["type"] == "Ready")
+
+    await field.eventually(said, lambda message: message.startswith("control plane told has not been ready yet"))
+    assert (await status_of(field, "told"))["ready"] is False
+
+
+async def test_what_mcm_says_of_its_instance_stays_mcms(field: Any) -> None:
+    """The operator publishes the whole status, by force, and takes nothing over that it did not write."""
+    await field.create("ControlPlaneRegistration", "shared", controlPlaneRef={"name": "absent"}, services=[])
+    await field.becomes("ControlPlaneRegistration", "shared", "ControlPlaneNotFound")
+
+    async def say(status: str, reason: str, **fields: Any) -> None:
+        since = "2026-01-01T00:00:00Z"
+        told = {"type": "Running", "status": status, "reason": reason, "message": "", "lastTransitionTime": since}
+        body = {"metadata": {"name": "shared"}, "status": {"conditions": [told], **fields}}
+        await field.client.apply(
+            CONTROL_PLANE_REGISTRATIONS, body, subresource="status", field_manager="mcm", force=False
+        )
+
+    async def edit(services: list[str]) -> dict[str, Any]:
+        """Have the operator write its status anew."""
+        await field.client.patch(CONTROL_PLANE_REGISTRATIONS, "shared", {"spec": {"services": services}})
+        published: dict[str, Any] = await field.eventually(
+            lambda: status_of(field, "shared"), lambda status: status.get("services", []) == services
+        )
+        return published
+
+    instance = {"controlPlaneUID": "uid-1", "version": "v1.36.3"}
+    await say("True", "InstanceRunning", instance=instance)
+    published = await edit(["Controllers"])
+    assert published["instance"] == instance
+    assert await field.reason("ControlPlaneRegistration", "shared", "Running") == "InstanceRunning"
+    # Were one of them the operator's too, it could neither be taken back, nor changed without force.
+    await say("False", "Ended")
+    assert "instance" not in await status_of(field, "shared")
+    published = await edit(["Controllers", "Scheduler"])
+    assert "instance" not in published
+    assert await field.reason("ControlPlaneRegistration", "shared", "Running") == "Ended"
+    with pytest.raises(Conflict):
+        await say("False", "Ended", ready=True)

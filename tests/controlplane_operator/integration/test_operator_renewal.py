@@ -1,0 +1,68 @@
+"""Certificates of a tenant's programs renew by themselves, under the processes that serve with them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime as dt
+import socket
+import ssl
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from controlplane_operator.credentials import TenantAuthorities, TenantCertificates, issue_serving, renewal_due
+from controlplane_operator.credentials.pki import hosts_of
+from provider import NAMESPACES, SECRETS, Client
+from workloads import find_processes
+
+pytestmark = pytest.mark.integration
+
+_SECRETS = {"authorities": "control-plane-authorities", "certificates": "control-plane-certificates"}
+
+
+async def kept(target: Any, name: str, which: str) -> dict[str, bytes]:
+    found = await target.client.get(SECRETS, _SECRETS[which], namespace=f"kplane-cp-{name}")
+    return {key: base64.b64decode(value) for key, value in found["data"].items()}
+
+
+def served(server: str) -> bytes:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    url = urlsplit(server)
+    with (
+        socket.create_connection((url.hostname, url.port or 443), timeout=5) as plain,
+        context.wrap_socket(plain) as tls,
+    ):
+        return ssl.DER_cert_to_PEM_cert(tls.getpeercert(binary_form=True) or b"").encode()
+
+
+async def test_a_serving_certificate_near_its_end_is_renewed_and_served_by_the_same_process(field: Any) -> None:
+    await field.create("ControlPlane", "renewed", deletionPolicy="Destroy")
+    await field.becomes("ControlPlane", "renewed", "Reconciled", timeout=60.0)
+    config = await field.tenant("renewed")
+    authorities = TenantAuthorities.from_secret(await kept(field, "renewed", "authorities"))
+    first = TenantCertificates.from_secret(await kept(field, "renewed", "certificates"))
+    processes = find_processes(field.state)
+
+    near = issue_serving(
+        authorities.serving,
+        common_name="kube-apiserver",
+        hosts=sorted(hosts_of(first.api_server.certificate)),
+        lifetime=dt.timedelta(minutes=1),
+    )
+    assert renewal_due(near.certificate, now=dt.datetime.now(dt.UTC))
+    data = {"apiserver.crt": near.certificate, "apiserver.key": near.key}
+    encoded = {name: base64.b64encode(content).decode() for name, content in data.items()}
+    await field.client.patch(SECRETS, _SECRETS["certificates"], {"data": encoded}, namespace="kplane-cp-renewed")
+
+    async def renewed() -> bytes:
+        return (await kept(field, "renewed", "certificates"))["apiserver.crt"]
+
+    known = {near.certificate, first.api_server.certificate}
+    certificate = await field.eventually(renewed, lambda found: found not in known, timeout=30.0)
+    await field.eventually(lambda: asyncio.to_thread(served, config.server), lambda found: found == certificate)
+    async with Client(config) as tenant:
+        await tenant.list(NAMESPACES)
+    assert find_processes(field.state) == processes

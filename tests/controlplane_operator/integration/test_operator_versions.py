@@ -1,0 +1,185 @@
+"""Versions of managed control planes, on real API servers: of one version as processes are, and of two as pods are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from controlplane_operator import operator
+from controlplane_operator.kinds import CONTROL_PLANES
+from controlplane_operator.settings import Settings
+from provider import EVENTS, NAMESPACES, Client
+from tools.binaries import Binaries
+from tools.upstreams import KUBERNETES
+from workloads import Component, ComponentState, ProcessRuntime, find_processes
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+OWN = KUBERNETES.version
+MAJOR, MINOR, PATCH = OWN.split(".")
+NEXT = f"{MAJOR}.{int(MINOR) + 1}.{'1' * len(PATCH)}"
+"""As long as the own one, so that it can be written in its place."""
+
+
+class TwoVersions(ProcessRuntime):
+    """Processes with the answers of pods: any version that there is a program of, and replacements that take time."""
+
+    def __init__(self, directory: Path, *, programs: tuple[Path, ...], versions: Mapping[str, Path]) -> None:
+        super().__init__(directory, programs=programs)
+        self._by_version = versions
+        self._present: dict[str, str] = {}
+        self.replacing: set[str] = set()
+
+    def end_replacement(self, name: str) -> None:
+        self.replacing.discard(name)
+        self._subscribers.tell(name)
+
+    @override
+    async def version(self, program: str) -> str | None:
+        return OWN
+
+    @override
+    async def lacks(self, program: str, *, version: str) -> str | None:
+        return None if version in self._by_version else f"there is no {program} {version}"
+
+    @override
+    async def apply(self, component: Component) -> None:
+        if component.program == "kube-apiserver":
+            program = str(self._by_version[component.version or OWN])
+            if self._present.setdefault(component.name, program) != program:
+                self._present[component.name] = program
+                self.replacing.add(component.name)
+            component = dataclasses.replace(component, program=program, version=None)
+        await super().apply(component)
+
+    @override
+    def settled(self, name: str) -> bool:
+        return super().settled(name) and name not in self.replacing
+
+    @override
+    def state(self, name: str) -> ComponentState:
+        by_program = {str(program): version for version, program in self._by_version.items()}
+        state = dataclasses.replace(super().state(name), version=by_program.get(self._present.get(name, "")))
+        return dataclasses.replace(state, rolling=True, message="one is left") if name in self.replacing else state
+
+
+@pytest.fixture
+def runtimes(binaries: Binaries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TwoVersions]:
+    """The runtime of the operator that `field` starts after this: it has the real kube-apiserver, and one that says it
+    were of the next minor version.
+    """
+    real = binaries.path("kube-apiserver")
+    other = tmp_path / "kube-apiserver"
+    other.write_bytes(real.read_bytes().replace(f"v{OWN}".encode(), f"v{NEXT}".encode()))
+    other.chmod(0o700)
+    made: list[TwoVersions] = []
+
+    def runtime(_: Client, settings: Settings) -> TwoVersions:
+        versions = {OWN: real, NEXT: other}
+        made.append(TwoVersions(settings.state_directory, programs=settings.program_directories, versions=versions))
+        return made[-1]
+
+    monkeypatch.setattr(operator, "_runtime", runtime)
+    return made
+
+
+async def ask_for(field: Any, name: str, version: str | None) -> None:
+    await field.client.patch(CONTROL_PLANES, name, {"spec": {"version": version}})
+
+
+async def up_to_date(field: Any, name: str, accept: Callable[[str], bool]) -> dict[str, Any]:
+    """Wait for the reason of the condition UpToDate, which is empty where the control plane is so."""
+
+    async def answered() -> str:
+        found = await field.get("ControlPlane", name)
+        present = found["status"]["observedGeneration"] == found["metadata"]["generation"]
+        return await field.reason("ControlPlane", name, "UpToDate") if present else "not looked at yet"
+
+    await field.eventually(answered, accept, timeout=30.0)
+    found: dict[str, Any] = await field.get("ControlPlane", name)
+    return found
+
+
+def condition(obj: dict[str, Any], type_: str) -> dict[str, Any]:
+    return next((each for each in obj["status"]["conditions"] if each["type"] == type_), {})
+
+
+async def reported(field: Any, name: str) -> str:
+    async with Client(await field.tenant(name)) as tenant:
+        answer: dict[str, Any] = await tenant.request("GET", "/version")
+        return str(answer["gitVersion"])
+
+
+async def test_an_upgrade_is_published_when_it_is_through_and_no_way_leads_back(
+    runtimes: list[TwoVersions], field: Any
+) -> None:
+    await field.create("ControlPlane", "up", deletionPolicy="Destroy")
+    before = await field.becomes("ControlPlane", "up", "Reconciled", timeout=60.0)
+    assert before["status"]["version"] == f"v{OWN}"
+    [runtime] = runtimes
+
+    await ask_for(field, "up", f"v{NEXT}")
+    during = await up_to_date(field, "up", lambda reason: reason == "RollingOut")
+    assert condition(during, "UpToDate")["message"].endswith("serves on; in its way: one is left")
+    assert condition(during, "Ready")["status"] == "True"
+    await field.eventually(lambda: reported(field, "up"), lambda version: version == f"v{NEXT}", timeout=30.0)
+    assert (await field.get("ControlPlane", "up"))["status"]["version"] == f"v{OWN}"
+    runtime.end_replacement("apiserver-up")
+    after = await up_to_date(field, "up", lambda reason: reason == "")
+    assert after["status"]["version"] == f"v{NEXT}"
+    published = ("endpoint", "endpoints", "kubeconfigSecretRef", "controllersSecretRef", "phase")
+    assert {name: after["status"][name] for name in published} == {name: before["status"][name] for name in published}
+
+    async def told() -> list[str]:
+        events = (await field.client.list(EVENTS, namespace="default")).items
+        return [event["message"] for event in events if event["reason"] == "VersionChanged"]
+
+    await field.eventually(told, lambda found: found == [f"the API server is v{NEXT}, and was v{OWN} before"])
+
+    processes = find_processes(field.state)
+    skipping = f"{MAJOR}.{int(MINOR) + 3}.0"
+    for refused, why in ((OWN, "is older than"), (skipping, "skips a minor version"), (None, "the operator's default")):
+        await ask_for(field, "up", refused)
+        found = await up_to_date(field, "up", lambda reason: reason == "VersionNotAllowed")
+        await field.eventually(
+            lambda: field.get("ControlPlane", "up"),
+            lambda found, why=why: why in condition(found, "UpToDate")["message"],
+        )
+        assert condition(found, "Ready")["status"] == "True"
+        assert found["status"]["version"] == f"v{NEXT}"
+    assert find_processes(field.state) == processes
+    assert await reported(field, "up") == f"v{NEXT}"
+
+    await ask_for(field, "up", NEXT)
+    await up_to_date(field, "up", lambda reason: reason == "")
+    assert find_processes(field.state) == processes
+
+
+async def test_processes_are_of_one_version_and_held_to_no_resources(field: Any) -> None:
+    patch = f"{MAJOR}.{MINOR}.{int(PATCH) + 1}"
+    await field.create("ControlPlane", "one", deletionPolicy="Destroy", version=patch)
+    found = await field.becomes("ControlPlane", "one", "VersionNotAvailable")
+    assert found["status"]["phase"] == "Failed"
+    assert f"kube-apiserver is here in version {OWN} only" in condition(found, "Ready")["message"]
+    assert find_processes(field.state) == []
+
+    await ask_for(field, "one", OWN)
+    found = await field.becomes("ControlPlane", "one", "Reconciled", timeout=60.0)
+    assert found["status"]["version"] == f"v{OWN}"
+    assert condition(found, "UpToDate") == condition(found, "Supported") == {}
+    processes = find_processes(field.state)
+
+    await field.client.patch(
+        CONTROL_PLANES, "one", {"spec": {"version": patch, "resources": {"requests": {"memory": "1Gi"}}}}
+    )
+    found = await up_to_date(field, "one", lambda reason: reason == "VersionNotAvailable")
+    assert condition(found, "Ready")["status"] == "True"
+    assert "resources are not acted on" in condition(found, "Supported")["message"]
+    assert find_processes(field.state) == processes
+    async with Client(await field.tenant("one")) as tenant:
+        assert (await tenant.list(NAMESPACES)).items

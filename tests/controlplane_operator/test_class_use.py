@@ -1,0 +1,180 @@
+"""What the status of a class counts and tells, and how often it is written."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from api import ControlPlaneClass
+from controlplane_operator import fanout
+from controlplane_operator.addons.bundles import Bundles
+from controlplane_operator.class_use import named, unserved
+from controlplane_operator.control_plane_class import ControlPlaneClassReconciler
+from controlplane_operator.fanout import Queues, Stores, connect
+
+
+def control_plane(
+    name: str, *, chosen: str | None = "gold", version: int = 1, reason: str | None = None, adopted: bool = False
+) -> dict[str, Any]:
+    spec: dict[str, Any] = {"classRef": {"name": chosen}} if chosen is not None else {}
+    if adopted:
+        spec["endpointRef"] = {"name": "theirs"}
+    conditions = [{"type": "Ready", "status": "False", "reason": reason}] if reason is not None else []
+    return {
+        "metadata": {"name": name, "uid": name, "resourceVersion": str(version)},
+        "spec": spec,
+        "status": {"conditions": conditions},
+    }
+
+
+def gold(**auth: str) -> ControlPlaneClass:
+    return ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": {"auth": auth}})
+
+
+def test_what_cannot_be_acted_on_is_told_with_the_control_planes_that_it_concerns() -> None:
+    users = [
+        control_plane("a", adopted=True),
+        control_plane("b", reason="RoleNotFound"),
+        control_plane("c", reason="Provisioning"),
+    ]
+    [model, role] = unserved(gold(model="x509", defaultRole="tenant-admin"), users=users)
+    assert "auth.model x509" in model
+    assert "control plane a" in model
+    assert "ClusterRole tenant-admin" in role
+    assert "control plane b" in role
+    assert unserved(gold(model="token"), users=[users[0], users[2]]) == []
+
+
+def test_of_many_control_planes_a_few_are_named() -> None:
+    assert named([control_plane("a")]) == "control plane a"
+    many = named([control_plane(f"t{number}") for number in range(200)])
+    assert many == "control planes t0, t1, t2, t3, t4 and 195 more"
+
+
+@pytest.fixture
+def wired(monkeypatch: pytest.MonkeyPatch) -> tuple[Stores, Queues]:
+    monkeypatch.setattr(fanout, "_CLASS_SECONDS", 0.1)
+    stores, queues = Stores(), Queues()
+    connect(stores, queues=queues)
+    return stores, queues
+
+
+async def given(queues: Queues, seconds: float) -> list[str]:
+    """Take what the queue of classes gives in that time."""
+    taken = []
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                key = await queues.classes.get()
+                taken.append(key[1])
+                queues.classes.done(key)
+    except TimeoutError:
+        return taken
+
+
+async def test_many_control_planes_at_once_are_one_look_at_their_class(wired: tuple[Stores, Queues]) -> None:
+    stores, queues = wired
+    for number in range(200):
+        stores.control_planes.apply(control_plane(f"t{number}"))
+        await asyncio.sleep(0)
+    assert await given(queues, 0.5) == ["gold"]
+    for number in range(200):
+        stores.control_planes.remove(control_plane(f"t{number}", version=2))
+    assert await given(queues, 0.5) == ["gold"]
+
+
+async def test_a_class_is_looked_at_for_what_its_status_tells_and_for_nothing_else(
+    wired: tuple[Stores, Queues],
+) -> None:
+    stores, queues = wired
+    stores.control_planes.apply(control_plane("a"))
+    assert await given(queues, 0.3) == ["gold"]
+    stores.control_planes.apply(control_plane("a", version=2, reason="Provisioning"))
+    assert await given(queues, 0.3) == []
+    stores.control_planes.apply(control_plane("a", version=3, reason="RoleNotFound"))
+    assert await given(queues, 0.3) == ["gold"]
+    stores.control_planes.apply(control_plane("a", version=4, chosen="silver"))
+    assert sorted(await given(queues, 0.3)) == ["gold", "silver"]
+
+
+async def test_the_status_of_a_class_wakes_none_of_its_control_planes(wired: tuple[Stores, Queues]) -> None:
+    stores, queues = wired
+    stores.control_planes.apply(control_plane("a"))
+    written = {"metadata": {"name": "gold", "uid": "gold", "resourceVersion": "5"}, "spec": {}}
+    stores.classes.apply(written)
+    while len(queues.control_planes):
+        queues.control_planes.done(await queues.control_planes.get())
+    await given(queues, 0.3)
+    stores.classes.apply({**written, "metadata": {**written["metadata"], "resourceVersion": "6"}, "status": {"a": 1}})
+    assert len(queues.classes) == 0
+    assert await given(queues, 0.3) == ["gold"]
+    assert len(queues.control_planes) == 0
+    spec = {"deletionPolicy": "Destroy"}
+    stores.classes.apply({**written, "metadata": {**written["metadata"], "resourceVersion": "7"}, "spec": spec})
+    assert len(queues.control_planes) == 1
+    assert len(queues.classes) == 1
+
+
+class Written:
+    """Keeps what would have been written and posted."""
+
+    def __init__(self) -> None:
+        self.status: Any = None
+        self.said: list[tuple[str, str, bool]] = []
+
+    async def write(self, store: Any, current: Any, *, status: Any) -> None:
+        self.status = status
+
+    def record(self, about: Any, *, reason: str, message: str, warning: bool) -> None:
+        assert about.resource.kind == "ControlPlaneClass"
+        self.said.append((reason, message, warning))
+
+
+def class_object(version: int, uid: str = "first", **spec: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "gold", "uid": uid, "resourceVersion": str(version), "generation": 1}, "spec": spec}
+
+
+async def test_a_class_that_is_not_understood_says_so_and_is_counted() -> None:
+    stores, written = Stores(), Written()
+    management: Any = SimpleNamespace(stores=stores, status=written, events=written)
+    reconciler = ControlPlaneClassReconciler(management, bundles=Bundles(stores.bundles, namespace="kplane-system"))
+    stores.control_planes.apply(control_plane("a"))
+    stores.classes.apply(class_object(1, auth={"model": "oidc"}))
+    await reconciler.reconcile(("", "gold"))
+    [ready] = written.status.conditions
+    assert (ready.type, ready.status, ready.reason) == ("Ready", "False", "ClassInvalid")
+    assert "spec.auth.model" in ready.message
+    assert written.status.control_planes == 1
+
+
+async def test_the_end_of_a_class_is_told_where_it_is_in_use_and_once() -> None:
+    stores, written = Stores(), Written()
+    management: Any = SimpleNamespace(stores=stores, status=written, events=written)
+    reconciler = ControlPlaneClassReconciler(management, bundles=Bundles(stores.bundles, namespace="kplane-system"))
+    key = ("", "gold")
+    stores.classes.apply(class_object(1))
+    await reconciler.reconcile(key)
+    stores.classes.remove(class_object(2))
+    await reconciler.reconcile(key)
+    assert written.said == []
+
+    stores.control_planes.apply(control_plane("a"))
+    stores.classes.apply(class_object(3))
+    await reconciler.reconcile(key)
+    stores.classes.remove(class_object(4))
+    for _ in range(2):
+        await reconciler.reconcile(key)
+    [(reason, message, warning)] = written.said
+    assert (reason, warning) == ("DeletedInUse", True)
+    assert "control plane a" in message
+
+    # It was made anew before anybody looked.
+    stores.classes.apply(class_object(5))
+    await reconciler.reconcile(key)
+    stores.classes.remove(class_object(6))
+    stores.classes.apply(class_object(7, uid="second"))
+    await reconciler.reconcile(key)
+    assert len(written.said) == 2

@@ -1,0 +1,76 @@
+"""What Prometheus is told, and that a control plane that is gone leaves nothing behind."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from api import ControlPlane
+from controlplane_operator.expiry_metrics import ExpiryMetrics
+from controlplane_operator.fanout import Stores
+from controlplane_operator.metrics import Metrics
+
+
+def control_plane(name: str, *, version: int = 1) -> dict[str, Any]:
+    return {"metadata": {"name": name, "uid": name, "resourceVersion": str(version)}, "spec": {}}
+
+
+def secret(name: str, kind: str, *, ends: str) -> dict[str, Any]:
+    metadata = {
+        "name": f"controlplane-{name}-{kind}",
+        "namespace": f"kplane-cp-{name}",
+        "resourceVersion": "1",
+        "annotations": {"controlplane.kplane.dev/expires-at": ends},
+    }
+    return {"metadata": metadata}
+
+
+def samples(registry: CollectorRegistry) -> dict[tuple[str, str], float]:
+    return {
+        (sample.labels["control_plane"], sample.labels["secret"]): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "kplane_credentials_expiry_seconds"
+    }
+
+
+def test_the_expiry_of_each_published_secret_goes_with_its_control_plane() -> None:
+    stores, registry = Stores(), CollectorRegistry()
+    registry.register(ExpiryMetrics(stores))
+    now = datetime.now(UTC)
+    for name in ("a", "b"):
+        stores.control_planes.apply(control_plane(name))
+        stores.secrets.apply(secret(name, "kubeconfig", ends=(now + timedelta(hours=1)).isoformat()))
+        stores.secrets.apply(secret(name, "controllers", ends=(now - timedelta(hours=1)).isoformat()))
+    found = samples(registry)
+    assert set(found) == {(name, kind) for name in ("a", "b") for kind in ("kubeconfig", "controllers")}
+    assert found["a", "kubeconfig"] == pytest.approx(3600, abs=5)
+    assert found["b", "controllers"] == pytest.approx(-3600, abs=5)
+    stores.control_planes.remove(control_plane("a", version=2))
+    assert {name for name, _ in samples(registry)} == {"b"}
+
+
+def test_what_somebody_wrote_into_a_secret_does_not_end_the_metrics() -> None:
+    stores, registry = Stores(), CollectorRegistry()
+    registry.register(ExpiryMetrics(stores))
+    for name, ends in (("a", "soon"), ("b", "2099-01-01T00:00:00"), ("c", "2099-01-01T00:00:00+00:00")):
+        stores.control_planes.apply(control_plane(name))
+        stores.secrets.apply(secret(name, "kubeconfig", ends=ends))
+    assert set(samples(registry)) == {("c", "kubeconfig")}
+
+
+def test_bootstrap_seconds_and_deleted_keys_have_no_series_of_a_control_plane() -> None:
+    metrics = Metrics()
+    created = (datetime.now(UTC) - timedelta(seconds=4)).isoformat()
+    one = {"metadata": {"name": "acme", "creationTimestamp": created}, "spec": {}}
+    metrics.published(ControlPlane.model_validate(one))
+    metrics.keys_deleted(186)
+    metrics.keys_deleted(14)
+    shown = generate_latest(metrics.registry).decode()
+    assert 'kplane_bootstrap_seconds_bucket{le="3.0"} 0.0' in shown
+    assert 'kplane_bootstrap_seconds_bucket{le="7.5"} 1.0' in shown
+    assert "kplane_deleted_keys_total 200.0" in shown
+    assert "acme" not in shown

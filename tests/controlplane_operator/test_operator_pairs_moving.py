@@ -1,0 +1,160 @@
+"""Pairs: a control plane moves when its registrations have let go of the former address, and not before."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from api import ControlPlane, ControlPlaneRegistration
+from controlplane_operator import pairs as module
+from controlplane_operator.fanout import Queues, Stores
+from controlplane_operator.pairs import Pairs
+from controlplane_operator.resolution import SecretStanding, resolve
+from controlplane_operator.trouble import Trouble
+from provider import ClusterConfig
+
+_OLD, _NEW = "https://old.example", "https://new.example"
+_ADMIN = {"name": "controlplane-acme-kubeconfig", "namespace": "kplane-cp-acme"}
+_CONTROLLERS = {"name": "controlplane-acme-controllers", "namespace": "kplane-cp-acme"}
+
+
+class World:
+    """One control plane and one registration, in the stores as the operator keeps them."""
+
+    def __init__(self) -> None:
+        self.stores, self.queues = Stores(), Queues()
+        self.pairs = Pairs(self.stores, queues=self.queues)
+        self._version = 0
+        for reference in (_ADMIN, _CONTROLLERS):
+            self.secret(reference, server=_OLD)
+
+    def _metadata(self, name: str, **more: Any) -> dict[str, Any]:
+        self._version += 1
+        return {"name": name, "uid": f"uid-{name}", "resourceVersion": str(self._version), "generation": 1, **more}
+
+    def control_plane(self, *, endpoint: str | None = _OLD) -> ControlPlane:
+        refs = {"kubeconfigSecretRef": _ADMIN, "controllersSecretRef": _CONTROLLERS}
+        status = {"endpoint": endpoint, **refs} if endpoint is not None else {}
+        obj = {"metadata": self._metadata("acme"), "spec": {}, "status": status}
+        self.stores.control_planes.apply(obj)
+        return ControlPlane.model_validate(obj)
+
+    def secret(self, reference: dict[str, str], *, server: str) -> None:
+        kubeconfig = json.dumps(ClusterConfig(server=server, token="t").to_kubeconfig()).encode()
+        metadata = self._metadata(reference["name"], namespace=reference["namespace"])
+        data = {"kubeconfig": base64.b64encode(kubeconfig).decode()}
+        self.stores.secrets.apply({"metadata": metadata, "data": data})
+
+    def registration(self, *, at: str | None, secret: dict[str, str] | None = None) -> ControlPlaneRegistration:
+        told: dict[str, Any] = {"ready": False}
+        if at is not None:
+            told = {
+                "ready": True,
+                "resolvedEndpoint": at,
+                "resolvedKubeconfigSecretRef": secret or _ADMIN,
+                "controlPlaneUID": "uid-acme",
+            }
+        spec: dict[str, Any] = {"controlPlaneRef": {"name": "acme"}}
+        if secret is not None:
+            spec["kubeconfigSecretRef"] = secret
+        obj = {"metadata": self._metadata("reg"), "spec": spec, "status": told}
+        self.stores.registrations.apply(obj)
+        return ControlPlaneRegistration.model_validate(obj)
+
+    def check(self, registration: ControlPlaneRegistration, of: ControlPlane) -> None:
+        found = resolve(registration, control_plane=of, endpoint=None, standing=SecretStanding.USABLE)
+        self.pairs.check(registration, found, of=of)
+
+
+async def test_a_move_waits_until_registrations_have_let_go() -> None:
+    world, steps = World(), list[str]()
+    control_plane, registration = world.control_plane(), world.registration(at=_OLD)
+
+    async def move() -> None:
+        async with world.pairs.moving(control_plane, to=_NEW):
+            steps.append("written")
+
+    task = asyncio.create_task(move())
+    key = await asyncio.wait_for(world.queues.registrations.get(), 1)
+    assert key == ("", "reg")
+    assert steps == []
+    async with world.pairs.resolving("acme"):
+        with pytest.raises(Trouble, match="is moving to another address") as told:
+            world.check(registration, control_plane)
+        assert told.value.waits_for_event
+        world.registration(at=None)
+        await asyncio.sleep(0)
+        # Whoever holds the pair publishes first.
+        assert steps == []
+        steps.append("let go")
+    await asyncio.wait_for(task, 1)
+    assert steps == ["let go", "written"]
+    world.queues.registrations.done(key)
+    # It is told that it may name the new one.
+    assert await asyncio.wait_for(world.queues.registrations.get(), 1) == key
+
+
+async def test_what_is_published_during_a_move_is_waited_for_too() -> None:
+    world = World()
+    control_plane = world.control_plane()
+    async with world.pairs.resolving("acme"):
+        moving = world.pairs.moving(control_plane, to=_NEW)
+        task = asyncio.ensure_future(moving.__aenter__())
+        await asyncio.sleep(0)
+        # It was resolved before the move began, and is published just now.
+        world.registration(at=_OLD)
+    await asyncio.sleep(0.01)
+    assert not task.done()
+    world.registration(at=None)
+    await asyncio.wait_for(task, 1)
+    await moving.__aexit__(None, None, None)
+
+
+async def test_a_registration_that_does_not_let_go_stops_the_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FREED_SECONDS", 0.02)
+    world = World()
+    control_plane, registration = world.control_plane(), world.registration(at=_OLD)
+    with pytest.raises(Trouble, match="no longer name the former address: reg"):
+        async with world.pairs.moving(control_plane, to=_NEW):
+            pytest.fail("the Secrets would be written now")
+    world.check(registration, control_plane)
+
+
+@pytest.mark.parametrize("endpoint", [None, _NEW], ids=["published for the first time", "stays where it is"])
+async def test_without_a_move_nobody_is_waited_for(endpoint: str | None) -> None:
+    world = World()
+    world.registration(at=_NEW)
+    async with world.pairs.moving(world.control_plane(endpoint=endpoint), to=_NEW):
+        assert len(world.queues.registrations) == 0
+
+
+@pytest.mark.parametrize("moved", [(_ADMIN,), (_CONTROLLERS,), (_ADMIN, _CONTROLLERS)])
+async def test_after_a_crash_in_a_move_the_former_address_is_not_named_again(moved: tuple[dict[str, str], ...]) -> None:
+    world = World()
+    for reference in moved:
+        world.secret(reference, server=_NEW)
+    with pytest.raises(Trouble, match="is for the address that it moves to") as told:
+        world.check(world.registration(at=None), world.control_plane())
+    assert told.value.reason == "EndpointPending"
+    for reference in (_ADMIN, _CONTROLLERS):
+        world.secret(reference, server=_NEW)
+    world.check(world.registration(at=None), world.control_plane(endpoint=_NEW))
+
+
+async def test_what_somebody_writes_into_a_secret_ends_nothing_that_runs() -> None:
+    world = World()
+    world.secret(_ADMIN, server="https://evil.example")
+    world.check(world.registration(at=_OLD), world.control_plane())
+
+
+async def test_a_secret_of_the_registrations_own_choice_is_no_part_of_the_pair() -> None:
+    world, own = World(), {"name": "own", "namespace": "elsewhere"}
+    world.secret(_ADMIN, server=_NEW)
+    world.check(world.registration(at=None, secret=own), world.control_plane())
+    world.registration(at=_OLD, secret=own)
+    async with asyncio.timeout(1), world.pairs.moving(world.control_plane(), to=_NEW):
+        pass

@@ -1,0 +1,62 @@
+"""What one API server issued is shown to no other one: told by what is published and where the endpoint leads now."""
+
+from __future__ import annotations
+
+import base64
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from api import ControlPlane
+from controlplane_operator.addresses import Addresses
+from controlplane_operator.credentials import create_authority
+from controlplane_operator.fanout import Queues, Stores
+from controlplane_operator.management import Management
+from controlplane_operator.pairs import Pairs
+from controlplane_operator.provision import Provision
+from controlplane_operator.publication import Publication
+from provider import ClusterConfig
+
+_OLD, _NEW = "https://old.example", "https://new.example"
+_CA, _OTHER_CA = (create_authority(name).certificate for name in ("one", "other"))
+
+
+def told(*, published: bytes, at: str, ca: bytes, named: str | None = _OLD) -> bool:
+    stores = Stores()
+    metadata = {"name": "controlplane-acme-kubeconfig", "namespace": "kplane-cp-acme", "resourceVersion": "1"}
+    stores.secrets.apply({"metadata": metadata, "data": {"kubeconfig": base64.b64encode(published).decode()}})
+    management = cast("Management", SimpleNamespace(stores=stores))
+    publication = Publication(management, pairs=Pairs(stores, queues=Queues()))
+    status = {"endpoint": named} if named is not None else {}
+    control_plane = ControlPlane.model_validate({"metadata": {"name": "acme"}, "spec": {}, "status": status})
+    administrator = ClusterConfig(server=at, ca_data=ca, token="administrator")
+    provision = Provision(Addresses(at, at, at), administrator=administrator, authorities=None)
+    return publication._is_another_server(control_plane, provision)
+
+
+def kubeconfig(server: str = _OLD, ca: bytes = _CA) -> bytes:
+    return json.dumps(ClusterConfig(server=server, ca_data=ca, token="issued").to_kubeconfig()).encode()
+
+
+@pytest.mark.parametrize(
+    ("case", "another"),
+    [
+        ({"at": _NEW, "ca": _OTHER_CA}, True),
+        ({"at": _NEW, "ca": _CA}, False),  # it only changed its address
+        ({"at": _OLD, "ca": _OTHER_CA}, False),  # its CA was exchanged
+        ({"at": _OLD, "ca": _CA}, False),
+        ({"at": _NEW, "ca": _OTHER_CA, "named": None}, False),  # nothing was published yet
+    ],
+)
+def test_another_address_with_another_ca_is_another_server(case: dict[str, Any], another: bool) -> None:
+    assert told(published=kubeconfig(), **case) is another
+
+
+def test_after_a_crash_in_the_move_what_the_new_one_issued_is_used() -> None:
+    assert not told(published=kubeconfig(_NEW, _OTHER_CA), at=_NEW, ca=_OTHER_CA)
+
+
+def test_where_nobody_can_tell_nothing_is_shown() -> None:
+    assert told(published=b"garbage", at=_NEW, ca=_OTHER_CA)

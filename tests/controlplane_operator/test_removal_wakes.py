@@ -1,0 +1,41 @@
+"""Who is looked at again when an instance ends or a registration goes: a control plane that waits for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controlplane_operator.fanout import Queues, Stores, connect
+
+
+def control_plane(name: str, *, deleting: bool) -> dict[str, Any]:
+    metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": "1"}
+    return {"metadata": metadata | ({"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleting else {}), "spec": {}}
+
+
+def registration(version: int, *, of: str, **status: Any) -> dict[str, Any]:
+    metadata = {"name": "r", "uid": "uid-r", "resourceVersion": str(version)}
+    return {"metadata": metadata, "spec": {"controlPlaneRef": {"name": of}}, "status": status}
+
+
+WORKING = {"instance": {"controlPlaneUID": "uid-old"}}
+RESOLVED = {"ready": True, "controlPlaneUID": "uid-old"}
+
+
+@pytest.mark.parametrize("before", [WORKING, RESOLVED], ids=["instance", "resolved"])
+@pytest.mark.parametrize("after", [{}, None], ids=["ended", "deleted"])
+@pytest.mark.parametrize("deleting", [True, False])
+async def test_the_former_control_plane_of_a_moved_registration_is_looked_at(
+    before: dict[str, Any], after: dict[str, Any] | None, *, deleting: bool
+) -> None:
+    stores, queues = Stores(), Queues()
+    stores.control_planes.apply(control_plane("old", deleting=deleting))
+    stores.registrations.apply(registration(1, of="new", **before))
+    connect(stores, queues=queues)
+    if after is None:
+        stores.registrations.remove(registration(1, of="new", **before))
+    else:
+        stores.registrations.apply(registration(2, of="new", **after))
+    # One that stays has nothing to wait for; that its registration is gone altogether concerns it too.
+    assert len(queues.control_planes) == int(deleting or after is None)

@@ -1,0 +1,249 @@
+"""What registrations are told of their instances, on a real API server, with the rights that mcm has in production."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from mcm.errors import RegistrationWithdrawn
+from mcm.report import Reason
+from mcm.reports import Reports
+from provider import Client, Cluster, ClusterConfig, Forbidden, NotFound, Reflector, Resource
+from provider.providers.registration import REGISTRATIONS
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm")]
+
+Eventually = Callable[..., Any]
+
+
+class Faulty(Client):
+    """A client whose writes are counted, and may meet faults that a real API server shows to nobody on demand."""
+
+    writes = 0
+    fault: Exception | None = None
+    silent = False
+
+    @override
+    async def apply(self, resource: Resource, body: dict[str, Any], **options: Any) -> Any:
+        if self.silent:
+            await asyncio.Event().wait()
+        if self.fault is not None:
+            raise self.fault
+        self.writes += 1
+        return await super().apply(resource, body, **options)
+
+
+class Desk:
+    """One registration that is ready for a control plane, and who tells it of its instance."""
+
+    def __init__(self, admin: Client, client: Faulty, mirror: Reflector, eventually: Eventually) -> None:
+        self.admin = admin
+        self.client = client
+        self.name = f"report-{uuid.uuid4().hex[:10]}"
+        self.uid = f"uid-{uuid.uuid4().hex[:6]}"
+        self._mirror = mirror
+        self._eventually = eventually
+        self.reports = self.another()
+
+    def another(self) -> Reports:
+        """mcm, after it was started again."""
+        return Reports(self.client, registration=self.seen, version="v1.36.3")
+
+    def seen(self, name: str) -> dict[str, Any] | None:
+        return self._mirror.store.get(("", name))
+
+    @property
+    def cluster(self) -> Cluster:
+        config = ClusterConfig(server="https://127.0.0.1:1", token="t")
+        return Cluster(self.name, config=config, attributes={"controlPlaneUID": self.uid})
+
+    async def resolve(self, **status: Any) -> None:
+        """Write what the operator would, and what it says of readiness besides."""
+        body = {"status": {"ready": True, "controlPlaneUID": self.uid, **status}}
+        written = await self.admin.patch(REGISTRATIONS, self.name, body, subresource="status")
+        version = int(written["metadata"]["resourceVersion"])
+
+        def seen() -> int:
+            found = self.seen(self.name)
+            return int(found["metadata"]["resourceVersion"]) if found is not None else 0
+
+        await self._eventually(seen, lambda found: found >= version)
+
+    async def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = (await self.admin.get(REGISTRATIONS, self.name))["status"]
+        return found
+
+    async def running(self) -> tuple[str, str]:
+        """Status and reason of the condition."""
+        found = [item for item in (await self.status()).get("conditions", ()) if item["type"] == "Running"]
+        return (found[0]["status"], found[0]["reason"]) if found else ("", "")
+
+
+@pytest.fixture
+async def desk(api_server: Any, eventually: Eventually) -> AsyncIterator[Desk]:
+    async with (
+        Client(ClusterConfig.load(api_server.admin_kubeconfig)) as admin,
+        Faulty(ClusterConfig.load(api_server.mcm_kubeconfig)) as client,
+    ):
+        mirror = Reflector(client, REGISTRATIONS)
+        task = asyncio.create_task(mirror.run())
+        made = Desk(admin, client, mirror, eventually)
+        spec = {"controlPlaneRef": {"name": made.name}, "services": ["Controllers"]}
+        await admin.create(REGISTRATIONS, {"metadata": {"name": made.name}, "spec": spec})
+        await made.resolve()
+        try:
+            yield made
+        finally:
+            task.cancel()
+            with contextlib.suppress(NotFound):
+                await admin.delete(REGISTRATIONS, made.name)
+
+
+async def test_an_instance_is_announced_before_it_starts_and_its_end_confirmed(
+    desk: Desk, eventually: Eventually
+) -> None:
+    async with desk.reports.running():
+        await desk.reports.announce(desk.cluster)
+        assert await desk.running() == ("False", "Starting")
+        assert (await desk.status())["instance"] == {"controlPlaneUID": desk.uid, "version": "v1.36.3"}
+        desk.reports.say(desk.name, Reason.INSTANCE_RUNNING)
+        await eventually(desk.running, lambda found: found == ("True", "InstanceRunning"))
+        await desk.reports.end(desk.name)
+        assert await desk.running() == ("False", "Ended")
+        status = await desk.status()
+        assert "instance" not in status
+        assert (status["ready"], status["controlPlaneUID"]) == (True, desk.uid)
+
+
+@pytest.mark.parametrize("status", [{"ready": False}, {"controlPlaneUID": "uid-of-the-next-one"}])
+async def test_what_the_operator_took_back_meanwhile_does_not_start(desk: Desk, status: dict[str, Any]) -> None:
+    """The answer to the announcement tells it, also where the watch is behind."""
+    cluster = desk.cluster
+    stale = desk.seen(desk.name)
+    reports = Reports(desk.client, registration=lambda _: stale)
+    await desk.resolve(**status)
+    with pytest.raises(RegistrationWithdrawn):
+        await reports.announce(cluster)
+    await reports.end(desk.name)
+    assert "instance" not in await desk.status()
+
+
+async def test_a_registration_that_is_gone_starts_nothing(desk: Desk, eventually: Eventually) -> None:
+    await desk.admin.delete(REGISTRATIONS, desk.name)
+    await eventually(lambda: desk.seen(desk.name) is None)
+    with pytest.raises(RegistrationWithdrawn):
+        await desk.reports.announce(desk.cluster)
+    await desk.reports.end(desk.name)
+
+
+async def test_only_transitions_are_written(desk: Desk, eventually: Eventually) -> None:
+    async with desk.reports.running():
+        await desk.reports.announce(desk.cluster)
+        for _ in range(50):
+            desk.reports.say(desk.name, Reason.INSTANCE_RUNNING)
+            desk.reports.look(desk.name)
+            await asyncio.sleep(0)
+        await eventually(desk.running, lambda found: found[1] == "InstanceRunning")
+        assert desk.client.writes == 2
+        # Last words that differ each time are no transition, the first ones are.
+        for number in range(50):
+            desk.reports.say(desk.name, Reason.BACKOFF, message=f"it ended at {number}")
+            await asyncio.sleep(0)
+        await eventually(desk.running, lambda found: found == ("False", "Backoff"))
+        for number in range(50):
+            desk.reports.say(desk.name, Reason.BACKOFF, message=f"it ended again at {number}")
+            await asyncio.sleep(0)
+        await desk.reports.end(desk.name)
+        await desk.reports.end(desk.name)
+        assert desk.client.writes == 4
+
+
+async def test_an_instance_that_goes_to_and_fro_is_told_of_less_and_less_often(
+    desk: Desk, eventually: Eventually
+) -> None:
+    async with desk.reports.running():
+        await desk.reports.announce(desk.cluster)
+        seen = []
+        for number in range(400):
+            desk.reports.say(desk.name, Reason.UNREADY if number % 2 else Reason.INSTANCE_RUNNING)
+            await asyncio.sleep(0.01)
+            seen.append(desk.client.writes)
+        assert seen[-1] <= 6
+        # And its end is told at once.
+        await desk.reports.end(desk.name)
+        assert await desk.running() == ("False", "Ended")
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
+async def test_a_management_api_in_trouble_keeps_no_instance_from_running_or_ending(
+    desk: Desk, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, *, silent: bool
+) -> None:
+    if silent:
+        monkeypatch.setattr("mcm.reports._DEADLINE_SECONDS", 0.3)
+    desk.client.silent = silent
+    desk.client.fault = Forbidden(403, "Forbidden", "somebody's policy says no")
+    async with desk.reports.running():
+        await desk.reports.announce(desk.cluster)
+        desk.reports.say(desk.name, Reason.INSTANCE_RUNNING)
+        await desk.reports.end(desk.name)
+        await desk.reports.announce(desk.cluster)
+        assert await desk.running() == ("", "")
+        # It is back, and is told what is true by then.
+        monkeypatch.undo()
+        desk.client.silent, desk.client.fault = False, None
+        await eventually(desk.running, lambda found: found == ("False", "Starting"), timeout=20.0)
+
+
+async def test_what_cannot_start_is_told_once_and_stays_announced(desk: Desk, eventually: Eventually) -> None:
+    async with desk.reports.running():
+        for _ in range(5):
+            await desk.reports.announce(desk.cluster)
+            desk.reports.say_failure(desk.cluster, "no program")
+            await desk.reports.end(desk.name)
+        assert await desk.running() == ("False", "CannotStart")
+        assert (await desk.status())["instance"]["controlPlaneUID"] == desk.uid
+        assert desk.client.writes == 2
+        # Nobody wants it any more: there is none, and none will come.
+        await desk.resolve(ready=False)
+        desk.reports.look(desk.name)
+        await eventually(desk.running, lambda found: found == ("False", "Ended"))
+        assert "instance" not in await desk.status()
+
+
+async def test_instances_that_went_with_an_earlier_mcm_are_told_to_have_ended(
+    desk: Desk, eventually: Eventually
+) -> None:
+    async with desk.reports.running():
+        await desk.reports.announce(desk.cluster)
+        desk.reports.say(desk.name, Reason.INSTANCE_RUNNING)
+        await eventually(desk.running, lambda found: found[0] == "True")
+    await desk.resolve(ready=False)
+    again = desk.another()
+    async with again.running():
+        again.look(desk.name)
+        await eventually(desk.running, lambda found: found == ("False", "Ended"))
+    assert "instance" not in await desk.status()
+
+
+async def test_a_registration_without_an_instance_is_not_written_to(desk: Desk) -> None:
+    async with desk.reports.running():
+        desk.reports.look(desk.name)
+        await desk.reports.end(desk.name)
+    assert desk.client.writes == 0
+    assert await desk.running() == ("", "")
+
+
+async def test_last_words_are_kept_to_their_end(desk: Desk, eventually: Eventually) -> None:
+    async with desk.reports.running():
+        await desk.reports.announce(desk.cluster)
+        desk.reports.say(desk.name, Reason.CANNOT_END, message="x" * 5000 + " and the reason")
+        await eventually(desk.running, lambda found: found == ("False", "CannotEnd"))
+    [found] = [item for item in (await desk.status())["conditions"] if item["type"] == "Running"]
+    assert found["message"].endswith("x and the reason")
+    assert len(found["message"]) == 1000

@@ -1,0 +1,168 @@
+"""A Lease on the real API server, with an identity that may touch this one by its name alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from provider import LEASES, Client, ClusterConfig, Election, Forbidden, Lease, LeaseLost, LeaseTimings, NotFound
+
+pytestmark = pytest.mark.integration
+
+TIMINGS = LeaseTimings(duration_seconds=2, renew_deadline_seconds=1.4, retry_seconds=0.3)
+RULE = {
+    "apiGroups": ["coordination.k8s.io"],
+    "resources": ["leases"],
+    "resourceNames": ["mine"],
+    "verbs": ["get", "watch", "create", "update"],
+}
+
+
+@pytest.fixture
+async def limited(service_account: Callable[..., Awaitable[ClusterConfig]]) -> AsyncIterator[Client]:
+    async with Client(await service_account([RULE]), timeout_seconds=5.0) as client:
+        yield client
+
+
+@pytest.fixture
+def lease(limited: Client, namespace: str) -> Callable[..., Lease]:
+    def make(identity: str, *, name: str = "mine") -> Lease:
+        return Lease(limited, namespace=namespace, name=name, identity=identity, timings=TIMINGS, labels={"of": "test"})
+
+    return make
+
+
+@pytest.fixture
+async def empty(client: Client, namespace: str) -> None:
+    """A Lease as the chart makes it."""
+    await client.create(LEASES, {"metadata": {"name": "mine", "namespace": namespace}})
+
+
+async def spec(client: Client, namespace: str) -> dict[str, Any]:
+    found: dict[str, Any] = (await client.get(LEASES, "mine", namespace=namespace))["spec"]
+    return found
+
+
+@pytest.mark.usefixtures("empty")
+async def test_an_empty_lease_is_held_at_once_and_given_back(
+    client: Client, namespace: str, lease: Callable[..., Lease]
+) -> None:
+    first, second = lease("first"), lease("second")
+    assert await first.try_acquire()
+    assert not await second.try_acquire()
+    assert (second.holder, second.held) == ("first", False)
+    told = await spec(client, namespace)
+    assert (told["holderIdentity"], told["leaseDurationSeconds"], told["leaseTransitions"]) == ("first", 2, 1)
+    await first.renew()
+    assert (await spec(client, namespace))["renewTime"] > told["renewTime"]
+    await first.release()
+    assert not first.held
+    assert await second.try_acquire()
+    assert (await spec(client, namespace))["leaseTransitions"] == 2
+
+
+async def test_one_that_was_not_there_is_made_and_held_later(
+    client: Client, namespace: str, lease: Callable[..., Lease], eventually: Callable[..., Awaitable[Any]]
+) -> None:
+    first, second = lease("first"), lease("second")
+    assert not await first.try_acquire()
+    assert (await client.get(LEASES, "mine", namespace=namespace))["metadata"]["labels"] == {"of": "test"}
+    assert not await second.try_acquire()
+    await eventually(first.try_acquire, timeout=5.0)
+    assert not await second.try_acquire()
+
+
+@pytest.mark.usefixtures("empty")
+async def test_a_deleted_lease_is_made_again_by_its_holder(
+    client: Client, namespace: str, lease: Callable[..., Lease]
+) -> None:
+    first = lease("first")
+    assert await first.try_acquire()
+    await client.delete(LEASES, "mine", namespace=namespace)
+    await first.renew()
+    assert first.held
+    assert (await spec(client, namespace))["holderIdentity"] == "first"
+
+
+@pytest.mark.usefixtures("empty")
+async def test_what_others_write_beside_it_stays(client: Client, namespace: str, lease: Callable[..., Lease]) -> None:
+    first = lease("first")
+    assert await first.try_acquire()
+    await client.patch(LEASES, "mine", {"metadata": {"annotations": {"by": "somebody"}}}, namespace=namespace)
+    await first.renew()
+    found = await client.get(LEASES, "mine", namespace=namespace)
+    assert found["metadata"]["annotations"] == {"by": "somebody"}
+
+
+@pytest.mark.usefixtures("empty")
+async def test_a_lease_that_names_another_is_lost(client: Client, namespace: str, lease: Callable[..., Lease]) -> None:
+    first, second = lease("first"), lease("second")
+    assert await first.try_acquire()
+    assert not await second.try_acquire()
+    await client.patch(LEASES, "mine", {"spec": {"holderIdentity": "second"}}, namespace=namespace)
+    with pytest.raises(LeaseLost, match="held by second"):
+        await first.renew()
+    # It was not this one that wrote it.
+    assert not await second.try_acquire()
+
+
+@pytest.mark.usefixtures("empty")
+async def test_a_takeover_of_a_lease_that_was_just_deleted_makes_none(
+    client: Client, namespace: str, lease: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be held at once, though somebody may have had a newer one meanwhile."""
+    first = lease("first")
+    read = first._read
+
+    async def read_then_deleted() -> Any:
+        found = await read()
+        await client.delete(LEASES, "mine", namespace=namespace)
+        return found
+
+    monkeypatch.setattr(first, "_read", read_then_deleted)
+    assert not await first.try_acquire()
+    with pytest.raises(NotFound):
+        await client.get(LEASES, "mine", namespace=namespace)
+
+
+async def test_no_other_lease_may_be_touched(lease: Callable[..., Lease]) -> None:
+    with pytest.raises(Forbidden):
+        await lease("first", name="another").try_acquire()
+
+
+@pytest.mark.usefixtures("empty")
+async def test_work_ends_when_the_holder_is_edited_and_begins_at_once_after_a_graceful_end(
+    client: Client, limited: Client, namespace: str, lease: Callable[..., Lease]
+) -> None:
+    working: list[str] = []
+    begun = asyncio.Event()
+
+    def run(name: str) -> asyncio.Task[None]:
+        async def work() -> None:
+            working.append(name)
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                working.remove(name)
+
+        return asyncio.create_task(Election(lease(name), watching=limited).run(work))
+
+    first = run("first")
+    async with asyncio.timeout(10):
+        await begun.wait()
+    begun.clear()
+    second = run("second")
+    first.cancel()
+    async with asyncio.timeout(10):
+        await begun.wait()
+    assert working == ["second"]
+    await client.patch(LEASES, "mine", {"spec": {"holderIdentity": "nobody"}}, namespace=namespace)
+    with pytest.raises(LeaseLost):
+        await second
+    assert working == []
+    with pytest.raises(asyncio.CancelledError):
+        await first

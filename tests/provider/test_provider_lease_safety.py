@@ -1,0 +1,393 @@
+"""Whatever happens to processes, clocks, network and the Lease: never do two work at once, and one does in the end.
+
+Elections run in a loop whose time is made up, against an API server that is slow, or cannot be reached, or whose
+answers are lost; each process has a clock of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import itertools
+import random
+import selectors
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from provider import Conflict, Election, Lease, LeaseLost, LeaseTimings, NotFound, Unreachable
+from provider.errors import Invalid
+
+TIMINGS = LeaseTimings()
+CALL_SECONDS = 3.5
+SETTLED_SECONDS = 3 * TIMINGS.duration_seconds
+DRIFT = 0.01
+"""Clocks of computers drift by less than a ten-thousandth."""
+
+
+class MadeUpTime(asyncio.SelectorEventLoop):
+    """A loop that never waits: where nothing is to be done, it is later at once."""
+
+    def __init__(self) -> None:
+        super().__init__(_Impatient(self))
+        self.elapsed = 0.0
+
+    def time(self) -> float:
+        return self.elapsed
+
+
+class _Impatient(selectors.SelectSelector):
+    def __init__(self, loop: MadeUpTime) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout:
+            self._loop.elapsed += timeout
+        return super().select(0)
+
+
+@dataclass
+class Server:
+    """Keeps one Lease, as the API server does."""
+
+    lease: dict[str, Any] | None = None
+    versions: Any = field(default_factory=lambda: itertools.count(1))
+
+    def get(self) -> dict[str, Any]:
+        if self.lease is None:
+            raise NotFound(404, "NotFound", "there is none")
+        return copy.deepcopy(self.lease)
+
+    def put(self, body: dict[str, Any]) -> dict[str, Any]:
+        metadata = body["metadata"]
+        if self.lease is None and "uid" in metadata:
+            raise Conflict(409, "Conflict", "it is gone")
+        if self.lease is not None:
+            if "resourceVersion" not in metadata:
+                raise Invalid(422, "Invalid", "must be specified for an update")
+            if metadata["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
+                raise Conflict(409, "Conflict", "it was changed")
+        uid = self.lease["metadata"]["uid"] if self.lease else f"uid-{next(self.versions)}"
+        self.lease = copy.deepcopy(body)
+        self.lease["metadata"] |= {"uid": uid, "resourceVersion": str(next(self.versions))}
+        return self.get()
+
+    def edit(self, **spec: Any) -> None:
+        if self.lease is not None:
+            self.put({**self.get(), "spec": self.lease["spec"] | spec})
+
+    def annotate(self) -> None:
+        if self.lease is not None:
+            found = self.get()
+            found["metadata"]["annotations"] = {"by": "somebody"}
+            self.put(found)
+
+
+@dataclass
+class Network:
+    """Between one process and the server. Requests arrive late or never, and so do answers."""
+
+    server: Server
+    random: random.Random
+    slowness: float = 0.02
+    cut: bool = False
+    deaf: bool = False
+    """Requests arrive, and answers do not."""
+
+    async def get(self, _: Any, __: str, *, namespace: str) -> dict[str, Any]:
+        return await self._call(self.server.get)
+
+    async def replace(self, _: Any, body: dict[str, Any]) -> dict[str, Any]:
+        return await self._call(lambda: self.server.put(body))
+
+    async def _call(self, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[dict[str, Any]] = loop.create_future()
+        if not self.cut:
+            # What was sent arrives, even if nobody waits for the answer any more.
+            loop.call_later(self._delay(), self._arrive, act, answer)
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                return await answer
+        except TimeoutError:
+            raise Unreachable("no answer", kind="timeout") from None
+
+    def _arrive(self, act: Callable[[], dict[str, Any]], answer: asyncio.Future[dict[str, Any]]) -> None:
+        try:
+            found, problem = act(), None
+        except (NotFound, Conflict, Invalid) as error:
+            found, problem = {}, error
+        if not self.deaf:
+            asyncio.get_running_loop().call_later(self._delay(), self._answer, answer, found, problem)
+
+    @staticmethod
+    def _answer(answer: asyncio.Future[dict[str, Any]], found: dict[str, Any], problem: Exception | None) -> None:
+        if answer.done():
+            return
+        if problem is not None:
+            answer.set_exception(problem)
+        else:
+            answer.set_result(found)
+
+    def _delay(self) -> float:
+        return self.random.uniform(0, self.slowness)
+
+
+@dataclass
+class World:
+    """Processes that want to work, and who does."""
+
+    server: Server
+    working: set[str] = field(default_factory=set)
+    worked: list[str] = field(default_factory=list)
+    together: list[set[str]] = field(default_factory=list)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def begin(self, name: str) -> None:
+        self.working.add(name)
+        self.worked.append(name)
+        self.begun.set()
+        if len(self.working) > 1:
+            self.together.append(set(self.working))
+
+
+class Process:
+    """One of them: started again when it ends, as a container is."""
+
+    def __init__(self, number: int, world: World, *, network: Network, drift: float) -> None:
+        self.number = number
+        self.world = world
+        self.network = network
+        self.runs = itertools.count()
+        self.slow_end = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._rate = 1.0 + drift
+        self._offset = number * 1000.0
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time() * self._rate + self._offset
+
+    def start(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._live())
+
+    async def _live(self) -> None:
+        while True:
+            name = f"process-{self.number}-{next(self.runs)}"
+            lease = Lease(self.network, namespace="ns", name="lease", identity=name, now=self.now)  # type: ignore[arg-type]
+            self.election = Election(lease, on_overrun=None, now=self.now)
+            with contextlib.suppress(LeaseLost):
+                await self.election.run(self._work(name, lease))
+            await asyncio.sleep(1.0)
+
+    def _work(self, name: str, lease: Lease) -> Callable[[], Coroutine[Any, Any, None]]:
+        async def work() -> None:
+            self.world.begin(name)
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                try:
+                    # As long as the thread lets it: it ends the process before the Lease runs out.
+                    await asyncio.sleep(max(0.0, min(self.slow_end, lease.expires_at - self.now() - 0.5)))
+                finally:
+                    self.world.working.discard(name)
+
+        return work
+
+    async def stop(self) -> None:
+        """SIGTERM."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+
+    def kill(self) -> None:
+        """SIGKILL: nothing that it does now reaches anybody."""
+        if self._task is not None:
+            before, self.network = self.network, Network(self.world.server, random.Random(0), cut=True)
+            self.election.lease._client = self.network  # type: ignore[assignment]
+            self._task.cancel()
+            self.world.working = {name for name in self.world.working if not name.startswith(f"process-{self.number}-")}
+            self.network = before
+
+
+PROCESSES = 3
+FAULTS = ["stop", "kill", "cut", "deaf", "slow", "slow end", "mend", "delete", "free", "rename", "shorten", "annotate"]
+EVENTS = st.lists(
+    st.tuples(st.floats(0.1, 12.0), st.sampled_from(FAULTS), st.integers(0, PROCESSES - 1)), min_size=1, max_size=14
+)
+
+
+async def happen(what: str, process: Process, server: Server) -> None:
+    """Let one thing go wrong, or be mended."""
+    network = process.network
+    match what:
+        case "stop":
+            await process.stop()
+        case "kill":
+            process.kill()
+        case "cut":
+            network.cut = True
+        case "deaf":
+            network.deaf = True
+        case "slow":
+            network.slowness = 3.0
+        case "slow end":
+            process.slow_end = 20.0
+        case "mend":
+            mend(process)
+        case _:
+            edit(what, process, server)
+
+
+def edit(what: str, process: Process, server: Server) -> None:
+    """Have somebody change the Lease by hand."""
+    match what:
+        case "delete":
+            server.lease = None
+        case "free":
+            server.edit(holderIdentity="")
+        case "rename":
+            server.edit(holderIdentity=f"process-{process.number}-0")
+        case "shorten":
+            server.edit(leaseDurationSeconds=1)
+        case "annotate":
+            server.annotate()
+
+
+def mend(process: Process) -> None:
+    process.network.cut = process.network.deaf = False
+    process.network.slowness, process.slow_end = 0.02, 0.0
+    process.start()
+
+
+async def story(events: list[tuple[float, str, int]], *, drifts: list[float], seed: int, blank: bool) -> World:
+    server = Server()
+    if blank:
+        server.put({"metadata": {"namespace": "ns", "name": "lease"}, "spec": {}})
+    world = World(server)
+    chance = random.Random(seed)
+    processes = [
+        Process(number, world, network=Network(server, chance), drift=drift) for number, drift in enumerate(drifts)
+    ]
+    for process in processes:
+        process.start()
+    for seconds, what, number in events:
+        await asyncio.sleep(seconds)
+        await happen(what, processes[number], server)
+    for process in processes:
+        mend(process)
+    await asyncio.sleep(SETTLED_SECONDS)
+    assert len(world.working) == 1, "nobody works although all is well"
+    await asyncio.gather(*(process.stop() for process in processes))
+    return world
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    events=EVENTS,
+    drifts=st.lists(st.floats(-DRIFT, DRIFT), min_size=PROCESSES, max_size=PROCESSES),
+    seed=st.integers(0, 1000),
+    blank=st.booleans(),
+)
+def test_never_do_two_work_at_once(
+    events: list[tuple[float, str, int]], drifts: list[float], seed: int, blank: bool
+) -> None:
+    with asyncio.Runner(loop_factory=MadeUpTime) as runner:
+        world = runner.run(story(events, drifts=drifts, seed=seed, blank=blank))
+    assert world.together == []
+    assert world.working == set()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_alone(fault: str) -> None:
+    """With each process, and at each moment between two renewals."""
+    for number, moment in itertools.product(range(PROCESSES), range(6)):
+        with asyncio.Runner(loop_factory=MadeUpTime) as runner:
+            events = [(12.0 + moment * 0.3, fault, number), (20.0, "mend", number)]
+            world = runner.run(story(events, drifts=[0.0] * PROCESSES, seed=moment, blank=True))
+        assert world.together == []
+
+
+@asynccontextmanager
+async def holder_and_next(seed: int) -> AsyncIterator[tuple[Process, Process]]:
+    """Give a process that works, and one that waits for it to go, at some moment between two renewals."""
+    server = Server()
+    server.put({"metadata": {"namespace": "ns", "name": "lease"}, "spec": {}})
+    world, chance = World(server), random.Random(seed)
+    first, second = (
+        Process(number, world, network=Network(server, chance), drift=drift)
+        for number, drift in enumerate((-DRIFT, DRIFT))
+    )
+    first.start()
+    await asyncio.sleep(1.0)
+    second.start()
+    await asyncio.sleep(20.0 + seed * 0.1)
+    assert world.worked == ["process-0-0"]
+    world.begun.clear()
+    yield first, second
+    await asyncio.gather(first.stop(), second.stop())
+    assert world.together == []
+
+
+@pytest.mark.parametrize("meanwhile", ["slow", "shorten", "delete", "free", "annotate"])
+def test_a_holder_that_is_cut_off_has_stopped_before_the_next_one_begins(meanwhile: str) -> None:
+    """Though it takes its time to end, and whatever else was done; the last answer that it got may have been late."""
+
+    async def cut_off(seed: int) -> None:
+        async with holder_and_next(seed) as (first, second):
+            first.slow_end = 20.0
+            await happen(meanwhile, first, first.world.server)
+            await asyncio.sleep(seed % 7)
+            first.network.cut = True
+            await happen("delete" if meanwhile == "delete" else "annotate", first, first.world.server)
+            await second.world.begun.wait()
+
+    for seed in range(50):
+        with asyncio.Runner(loop_factory=MadeUpTime) as runner:
+            runner.run(cut_off(seed))
+
+
+def test_a_holder_that_is_killed_is_replaced_in_time() -> None:
+    """By another one, which the clock of neither of them decides."""
+
+    async def killed(seed: int) -> float:
+        async with holder_and_next(seed) as (first, second):
+            first.kill()
+            at = asyncio.get_running_loop().time()
+            await second.world.begun.wait()
+            return asyncio.get_running_loop().time() - at
+
+    for seed in range(40):
+        with asyncio.Runner(loop_factory=MadeUpTime) as runner:
+            assert runner.run(killed(seed)) < 13.0
+
+
+async def test_a_process_that_does_not_end_its_work_is_ended() -> None:
+    """In a thread: the loop of such a process may stand still."""
+    server = Server()
+    network = Network(server, random.Random(0))
+    timings = LeaseTimings(duration_seconds=1, renew_deadline_seconds=0.3, retry_seconds=0.1)
+    server.put({"metadata": {"namespace": "ns", "name": "lease"}, "spec": {}})
+    lease = Lease(network, namespace="ns", name="lease", identity="it", timings=timings)  # type: ignore[arg-type]
+    held: list[bool] = []
+    ended = threading.Event()
+
+    def end() -> None:
+        held.append(lease.held)
+        ended.set()
+
+    async def stubborn() -> None:
+        network.cut = True
+        ended.wait(5.0)  # the loop stands still
+
+    with contextlib.suppress(LeaseLost):
+        await Election(lease, on_overrun=end).run(stubborn)
+    assert held == [True]

@@ -1,0 +1,183 @@
+"""Reconciles that wait for an answer, and leave their worker to others meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from provider import Client, ClusterConfig, Controller, Unreachable, WorkQueue
+from provider.waiting import unanswered
+
+
+@contextlib.asynccontextmanager
+async def running(controller: Controller[str]) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(controller.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+class Work:
+    """A reconcile function: keys that begin with `silent` wait for an answer until it is given, others are done."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.done: list[str] = []
+        self.answer = asyncio.Event()
+        self.children = False
+
+    async def reconcile(self, key: str) -> None:
+        self.begun.append(key)
+        if key.startswith("silent"):
+            await (asyncio.create_task(self._wait()) if self.children else self._wait())
+        self.done.append(key)
+
+    async def _wait(self) -> None:
+        with unanswered(patience_seconds=0.01):
+            await self.answer.wait()
+
+
+@pytest.mark.parametrize("children", [False, True], ids=["itself", "in a task of its own"])
+async def test_those_that_wait_keep_no_worker_from_others(eventually: Callable[..., Any], children: bool) -> None:
+    work, queue = Work(), WorkQueue[str]()
+    work.children = children
+    controller = Controller("test", work.reconcile, queue=queue, workers=2, waiting=5)
+    async with running(controller):
+        for number in range(5):
+            queue.add(f"silent-{number}")
+        queue.add("good")
+        await eventually(lambda: work.done, lambda done: done == ["good"])
+        assert controller.waiting == 5
+        work.answer.set()
+        await eventually(lambda: (len(work.done), queue.idle), lambda seen: seen == (6, True))
+        assert controller.waiting == 0
+
+
+async def test_where_the_room_is_full_workers_wait_and_go_on_when_there_is_room(eventually: Callable[..., Any]) -> None:
+    queue = WorkQueue[str]()
+    answers = {name: asyncio.Event() for name in ("silent-0", "silent-1", "silent-2")}
+    done: list[str] = []
+
+    async def reconcile(key: str) -> None:
+        if key in answers:
+            with unanswered(patience_seconds=0.01):
+                await answers[key].wait()
+        done.append(key)
+
+    controller = Controller("test", reconcile, queue=queue, workers=1, waiting=2)
+    async with running(controller):
+        for name in (*answers, "good"):
+            queue.add(name)
+        await eventually(lambda: (controller.waiting, len(queue)), lambda seen: seen == (2, 1))
+        # The worker is with the third one; when the first one ends there is room for it, and for the good one a worker.
+        answers["silent-0"].set()
+        await eventually(lambda: done, lambda found: found == ["silent-0", "good"])
+
+
+async def test_a_key_is_never_worked_on_twice_at_once_and_not_forgotten(eventually: Callable[..., Any]) -> None:
+    work, queue = Work(), WorkQueue[str]()
+    controller = Controller("test", work.reconcile, queue=queue, workers=2, waiting=5)
+    async with running(controller):
+        queue.add("silent")
+        await eventually(lambda: controller.waiting, lambda count: count == 1)
+        queue.add("silent")
+        queue.add("good")
+        await eventually(lambda: work.done, lambda done: done == ["good"])
+        assert work.begun == ["silent", "good"]
+        work.answer.set()
+        await eventually(lambda: (work.done, queue.idle), lambda seen: seen == (["good", "silent", "silent"], True))
+
+
+async def test_the_end_of_the_controller_ends_those_that_wait(eventually: Callable[..., Any]) -> None:
+    ended: list[str] = []
+    queue = WorkQueue[str]()
+
+    async def reconcile(key: str) -> None:
+        try:
+            with unanswered(patience_seconds=0.01):
+                await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+            ended.append(key)
+
+    controller = Controller("test", reconcile, queue=queue, workers=1, waiting=5)
+    async with running(controller):
+        queue.add("silent")
+        await eventually(lambda: controller.waiting, lambda count: count == 1)
+    assert ended == ["silent"]
+
+
+async def test_one_that_takes_long_leaves_its_worker_whatever_it_does(
+    eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("provider.controller._LONG_SECONDS", 0.01)
+    queue, pages, done = WorkQueue[str](), asyncio.Event(), list[str]()
+
+    async def reconcile(key: str) -> None:
+        while key == "endless" and not pages.is_set():
+            with unanswered():
+                await asyncio.sleep(0.001)
+        done.append(key)
+
+    controller = Controller("test", reconcile, queue=queue, workers=1, waiting=1)
+    async with running(controller):
+        for key in ("endless", "good"):
+            queue.add(key)
+        await eventually(lambda: done, lambda found: found == ["good"])
+        pages.set()
+        await eventually(lambda: done, lambda found: found == ["good", "endless"])
+
+
+async def test_the_deadline_holds_for_those_that_wait_too(eventually: Callable[..., Any]) -> None:
+    work, queue = Work(), WorkQueue[str]()
+    controller = Controller("test", work.reconcile, queue=queue, workers=1, waiting=5, timeout_seconds=0.05)
+    async with running(controller):
+        queue.add("silent")
+        await eventually(lambda: queue.failures("silent"), lambda count: count >= 2)
+
+
+@pytest.fixture
+async def silent() -> AsyncIterator[str]:
+    """The URL of a server that accepts connections and never says a word."""
+    connections: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
+    try:
+        yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for writer in connections:
+            writer.close()
+
+
+@pytest.mark.parametrize("keeps_worker", [False, True], ids=["a tenant's", "the management cluster's"])
+async def test_a_client_leaves_the_worker_of_its_reconcile_unless_told_to_keep_it(
+    eventually: Callable[..., Any], silent: str, keeps_worker: bool
+) -> None:
+    queue = WorkQueue[str]()
+    failed: list[tuple[str, bool]] = []
+    waiting: list[int] = []
+
+    async def reconcile(key: str) -> None:
+        async with Client(ClusterConfig(server=silent), timeout_seconds=0.7, keeps_worker=keeps_worker) as client:
+            try:
+                await client.probe()
+            except Unreachable as error:
+                waiting.append(controller.waiting)
+                failed.append((key, error.timed_out))
+
+    controller = Controller("test", reconcile, queue=queue, workers=1, waiting=1)
+    async with running(controller):
+        queue.add("one")
+        await eventually(lambda: failed, lambda found: found == [("one", True)])
+    assert waiting == [0 if keeps_worker else 1]
+
+
+async def test_outside_of_a_reconcile_it_is_of_no_effect() -> None:
+    with unanswered(patience_seconds=0.0):
+        await asyncio.sleep(0.01)

@@ -1,0 +1,166 @@
+"""The end of a control plane with everything that runs for it: in order, and nothing comes back to life."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provider import Client, Reflector, Resource
+from workloads import find_processes
+
+from .conftest import KINDS
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+class History:
+    """What one object said of itself, as far as a watch tells."""
+
+    def __init__(self, client: Client, resource: Resource, name: str) -> None:
+        self.seen: list[dict[str, Any]] = []
+        self.gone = False
+        self._mirror = Reflector(client, resource, name=name)
+
+    async def follow(self) -> None:
+        def note(event: str, found: dict[str, Any]) -> None:
+            self.gone = event == "DELETED"
+            if not self.gone:
+                self.seen.append(found)
+
+        await self._mirror.run(note)
+
+    def reasons(self, condition: str) -> list[str]:
+        told = [_condition(found, condition).get("reason", "") for found in self.seen]
+        return [reason for reason, _ in itertools.groupby(filter(None, told))]
+
+
+def _condition(found: dict[str, Any], kind: str) -> dict[str, Any]:
+    conditions = found.get("status", {}).get("conditions", ())
+    return next((item for item in conditions if item["type"] == kind), {})
+
+
+@contextlib.asynccontextmanager
+async def followed(platform: Any, kind: str, name: str) -> AsyncIterator[History]:
+    history = History(platform.client, KINDS[kind], name)
+    task = asyncio.create_task(history.follow())
+    try:
+        await platform.eventually(lambda: history.seen)
+        yield history
+    finally:
+        task.cancel()
+
+
+@pytest.fixture
+async def served(platform: Any) -> str:
+    """A control plane with data, and an instance at work on it, by a registration that outlives it."""
+    name = "ending"
+    await platform.create("ControlPlane", name, deletionPolicy="Destroy")
+    await platform.create("ControlPlaneRegistration", name, controlPlaneRef={"name": name}, services=["Controllers"])
+    await platform.ready("ControlPlaneRegistration", name)
+    await platform.running(name)
+
+    async def told() -> Any:
+        return await platform.status("ControlPlaneRegistration", name)
+
+    await platform.eventually(told, lambda status: _condition({"status": status}, "Running").get("status") == "True")
+    assert await keys(platform, name) > 100
+    return name
+
+
+async def keys(platform: Any, path: str) -> int:
+    return int(await platform.handle.tenants_etcd.count(f"/clusters/{path}/"))
+
+
+def pids_of(directory: Path, program: str) -> set[int]:
+    found = set()
+    for pid in find_processes(directory):
+        with contextlib.suppress(FileNotFoundError):
+            if program in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode():
+                found.add(pid)
+    return found
+
+
+async def test_the_instance_ends_before_anything_of_its_control_plane(platform: Any, served: str) -> None:
+    uid = (await platform.status("ControlPlaneRegistration", served))["controlPlaneUID"]
+    async with (
+        followed(platform, "ControlPlane", served) as control_plane,
+        followed(platform, "ControlPlaneRegistration", served) as registration,
+    ):
+        await platform.delete("ControlPlane", served)
+        await platform.eventually(lambda: control_plane.gone)
+        await platform.eventually(lambda: registration.reasons("Running")[-1] == "Ended")
+    order = ["RegistrationsPending", "InstancesEnding", "RevokingCredentials", "DeletingData", "VerifyingEmpty"]
+    steps = control_plane.reasons("Deleting")
+    assert [step for step in order if step in steps] == [step for step in steps if step in order]
+    assert {"InstancesEnding", "RevokingCredentials", "DeletingData"} <= set(steps)
+    ready = [_condition(found, "Ready") for found in control_plane.seen if _condition(found, "Deleting")]
+    assert {(found["status"], found["reason"]) for found in ready} == {("False", "Deleting")}
+
+    def version(found: dict[str, Any]) -> int:
+        return int(found["metadata"]["resourceVersion"])
+
+    # One etcd keeps both, and its versions say what was first.
+    ended = next(found for found in registration.seen if _condition(found, "Running").get("reason") == "Ended")
+    withdrawn = next(found for found in registration.seen if not found["status"]["ready"])
+    revoked = next(
+        found for found in control_plane.seen if _condition(found, "Deleting").get("reason") == "RevokingCredentials"
+    )
+    assert withdrawn["status"]["instance"]["controlPlaneUID"] == uid
+    assert "instance" not in ended["status"]
+    assert version(withdrawn) < version(ended) < version(revoked)
+    assert await keys(platform, served) == 0
+    assert platform.instance(served) is None
+
+
+async def test_an_instance_that_nobody_ends_brings_nothing_back_to_life(platform: Any, served: str) -> None:
+    """mcm hangs. The removal waits for its time, goes on, and whoever still works finds every door shut."""
+    [mcm] = pids_of(platform.handle.directory, "mcm.main")
+    [instance] = pids_of(platform.handle.mcm_directory, "kube-controller-manager")
+    os.kill(mcm, signal.SIGSTOP)
+    try:
+        async with followed(platform, "ControlPlane", served) as control_plane:
+            await platform.delete("ControlPlane", served, timeout=90.0)
+            await platform.eventually(lambda: control_plane.gone)
+        assert "InstancesEnding" in control_plane.reasons("Deleting")
+        said = f"gone on after 30 s without a confirmation that instances have ended, of registrations {served}"
+        assert said in _condition(control_plane.seen[-1], "Deleting")["message"]
+        assert Path(f"/proc/{instance}").exists()
+        assert await keys(platform, served) == 0
+    finally:
+        os.kill(mcm, signal.SIGCONT)
+    await platform.eventually(lambda: platform.instance(served) is None, timeout=60.0)
+
+    async def told() -> Any:
+        return _condition({"status": await platform.status("ControlPlaneRegistration", served)}, "Running")
+
+    await platform.eventually(told, lambda found: found["reason"] == "Ended", timeout=30.0)
+    assert not Path(f"/proc/{instance}").exists()
+    assert await keys(platform, served) == 0
+
+
+async def test_the_next_control_plane_of_the_name_gets_an_instance_of_its_own(platform: Any, served: str) -> None:
+    """From the deletion on the registration is not ready, until the next one is: of the same name, with another uid."""
+    before = (await platform.status("ControlPlaneRegistration", served))["controlPlaneUID"]
+    pid = await platform.running(served)
+    async with followed(platform, "ControlPlaneRegistration", served) as registration:
+        await platform.delete("ControlPlane", served)
+        await platform.create("ControlPlane", served, deletionPolicy="Destroy")
+        status = await platform.ready("ControlPlaneRegistration", served)
+        await platform.running(served, other_than=pid)
+        after = status["controlPlaneUID"]
+        await platform.eventually(
+            lambda: registration.seen[-1]["status"].get("instance", {}).get("controlPlaneUID") == after
+        )
+    assert after != before
+    uids = [found["status"].get("controlPlaneUID", "") for found in registration.seen]
+    assert [uid for uid, _ in itertools.groupby(uids)] == [before, "", after]
+    working = [found["status"].get("instance", {}).get("controlPlaneUID", "") for found in registration.seen]
+    assert [uid for uid, _ in itertools.groupby(working)] == [before, "", after]

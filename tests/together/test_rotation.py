@@ -1,0 +1,142 @@
+"""The controllers of a control plane follow the exchange of its CAs and its ServiceAccount key."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from api.names import FINISH_ROTATION_ANNOTATION, ROTATE_ANNOTATION, controllers_secret_name
+from controlplane_operator.credentials import signed_by
+from controlplane_operator.kinds import CONTROL_PLANES
+from provider import CONFIG_MAPS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS, Client, ClusterConfig, Forbidden, Unauthorized
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+_REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+
+
+async def ask_for_lasting_token(client: Client, name: str) -> None:
+    """A token of the old kind, which the controllers sign and write into a Secret."""
+    secret = {
+        "metadata": {"name": name, "namespace": "default", "annotations": {"kubernetes.io/service-account.name": name}},
+        "type": "kubernetes.io/service-account-token",
+    }
+    await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": name, "namespace": "default"}})
+    await client.create(SECRETS, secret)
+
+
+async def token_of(client: Client, name: str) -> ClusterConfig:
+    data = (await client.get(SECRETS, name, namespace="default"))["data"]
+    token = base64.b64decode(data["token"]).decode()
+    return replace(client.config, token=token, client_certificate=None, client_key=None)
+
+
+async def signed(client: Client, name: str, *, eventually: Any) -> ClusterConfig:
+    """A client certificate that the controllers sign."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
+    spec = {
+        "request": base64.b64encode(request.public_bytes(serialization.Encoding.PEM)).decode(),
+        "signerName": "kubernetes.io/kube-apiserver-client",
+        "usages": ["client auth"],
+    }
+    made: Any = await client.request("POST", _REQUESTS, body={"metadata": {"name": name}, "spec": spec})
+    approved = {"type": "Approved", "status": "True", "reason": "Test", "message": ""}
+    made["status"] = {"conditions": [approved]}
+    await client.request("PUT", f"{_REQUESTS}/{name}/approval", body=made)
+
+    async def certificate() -> str:
+        found: Any = await client.request("GET", f"{_REQUESTS}/{name}")
+        return str(found["status"]["certificate"])
+
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    issued = base64.b64decode(await eventually(certificate, timeout=30.0))
+    return replace(client.config, token=None, client_certificate=issued, client_key=pem)
+
+
+async def known(config: ClusterConfig) -> bool:
+    """Whether the API server knows who asks; what they may do is another matter."""
+    async with Client(config) as client:
+        try:
+            await client.list(NAMESPACES)
+        except Forbidden:
+            return True
+        except Unauthorized:
+            return False
+    return True
+
+
+async def annotate(platform: Any, annotations: dict[str, str]) -> None:
+    await platform.client.patch(CONTROL_PLANES, "wheel", {"metadata": {"annotations": annotations}})
+
+
+async def reaches(platform: Any, phase: str) -> None:
+    async def told() -> str:
+        return str((await platform.status("ControlPlane", "wheel"))["rotation"]["phase"])
+
+    await platform.eventually(told, lambda found: found == phase, timeout=90.0)
+    await platform.ready("ControlPlane", "wheel")
+
+
+async def controllers_keys(platform: Any) -> dict[str, bytes]:
+    found = await platform.client.get(SECRETS, controllers_secret_name("wheel"), namespace="kplane-cp-wheel")
+    return {name: base64.b64decode(value) for name, value in found["data"].items()}
+
+
+async def test_controllers_issue_what_counts_before_and_after(platform: Any) -> None:
+    await platform.create("ControlPlaneClass", "turning", deletionPolicy="Destroy", defaultServices=["Controllers"])
+    await platform.create("ControlPlane", "wheel", classRef={"name": "turning"})
+    await platform.ready("ControlPlaneRegistration", "wheel")
+    await platform.running("wheel")
+    eventually = platform.eventually
+
+    before = await platform.tenant("wheel")
+    async with Client(before) as client:
+        await ask_for_lasting_token(client, "early")
+        token = await eventually(lambda: token_of(client, "early"), timeout=30.0)
+        certificate = await signed(client, "early", eventually=eventually)
+        assert await known(token)
+        assert await known(certificate)
+
+    await annotate(platform, {ROTATE_ANNOTATION: "first"})
+    await reaches(platform, "Overlapping")
+    during = await platform.tenant("wheel")
+    key = (await controllers_keys(platform))["sa.key"]
+    async with Client(during) as client:
+
+        async def written_anew() -> ClusterConfig:
+            found = await token_of(client, "early")
+            if not signed_by(str(found.token), key=key):
+                # As users are told to; the controllers may not have the new key yet.
+                await client.patch(SECRETS, "early", {"data": {"token": None}}, namespace="default")
+            return found
+
+        lasting = await eventually(written_anew, lambda found: signed_by(found.token, key=key), timeout=60.0)
+        assert await known(lasting)
+        assert await known(token)
+        assert await known(certificate)
+
+    await annotate(platform, {FINISH_ROTATION_ANNOTATION: "first"})
+    await reaches(platform, "Done")
+    after = await platform.tenant("wheel")
+    async with Client(after) as client:
+
+        async def root() -> bytes:
+            found = await client.get(CONFIG_MAPS, "kube-root-ca.crt", namespace="default")
+            return found["data"]["ca.crt"].encode()
+
+        await eventually(root, lambda found: found == after.ca_data, timeout=60.0)
+        await ask_for_lasting_token(client, "late")
+        assert await known(await eventually(lambda: token_of(client, "late"), timeout=30.0))
+        assert await known(await signed(client, "late", eventually=eventually))
+    assert await known(replace(lasting, ca_data=after.ca_data))
+    for old in (token, certificate):
+        assert not await known(replace(old, ca_data=after.ca_data))

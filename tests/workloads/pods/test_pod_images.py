@@ -1,0 +1,37 @@
+"""Images, and those of other versions."""
+
+from __future__ import annotations
+
+import pytest
+
+from workloads import RuntimeFailure
+from workloads.pods import Image
+
+DIGEST = f"sha256:{'a' * 64}"
+
+
+@pytest.mark.parametrize(
+    ("reference", "version", "other"),
+    [
+        ("registry.k8s.io/kube-apiserver:v1.36.3", "1.36.3", "registry.k8s.io/kube-apiserver:v1.37.0"),
+        ("registry.example:5000/a/b:1.36.3", "1.36.3", "registry.example:5000/a/b:v1.37.0"),
+        ("registry.example:5000/a/b", None, "registry.example:5000/a/b:v1.37.0"),
+        ("kube-apiserver:stable", None, "kube-apiserver:v1.37.0"),
+        ("etcd:3.6.8-0", None, "etcd:v1.37.0"),
+    ],
+)
+def test_another_version_is_another_tag_of_the_repository(reference: str, version: str | None, other: str) -> None:
+    image = Image(reference, capabilities=("NET_BIND_SERVICE",))
+    assert image.version == version
+    assert image.at("1.37.0") == Image(other, capabilities=("NET_BIND_SERVICE",))
+
+
+def test_its_own_version_is_the_image_itself() -> None:
+    assert Image("a:1.36.3").at("1.36.3") == Image("a:1.36.3")
+
+
+@pytest.mark.parametrize("reference", [f"registry.example/a@{DIGEST}", f"registry.example/a:v1.36.3@{DIGEST}"])
+def test_an_image_by_digest_has_one_version(reference: str) -> None:
+    assert Image(reference).version is None
+    with pytest.raises(RuntimeFailure, match="named by its digest"):
+        Image(reference).at("1.36.3")
