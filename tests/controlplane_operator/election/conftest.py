@@ -53,9 +53,9 @@ class Way:
         if request.method != "GET" and "/leases/" not in request.path:
             self.log.append(Write(time.monotonic(), self.name, f"{request.method} {request.path}"))
         headers = {name: request.headers[name] for name in ("Accept", "Content-Type") if name in request.headers}
-        async with session.request(
-            request.method, f"{server}{request.raw_path}", headers=headers, data=await request.read()
-        ) as answer:
+        # Not b"", of which aiohttp says a type that no API server takes.
+        body = await request.read() or None
+        async with session.request(request.method, f"{server}{request.raw_path}", headers=headers, data=body) as answer:
             response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
             await response.prepare(request)
             async for part in answer.content.iter_any():
