@@ -92,6 +92,8 @@ class Watching:
                 identity=_IDENTITY,
             )
         finally:
+            # kopf waits for the flag in a thread of its own, and its loop does not end before that thread does.
+            stop.set()
             await self._sockets.closed()
 
     def _register(self, store: Store, *, registry: kopf.OperatorRegistry, loop: asyncio.AbstractEventLoop) -> None:
