@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import difflib
 import itertools
 import json
 from collections import deque
@@ -359,11 +360,15 @@ def test_every_history_ends_in_what_a_fresh_operator_makes_of_its_end(
             reached = await world.settled()
             await world.restart()
             fresh = await world.settled()
-            differing = sorted(key for key in reached | fresh if reached.get(key) != fresh.get(key))
-            assert {key: reached.get(key) for key in differing} == {key: fresh.get(key) for key in differing}
+            difference = "\n".join(difflib.unified_diff(_lines(reached), _lines(fresh), "reached", "fresh", n=4))
+            assert not difference, difference
             check(world, reached)
 
     runner.run(play())
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    return json.dumps(found, indent=1, sort_keys=True).splitlines()
 
 
 def check(world: World, reached: dict[str, Any]) -> None:

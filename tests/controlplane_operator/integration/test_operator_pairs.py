@@ -87,7 +87,7 @@ async def listening_in(config: ClusterConfig, directory: Path) -> AsyncIterator[
                 if name in request.headers
             }
             url = f"{config.server}{request.raw_path}"
-            body = await request.read()
+            body = await request.read() or None
             async with session.request(request.method, url, data=body, headers=headers) as answer:
                 return web.Response(status=answer.status, body=await answer.read(), content_type=answer.content_type)
 
