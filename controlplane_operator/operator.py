@@ -211,6 +211,7 @@ class _Assembly:
             self._settings.management_config,
             stores=self._management.stores.of_our_kinds(),
             label_selectors=LABEL_SELECTORS,
+            listed=self._relisting.ask,
         )
         return {
             **{name: followed.run() for name, followed in (self._opened | self._followed).items()},

@@ -1,4 +1,4 @@
-"""Lists everything again from time to time, because a watch may miss what went while it was cut off."""
+"""Lists everything again, because a watch misses what went while it was cut off, and may miss more."""
 
 from __future__ import annotations
 
@@ -56,10 +56,14 @@ class Relisting:
                     async with asyncio.timeout(jittered(_PERIOD_SECONDS)):
                         await self._asked.wait()
 
+    def ask(self) -> None:
+        """Have everything listed now, again where a list is being made."""
+        self._asked.set()
+
     async def anew(self) -> None:
         """Have everything listed now; returns when it was."""
         wanted = self._begun + 1
-        self._asked.set()
+        self.ask()
         async with self._listed:
             await self._listed.wait_for(lambda: self._complete >= wanted)
 

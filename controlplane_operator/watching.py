@@ -37,12 +37,21 @@ class Watching:
     """Feeds stores with the events of their kinds, and starts again by itself whenever kopf gives up."""
 
     def __init__(
-        self, load_config: Callable[[], ClusterConfig], *, stores: Sequence[Store], label_selectors: dict[Resource, str]
+        self,
+        load_config: Callable[[], ClusterConfig],
+        *,
+        stores: Sequence[Store],
+        label_selectors: dict[Resource, str],
+        listed: Callable[[], None],
     ) -> None:
-        """`load_config` is called for every connection, so that renewed credentials count."""
+        """`load_config` is called for every connection, so that renewed credentials count.
+
+        `listed` is called when kopf has listed a kind: of what was deleted before that it tells nobody.
+        """
         self._load_config = load_config
         self._stores = tuple(stores)
         self._label_selectors = label_selectors
+        self._listed = listed
         self._sockets = _Sockets()
 
     async def run(self) -> None:
@@ -79,7 +88,7 @@ class Watching:
 
     async def _operator(self, loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
         registry = kopf.OperatorRegistry()
-        kopf.on.login(registry=registry)(self._login)
+        self._log_in(registry, loop=loop)
         for store in self._stores:
             self._register(store, registry=registry, loop=loop)
         try:
@@ -105,14 +114,25 @@ class Watching:
             obj: Object = {**event["object"], "metadata": {**event["object"]["metadata"]}}
             loop.call_soon_threadsafe(store.remove if event["type"] == "DELETED" else store.apply, obj)
 
-    async def _login(self, **_: Any) -> kopf.AiohttpSession:
-        config = self._load_config()
-        token = config.token if config.token_file is None else config.token_file.read_text().strip()
-        session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=ssl_context(config), socket_factory=self._sockets.open),
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-        )
-        return kopf.AiohttpSession(server=config.server, aiohttp_session=session)
+    def _log_in(self, registry: kopf.OperatorRegistry, *, loop: asyncio.AbstractEventLoop) -> None:
+        plurals = {store.resource.plural for store in self._stores}
+
+        async def answered(_session: Any, _context: Any, request: aiohttp.TraceRequestEndParams) -> None:
+            if request.url.name in plurals and "watch" not in request.url.query:
+                loop.call_soon_threadsafe(self._listed)
+
+        @kopf.on.login(registry=registry)
+        async def login(**_: Any) -> kopf.AiohttpSession:
+            config = self._load_config()
+            token = config.token if config.token_file is None else config.token_file.read_text().strip()
+            trace = aiohttp.TraceConfig()
+            trace.on_request_end.append(answered)
+            session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, ssl=ssl_context(config), socket_factory=self._sockets.open),
+                headers={"Authorization": f"Bearer {token}"} if token else {},
+                trace_configs=[trace],
+            )
+            return kopf.AiohttpSession(server=config.server, aiohttp_session=session)
 
     def _settings(self) -> kopf.OperatorSettings:
         settings = kopf.OperatorSettings()

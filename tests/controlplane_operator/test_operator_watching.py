@@ -44,7 +44,7 @@ async def refusing(directory: Path) -> AsyncIterator[tuple[ClusterConfig, list[s
 
 async def test_where_kopf_gives_up_it_is_started_again(tmp_path: Path, eventually: Callable[..., Any]) -> None:
     async with refusing(tmp_path) as (config, asked):
-        watching = Watching(lambda: config, stores=[Store(CONTROL_PLANES)], label_selectors={})
+        watching = Watching(lambda: config, stores=[Store(CONTROL_PLANES)], label_selectors={}, listed=lambda: None)
         following = asyncio.create_task(watching.run())
         try:
             await eventually(lambda: asked.count("/apis"), lambda count: count >= 2, timeout=30.0)

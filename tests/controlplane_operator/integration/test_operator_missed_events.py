@@ -1,0 +1,51 @@
+"""What happens while nobody watches becomes known as soon as somebody does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from controlplane_operator.fanout import LABEL_SELECTORS, Stores
+from controlplane_operator.kinds import CONTROL_PLANE_CLASSES
+from controlplane_operator.relisting import Relisting
+from controlplane_operator.watching import Watching
+from embedded.handle import Handle
+from provider import Client, ClusterConfig
+
+pytestmark = pytest.mark.integration
+
+
+async def test_what_is_deleted_between_the_first_list_and_the_watch_is_known_to_be_gone(
+    api_server: Handle, eventually: Callable[..., Any]
+) -> None:
+    config = ClusterConfig.load(api_server.admin_kubeconfig)
+    stores = Stores()
+
+    def known() -> set[str]:
+        return {obj["metadata"]["name"] for obj in stores.classes}
+
+    async with Client(config) as client, asyncio.TaskGroup() as group:
+        for name in ("missed", "kept"):
+            await client.create(CONTROL_PLANE_CLASSES, {"metadata": {"name": name}, "spec": {}})
+        relisting = Relisting(client, stores=stores, label_selectors=LABEL_SELECTORS)
+        tasks = [group.create_task(relisting.run())]
+        await relisting.synced.wait()
+        assert known() >= {"missed", "kept"}
+        await client.delete(CONTROL_PLANE_CLASSES, "missed")
+
+        watching = Watching(
+            lambda: config,
+            stores=stores.of_our_kinds(),
+            label_selectors=LABEL_SELECTORS,
+            listed=relisting.ask,
+        )
+        tasks.append(group.create_task(watching.run()))
+        await eventually(known, lambda names: "missed" not in names, timeout=20.0)
+        assert "kept" in known()
+        await client.delete(CONTROL_PLANE_CLASSES, "kept")
+        await eventually(known, lambda names: "kept" not in names, timeout=20.0)
+        for task in tasks:
+            task.cancel()
