@@ -96,6 +96,7 @@ class World:
     tenants: dict[str, Any]
     prefix: str
     fate: Fate = field(default_factory=Fate)
+    marked: int = 0
     _running: asyncio.Task[None] | None = None
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -130,12 +131,34 @@ class World:
         await self.start()
 
     async def quiet(self) -> None:
-        """Return when the operator has not written for a while; one that died is started again."""
+        """Return when the operator has seen what was done, and not written for a while; a dead one is started again."""
         now = asyncio.get_running_loop().time
-        while now() - self.fate.wrote_at < QUIET_SECONDS:
+        self.marked += 1
+        while not await self._has_seen(self.marked) or now() - self.fate.wrote_at < QUIET_SECONDS:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.fate.dead.wait(), QUIET_SECONDS / 5)
                 await self.restart()
+
+    async def _has_seen(self, mark: int) -> bool:
+        """Tell whether the operator has looked at an object of each kind that is made, or changed, for that."""
+        deletion = ("Retain", "Destroy")[mark % 2]
+        specs: dict[str, dict[str, Any]] = {
+            "class": {"deletionPolicy": deletion},
+            "endpoint": {"endpoint": f"https://127.0.0.1:{8 + mark % 2}"},
+            "control plane": {"endpointRef": {"name": "none"}, "mode": "Dedicated", "deletionPolicy": deletion},
+            "registration": {"controlPlaneRef": {"name": "none"}, "services": ["Controllers"][: mark % 2]},
+        }
+        for kind, spec in specs.items():
+            body = {"metadata": {"name": self._mark}, "spec": spec}
+            obj = await self.client.apply(KINDS[kind], body, field_manager="marker")
+            conditions = obj.get("status", {}).get("conditions", [{}])
+            if conditions[0].get("observedGeneration") != obj["metadata"]["generation"]:
+                return False
+        return True
+
+    @property
+    def _mark(self) -> str:
+        return f"mark-{self.prefix}"[:-1]
 
     async def settled(self) -> dict[str, Any]:
         """Return what there is once everything is done that can be, and nobody waits for a deletion any more."""
@@ -216,6 +239,8 @@ class World:
                         await self.client.delete(KINDS[kind], obj["metadata"]["name"])
             if kind == "control plane":
                 await self.settled()
+        for resource in KINDS.values():
+            await self.client.delete(resource, self._mark)
 
 
 def _is_leaving(obj: dict[str, Any], present: set[str]) -> bool:
