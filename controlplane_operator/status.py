@@ -16,7 +16,7 @@ from api import (
     set_condition,
 )
 from api.resource import ApiModel
-from controlplane_operator.cache import Store
+from controlplane_operator.cache import Object, Store
 from controlplane_operator.events import Events
 from provider import Client, Conflict, NotFound
 
@@ -28,6 +28,8 @@ ADDONS_READY: Final = "AddonsReady"
 """Whether a control plane's add-ons are installed. It has a writer of its own, which is not to be overtaken by what
 another one has read before."""
 _ADDONS_MANAGER: Final = "kplane-addons-status"
+_TRIES: Final = 5
+"""So often somebody else may be faster."""
 
 
 class StatusWriter:
@@ -58,14 +60,12 @@ class StatusWriter:
         after = _dump(status)
         if before == after:
             return
-        try:
-            stored = await self._apply(
-                store, current, after, yield_fields=tuple(yield_fields), only_as_seen=only_as_seen
-            )
-        except NotFound:
-            return
-        store.apply(stored)
-        self._tell(current, before, after)
+        stored = await self._apply_own(
+            store, current, after, yield_fields=tuple(yield_fields), only_as_seen=only_as_seen
+        )
+        if stored is not None:
+            store.apply(stored)
+            self._tell(current, before, after)
 
     async def write_addons_condition(
         self, store: Store, current: ResourceModel, *, status: ConditionStatus, reason: str, message: str
@@ -96,15 +96,12 @@ class StatusWriter:
             {"conditions": [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in conditions]}
             for conditions in (known, wanted)
         )
-        body = {"metadata": {"name": current.name, "uid": current.metadata.uid}, "status": after}
-        try:
-            stored = await self._client.apply(store.resource, body, subresource="status", field_manager=_ADDONS_MANAGER)
-        except NotFound:
-            return
-        store.apply(stored)
-        self._tell(current, before, after)
+        stored = await self._apply(store, current, after, manager=_ADDONS_MANAGER)
+        if stored is not None:
+            store.apply(stored)
+            self._tell(current, before, after)
 
-    async def _apply(
+    async def _apply_own(
         self,
         store: Store,
         current: ResourceModel,
@@ -112,30 +109,51 @@ class StatusWriter:
         *,
         yield_fields: tuple[str, ...],
         only_as_seen: bool,
-    ) -> dict[str, Any]:
-        # The uid makes the API server refuse where the object was deleted and made anew meanwhile.
-        metadata = {"name": current.name, "uid": current.metadata.uid}
-        if only_as_seen:
-            metadata["resourceVersion"] = current.metadata.resource_version
+    ) -> Object | None:
         if "conditions" in status:
             own = [condition for condition in status["conditions"] if condition["type"] != ADDONS_READY]
             status = {**status, "conditions": own}
         try:
-            return await self._client.apply(
-                store.resource,
-                {"metadata": metadata, "status": status},
-                subresource="status",
-                field_manager=FIELD_MANAGER,
-                force=not yield_fields,
-            )
+            return await self._apply(store, current, status, only_as_seen=only_as_seen, force=not yield_fields)
         except Conflict as error:
-            if not yield_fields:
-                raise
             left = {f".status.{name}" for name in yield_fields} & _conflicts(error)
+            if not left:
+                raise
         kept = {name: value for name, value in status.items() if f".status.{name}" not in left}
-        return await self._client.apply(
-            store.resource, {"metadata": metadata, "status": kept}, subresource="status", field_manager=FIELD_MANAGER
-        )
+        return await self._apply(store, current, kept, only_as_seen=only_as_seen)
+
+    async def _apply(
+        self,
+        store: Store,
+        current: ResourceModel,
+        status: dict[str, Any],
+        *,
+        manager: str = FIELD_MANAGER,
+        only_as_seen: bool = False,
+        force: bool = True,
+    ) -> Object | None:
+        """Apply the status to this object and to no other one of its name; None where it is gone.
+
+        Of a status the API server compares the resourceVersion, and of a uid in what is applied it takes no notice.
+        """
+        seen = None if only_as_seen else store.get(("", current.name))
+        tries = 0
+        try:
+            while seen is None or seen["metadata"]["uid"] == current.metadata.uid:
+                version = seen["metadata"]["resourceVersion"] if seen is not None else current.metadata.resource_version
+                body = {"metadata": {"name": current.name, "resourceVersion": version}, "status": status}
+                try:
+                    return await self._client.apply(
+                        store.resource, body, subresource="status", field_manager=manager, force=force
+                    )
+                except Conflict as error:
+                    tries += 1
+                    if only_as_seen or _conflicts(error) or tries == _TRIES:
+                        raise
+                seen = await self._client.get(store.resource, current.name)
+        except NotFound:
+            return None
+        return None
 
     def _tell(self, current: ResourceModel, before: dict[str, Any], after: dict[str, Any]) -> None:
         old = {condition["type"]: condition for condition in before.get("conditions", ())}

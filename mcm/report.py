@@ -91,7 +91,8 @@ class Report:
     def applied(self, registration: Mapping[str, Any]) -> dict[str, Any]:
         """Return the object to apply to the status of a registration, which is as it was last seen.
 
-        Its uid is in it, so that one that was made anew is not taken for it.
+        One of the same name that was made anew meanwhile gets it as well, and what it says is true there: at most one
+        instance goes by a name, and `status.instance` says for which control plane.
         """
         metadata, before = registration["metadata"], _condition(registration)
         since = before.get("lastTransitionTime") if before.get("status") == self.status else None
@@ -105,7 +106,7 @@ class Report:
         }
         instance = {"instance": dict(self.instance)} if self.instance is not None else {}
         return {
-            "metadata": {"name": metadata["name"], "uid": metadata.get("uid")},
+            "metadata": {"name": metadata["name"]},
             "status": {"conditions": [condition], **instance},
         }
 
