@@ -1,7 +1,8 @@
-"""The class that a control plane follows: the one it names, and where that is gone, what it decided last.
+"""The class that a control plane follows: the one it names, and where that cannot be followed, what was decided last.
 
-A class may be deleted at any time. Its control planes were promised what it said: a deletion policy, a role,
-credentials that are renewed. So its spec is written down with each of them before anything is made after it.
+A class may be deleted or edited at any time, and a control plane may come to name another one. It was promised what its
+class said: a deletion policy, a role, credentials that are renewed. So that is written down with each control plane
+before anything is made after it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from api import Condition, ControlPlane, ControlPlaneClass, RememberedClass
 from controlplane_operator.cache import Store
 from controlplane_operator.status import with_condition
 from controlplane_operator.trouble import Trouble
+from controlplane_operator.validation import check_class
 
 __all__ = ["CLASS_FOUND", "ClassInForce", "class_in_force", "invalid_class", "with_class_found"]
 
@@ -29,7 +31,7 @@ class ClassInForce:
     chosen: ControlPlaneClass | None
     """None where the control plane names no class, or where there is none to follow."""
     lost: Trouble | None = None
-    """Why that is not the class as it is now: ClassNotFound or ClassInvalid."""
+    """Why that is not the class as it is now: ClassNotFound, ClassInvalid, ModeNotAllowed or AuthModelNotSupported."""
 
     def remembered(self) -> RememberedClass | None:
         """Return what is to be written down, so that it can be followed once the class is gone."""
@@ -40,7 +42,7 @@ class ClassInForce:
 
 
 def class_in_force(control_plane: ControlPlane, *, classes: Store) -> ClassInForce:
-    """Return the class that the control plane names, as it is, else as it was when it was last followed."""
+    """Return the class that the control plane names; where that cannot be, the one that it followed last, as it was."""
     reference = control_plane.spec.class_ref
     if reference is None:
         return ClassInForce(None)
@@ -51,11 +53,15 @@ def class_in_force(control_plane: ControlPlane, *, classes: Store) -> ClassInFor
             f"ControlPlaneClass {reference.name}, named by spec.classRef, does not exist; create it or name another",
             waits_for_event=True,
         )
-        return ClassInForce(_read_memory(control_plane, name=reference.name), lost)
+        return ClassInForce(_read_memory(control_plane), lost)
     try:
-        return ClassInForce(ControlPlaneClass.model_validate(obj))
+        named = ControlPlaneClass.model_validate(obj)
+        check_class(control_plane, chosen=named)
     except ValidationError as error:
-        return ClassInForce(_read_memory(control_plane, name=reference.name), invalid_class(reference.name, error))
+        return ClassInForce(_read_memory(control_plane), invalid_class(reference.name, error))
+    except Trouble as refused:
+        return ClassInForce(_read_memory(control_plane), refused)
+    return ClassInForce(named)
 
 
 def invalid_class(name: str, error: ValidationError) -> Trouble:
@@ -80,15 +86,15 @@ def with_class_found(control_plane: ControlPlane, *, followed: ClassInForce) -> 
         type=CLASS_FOUND,
         status="False",
         reason=followed.lost.reason,
-        message=f"{followed.lost.message}; until then, what the class decided last stays in force",
+        message=f"{followed.lost.message}; until then, what class {followed.chosen.name} decided last stays in force",
     )
 
 
-def _read_memory(control_plane: ControlPlane, *, name: str) -> ControlPlaneClass | None:
+def _read_memory(control_plane: ControlPlane) -> ControlPlaneClass | None:
     known = control_plane.status.remembered_class
-    if known is None or known.name != name:
+    if known is None:
         return None
     try:
-        return ControlPlaneClass.model_validate({"metadata": {"name": name}, "spec": known.spec})
+        return ControlPlaneClass.model_validate({"metadata": {"name": known.name}, "spec": known.spec})
     except ValidationError:
         return None  # written down by another version of kplane

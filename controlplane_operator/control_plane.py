@@ -30,7 +30,7 @@ from controlplane_operator.retention import take_back
 from controlplane_operator.rotator import Rotator
 from controlplane_operator.status import with_condition, with_supported
 from controlplane_operator.trouble import Trouble
-from controlplane_operator.validation import check_class, check_cluster_path
+from controlplane_operator.validation import check_cluster_path
 from provider import Result
 from provider.logs import log_fields
 
@@ -147,7 +147,6 @@ class ControlPlaneReconciler:
             check_cluster_path(control_plane)
         if chosen is None and followed.lost is not None:
             raise followed.lost
-        check_class(control_plane, chosen=chosen)
         provisioner = self._provisioners.wanted(control_plane)
         if provisioner is not self._provisioners.used(control_plane):
             raise Trouble(

@@ -135,13 +135,6 @@ class Publication:
 
     async def _inside(self, control_plane: ControlPlane, *, provision: Provision, auth: AuthSpec) -> _Inside:
         by_certificate = auth.model is AuthModel.X509
-        if by_certificate and provision.authorities is None:
-            raise Trouble(
-                "AuthModelNotSupported",
-                "auth.model x509 of the class needs the control plane's client CA, which whoever runs its API server"
-                " keeps; use model token",
-                waits_for_event=True,
-            )
         lifetime = auth.lifetime_asked
         admin = reusable(
             self._published(control_plane, kubeconfig_secret_name), by_certificate=by_certificate, lifetime=lifetime

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from api import CLUSTER_PATH_PATTERN, RESERVED_CLUSTER_PATHS, ControlPlane, ControlPlaneClass
+from api import CLUSTER_PATH_PATTERN, RESERVED_CLUSTER_PATHS, AuthModel, ControlPlane, ControlPlaneClass
 from api.names import ADOPT_ANNOTATION
 from controlplane_operator.trouble import Trouble
 
@@ -91,15 +91,20 @@ def check_unclaimed(claim: Claim, *, others: Iterable[Claim]) -> None:
         )
 
 
-def check_class(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> None:
-    """Raise Trouble (ModeNotAllowed) where the class forbids the mode."""
-    if chosen is None:
-        return
+def check_class(control_plane: ControlPlane, *, chosen: ControlPlaneClass) -> None:
+    """Raise Trouble where the control plane cannot follow the class: ModeNotAllowed, AuthModelNotSupported."""
     allowed = chosen.spec.modes_allowed
     if allowed and control_plane.spec.mode not in allowed:
         raise Trouble(
             "ModeNotAllowed",
             f"mode {control_plane.spec.mode} is not allowed by ControlPlaneClass {chosen.name}, which allows"
-            f" {' and '.join(allowed)}",
+            f" {' and '.join(allowed)}; name another class",
+            waits_for_event=True,
+        )
+    if chosen.spec.auth.model is AuthModel.X509 and control_plane.spec.endpoint_ref is not None:
+        raise Trouble(
+            "AuthModelNotSupported",
+            f"auth.model x509 of ControlPlaneClass {chosen.name} needs the control plane's client CA, which whoever"
+            " runs its API server keeps; name a class with model token",
             waits_for_event=True,
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from api import ControlPlane, find_condition
 from controlplane_operator.cache import Store
 from controlplane_operator.class_in_force import CLASS_FOUND, class_in_force, with_class_found
@@ -24,8 +26,11 @@ def classes(**specs: dict[str, Any]) -> Store:
     return store
 
 
-def control_plane(name: str | None = "gold", status: dict[str, Any] | None = None) -> ControlPlane:
-    spec = {"classRef": {"name": name}} if name is not None else {}
+def control_plane(
+    name: str | None = "gold", status: dict[str, Any] | None = None, **spec: dict[str, Any] | str
+) -> ControlPlane:
+    if name is not None:
+        spec["classRef"] = {"name": name}
     return ControlPlane.model_validate({"metadata": {"name": "acme"}, "spec": spec, "status": status or {}})
 
 
@@ -55,11 +60,39 @@ def test_a_class_that_is_there_again_counts() -> None:
     assert found.chosen.spec.deletion_policy == "Retain"
 
 
-def test_nothing_is_remembered_of_another_class() -> None:
-    found = class_in_force(control_plane("silver", remembering()), classes=classes())
-    assert found.chosen is None
+def test_until_another_class_can_be_followed_the_former_one_is() -> None:
+    one = control_plane("silver", remembering())
+    found = class_in_force(one, classes=classes(gold={}))
     assert found.lost is not None
+    assert found.chosen is not None
+    assert (found.chosen.name, found.chosen.spec.deletion_policy) == ("gold", "Destroy")
+    told = find_condition(with_class_found(one, followed=found), CLASS_FOUND)
+    assert told is not None
+    assert "silver" in told.message
+    assert "gold" in told.message
     assert class_in_force(control_plane(None, remembering()), classes=classes(gold=SPEC)).chosen is None
+
+
+@pytest.mark.parametrize(
+    ("edited", "reason"),
+    [
+        ({"modesAllowed": ["Virtual"]}, "ModeNotAllowed"),
+        ({"auth": {"model": "x509"}}, "AuthModelNotSupported"),
+    ],
+)
+def test_a_class_that_is_made_stricter_ends_nothing(edited: dict[str, Any], reason: str) -> None:
+    external = {"mode": "Dedicated", "endpointRef": {"name": "theirs"}}
+    new = control_plane(**external)
+    before = class_in_force(new, classes=classes(gold={"auth": {"lifetime": "90m"}})).remembered()
+    assert before is not None
+    running = control_plane(status={"rememberedClass": before.model_dump(mode="json", by_alias=True)}, **external)
+    followed = class_in_force(running, classes=classes(gold=edited))
+    assert followed.remembered() == before
+    refused = class_in_force(new, classes=classes(gold=edited))
+    assert refused.chosen is None
+    for found in (followed, refused):
+        assert found.lost is not None
+        assert found.lost.reason == reason
 
 
 def test_a_class_that_says_what_is_not_understood_is_followed_as_it_was() -> None:
