@@ -18,6 +18,7 @@ from controlplane_operator.pairs import Pairs
 from controlplane_operator.provision import Provision
 from controlplane_operator.publication import Publication
 from provider import ClusterConfig
+from workloads import Runtime
 
 _OLD, _NEW = "https://old.example", "https://new.example"
 _CA, _OTHER_CA = (create_authority(name).certificate for name in ("one", "other"))
@@ -28,7 +29,7 @@ def told(*, published: bytes, at: str, ca: bytes, named: str | None = _OLD) -> b
     metadata = {"name": "controlplane-acme-kubeconfig", "namespace": "kplane-cp-acme", "resourceVersion": "1"}
     stores.secrets.apply({"metadata": metadata, "data": {"kubeconfig": base64.b64encode(published).decode()}})
     management = cast("Management", SimpleNamespace(stores=stores))
-    publication = Publication(management, pairs=Pairs(stores, queues=Queues()))
+    publication = Publication(management, pairs=Pairs(stores, queues=Queues()), runtime=cast("Runtime", None))
     status = {"endpoint": named} if named is not None else {}
     control_plane = ControlPlane.model_validate({"metadata": {"name": "acme"}, "spec": {}, "status": status})
     administrator = ClusterConfig(server=at, ca_data=ca, token="administrator")

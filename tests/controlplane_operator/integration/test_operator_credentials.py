@@ -6,16 +6,18 @@ import asyncio
 import base64
 import contextlib
 import json
-from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
 
+from api.names import ALLOW_ENDPOINT_LABEL
 from controlplane_operator.credentials import expiry
 from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANES
 from provider import (
+    CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
     NAMESPACES,
     SECRETS,
@@ -228,10 +230,12 @@ _ALLOWED = {
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("model", ["token", "x509"])
 async def test_the_role_of_the_class_is_what_the_kubeconfig_may_do(
-    field: Any, binaries: Binaries, tmp_path: Path
+    field: Any, model: str, binaries: Binaries, tmp_path: Path
 ) -> None:
-    name, auth = "roles", {"model": "token", "defaultRole": "cluster-admin"}
+    name = f"role-{model}"
+    auth = {"model": model, "defaultRole": "cluster-admin"}
     await field.create("ControlPlaneClass", name, deletionPolicy="Destroy", auth=auth)
     await field.create("ControlPlane", name, classRef={"name": name})
     await field.becomes("ControlPlane", name, "Reconciled", timeout=60.0)
@@ -259,10 +263,77 @@ async def test_the_role_of_the_class_is_what_the_kubeconfig_may_do(
         assert await field.tenant(name) == config
 
         # So it is with the identity of another model.
-        await field.client.patch(CONTROL_PLANE_CLASSES, name, {"spec": {"auth": {"model": "x509"}}})
+        other = "x509" if model == "token" else "token"
+        await field.client.patch(CONTROL_PLANE_CLASSES, name, {"spec": {"auth": {"model": other}}})
         await field.eventually(allowed, lambda found: found == set(), timeout=20.0)
 
         async def let_in() -> bool:
             return not await refused(await field.tenant(name))
 
         await field.eventually(let_in, timeout=20.0)
+
+
+async def administrator_of(config: ClusterConfig) -> ClusterConfig:
+    """Make an administrator who depends on nothing that a control plane brings along."""
+    token = await other_token(config)
+    async with Client(config) as tenant:
+        subject = {"kind": "ServiceAccount", "name": "other", "namespace": "default"}
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
+        body = {"metadata": {"name": "other"}, "roleRef": role, "subjects": [subject]}
+        await tenant.create(CLUSTER_ROLE_BINDINGS, body)
+    return ClusterConfig(server=config.server, ca_data=config.ca_data, token=token)
+
+
+async def adopt(field: Any, name: str, *, policy: str) -> list[ClusterConfig]:
+    """Adopt the API server of control plane `host`; gives what was published for it."""
+    reference = {"name": "host", "namespace": "default"}
+    url = (await field.get("ControlPlane", "host"))["status"]["endpoint"]
+    await field.create("ControlPlaneEndpoint", name, endpoint=url, credentialsSecretRef=reference)
+    await field.create("ControlPlane", name, mode="Dedicated", endpointRef={"name": name}, deletionPolicy=policy)
+    await field.becomes("ControlPlane", name, "Reconciled", timeout=100.0)
+    published = [await field.tenant(name, secret=secret) for secret in ("kubeconfigSecretRef", "controllersSecretRef")]
+    assert [await refused(config) for config in published] == [False, False]
+    return published
+
+
+@pytest.mark.timeout(300)
+async def test_deletion_takes_back_what_was_issued_at_an_api_server_that_runs_on(
+    field: Any, eventually: Callable[..., Any]
+) -> None:
+    await field.create("ControlPlane", "host", mode="Dedicated", deletionPolicy="Destroy")
+    await field.becomes("ControlPlane", "host", "Reconciled", timeout=100.0)
+    host = await administrator_of(await field.tenant("host"))
+    kubeconfig = base64.b64encode(json.dumps(host.to_kubeconfig()).encode()).decode()
+    metadata = {"name": "host", "namespace": "default", "labels": {ALLOW_ENDPOINT_LABEL: "true"}}
+    await field.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}})
+    for policy in ("Retain", "Destroy"):
+        name = f"guest-{policy.lower()}"
+        published = await adopt(field, name, policy=policy)
+        await delete(field, name)
+        for config in published:
+            # The API server still knows whom the token belongs to, for ten seconds, and has no right for it.
+            await eventually(lambda config=config: refused(config), timeout=20.0)
+        assert not await refused(host)
+
+
+@pytest.mark.timeout(400)
+async def test_nobody_of_a_destroyed_control_plane_gets_into_the_next_one_of_its_name(field: Any) -> None:
+    for model in ("token", "x509"):
+        await field.create("ControlPlaneClass", model, deletionPolicy="Destroy", auth={"model": model})
+    former: list[ClusterConfig] = []
+    for model in ("x509", "token", "x509"):
+        await field.create("ControlPlane", "phoenix", classRef={"name": model})
+        await field.becomes("ControlPlane", "phoenix", "Reconciled", timeout=100.0)
+        present = await field.tenant("phoenix")
+        for config in former:
+            outsider = ClusterConfig(
+                server=present.server,
+                ca_data=present.ca_data,
+                token=config.token,
+                client_certificate=config.client_certificate,
+                client_key=config.client_key,
+            )
+            assert await refused(outsider)
+        former += [present, await field.tenant("phoenix", secret="controllersSecretRef")]
+        await delete(field, "phoenix")
+    assert datetime.now(UTC) + timedelta(hours=20) < min(ends(config) for config in former)
