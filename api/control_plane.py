@@ -268,7 +268,19 @@ class ControlPlane(ResourceModel):
                 ),
                 field_path=".spec.virtual.clusterPath",
                 reason="FieldValueForbidden",
-            )
+            ),
+            Rule(
+                rule=(
+                    "self.spec == oldSelf.spec || !has(oldSelf.status) || !has(oldSelf.status.endpoint)"
+                    " || has(self.spec.endpointRef) == has(oldSelf.spec.endpointRef)"
+                ),
+                message=(
+                    "spec.endpointRef can be changed, and not added or removed, because that would exchange the API"
+                    " server under its users: create a second ControlPlane instead, and switch registrations to it"
+                ),
+                field_path=".spec",
+                reason="FieldValueForbidden",
+            ),
         )
     )
 

@@ -36,7 +36,7 @@ async def ensure_endpoint(management: Management, control_plane: ControlPlane, *
         raise Trouble(
             "EndpointInvalid",
             f"ControlPlaneEndpoint {name} exists and does not belong to this control plane, so it is not overwritten;"
-            " name it in spec.endpointRef, or delete it",
+            " delete it, or give the control plane another name",
         )
     if any(known["spec"].get(field) != url for field, url in spec.items()):
         store.apply(await management.client.apply(CONTROL_PLANE_ENDPOINTS, _owned(store.resource, control_plane, spec)))

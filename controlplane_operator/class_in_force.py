@@ -12,7 +12,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from api import Condition, ControlPlane, ControlPlaneClass, RememberedClass
+from api import Condition, ControlPlane, ControlPlaneClass, DeletionPolicy, RememberedClass
 from controlplane_operator.cache import Store
 from controlplane_operator.status import with_condition
 from controlplane_operator.trouble import Trouble
@@ -42,7 +42,10 @@ class ClassInForce:
 
 
 def class_in_force(control_plane: ControlPlane, *, classes: Store) -> ClassInForce:
-    """Return the class that the control plane names; where that cannot be, the one that it followed last, as it was."""
+    """Return the class that the control plane names; where that cannot be, the one that it followed last, as it was.
+
+    Where the class can be read, its deletion policy counts in any case: to be deleted needs no more than that.
+    """
     reference = control_plane.spec.class_ref
     if reference is None:
         return ClassInForce(None)
@@ -56,11 +59,14 @@ def class_in_force(control_plane: ControlPlane, *, classes: Store) -> ClassInFor
         return ClassInForce(_read_memory(control_plane), lost)
     try:
         named = ControlPlaneClass.model_validate(obj)
-        check_class(control_plane, chosen=named)
     except ValidationError as error:
         return ClassInForce(_read_memory(control_plane), invalid_class(reference.name, error))
+    if control_plane.deleting:
+        return ClassInForce(named)
+    try:
+        check_class(control_plane, chosen=named)
     except Trouble as refused:
-        return ClassInForce(_read_memory(control_plane), refused)
+        return ClassInForce(_held_to(named, memory=_read_memory(control_plane), of=control_plane), refused)
     return ClassInForce(named)
 
 
@@ -80,21 +86,34 @@ def with_class_found(control_plane: ControlPlane, *, followed: ClassInForce) -> 
     conditions = control_plane.status.conditions
     if followed.lost is None or followed.chosen is None:
         return [condition for condition in conditions if condition.type != CLASS_FOUND]
+    said = f"what class {followed.chosen.name} said last stays in force"
+    policy = f"with deletionPolicy {followed.chosen.spec.deletion_policy or DeletionPolicy.RETAIN}"
     return with_condition(
         conditions,
         of=control_plane,
         type=CLASS_FOUND,
         status="False",
         reason=followed.lost.reason,
-        message=f"{followed.lost.message}; until then, what class {followed.chosen.name} decided last stays in force",
+        message=f"{followed.lost.message}; until then, {said}, {policy}",
     )
 
 
 def _read_memory(control_plane: ControlPlane) -> ControlPlaneClass | None:
-    known = control_plane.status.remembered_class
-    if known is None:
+    known, named = control_plane.status.remembered_class, control_plane.spec.class_ref
+    # Before anything was published, nobody relies on what a class said that is not named any more.
+    if known is None or (control_plane.status.endpoint is None and (named is None or named.name != known.name)):
         return None
     try:
         return ControlPlaneClass.model_validate({"metadata": {"name": known.name}, "spec": known.spec})
     except ValidationError:
         return None  # written down by another version of kplane
+
+
+def _held_to(
+    named: ControlPlaneClass, *, memory: ControlPlaneClass | None, of: ControlPlane
+) -> ControlPlaneClass | None:
+    """Return what is followed of a class that refuses the control plane: nothing where none of it runs yet."""
+    if memory is None or of.status.endpoint is None:
+        return None
+    spec = memory.spec.model_copy(update={"deletion_policy": named.spec.deletion_policy})
+    return memory.model_copy(update={"spec": spec})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from api import READY, AuthModel, ControlPlaneClass
+from api import READY, AuthModel, ControlPlaneClass, ControlPlaneMode
 from controlplane_operator.cache import Change, Object
 
 __all__ = ["ROLE_NOT_FOUND", "concerned_classes", "named", "unserved"]
@@ -25,6 +25,10 @@ def unserved(chosen: ControlPlaneClass, *, users: Sequence[Object]) -> list[str]
             f"auth.model x509 needs a client CA, and whoever runs the API server keeps that of {named(adopted)}; they"
             " need a class of model token"
         )
+    allowed = chosen.spec.modes_allowed
+    forbidden = [obj for obj in users if allowed and obj["spec"].get("mode", ControlPlaneMode.VIRTUAL) not in allowed]
+    if forbidden:
+        told.append(f"modesAllowed does not allow the mode of {named(forbidden)}; what runs of them goes on")
     roleless = [obj for obj in users if _lacks_role(obj)]
     if roleless:
         told.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from api import ControlPlane, ControlPlaneClass, ControlPlanePhase, DeletionPolicy
+from api import DELETING, ControlPlane, ControlPlaneClass, DeletionPolicy, find_condition
 
 __all__ = ["is_decided", "is_unclear", "policy_of"]
 
@@ -24,8 +24,8 @@ def policy_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) 
 
 
 def is_decided(control_plane: ControlPlane) -> bool:
-    """Tell whether the removal has begun."""
-    return control_plane.deleting and control_plane.status.phase is ControlPlanePhase.TERMINATING
+    """Tell whether the removal has begun: by its condition, because the phase is Terminating in a pause as well."""
+    return control_plane.deleting and find_condition(control_plane.status.conditions, DELETING) is not None
 
 
 def is_unclear(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> bool:

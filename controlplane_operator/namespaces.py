@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from api import ControlPlane
-from api.names import CONTROL_PLANE_LABEL, label_value, management_namespace
+from api.names import CONTROL_PLANE_LABEL, UID_ANNOTATION, label_value, management_namespace
 from controlplane_operator.cache import Object
 from controlplane_operator.kinds import CONTROL_PLANES
 from controlplane_operator.management import Management
@@ -67,13 +67,11 @@ class ManagementNamespaces:
         """
         name = management_namespace(control_plane.name)
         found = self._management.stores.namespaces.get(("", name)) or await self._create(control_plane, name)
+        if _lost_label(found, control_plane):
+            found = await self._patch(found, {"labels": {CONTROL_PLANE_LABEL: label_value(control_plane.name)}})
         record = _record(found, control_plane)
         if record is None and not _owned(found, control_plane):
-            raise Trouble(
-                "NamespaceForeign",
-                f"namespace {name} exists and does not belong to this control plane, so nothing is put into it;"
-                " delete the namespace, or give the control plane another name",
-            )
+            raise _foreign(control_plane)
         if _terminating(found):
             raise Trouble("Provisioning", f"namespace {name} is being deleted; waiting until it is gone")
         if record is not None and not record.is_of(control_plane):
@@ -145,12 +143,12 @@ class ManagementNamespaces:
             self._management.stores.namespaces.apply(made)
         return made
 
-    async def _patch(self, namespace: Object, metadata: dict[str, Any]) -> None:
+    async def _patch(self, namespace: Object, metadata: dict[str, Any]) -> Object:
         """Change what the namespace records; raises Conflict where it is no longer as it was read."""
         body = {"metadata": {**metadata, "resourceVersion": namespace["metadata"]["resourceVersion"]}}
-        self._management.stores.namespaces.apply(
-            await self._management.client.patch(NAMESPACES, namespace["metadata"]["name"], body)
-        )
+        patched = await self._management.client.patch(NAMESPACES, namespace["metadata"]["name"], body)
+        self._management.stores.namespaces.apply(patched)
+        return patched
 
 
 def _record(namespace: Object, control_plane: ControlPlane) -> Record | None:
@@ -167,6 +165,26 @@ def _owned(namespace: Object, control_plane: ControlPlane) -> bool:
     labelled = (metadata.get("labels") or {}).get(CONTROL_PLANE_LABEL) == label_value(control_plane.name)
     owners = [owner.get("uid") for owner in metadata.get("ownerReferences") or ()]
     return labelled and control_plane.metadata.uid in owners
+
+
+def _lost_label(namespace: Object, control_plane: ControlPlane) -> bool:
+    """Tell whether the namespace is the control plane's by all but the label, which somebody took off."""
+    metadata = namespace["metadata"]
+    owners = {owner.get("uid") for owner in metadata.get("ownerReferences") or ()}
+    owners.add((metadata.get("annotations") or {}).get(UID_ANNOTATION))
+    return CONTROL_PLANE_LABEL not in (metadata.get("labels") or {}) and control_plane.metadata.uid in owners
+
+
+def _foreign(control_plane: ControlPlane) -> Trouble:
+    name = management_namespace(control_plane.name)
+    said = f"namespace {name} exists and does not belong to this control plane, so nothing is put into it"
+    if control_plane.status.endpoint is None:
+        what = "delete the namespace, or give the control plane another name"
+    else:
+        # To delete it would be to delete the keys of a control plane that runs.
+        label = f"{CONTROL_PLANE_LABEL}={label_value(control_plane.name)}"
+        what = f"restore its label {label} and annotation {UID_ANNOTATION}={control_plane.metadata.uid}, which it had"
+    return Trouble("NamespaceForeign", f"{said}; {what}")
 
 
 def _terminating(namespace: Object) -> bool:

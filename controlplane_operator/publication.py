@@ -116,15 +116,31 @@ class Publication:
         """
         auth = chosen.spec.auth if chosen is not None else AuthSpec()
         self._note_replacement(control_plane.metadata.uid or "", settled=provision.settled)
-        if provision.authorities is not None:
-            await ensure_endpoint(self._management, control_plane, addresses=provision.addresses)
+        taken = await self._ensure_endpoint(control_plane, provision=provision)
         inside = await self._inside(control_plane, provision=provision, auth=auth)
         async with self._pairs.moving(control_plane, to=provision.addresses.internal):
             await self._write_secrets(control_plane, provision=provision, inside=inside)
             await ensure_default_registration(self._management, control_plane, chosen=chosen)
+            if taken is not None:
+                raise taken
             await self._write_status(control_plane, provision=provision, inside=inside)
         again = _VERIFIED_SECONDS if inside.lacking is None else _LACKING_SECONDS
         return Result(min(jittered(again), until_renewal(inside.admin, inside.controllers)))
+
+    async def _ensure_endpoint(self, control_plane: ControlPlane, *, provision: Provision) -> Trouble | None:
+        """Have the endpoint of a control plane that kplane runs be there; return why it cannot.
+
+        It keeps nothing from being published or renewed where users rely on it. Raises Trouble where nobody does yet.
+        """
+        if provision.authorities is None:
+            return None
+        try:
+            await ensure_endpoint(self._management, control_plane, addresses=provision.addresses)
+        except Trouble as taken:
+            if control_plane.status.endpoint is None:
+                raise
+            return taken
+        return None
 
     def _note_replacement(self, uid: str, *, settled: bool) -> None:
         """Have a control plane looked at anew when its API server has been replaced."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -34,10 +35,11 @@ def control_plane(
     return ControlPlane.model_validate({"metadata": {"name": "acme"}, "spec": spec, "status": status or {}})
 
 
-def remembering() -> dict[str, Any]:
-    memory = class_in_force(control_plane(), classes=classes(gold=SPEC)).remembered()
+def remembering(spec: dict[str, Any] = SPEC, *, published: bool = False) -> dict[str, Any]:
+    memory = class_in_force(control_plane(), classes=classes(gold=spec)).remembered()
     assert memory is not None
-    return {"rememberedClass": memory.model_dump(mode="json", by_alias=True)}
+    endpoint = {"endpoint": "https://acme.example"} if published else {}
+    return {"rememberedClass": memory.model_dump(mode="json", by_alias=True), **endpoint}
 
 
 def test_everything_that_a_class_says_is_remembered() -> None:
@@ -61,7 +63,8 @@ def test_a_class_that_is_there_again_counts() -> None:
 
 
 def test_until_another_class_can_be_followed_the_former_one_is() -> None:
-    one = control_plane("silver", remembering())
+    one = control_plane("silver", remembering(published=True))
+    assert class_in_force(control_plane("silver", remembering()), classes=classes(gold={})).chosen is None
     found = class_in_force(one, classes=classes(gold={}))
     assert found.lost is not None
     assert found.chosen is not None
@@ -82,17 +85,36 @@ def test_until_another_class_can_be_followed_the_former_one_is() -> None:
 )
 def test_a_class_that_is_made_stricter_ends_nothing(edited: dict[str, Any], reason: str) -> None:
     external = {"mode": "Dedicated", "endpointRef": {"name": "theirs"}}
-    new = control_plane(**external)
-    before = class_in_force(new, classes=classes(gold={"auth": {"lifetime": "90m"}})).remembered()
-    assert before is not None
-    running = control_plane(status={"rememberedClass": before.model_dump(mode="json", by_alias=True)}, **external)
-    followed = class_in_force(running, classes=classes(gold=edited))
-    assert followed.remembered() == before
-    refused = class_in_force(new, classes=classes(gold=edited))
-    assert refused.chosen is None
-    for found in (followed, refused):
+    before = {"auth": {"lifetime": "90m"}}
+    for published in (True, False):
+        one = control_plane(status=remembering(before, published=published), **external)
+        found = class_in_force(one, classes=classes(gold=edited))
         assert found.lost is not None
         assert found.lost.reason == reason
+        if published:
+            assert found.remembered() == class_in_force(one, classes=classes(gold=before)).remembered()
+        else:
+            assert found.chosen is None
+
+
+def test_of_a_class_that_refuses_a_control_plane_the_deletion_policy_counts() -> None:
+    edited = {"modesAllowed": ["Dedicated"], "deletionPolicy": "Retain"}
+    one = control_plane(status=remembering(published=True))
+    alive = class_in_force(one, classes=classes(gold=edited))
+    told = find_condition(with_class_found(one, followed=alive), CLASS_FOUND)
+    assert told is not None
+    assert "with deletionPolicy Retain" in told.message
+    leaving = one.model_copy(
+        update={"metadata": one.metadata.model_copy(update={"deletion_timestamp": datetime.now(UTC)})}
+    )
+    for found in (alive, class_in_force(leaving, classes=classes(gold=edited))):
+        assert found.chosen is not None
+        assert found.chosen.spec.deletion_policy == "Retain"
+    # Also when it is gone afterwards.
+    memory = alive.remembered()
+    assert memory is not None
+    assert memory.spec["deletionPolicy"] == "Retain"
+    assert memory.spec["auth"] == SPEC["auth"]
 
 
 def test_a_class_that_says_what_is_not_understood_is_followed_as_it_was() -> None:

@@ -18,6 +18,13 @@ from controlplane_operator.kinds import CONTROL_PLANE_CLASSES
 
 RETAIN, DESTROY = DeletionPolicy.RETAIN, DeletionPolicy.DESTROY
 POLICIES = (None, RETAIN, DESTROY)
+DELETING = {
+    "type": "Deleting",
+    "status": "True",
+    "reason": "RegistrationsPending",
+    "message": "",
+    "lastTransitionTime": "2026-01-01T00:00:00Z",
+}
 
 
 def class_of(policy: DeletionPolicy | None) -> ControlPlaneClass:
@@ -57,7 +64,7 @@ def test_while_it_lives_the_spec_counts_then_the_class_then_what_was_in_force(
 
 def test_what_a_removal_began_with_holds_whatever_becomes_of_the_class() -> None:
     for in_force, by_class in product((RETAIN, DESTROY), (*POLICIES, "gone")):
-        begun = control_plane(in_force=in_force, deleting=True, phase="Terminating")
+        begun = control_plane(in_force=in_force, deleting=True, conditions=[DELETING])
         chosen = class_of(DeletionPolicy(by_class) if by_class else None) if by_class != "gone" else None
         assert policy_of(begun, chosen=chosen) is in_force
 
@@ -73,6 +80,12 @@ def test_an_edit_that_may_have_come_after_the_deletion_never_destroys() -> None:
     own = control_plane(spec=DESTROY, in_force=RETAIN, deleting=True)
     assert policy_of(own, chosen=class_of(RETAIN)) is DESTROY
     assert not is_unclear(own, chosen=class_of(RETAIN))
+
+
+def test_a_pause_is_no_beginning_of_a_removal() -> None:
+    paused = control_plane(in_force=DESTROY, deleting=True, phase="Terminating")
+    assert policy_of(paused, chosen=class_of(RETAIN)) is RETAIN
+    assert is_unclear(paused, chosen=class_of(RETAIN))
 
 
 @dataclass(frozen=True)
@@ -101,7 +114,7 @@ class World:
         policy = policy_of(found, chosen=followed.chosen)
         status: dict[str, Any] = {**self.status, "deletionPolicy": policy}
         if self.deleting:
-            status["phase"] = "Terminating"
+            status["conditions"] = [DELETING]
         else:
             memory = followed.remembered()
             status["rememberedClass"] = memory.model_dump(by_alias=True) if memory is not None else None

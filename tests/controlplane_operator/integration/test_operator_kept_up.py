@@ -1,0 +1,96 @@
+"""Whatever becomes amiss around a control plane that runs, what is published of it is kept up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from api.names import CONTROL_PLANE_LABEL, PAUSE_ANNOTATION
+from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
+from provider import EVENTS, NAMESPACES, SECRETS, Invalid, NotFound
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+async def comes_back(field: Any, name: str) -> None:
+    """Delete the Secret with the kubeconfig, and wait for it."""
+    reference = (await field.get("ControlPlane", name))["status"]["kubeconfigSecretRef"]
+    await field.client.delete(SECRETS, reference["name"], namespace=reference["namespace"])
+
+    async def back() -> bool:
+        try:
+            await field.client.get(SECRETS, reference["name"], namespace=reference["namespace"])
+        except NotFound:
+            return False
+        return True
+
+    await field.eventually(back, timeout=20.0)
+
+
+async def test_of_a_control_plane_that_runs(field: Any) -> None:
+    await field.create("ControlPlaneClass", "narrow", deletionPolicy="Destroy")
+    await field.create("ControlPlane", "upheld", classRef={"name": "narrow"})
+    await field.becomes("ControlPlane", "upheld", "Reconciled", timeout=60.0)
+
+    async def class_found() -> str:
+        return str(await field.reason("ControlPlane", "upheld", "ClassFound"))
+
+    # Its class does not allow the mode any more, or there is none of the name that is given.
+    await field.client.patch(CONTROL_PLANE_CLASSES, "narrow", {"spec": {"modesAllowed": ["Dedicated"]}})
+    await field.eventually(class_found, lambda reason: reason == "ModeNotAllowed")
+    await comes_back(field, "upheld")
+    await field.client.patch(CONTROL_PLANES, "upheld", {"spec": {"classRef": {"name": "mistyped"}}})
+    await field.eventually(class_found, lambda reason: reason == "ClassNotFound")
+    await comes_back(field, "upheld")
+    assert await field.reason("ControlPlane", "upheld") == "Reconciled"
+    await field.client.patch(CONTROL_PLANE_CLASSES, "narrow", {"spec": {"modesAllowed": []}})
+    await field.client.patch(CONTROL_PLANES, "upheld", {"spec": {"classRef": {"name": "narrow"}}})
+    await field.eventually(class_found, lambda reason: reason == "")
+
+    # Its namespace has lost the label by which it is known.
+    unlabelled = {"metadata": {"labels": {CONTROL_PLANE_LABEL: None}}}
+    await field.client.patch(NAMESPACES, "kplane-cp-upheld", unlabelled)
+
+    async def label() -> Any:
+        return (await field.client.get(NAMESPACES, "kplane-cp-upheld"))["metadata"]["labels"].get(CONTROL_PLANE_LABEL)
+
+    await field.eventually(label, lambda found: found == "upheld")
+
+    # The endpoint that kplane made is somebody else's.
+    await field.client.patch(CONTROL_PLANE_ENDPOINTS, "upheld", {"metadata": {"ownerReferences": None}})
+    await field.becomes("ControlPlane", "upheld", "EndpointInvalid")
+    await comes_back(field, "upheld")
+    await field.client.delete(CONTROL_PLANE_ENDPOINTS, "upheld")
+    await field.becomes("ControlPlane", "upheld", "Reconciled")
+
+    # And what would exchange the API server under its users is refused.
+    with pytest.raises(Invalid, match="not added or removed"):
+        await field.client.patch(CONTROL_PLANES, "upheld", {"spec": {"endpointRef": {"name": "other"}}})
+
+
+async def test_a_class_that_says_retain_is_heard_in_a_pause_and_where_it_refuses_the_mode(field: Any) -> None:
+    await field.create("ControlPlaneClass", "turned", deletionPolicy="Destroy")
+    await field.create("ControlPlane", "kept", classRef={"name": "turned"})
+    await field.becomes("ControlPlane", "kept", "Reconciled", timeout=60.0)
+    pause = {"metadata": {"annotations": {PAUSE_ANNOTATION: "true"}}}
+    await field.client.patch(CONTROL_PLANES, "kept", pause)
+    await field.client.delete(CONTROL_PLANES, "kept")
+
+    async def phase() -> str:
+        return str((await field.get("ControlPlane", "kept"))["status"]["phase"])
+
+    await field.eventually(phase, lambda found: found == "Terminating")
+    retain = {"spec": {"deletionPolicy": "Retain", "modesAllowed": ["Dedicated"]}}
+    await field.client.patch(CONTROL_PLANE_CLASSES, "turned", retain)
+    await field.client.patch(CONTROL_PLANES, "kept", {"metadata": {"annotations": {PAUSE_ANNOTATION: None}}})
+    await field.gone(CONTROL_PLANES, "kept")
+    assert int(await field.handle.tenants_etcd.count("/clusters/kept/")) > 0
+
+    async def unclear() -> bool:
+        found = (await field.client.list(EVENTS, namespace="default")).items
+        return any((event["reason"], event["involvedObject"]["name"]) == ("PolicyUnclear", "kept") for event in found)
+
+    await field.eventually(unclear)
+    await field.client.delete(NAMESPACES, "kplane-cp-kept")
+    await field.handle.tenants_etcd.run("del", "--prefix", "/clusters/kept/")
