@@ -1,4 +1,4 @@
-"""Certificates of a tenant's programs renew by themselves, under the processes that serve with them."""
+"""Serving certificates of tenants renew by themselves, under the processes that have them, and kubeconfigs too."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from controlplane_operator.credentials import TenantAuthorities, TenantCertificates, issue_serving, renewal_due
+from controlplane_operator import issuing
+from controlplane_operator.credentials import TenantAuthorities, TenantCertificates, issue_serving, pki, renewal_due
 from controlplane_operator.credentials.pki import hosts_of
-from provider import NAMESPACES, SECRETS, Client
+from provider import NAMESPACES, SECRETS, Client, ClusterConfig
 from workloads import find_processes
 
 pytestmark = pytest.mark.integration
@@ -66,3 +67,33 @@ async def test_a_serving_certificate_near_its_end_is_renewed_and_served_by_the_s
     async with Client(config) as tenant:
         await tenant.list(NAMESPACES)
     assert find_processes(field.state) == processes
+
+
+@pytest.mark.parametrize("model", ["token", "x509"])
+async def test_published_credentials_are_renewed_in_time_and_the_former_ones_go_on(
+    field: Any, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In a hundredth of ten minutes instead of two thirds: nobody would wait for those.
+    for module in (issuing, pki):
+        monkeypatch.setattr(module, "_RENEWED_AFTER", 1 / 100)
+    name = f"lasting-{model}"
+    await field.create("ControlPlaneClass", name, deletionPolicy="Destroy", auth={"model": model, "lifetime": "10m"})
+    await field.create("ControlPlane", name, classRef={"name": name})
+    first = await field.becomes("ControlPlane", name, "Reconciled", timeout=60.0)
+    configs = [await field.tenant(name)]
+
+    async def published() -> ClusterConfig:
+        found: ClusterConfig = await field.tenant(name)
+        return found
+
+    for _ in range(2):
+        configs.append(await field.eventually(published, lambda config: config not in configs, timeout=30.0))
+    for config in configs:
+        async with Client(config) as tenant:
+            await tenant.list(NAMESPACES)
+
+    async def expires_at() -> str:
+        return str((await field.get("ControlPlane", name))["status"]["credentialsExpireAt"])
+
+    await field.eventually(expires_at, lambda found: found > first["status"]["credentialsExpireAt"])
+    assert await field.reason("ControlPlane", name) == "Reconciled"
