@@ -1,0 +1,18 @@
+"""The tests that documents name exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BELOW = "tests/controlplane_operator/integration/"
+
+
+def test_tests_that_show_a_mistake_absent_exist() -> None:
+    text = (ROOT / "docs" / "development.md").read_text()
+    named = re.findall(r"`((?:tests/)?[\w/]+\.py)::(test_\w+)`", text)
+    assert len(named) > 10
+    for path, name in named:
+        file = ROOT / (path if path.startswith("tests/") else f"{BELOW}{path}")
+        assert f"def {name}(" in file.read_text(), (path, name)
