@@ -102,13 +102,23 @@ def rotation_status(authorities: TenantAuthorities | None) -> RotationStatus | N
 
 
 def refused_rotation(control_plane: ControlPlane) -> list[str]:
-    """Say, in sentences, why the annotation that asks for an exchange has no effect."""
+    """Say, in sentences, why an annotation that asks for an exchange, or for its end, has no effect."""
     value = control_plane.metadata.annotations.get(ROTATE_ANNOTATION)
     if value is None:
-        return []
+        return _refused_end(control_plane)
     ignored = f"annotation {ROTATE_ANNOTATION} is not acted on"
     if control_plane.spec.endpoint_ref is not None:
         return [f"{ignored}: exchange the keys where the API server is run, and then the endpoint's credentials"]
     if not 0 < len(value) <= MAX_ROTATION_VALUE:
         return [f"{ignored}: give it a value of 1 to {MAX_ROTATION_VALUE} characters"]
-    return []
+    return _refused_end(control_plane)
+
+
+def _refused_end(control_plane: ControlPlane) -> list[str]:
+    annotations, latest = control_plane.metadata.annotations, control_plane.status.rotation
+    value = annotations.get(FINISH_ROTATION_ANNOTATION)
+    known = {annotations.get(ROTATE_ANNOTATION), latest.value if latest is not None else None}
+    if value is None or value in known:
+        return []
+    ignored = f"annotation {FINISH_ROTATION_ANNOTATION} is not acted on"
+    return [f"{ignored}: no exchange has its value {value[:63]!r}; give it that of {ROTATE_ANNOTATION} or remove it"]

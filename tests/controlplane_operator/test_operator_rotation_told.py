@@ -15,9 +15,12 @@ from controlplane_operator.rotator import refused_rotation, rotation_status
 NOW = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
 
 
-def control_plane(value: str | None, **spec: Any) -> ControlPlane:
-    annotations = {"controlplane.kplane.dev/rotate": value} if value is not None else {}
-    return ControlPlane.model_validate({"metadata": {"name": "a", "annotations": annotations}, "spec": spec})
+def control_plane(value: str | None, *, finish: str | None = None, latest: str = "", **spec: Any) -> ControlPlane:
+    asked = {"controlplane.kplane.dev/rotate": value, "controlplane.kplane.dev/finish-rotation": finish}
+    annotations = {name: text for name, text in asked.items() if text is not None}
+    known = {"value": latest, "phase": "Done", "startedAt": NOW, "phaseStartedAt": NOW}
+    body = {"metadata": {"name": "a", "annotations": annotations}, "spec": spec}
+    return ControlPlane.model_validate({**body, "status": {"rotation": known} if latest else {}})
 
 
 @pytest.mark.parametrize(
@@ -30,6 +33,10 @@ def control_plane(value: str | None, **spec: Any) -> ControlPlane:
         (control_plane("x" * 64), "1 to 63 characters"),
         (control_plane("first", endpointRef={"name": "e"}), "where the API server is run"),
         (control_plane(None, endpointRef={"name": "e"}), ""),
+        (control_plane("first", finish="first"), ""),
+        (control_plane(None, finish="first", latest="first"), ""),
+        (control_plane("first", finish="frist"), "no exchange has its value 'frist'"),
+        (control_plane(None, finish="first"), "no exchange has its value 'first'"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_a_sentence(asked: ControlPlane, told: str) -> None:
