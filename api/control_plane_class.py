@@ -132,7 +132,9 @@ class ControlPlaneClassSpec(ApiModel):
     controllers: ControllersSettings = ControllersSettings()
     """Which controllers run for control planes of the class."""
     default_services: Services = Field(default_factory=list)
-    """Services that each control plane of the class is registered for by itself; absent or empty for none."""
+    """Services that each control plane of the class is registered for by itself; absent or empty for none. It counts
+    when the registration is made: one that exists is never changed.
+    """
     version: VersionText | None = None
     """The version of Kubernetes that the API servers of control planes run which set none themselves, such as 1.36.3;
     absent for the operator's own. It does not count for those with spec.endpointRef.

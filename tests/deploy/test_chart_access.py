@@ -42,6 +42,13 @@ def namespace(name: str, **labels: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
 
 
+def unlabelled(**labels: str) -> dict[str, Any]:
+    """A control plane's namespace of which somebody took the label off."""
+    found = namespace("kplane-cp-unlabelled", **labels)
+    found["metadata"]["annotations"] = {"controlplane.kplane.dev/uid": "a-uid"}
+    return found
+
+
 def secret(namespace: str, name: str = "a-secret", **fields: Any) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": namespace}, **fields}
 
@@ -113,6 +120,7 @@ async def installed(chart: Any, api_server: Handle) -> AsyncIterator[None]:
         namespace(TENANT, **MARK, **RESTRICTED),
         namespace(FOREIGN),
         namespace(OTHER, **MARK),
+        unlabelled(),
         secret(OTHER),
         secret(TENANT),
         role(OTHER, name="theirs"),
@@ -198,6 +206,7 @@ ALLOWED = [
     ("create", namespace("kplane-cp-new", **MARK, **RESTRICTED)),
     ("create", namespace("kplane-cpx-long-0123456789abcdef", **MARK, **RESTRICTED)),
     ("apply", namespace(TENANT, **MARK, **RESTRICTED, retained="true")),
+    ("apply", unlabelled(**MARK, **RESTRICTED)),
     ("delete", namespace(TENANT)),
     ("create", secret(TENANT, "kube-apiserver-files")),
     ("delete", secret(TENANT)),
@@ -240,6 +249,8 @@ DENIED = [
     ("apply", namespace(FOREIGN, **MARK, **RESTRICTED)),
     ("delete", namespace(FOREIGN)),
     ("delete", namespace(OTHER)),
+    ("delete", unlabelled()),
+    ("apply", unlabelled(**RESTRICTED)),
     ("delete", namespace("kplane-system")),
 ]
 
