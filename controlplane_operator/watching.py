@@ -31,6 +31,8 @@ _STEADY_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 15.0
 _CLOSE_SECONDS: Final = 3.0
 _POLL_SECONDS: Final = 0.01
+_LOGIN_SECONDS: Final = 2.0
+"""Between two tries to read the kubeconfig; by default kopf takes a minute."""
 
 
 class Watching:
@@ -121,7 +123,7 @@ class Watching:
             if request.url.name in plurals and "watch" not in request.url.query:
                 loop.call_soon_threadsafe(self._listed)
 
-        @kopf.on.login(registry=registry)
+        @kopf.on.login(registry=registry, backoff=_LOGIN_SECONDS)
         async def login(**_: Any) -> kopf.AiohttpSession:
             config = self._load_config()
             token = config.token if config.token_file is None else config.token_file.read_text().strip()
