@@ -50,7 +50,7 @@ REGISTRATION_LABEL: Final = f"{GROUP}/registration"
 """On everything in the management cluster that belongs to a registration; its value is `label_value(name)`."""
 
 ALLOW_REGISTRATION_LABEL: Final = f"{GROUP}/allow-registration"
-"""`"true"` on a Secret outside of a control plane's management namespace lets registrations use it."""
+"""`"true"` on a Secret lets registrations use it; what kplane publishes for a control plane needs none for its own."""
 
 ALLOW_ENDPOINT_LABEL: Final = f"{GROUP}/allow-endpoint"
 """`"true"` on a Secret lets ControlPlaneEndpoints name it as their credentials."""

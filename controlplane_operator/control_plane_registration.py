@@ -14,14 +14,14 @@ from api import (
     SecretReference,
     Service,
 )
-from api.names import ALLOW_REGISTRATION_LABEL, management_namespace
+from api.names import ALLOW_REGISTRATION_LABEL
 from controlplane_operator.backoff import jittered
 from controlplane_operator.cache import Key
 from controlplane_operator.class_in_force import class_in_force
 from controlplane_operator.management import Management
 from controlplane_operator.pairs import Pairs
 from controlplane_operator.pause import is_paused, with_pause, without_pause
-from controlplane_operator.resolution import Resolution, SecretStanding, resolve, secret_wanted
+from controlplane_operator.resolution import Resolution, SecretStanding, is_published, resolve, secret_wanted
 from controlplane_operator.secrets import find_secret
 from controlplane_operator.status import with_condition, with_supported
 from controlplane_operator.trouble import Trouble
@@ -110,14 +110,14 @@ class ControlPlaneRegistrationReconciler:
         if secret == control_plane.status.kubeconfig_secret_ref:
             # Where somebody deleted it, it is back in a moment: no reason to stop what runs.
             return SecretStanding.USABLE
-        return await self._standing_of_other(secret, own_namespace=management_namespace(control_plane.name))
+        return await self._standing_of_other(secret, published=is_published(secret, control_plane=control_plane))
 
-    async def _standing_of_other(self, secret: SecretReference, *, own_namespace: str) -> SecretStanding:
+    async def _standing_of_other(self, secret: SecretReference, *, published: bool) -> SecretStanding:
         found = await find_secret(self._management, namespace=secret.namespace, name=secret.name)
         if found is None:
             return SecretStanding.ABSENT
         opened = (found["metadata"].get("labels") or {}).get(ALLOW_REGISTRATION_LABEL) == "true"
-        return SecretStanding.USABLE if opened or secret.namespace == own_namespace else SecretStanding.NOT_ALLOWED
+        return SecretStanding.USABLE if opened or published else SecretStanding.NOT_ALLOWED
 
     def _profile(self, current: ControlPlaneRegistration, *, control_plane: ControlPlane | None) -> ControllersSettings:
         if control_plane is None or control_plane.spec.class_ref is None:

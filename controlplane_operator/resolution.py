@@ -6,12 +6,17 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from api import ControlPlane, ControlPlaneEndpoint, ControlPlaneRegistration, SecretReference
-from api.names import ALLOW_REGISTRATION_LABEL, management_namespace
+from api.names import (
+    ALLOW_REGISTRATION_LABEL,
+    controllers_secret_name,
+    kubeconfig_secret_name,
+    management_namespace,
+)
 from controlplane_operator.addresses import addresses_of
 from controlplane_operator.pause import is_paused
 from controlplane_operator.trouble import Trouble
 
-__all__ = ["Resolution", "SecretStanding", "resolve", "secret_wanted"]
+__all__ = ["Resolution", "SecretStanding", "is_published", "resolve", "secret_wanted"]
 
 
 class SecretStanding(Enum):
@@ -39,6 +44,15 @@ def secret_wanted(
     """Return the Secret that the registration would use: its own choice, else the control plane's."""
     published = control_plane.status.kubeconfig_secret_ref if control_plane is not None else None
     return registration.spec.kubeconfig_secret_ref or published
+
+
+def is_published(secret: SecretReference, *, control_plane: ControlPlane) -> bool:
+    """Tell whether a Secret is one that kplane makes for whoever works with the control plane; its keys are not."""
+    return secret.namespace == management_namespace(control_plane.name) and secret.name in _published(control_plane)
+
+
+def _published(control_plane: ControlPlane) -> tuple[str, str]:
+    return kubeconfig_secret_name(control_plane.name), controllers_secret_name(control_plane.name)
 
 
 def resolve(
@@ -115,7 +129,8 @@ def _check_standing(secret: SecretReference, *, standing: SecretStanding, contro
     if standing is SecretStanding.NOT_ALLOWED:
         raise Trouble(
             "SecretNotAllowed",
-            f"Secret {secret.namespace}/{secret.name} is outside of namespace"
-            f" {management_namespace(control_plane.name)};"
-            f' to let registrations use it, label it {ALLOW_REGISTRATION_LABEL}="true"',
+            f"Secret {secret.namespace}/{secret.name} is not one that is published for control plane"
+            f" {control_plane.name}; name {' or '.join(_published(control_plane))} of namespace"
+            f" {management_namespace(control_plane.name)}, leave spec.kubeconfigSecretRef out, or, to let registrations"
+            f' use that Secret, label it {ALLOW_REGISTRATION_LABEL}="true"',
         )

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from api import ControlPlane, ControlPlaneEndpoint, ControlPlaneRegistration, ObjectReference
-from controlplane_operator.resolution import Resolution, SecretStanding, resolve, secret_wanted
+from api import ControlPlane, ControlPlaneEndpoint, ControlPlaneRegistration, ObjectReference, SecretReference
+from controlplane_operator.resolution import Resolution, SecretStanding, is_published, resolve, secret_wanted
 from controlplane_operator.trouble import Trouble
 
 _OWN = {"name": "controlplane-cp-kubeconfig", "namespace": "kplane-cp-cp"}
@@ -97,6 +97,19 @@ def test_another_secret_is_used_only_where_it_may_be() -> None:
     wanted = secret_wanted(one, control_plane=control_plane(_PUBLISHED))
     assert wanted is not None
     assert wanted.model_dump() == foreign
+
+
+def test_of_the_secrets_of_a_control_plane_those_are_published_that_are_made_for_others() -> None:
+    def published(name: str, namespace: str = "kplane-cp-cp") -> bool:
+        return is_published(SecretReference(name=name, namespace=namespace), control_plane=control_plane(_PUBLISHED))
+
+    assert published("controlplane-cp-kubeconfig")
+    assert published("controlplane-cp-controllers")
+    assert not published("control-plane-authorities")
+    assert not published("controlplane-cp-kubeconfig", "kplane-cp-other")
+    keys = registration(kubeconfigSecretRef={"name": "control-plane-authorities", "namespace": "kplane-cp-cp"})
+    with pytest.raises(Trouble, match="name controlplane-cp-kubeconfig or controlplane-cp-controllers"):
+        resolved(keys, control_plane(_PUBLISHED), standing=SecretStanding.NOT_ALLOWED)
 
 
 def test_naming_the_published_secret_oneself_is_the_same_as_not_naming_it() -> None:

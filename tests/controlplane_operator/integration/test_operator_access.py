@@ -84,6 +84,37 @@ async def test_a_foreign_secret_is_used_only_with_its_owners_consent(field: Any)
         await field.eventually(allowed, lambda found: not found)
 
 
+async def test_of_what_is_kept_for_a_control_plane_only_what_is_published_is_resolved(field: Any) -> None:
+    await field.create("ControlPlane", "keeping", deletionPolicy="Destroy")
+    await field.becomes("ControlPlane", "keeping", "Reconciled", timeout=60.0)
+    body = {"metadata": {"name": "theirs", "namespace": "kplane-cp-keeping"}}
+    await field.client.apply(SECRETS, body)
+    reasons = {
+        "control-plane-authorities": "SecretNotAllowed",
+        "control-plane-certificates": "SecretNotAllowed",
+        "theirs": "SecretNotAllowed",
+        "controlplane-keeping-kubeconfig": "Resolved",
+        "controlplane-keeping-controllers": "Resolved",
+    }
+    for secret in reasons:
+        spec = {"kubeconfigSecretRef": {"name": secret, "namespace": "kplane-cp-keeping"}, "services": ["controllers"]}
+        await field.create("ControlPlaneRegistration", secret, controlPlaneRef={"name": "keeping"}, **spec)
+    async with Client(ClusterConfig.load(field.handle.mcm_kubeconfig)) as mcm:
+        for secret, reason in reasons.items():
+            found = await field.becomes("ControlPlaneRegistration", secret, reason)
+            assert ("resolvedKubeconfigSecretRef" in found["status"]) is (reason == "Resolved")
+            readable = reason == "Resolved" and secret.endswith("controllers")
+            for verb in ("get", "watch"):
+                attributes = {"name": secret, "namespace": "kplane-cp-keeping"}
+                # In place of the administrator's kubeconfig instances get that of controllers.
+                assert await may(mcm, verb, "secrets", **attributes) is readable, (secret, verb)
+    told = (await field.get("ControlPlaneRegistration", "theirs"))["status"]["conditions"]
+    assert "name controlplane-keeping-kubeconfig or controlplane-keeping-controllers" in str(told)
+    label = {"metadata": {"labels": {f"{_GROUP}/allow-registration": "true"}}}
+    await field.client.patch(SECRETS, "theirs", label, namespace="kplane-cp-keeping")
+    await field.becomes("ControlPlaneRegistration", "theirs", "Resolved", timeout=5.0)
+
+
 async def test_the_operator_may_do_no_more_than_it_does(field: Any) -> None:
     async with Client(ClusterConfig.load(field.handle.operator_kubeconfig)) as operator:
         assert await may(operator, "patch", "controlplanes", group=_GROUP, subresource="status")
