@@ -231,6 +231,10 @@ class ControlPlaneStatus(ApiModel):
     """The Secret with the credentials and keys of the control plane's controllers."""
     cluster_path: Annotated[str, StringConstraints(max_length=63)] | None = None
     """The path that the control plane's data lies under in a shared etcd."""
+    claimed_address: Annotated[str, StringConstraints(max_length=4096)] | None = None
+    """The address, of an API server that kplane does not run, that is the control plane's own: written before anything
+    is made there, and refused to others as long as it is here or in `endpoint`.
+    """
     deletion_policy: DeletionPolicy | None = None
     """The policy in force, remembered so that a deletion keeps to it where the class is gone by then."""
     remembered_class: RememberedClass | None = None

@@ -1,10 +1,11 @@
 """Whether silent endpoints delay others: `python -m benchmarks.isolation --silent 50 --good 20 --rounds 3`.
 
 Runs an embedded management cluster with both operators in a temporary directory, and a control plane of its own that
-stands for somebody's API server. In each round, control planes that adopt it are created at once and measured from the
-first create to Ready: alone; beside silent ones, whose endpoints accept connections and never say a word, and which are
-there already; at the same moment as silent ones. Prints JSON: seconds, and their ratios to those alone in the same
-round. Everything runs on this machine, so ratios carry over better than seconds.
+stands for somebody's API server, behind an Envoy that serves it below each path. In each round, control planes that
+adopt it are created at once and measured from the first create to Ready: alone; beside silent ones, whose endpoints
+accept connections and never say a word, and which are there already; at the same moment as silent ones. Prints JSON:
+seconds, and their ratios to those alone in the same round. Everything runs on this machine, so ratios carry over better
+than seconds.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from api import ControlPlane, ControlPlaneEndpoint
 from api.names import ALLOW_ENDPOINT_LABEL, kubeconfig_secret_name, management_namespace
+from benchmarks.surroundings import shared_address
 from embedded.daemon import Daemon
 from embedded.handle import Handle
-from provider import CLUSTER_ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS, Client, ClusterConfig, Resource
+from provider import SECRETS, Client, ClusterConfig, Resource
 from tools.binaries import resolve
 
 _POLL_SECONDS: Final = 0.05
@@ -58,26 +59,28 @@ class _Field:
         self._client = client
         self.server = ""
 
-    async def prepare(self) -> None:
-        """Make the API server that all good ones adopt."""
+    async def prepare(self) -> ClusterConfig:
+        """Make an API server, and return how its administrator connects."""
         await self._client.create(
             _CONTROL_PLANES, {"metadata": {"name": "host"}, "spec": {"deletionPolicy": "Destroy"}}
         )
         await self._until({"host": "Reconciled"})
         reference = kubeconfig_secret_name("host"), management_namespace("host")
         found = await self._client.get(SECRETS, reference[0], namespace=reference[1])
-        published = ClusterConfig.from_kubeconfig(base64.b64decode(found["data"]["kubeconfig"]))
-        owner = replace(published, token=await _administrator(published))
+        return ClusterConfig.from_kubeconfig(base64.b64decode(found["data"]["kubeconfig"]))
+
+    async def share(self, address: ClusterConfig) -> None:
+        """Have all good ones adopt what is at an address, by its credentials, which no deletion takes back."""
         metadata = {**_SECRET, "labels": {ALLOW_ENDPOINT_LABEL: "true"}}
-        data = {"kubeconfig": base64.b64encode(json.dumps(owner.to_kubeconfig()).encode()).decode()}
+        data = {"kubeconfig": base64.b64encode(json.dumps(address.to_kubeconfig()).encode()).decode()}
         await self._client.create(SECRETS, {"metadata": metadata, "data": data})
-        self.server = owner.server
+        self.server = address.server
 
     async def adopt(self, name: str, url: str) -> None:
-        """Create a control plane whose API server is at a URL."""
+        """Create a control plane whose API server is at a URL, below a path of its own."""
         door = {"endpoint": url, "credentialsSecretRef": _SECRET}
         await self._client.create(_ENDPOINTS, {"metadata": {"name": name}, "spec": door})
-        spec = {"mode": "Dedicated", "endpointRef": {"name": name}}
+        spec = {"endpointRef": {"name": name}}
         await self._client.create(_CONTROL_PLANES, {"metadata": {"name": name}, "spec": spec})
 
     async def measure(
@@ -125,19 +128,6 @@ class _Field:
             await self._client.delete(_ENDPOINTS, name)
 
 
-async def _administrator(published: ClusterConfig) -> str:
-    """Return a token of an administrator whom no control plane that is taken down takes back."""
-    async with Client(published) as client:
-        account = {"name": "owner", "namespace": "default"}
-        await client.create(SERVICE_ACCOUNTS, {"metadata": account})
-        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
-        binding = {"roleRef": role, "subjects": [{"kind": "ServiceAccount", **account}]}
-        await client.create(CLUSTER_ROLE_BINDINGS, {"metadata": {"name": "owner"}, **binding})
-        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 7200}}
-        path = SERVICE_ACCOUNTS.path("owner", namespace="default", subresource="token")
-        return str((await client.request("POST", path, body=asked))["status"]["token"])
-
-
 @contextlib.asynccontextmanager
 async def _silent_servers(number: int) -> AsyncIterator[list[str]]:
     connections: list[asyncio.StreamWriter] = []
@@ -153,10 +143,13 @@ async def _silent_servers(number: int) -> AsyncIterator[list[str]]:
             writer.close()
 
 
-async def _run(handle: Handle, *, silent: int, good: int, rounds: int) -> dict[str, Any]:
-    async with Client(ClusterConfig.load(handle.admin_kubeconfig)) as client, _silent_servers(silent) as urls:
+async def _run(handle: Handle, directory: Path, *, silent: int, good: int, rounds: int) -> dict[str, Any]:
+    async with contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(Client(ClusterConfig.load(handle.admin_kubeconfig)))
+        urls = await stack.enter_async_context(_silent_servers(silent))
         field = _Field(client)
-        await field.prepare()
+        backend = await field.prepare()
+        await field.share(await stack.enter_async_context(shared_address(backend, directory=directory)))
         await field.measure(good)  # the first ones make what later ones find
         found = [
             {
@@ -197,7 +190,8 @@ def main() -> None:
         Daemon(Path(directory), binaries=resolve()) as daemon,
     ):
         handle = daemon.wait_ready(timeout_seconds=120)
-        result = asyncio.run(_run(handle, silent=arguments.silent, good=arguments.good, rounds=arguments.rounds))
+        shape = {"silent": arguments.silent, "good": arguments.good, "rounds": arguments.rounds}
+        result = asyncio.run(_run(handle, Path(directory), **shape))
     json.dump(result, sys.stdout, indent=2)
     sys.stdout.write("\n")
 

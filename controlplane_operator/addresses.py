@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
-from api import ControlPlane, ControlPlaneEndpoint, EndpointAddress, EndpointType
+from api import (
+    RESERVED_CLUSTER_PATHS,
+    ControlPlane,
+    ControlPlaneEndpoint,
+    ControlPlaneMode,
+    EndpointAddress,
+    EndpointType,
+)
 from api.references import HttpsUrl
 from controlplane_operator.trouble import Trouble
 
-__all__ = ["Addresses", "addresses_of", "realm_of", "tenant_url", "written_urls"]
+__all__ = ["Addresses", "addresses_of", "tenant_url", "written_urls"]
 
 _CLUSTERS: Final = "clusters"
 _CONTROL_PLANE: Final = "control-plane"
@@ -40,9 +46,10 @@ class Addresses:
 def addresses_of(endpoint: ControlPlaneEndpoint, *, control_plane: ControlPlane) -> Addresses:
     """Take a control plane's URLs out of an endpoint: those of the status win, then those of the spec.
 
-    An endpoint that kplane made for this control plane is taken as it is, and so is any for mode Dedicated. Otherwise
-    `/clusters/<clusterPath>/control-plane` is appended where it is missing. Raises Trouble: EndpointPending where there
-    is no URL yet, EndpointInvalid where the endpoint or its URL belongs to another control plane, or is no URL.
+    An endpoint that kplane made for this control plane is taken as it is. No other one may have the path of another
+    tenant in it; for mode Virtual `/clusters/<clusterPath>/control-plane` is appended where it is missing. Raises
+    Trouble: EndpointPending where there is no URL yet, EndpointInvalid where the endpoint or its URL belongs to another
+    control plane, or is no URL.
     """
     owner = next((ref for ref in endpoint.metadata.owner_references if ref.kind == ControlPlane.resource.kind), None)
     if owner is not None and owner.uid != control_plane.metadata.uid:
@@ -53,8 +60,9 @@ def addresses_of(endpoint: ControlPlaneEndpoint, *, control_plane: ControlPlane)
     urls = written_urls(endpoint)
     # Anybody may write an owner into an endpoint: it frees of the path only where kplane runs the API server.
     made = owner is not None and control_plane.spec.endpoint_ref is None
-    if control_plane.spec.mode == "Virtual" and not made:
-        urls = [tenant_url(url, cluster_path=control_plane.cluster_path) for url in urls]
+    if not made:
+        of_tenant = [tenant_url(url, cluster_path=control_plane.cluster_path) for url in urls]
+        urls = of_tenant if control_plane.spec.mode is ControlPlaneMode.VIRTUAL else urls
     return Addresses(*(url.rstrip("/") for url in urls))
 
 
@@ -101,7 +109,7 @@ def tenant_url(url: str, *, cluster_path: str) -> str:
         for at in range(len(segments) - 2)
         if segments[at] == _CLUSTERS and segments[at + 2] == _CONTROL_PLANE
     ]
-    foreign = next((name for name in named if name != cluster_path), None)
+    foreign = next((name for name in named if name != cluster_path or name in RESERVED_CLUSTER_PATHS), None)
     if foreign is not None:
         raise Trouble(
             "EndpointInvalid",
@@ -109,13 +117,6 @@ def tenant_url(url: str, *, cluster_path: str) -> str:
             " correct the endpoint's URL",
         )
     return url if named else f"{url.rstrip('/')}/{_CLUSTERS}/{cluster_path}/{_CONTROL_PLANE}"
-
-
-def realm_of(url: str) -> str:
-    """Name the API server behind a tenant's URL: two tenants of one realm must not share a clusterPath."""
-    parts = _split(url)
-    base = re.sub(rf"/{_CLUSTERS}/[^/]+/{_CONTROL_PLANE}/?$", "", parts.path).rstrip("/")
-    return f"https://{(parts.hostname or '').lower()}:{parts.port or 443}{base}"
 
 
 def _check(url: str) -> None:

@@ -23,6 +23,7 @@ from controlplane_operator.kinds import CONTROL_PLANES
 from controlplane_operator.management import Management
 from controlplane_operator.namespaces import ManagementNamespaces
 from controlplane_operator.pause import PAUSED, is_paused, with_pause, without_pause
+from controlplane_operator.places import MANAGED
 from controlplane_operator.provision import Provisioner
 from controlplane_operator.publication import Publication
 from controlplane_operator.removal import Removal
@@ -36,11 +37,8 @@ from provider.logs import log_fields
 
 __all__ = ["ControlPlaneReconciler", "Provisioners"]
 
-MANAGED: Final = "Managed"
-"""The condition that records whether kplane runs the API server; decided once, because the removal depends on it."""
-
 _WAITING: Final = frozenset(
-    {"ClassNotFound", "ClusterPathInUse", "DataRetained", "EndpointPending", "CredentialsMissing"}
+    {"ClassNotFound", "ClusterPathInUse", "EndpointInUse", "DataRetained", "EndpointPending", "CredentialsMissing"}
 )
 _UNDER_WAY: Final = frozenset({"Provisioning", "Bootstrapping"})
 _MAY_PASS: Final = frozenset({"EndpointUnreachable", "CertificateInvalid"})
@@ -71,9 +69,9 @@ class Provisioners:
             return self.wanted(control_plane)
         return self.managed(control_plane) if recorded.status == "True" else self.external
 
-    def realm(self, control_plane: ControlPlane) -> str | None:
-        """Name what the control plane's path must be unique in."""
-        return self.used(control_plane).realm(control_plane)
+    def place(self, control_plane: ControlPlane) -> str | None:
+        """Name what the control plane is to have for itself."""
+        return self.used(control_plane).place(control_plane)
 
 
 class ControlPlaneReconciler:
@@ -156,17 +154,18 @@ class ControlPlaneReconciler:
                 waits_for_event=True,
             )
         await self._namespaces.check(control_plane)
-        self._claims.take(control_plane)
-        control_plane = await self._begin(control_plane, followed=followed)
+        claimed = self._claims.take(control_plane)
+        control_plane = await self._begin(control_plane, followed=followed, claimed=claimed)
         await self._namespaces.ensure(control_plane, shut_out=provisioner.shut_out)
         provision = await provisioner.ensure(control_plane)
+        self._claims.confirm(control_plane, provision=provision)
         if provision.authorities is not None and control_plane.status.endpoint is None:
             # The data may be an earlier one's, and whoever it let in stays out.
             await take_back(provision.administrator)
         published = await self._publication.publish(control_plane, provision=provision, chosen=chosen)
         return await self._rotator.advance(control_plane, provision=provision, otherwise=published)
 
-    async def _begin(self, control_plane: ControlPlane, *, followed: ClassInForce) -> ControlPlane:
+    async def _begin(self, control_plane: ControlPlane, *, followed: ClassInForce, claimed: str | None) -> ControlPlane:
         """Write down, before anything is made, what will have to be removed, finalizer, path, policy, and the class."""
         if FINALIZER not in control_plane.metadata.finalizers:
             body = {
@@ -181,6 +180,7 @@ class ControlPlaneReconciler:
         virtual = control_plane.spec.mode is ControlPlaneMode.VIRTUAL
         decided = {
             "cluster_path": control_plane.cluster_path if virtual else None,
+            "claimed_address": claimed,
             "deletion_policy": policy_of(control_plane, chosen=followed.chosen),
             "remembered_class": followed.remembered(),
             "conditions": self._recorded(control_plane, followed=followed),

@@ -19,9 +19,9 @@ from controlplane_operator.backoff import Backoff, jittered
 from controlplane_operator.bootstrap import ClusterFacts
 from controlplane_operator.cache import Key
 from controlplane_operator.class_in_force import class_in_force
-from controlplane_operator.control_plane import MANAGED
 from controlplane_operator.management import Management
 from controlplane_operator.pause import is_paused
+from controlplane_operator.places import MANAGED
 from controlplane_operator.provisioning import DNS_ADDRESS, SERVICE_RANGE
 from controlplane_operator.secrets import data_of
 from controlplane_operator.status import ADDONS_READY

@@ -39,8 +39,8 @@ class DedicatedProvisioner:
         self._runtime = runtime
         self._quota_bytes = quota_bytes
 
-    def realm(self, control_plane: ControlPlane) -> str | None:  # noqa: ARG002 - it has no path
-        """There is no path that could be shared."""
+    def place(self, control_plane: ControlPlane) -> str | None:  # noqa: ARG002 - it is made for it
+        """There is nothing that could be shared."""
         return None
 
     async def ensure(self, control_plane: ControlPlane) -> Provision:

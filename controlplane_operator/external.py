@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 from typing import Final
 
 from api import ControlPlane, ControlPlaneEndpoint, DeletionPolicy
-from controlplane_operator.addresses import Addresses, addresses_of, realm_of
+from controlplane_operator.addresses import Addresses, addresses_of
 from controlplane_operator.endpoint_credentials import EndpointCredentials, check_trust
 from controlplane_operator.management import Management
+from controlplane_operator.places import place_of
 from controlplane_operator.provision import Provision
 from controlplane_operator.retention import take_back
 from controlplane_operator.trouble import Trouble
@@ -28,10 +29,10 @@ class ExternalProvisioner:
         self._management = management
         self._credentials = EndpointCredentials(management, default=default_credentials)
 
-    def realm(self, control_plane: ControlPlane) -> str | None:
-        """Name the API server that the endpoint leads to."""
+    def place(self, control_plane: ControlPlane) -> str | None:
+        """Name the address that the endpoint leads to."""
         try:
-            return realm_of(self._addresses(control_plane).internal)
+            return place_of(self._addresses(control_plane).internal)
         except Trouble:
             return None
 
@@ -59,7 +60,10 @@ class ExternalProvisioner:
         """Take our identities back."""
         try:
             provision = await self.ensure(control_plane)
-            await take_back(provision.administrator)
+            # Not at what the endpoint says by now, which may be another control plane's.
+            for url in _addresses_held(control_plane):
+                check_trust(provision.administrator, url=url)
+                await take_back(provision.administrator.with_server(url))
         except Trouble as trouble:
             if not _gives_up(control_plane):
                 raise
@@ -93,6 +97,12 @@ class ExternalProvisioner:
                 waits_for_event=True,
             )
         return ControlPlaneEndpoint.model_validate(obj)
+
+
+def _addresses_held(control_plane: ControlPlane) -> list[str]:
+    """Return where identities of ours may be: where it is published last or about to be, and where it was before."""
+    urls = (control_plane.status.claimed_address, control_plane.status.endpoint)
+    return list({place_of(url): url for url in urls if url is not None}.values())
 
 
 def _gives_up(control_plane: ControlPlane) -> bool:

@@ -23,6 +23,7 @@ from controlplane_operator.kinds import (
     CONTROL_PLANE_REGISTRATIONS,
     CONTROL_PLANES,
 )
+from controlplane_operator.places import places_held, places_written
 from provider import CONFIG_MAPS, NAMESPACES, SECRETS, WorkQueue
 
 __all__ = [
@@ -94,6 +95,7 @@ class Stores:
                 "class": _field("spec", "classRef", "name"),
                 "endpoint": _field("spec", "endpointRef", "name"),
                 "path": _cluster_path,
+                "place": places_held,
                 "namespace": _namespace,
                 "component": _components,
                 "uid": _field("metadata", "uid"),
@@ -107,7 +109,8 @@ class Stores:
             indexers={
                 "credentials": lambda obj: [
                     _reference(secret) for secret in [obj["spec"].get("credentialsSecretRef")] if secret
-                ]
+                ],
+                "place": places_written,
             },
         )
     )
@@ -264,10 +267,13 @@ class _Fanout:
         # An endpoint is probed where its control planes use it.
         for name in set(referenced(change.old or {})) ^ set(referenced(change.new or {})):
             self.queues.endpoints.add(("", name))
-        if change.new is None and change.old is not None:
-            # Its clusterPath is free now: whoever was refused because of it gets another look.
+        left = set(places_held(change.old or {})) - set(places_held(change.new or {}))
+        if change.old is not None and (left or change.new is None):
+            # Its clusterPath or its address is free now: whoever was refused because of it gets another look.
             for path in _cluster_path(change.old):
                 self._control_planes("path", path)
+            for endpoint in [found for place in left for found in self.stores.endpoints.by("place", place)]:
+                self._control_planes("endpoint", endpoint["metadata"]["name"])
 
     def control_plane_class(self, change: Change) -> None:
         if _without_status(change.old) == _without_status(change.new):

@@ -173,7 +173,7 @@ class _Assembly:
             external=ExternalProvisioner(management, default_credentials=default_credentials),
         )
         namespaces = ManagementNamespaces(management)
-        claims = Claims(management.stores, realm=provisioners.realm)
+        claims = Claims(management.stores, place=provisioners.place)
         pairs = Pairs(management.stores, queues=management.queues)
         self._control_planes = ControlPlaneReconciler(
             management,

@@ -43,8 +43,8 @@ class Provision:
 class Provisioner(Protocol):
     """One way to an API server. Every call may be repeated, and goes on where an earlier one was cut off."""
 
-    def realm(self, control_plane: ControlPlane) -> str | None:
-        """Name what the clusterPath must be unique in; None where there is no path, or no address yet."""
+    def place(self, control_plane: ControlPlane) -> str | None:
+        """Name what the control plane is to have for itself; None where nobody else could have it, or not known yet."""
         ...
 
     async def ensure(self, control_plane: ControlPlane) -> Provision:

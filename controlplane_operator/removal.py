@@ -135,6 +135,8 @@ class Removal:
                 return f"its data were kept, by policy {policy}"
         progress.step = Step.REMOVING_NAMESPACE
         await self._namespaces.remove(control_plane)
+        if not made and control_plane.status.endpoint is not None:
+            return "nothing was touched there, because its address is that of another control plane"
         return f"its data by policy {policy}" if made else "nothing was touched, because nothing had been made for it"
 
     async def _undo(

@@ -6,34 +6,32 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
 
 from api import CLUSTER_PATH_PATTERN, RESERVED_CLUSTER_PATHS, AuthModel, ControlPlane, ControlPlaneClass
 from api.names import ADOPT_ANNOTATION
+from controlplane_operator.places import is_in_etcd
 from controlplane_operator.trouble import Trouble
 
-__all__ = ["SHARED_ETCD", "Claim", "check_class", "check_cluster_path", "check_unclaimed"]
-
-SHARED_ETCD: Final = "shared etcd"
-"""The realm of the control planes that share the etcd of kplane."""
+__all__ = ["Claim", "check_class", "check_cluster_path", "check_unclaimed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A control plane's wish for a clusterPath in a realm, the API server or etcd in which it must be unique."""
+    """A control plane's wish for a place, which is to be its own: data under a path of an etcd, or an API server."""
 
     name: str
     uid: str
-    realm: str
-    cluster_path: str
+    place: str
+    cluster_path: str | None
+    """None where the whole API server is meant."""
     held: bool
-    """The path was already granted to this one: data may lie under it."""
+    """The place was already granted to this one: data may be there."""
     created: datetime
     kept_by: str | None = None
     """The namespace that records whose data lie under the path, where the control plane itself is gone."""
 
     def goes_before(self, other: Claim) -> bool:
-        """Whether this one has the better right to a path that both want: the holder, then the older, then by uid."""
+        """Whether this one has the better right to a place that both want: the holder, then the older, then by uid."""
         return (not self.held, self.created, self.uid) < (not other.held, other.created, other.uid)
 
 
@@ -67,13 +65,12 @@ def check_cluster_path(control_plane: ControlPlane) -> None:
 
 
 def check_unclaimed(claim: Claim, *, others: Iterable[Claim]) -> None:
-    """Raise Trouble where another control plane of the realm has the better right to the path.
+    """Raise Trouble where another control plane has the better right to the place.
 
-    ClusterPathInUse where that one is there, DataRetained where it is gone and its data are not.
+    ClusterPathInUse or EndpointInUse where that one is there, DataRetained where it is gone and its data are not.
     """
     for other in others:
-        same = other.realm == claim.realm and other.cluster_path == claim.cluster_path
-        if not same or other.uid == claim.uid or not other.goes_before(claim):
+        if other.place != claim.place or other.uid == claim.uid or not other.goes_before(claim):
             continue
         if other.kept_by is not None:
             raise Trouble(
@@ -83,11 +80,18 @@ def check_unclaimed(claim: Claim, *, others: Iterable[Claim]) -> None:
                 f" {other.name} and take the data over by annotation {ADOPT_ANNOTATION}",
                 waits_for_event=True,
             )
+        if claim.cluster_path is None:
+            raise Trouble(
+                "EndpointInUse",
+                f"the API server at {claim.place} is that of control plane {other.name}, and cannot be another one's;"
+                " correct the endpoint's URL, or delete that one",
+            )
         raise Trouble(
             "ClusterPathInUse",
             f"clusterPath {claim.cluster_path!r} is in use by control plane {other.name} on the same API server;"
             " choose another spec.virtual.clusterPath, or delete that one",
-            waits_for_event=True,
+            # Who wants an address is known only from endpoints, which may be edited without a trace here.
+            waits_for_event=is_in_etcd(claim.place),
         )
 
 

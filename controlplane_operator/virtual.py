@@ -10,6 +10,7 @@ from controlplane_operator.components import apiserver_name
 from controlplane_operator.keys import TenantKeys
 from controlplane_operator.managed import check_ready, provision_at, troubles
 from controlplane_operator.management import Management
+from controlplane_operator.places import etcd_place
 from controlplane_operator.provision import Provision
 from controlplane_operator.provisioning import (
     API_SERVER_PORTS,
@@ -21,7 +22,6 @@ from controlplane_operator.provisioning import (
 )
 from controlplane_operator.shared_etcd import SharedEtcd
 from controlplane_operator.trouble import Trouble
-from controlplane_operator.validation import SHARED_ETCD
 from workloads import Runtime
 
 __all__ = ["VirtualProvisioner"]
@@ -48,9 +48,10 @@ class VirtualProvisioner:
         """Say what is wrong with the shared etcd, for /readyz."""
         return await self._shared.problem() if self._shared is not None else None
 
-    def realm(self, control_plane: ControlPlane) -> str | None:  # noqa: ARG002 - one etcd for all
-        """All share one etcd."""
-        return SHARED_ETCD
+    def place(self, control_plane: ControlPlane) -> str | None:
+        """All share one etcd, and each has a path of it."""
+        # As written down before anything was made: the spec may have been edited a moment earlier.
+        return etcd_place(control_plane.status.cluster_path or control_plane.cluster_path)
 
     async def ensure(self, control_plane: ControlPlane) -> Provision:
         """Grant the key prefix and have the API server run."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api import ControlPlane, ControlPlaneEndpoint
-from controlplane_operator.addresses import addresses_of, realm_of, tenant_url
+from controlplane_operator.addresses import addresses_of, tenant_url
 from controlplane_operator.trouble import Trouble
 
 _BASE = "https://api.example:6443"
@@ -101,6 +101,24 @@ def test_an_owner_that_somebody_wrote_into_an_endpoint_opens_no_other_tenants_pa
         addresses_of(victim, control_plane=adopted)
 
 
+@pytest.mark.parametrize("field", ["endpoint", "externalEndpoint", "joinEndpoint"])
+def test_mode_dedicated_opens_no_other_tenants_path(field: str) -> None:
+    adopted = control_plane("Dedicated", endpointRef={"name": "e"})
+    for name in ("victim", "%61cme", "root"):
+        door = endpoint({"endpoint": _BASE}, status={field: f"{_BASE}/clusters/{name}/control-plane"})
+        with pytest.raises(Trouble) as refused:
+            addresses_of(door, control_plane=adopted)
+        assert refused.value.reason == "EndpointInvalid"
+    own = f"{_BASE}/clusters/acme/control-plane"
+    assert addresses_of(endpoint({"endpoint": own}), control_plane=adopted).internal == own
+
+
+def test_a_reserved_path_is_nobodys_own() -> None:
+    named = ControlPlane.model_validate({"metadata": {"name": "root", "uid": "u1"}, "spec": {"mode": "Dedicated"}})
+    with pytest.raises(Trouble, match="address of clusterPath 'root'"):
+        addresses_of(endpoint({"endpoint": f"{_BASE}/clusters/root/control-plane"}), control_plane=named)
+
+
 @pytest.mark.parametrize("mode", ["Virtual", "Dedicated"])
 def test_what_only_looks_like_an_address_is_refused(mode: str) -> None:
     with pytest.raises(Trouble, match="is no URL") as refused:
@@ -112,13 +130,6 @@ def test_an_endpoint_without_url_is_pending() -> None:
     with pytest.raises(Trouble) as refused:
         addresses_of(endpoint({}), control_plane=control_plane())
     assert refused.value.reason == "EndpointPending"
-
-
-def test_tenants_of_one_server_share_a_realm() -> None:
-    realm = realm_of("https://API.example/clusters/a/control-plane")
-    assert realm == realm_of("https://api.example:443/clusters/b/control-plane/")
-    assert realm != realm_of("https://api.example:6443/clusters/a/control-plane")
-    assert realm != realm_of("https://api.example/base/clusters/a/control-plane")
 
 
 @pytest.mark.parametrize(

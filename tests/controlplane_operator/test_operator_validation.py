@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from api import ControlPlane, ControlPlaneClass
 from controlplane_operator.claims import Claims
 from controlplane_operator.fanout import Stores
+from controlplane_operator.places import etcd_place
 from controlplane_operator.trouble import Trouble
 from controlplane_operator.validation import Claim, check_class, check_cluster_path, check_unclaimed
 
@@ -55,7 +56,7 @@ _CLAIMS = st.lists(
         lambda number, age, held: Claim(
             name=f"cp-{number}",
             uid=f"uid-{number}",
-            realm="etcd",
+            place=etcd_place("acme"),
             cluster_path="acme",
             held=held,
             created=_EPOCH + timedelta(seconds=age),
@@ -82,9 +83,9 @@ def test_exactly_one_of_those_who_want_a_path_gets_it(claims: list[Claim]) -> No
     assert granted == [min(claims, key=lambda claim: (not claim.held, claim.created, claim.uid))]
 
 
-@given(claims=_CLAIMS, other=st.sampled_from(["other etcd", "https://elsewhere:443"]))
+@given(claims=_CLAIMS, other=st.sampled_from([etcd_place("acm"), "https://elsewhere:443/clusters/acme/control-plane"]))
 def test_the_same_path_elsewhere_is_no_conflict(claims: list[Claim], other: str) -> None:
-    alone = Claim(name="x", uid="x", realm=other, cluster_path="acme", held=False, created=_EPOCH + timedelta(days=1))
+    alone = Claim(name="x", uid="x", place=other, cluster_path="acme", held=False, created=_EPOCH + timedelta(days=1))
     check_unclaimed(alone, others=claims)
 
 
@@ -105,7 +106,7 @@ def claims_over(*objects: dict[str, Any]) -> tuple[Claims, dict[str, ControlPlan
     for obj in objects:
         stores.control_planes.apply(obj)
     found = {obj["metadata"]["name"]: ControlPlane.model_validate(obj) for obj in objects}
-    return Claims(stores, realm=lambda _: "etcd"), found
+    return Claims(stores, place=lambda one: etcd_place(one.cluster_path)), found
 
 
 def test_a_path_that_was_granted_stays_with_its_holder_though_an_older_one_turns_up() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.surroundings import shared_address
 from controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
@@ -152,6 +153,15 @@ async def field_without_etcd(
         made = Field(client, api_server, tmp_path, eventually)
         async with running_operator(api_server, tmp_path, shared_etcd=False):
             yield made
+
+
+@pytest.fixture
+async def shared(field: Field, tmp_path: Path) -> AsyncIterator[ClusterConfig]:
+    """The management cluster's API server below each /clusters/<path>/control-plane, for many that adopt it."""
+    async with shared_address(ClusterConfig.load(field.handle.admin_kubeconfig), directory=tmp_path) as config:
+        yield config
+        # While there is an address to take leave through.
+        await _clean(field)
 
 
 async def _clean(field: Field) -> None:

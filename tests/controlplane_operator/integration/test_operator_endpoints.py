@@ -13,7 +13,7 @@ import pytest
 
 from api.names import ALLOW_ENDPOINT_LABEL
 from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
-from provider import SECRETS, ClusterConfig
+from provider import NAMESPACES, SECRETS, Client, ClusterConfig
 
 pytestmark = pytest.mark.integration
 
@@ -181,23 +181,22 @@ async def test_what_somebody_observed_wins_over_the_spec_and_what_nobody_wants_g
         await field.becomes("ControlPlane", "door", "Reconciled")
 
 
-async def test_silent_endpoints_delay_nobody(field: Any, server: dict[str, Any]) -> None:
+async def test_silent_endpoints_delay_nobody(field: Any, shared: ClusterConfig) -> None:
     """More silent ones than the operator has workers, all of them there first; and the good ones do not wait for them.
 
     Nobody has answered for a silent one, and none has been given up, when the last good one is ready: each of them is
     waited for at this very moment, or is tried again soon.
     """
-    reference = server["credentialsSecretRef"]
+    reference = await keep_kubeconfig(field, "shared", config=shared)
     async with silent_servers(_SILENT) as urls:
         names = [f"silent-{number}" for number in range(_SILENT)]
         for name, url in zip(names, urls, strict=True):
             await field.create("ControlPlaneEndpoint", name, endpoint=url, credentialsSecretRef=reference)
             await field.create("ControlPlane", name, mode="Dedicated", endpointRef={"name": name})
         for number in range(_GOOD):
-            await field.create("ControlPlaneEndpoint", f"good-{number}", **server)
-            await field.create(
-                "ControlPlane", f"good-{number}", mode="Dedicated", endpointRef={"name": f"good-{number}"}
-            )
+            good = {"endpoint": shared.server, "credentialsSecretRef": reference}
+            await field.create("ControlPlaneEndpoint", f"good-{number}", **good)
+            await field.create("ControlPlane", f"good-{number}", endpointRef={"name": f"good-{number}"})
         for number in range(_GOOD):
             await field.becomes("ControlPlane", f"good-{number}", "Reconciled", timeout=60.0)
             await says(field, f"good-{number}", "Reachable", "True")
@@ -213,10 +212,37 @@ async def test_silent_endpoints_delay_nobody(field: Any, server: dict[str, Any])
             await field.gone(CONTROL_PLANES, name, timeout=60.0)
 
 
-async def test_at_the_path_of_another_tenant_no_credential_is_written(field: Any, server: dict[str, Any]) -> None:
+@pytest.mark.parametrize("mode", ["Virtual", "Dedicated"])
+async def test_at_the_path_of_another_tenant_no_credential_is_written(
+    field: Any, server: dict[str, Any], mode: str
+) -> None:
     spec = {**server, "endpoint": f"{server['endpoint']}/clusters/victim/control-plane"}
     await field.create("ControlPlaneEndpoint", "thief", **spec)
-    await field.create("ControlPlane", "thief", endpointRef={"name": "thief"})
+    await field.create("ControlPlane", "thief", mode=mode, endpointRef={"name": "thief"})
     await field.becomes("ControlPlane", "thief", "EndpointInvalid")
     assert (await field.client.list(SECRETS, namespace="kplane-cp-thief")).items == []
-    assert "endpoint" not in (await field.get("ControlPlane", "thief"))["status"]
+    assert not {"endpoint", "claimedAddress"} & (await field.get("ControlPlane", "thief"))["status"].keys()
+
+
+async def test_an_api_server_is_that_of_one_control_plane(field: Any, server: dict[str, Any]) -> None:
+    """However its address is spelled: two would share identities, and the end of one would be the end of both."""
+    port = server["endpoint"].rpartition(":")[2]
+    doors = {"first": server["endpoint"], "same": f"{server['endpoint']}/", "spelled": f"https://127.1:{port}"}
+    for name, url in doors.items():
+        await field.create("ControlPlaneEndpoint", name, **{**server, "endpoint": url})
+        await field.create("ControlPlane", name, mode="Dedicated", endpointRef={"name": name})
+        await field.becomes("ControlPlane", name, "Reconciled" if name == "first" else "EndpointInUse")
+    for name in ("same", "spelled"):
+        assert (await condition(field, name, "Ready", of="ControlPlane"))["message"].startswith(
+            f"the API server at {server['endpoint']} is that of control plane first,"
+        )
+        assert (await field.client.list(SECRETS, namespace=f"kplane-cp-{name}")).items == []
+    # Who was never let in takes nothing along.
+    await field.client.delete(CONTROL_PLANES, "spelled")
+    await field.gone(CONTROL_PLANES, "spelled")
+    async with Client(await field.tenant("first")) as tenant:
+        await tenant.list(NAMESPACES)
+
+    await field.client.delete(CONTROL_PLANES, "first")
+    await field.gone(CONTROL_PLANES, "first")
+    await field.becomes("ControlPlane", "same", "Reconciled")

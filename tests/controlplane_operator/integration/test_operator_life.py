@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from api.names import ALLOW_ENDPOINT_LABEL
-from provider import CONFIG_MAPS, NAMESPACES, SECRETS, Client
+from provider import CONFIG_MAPS, NAMESPACES, SECRETS, Client, ClusterConfig
 from workloads import find_processes
 
 pytestmark = pytest.mark.integration
@@ -101,10 +101,8 @@ async def test_a_dedicated_control_plane_has_its_own_etcd(field: Any) -> None:
     assert find_processes(field.state) == []
 
 
-async def test_every_order_of_creation_converges(field: Any) -> None:
-    await field.create("ControlPlane", "host", mode="Dedicated", deletionPolicy="Destroy")
-    host = await field.becomes("ControlPlane", "host", "Reconciled", timeout=60.0)
-    secret = await credentials_secret(field, "host-credentials", await field.tenant("host"))
+async def test_every_order_of_creation_converges(field: Any, shared: ClusterConfig) -> None:
+    secret = await credentials_secret(field, "shared-credentials", shared)
     orders = list(itertools.permutations(("class", "endpoint", "control plane", "registration")))
 
     async def create(number: int, what: str) -> None:
@@ -113,12 +111,9 @@ async def test_every_order_of_creation_converges(field: Any) -> None:
             case "class":
                 await field.create("ControlPlaneClass", name, controllers={"profile": "Core"})
             case "endpoint":
-                url = host["status"]["endpoint"]
-                await field.create("ControlPlaneEndpoint", name, endpoint=url, credentialsSecretRef=secret)
+                await field.create("ControlPlaneEndpoint", name, endpoint=shared.server, credentialsSecretRef=secret)
             case "control plane":
-                await field.create(
-                    "ControlPlane", name, mode="Dedicated", classRef={"name": name}, endpointRef={"name": name}
-                )
+                await field.create("ControlPlane", name, classRef={"name": name}, endpointRef={"name": name})
             case _:
                 await field.create(
                     "ControlPlaneRegistration", name, controlPlaneRef={"name": name}, services=["controllers"]
@@ -131,7 +126,7 @@ async def test_every_order_of_creation_converges(field: Any) -> None:
         found = await field.becomes("ControlPlaneRegistration", f"order-{number}", "Resolved", timeout=60.0)
         status = found["status"]
         assert status["ready"] is True
-        assert status["resolvedEndpoint"] == host["status"]["endpoint"]
+        assert status["resolvedEndpoint"] == f"{shared.server}/clusters/order-{number}/control-plane"
         assert status["resolvedControllersSecretRef"]["namespace"] == f"kplane-cp-order-{number}"
         assert status["controllers"] == {"profile": "Core"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import itertools
 import json
 import ssl
 from collections import Counter
@@ -18,9 +19,11 @@ import pytest
 from aiohttp import web
 
 from api.names import ALLOW_ENDPOINT_LABEL
+from benchmarks.surroundings import shared_address, start_api_server
 from controlplane_operator.credentials import create_authority, issue_serving
 from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
 from provider import NAMESPACES, SECRETS, Client, ClusterConfig
+from workloads import ProcessRuntime
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -186,3 +189,61 @@ async def test_no_registration_ever_names_an_address_with_the_credentials_for_an
     assert (await field.get("ControlPlane", "mover"))["status"]["endpoint"] == status["endpoint"]
     await lead_to("right")
     await field.becomes("ControlPlane", "mover", "Reconciled")
+
+
+async def test_an_endpoint_that_is_led_to_a_path_of_another_one_gives_nobody_its_data(
+    mortal_field: Any, tmp_path: Path
+) -> None:
+    """Two of one clusterPath at two servers, and the older one's endpoint is edited to the server of the younger."""
+    field, running = mortal_field
+    async with contextlib.AsyncExitStack() as stack:
+        runtime = await stack.enter_async_context(ProcessRuntime(tmp_path / "runtime", programs=field.handle.programs))
+        api_server = await start_api_server(runtime, "theirs", directory=tmp_path)
+        servers = {
+            "left": api_server.administrator(),
+            "right": ClusterConfig.load(field.handle.admin_kubeconfig),
+        }
+        doors = {}
+        for name, backend in servers.items():
+            (tmp_path / name).mkdir()
+            address = await stack.enter_async_context(shared_address(backend, directory=tmp_path / name))
+            doors[name] = await door_to(field, name, config=address)
+        operator = await stack.enter_async_context(contextlib.AsyncExitStack())
+        await operator.enter_async_context(running())
+        urls = {name: f"{door['endpoint']}/clusters/p/control-plane" for name, door in doors.items()}
+        for name, side in (("older", "left"), ("younger", "right")):
+            await field.create("ControlPlaneEndpoint", name, **doors[side])
+            virtual = {"clusterPath": "p"}
+            await field.create("ControlPlane", name, virtual=virtual, endpointRef={"name": name})
+            found = await field.becomes("ControlPlane", name, "Reconciled", timeout=60.0)
+            assert found["status"]["endpoint"] == urls[side]
+
+        async def published() -> dict[str, ClusterConfig]:
+            names = itertools.product(("older", "younger"), _SECRETS)
+            return {f"{name} {secret}": await field.tenant(name, secret=secret) for name, secret in names}
+
+        before = await published()
+        await field.client.patch(CONTROL_PLANE_ENDPOINTS, "older", {"spec": doors["right"]})
+        await field.becomes("ControlPlane", "older", "ClusterPathInUse")
+        # Nor does an operator that has to know it from what is written down.
+        await operator.aclose()
+        await field.client.patch(CONTROL_PLANE_ENDPOINTS, "older", {"metadata": {"labels": {"looked": "at"}}})
+        await operator.enter_async_context(running())
+        await field.create("ControlPlane", "later", virtual={"clusterPath": "p"}, endpointRef={"name": "younger"})
+        for name, reason in (("later", "ClusterPathInUse"), ("older", "ClusterPathInUse"), ("younger", "Reconciled")):
+            await field.becomes("ControlPlane", name, reason)
+        assert await published() == before
+        for config in before.values():
+            async with Client(config) as client:
+                await client.list(NAMESPACES)
+        assert (await field.get("ControlPlane", "older"))["status"]["endpoint"] == urls["left"]
+
+        # When the path is free, whoever has waited longest gets it.
+        await field.client.delete(CONTROL_PLANES, "younger")
+        await field.gone(CONTROL_PLANES, "younger")
+        found = await field.becomes("ControlPlane", "older", "Reconciled")
+        assert found["status"]["endpoint"] == urls["right"]
+        await field.becomes("ControlPlane", "later", "ClusterPathInUse")
+        for name in ("older", "later"):
+            await field.client.delete(CONTROL_PLANES, name)
+            await field.gone(CONTROL_PLANES, name)

@@ -12,7 +12,7 @@ import pytest
 
 from api.names import ALLOW_ENDPOINT_LABEL
 from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
-from provider import SECRETS, Conflict
+from provider import SECRETS, ClusterConfig, Conflict
 
 pytestmark = pytest.mark.integration
 
@@ -25,31 +25,28 @@ async def status_of(field: Any, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(420)
-async def test_two_hundred_registrations_from_before_everything_they_need_resolve(field: Any) -> None:
+async def test_two_hundred_registrations_from_before_everything_they_need_resolve(
+    field: Any, shared: ClusterConfig
+) -> None:
     """The Go operator leaves 137 of them unresolved for good, because it looks at a registration only once."""
-    await field.create("ControlPlane", "host", mode="Dedicated", deletionPolicy="Destroy")
-    host = await field.becomes("ControlPlane", "host", "Reconciled", timeout=60.0)
     names = [f"many-{number}" for number in range(_MANY)]
     secret = {"name": "many-credentials", "namespace": "default"}
-    url = host["status"]["endpoint"]
 
     async def register(name: str) -> None:
         await field.create("ControlPlaneRegistration", name, controlPlaneRef={"name": name}, services=["Controllers"])
 
     async def control_plane(name: str) -> None:
-        await field.create(
-            "ControlPlane", name, mode="Dedicated", classRef={"name": "many"}, endpointRef={"name": name}
-        )
+        await field.create("ControlPlane", name, classRef={"name": "many"}, endpointRef={"name": name})
 
     async def endpoint(name: str) -> None:
-        await field.create("ControlPlaneEndpoint", name, endpoint=url, credentialsSecretRef=secret)
+        await field.create("ControlPlaneEndpoint", name, endpoint=shared.server, credentialsSecretRef=secret)
 
     await asyncio.gather(*map(register, names))
     await asyncio.gather(*map(control_plane, names))
     await asyncio.gather(*map(endpoint, names))
     await field.create("ControlPlaneClass", "many", controllers={"profile": "Core"})
     # The last thing of all is what every one of them waits for.
-    kubeconfig = json.dumps((await field.tenant("host")).to_kubeconfig()).encode()
+    kubeconfig = json.dumps(shared.to_kubeconfig()).encode()
     data = {"kubeconfig": base64.b64encode(kubeconfig).decode()}
     labels = {ALLOW_ENDPOINT_LABEL: "true"}
     await field.client.apply(SECRETS, {"metadata": {**secret, "labels": labels}, "data": data})
@@ -64,7 +61,7 @@ async def test_two_hundred_registrations_from_before_everything_they_need_resolv
     for item in (await field.client.list(CONTROL_PLANE_REGISTRATIONS)).items:
         name, status = item["metadata"]["name"], item["status"]
         assert status["controlPlaneUID"] == planes[name]["metadata"]["uid"]
-        assert status["resolvedEndpoint"] == url
+        assert status["resolvedEndpoint"] == f"{shared.server}/clusters/{name}/control-plane"
         assert status["resolvedControllersSecretRef"]["namespace"] == f"kplane-cp-{name}"
         assert status["controllers"] == {"profile": "Core"}
 

@@ -19,6 +19,7 @@ from controlplane_operator.keys import TenantKeys
 from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from controlplane_operator.management import Management
 from controlplane_operator.namespaces import ManagementNamespaces
+from controlplane_operator.places import etcd_place
 from controlplane_operator.provision import Provision
 from controlplane_operator.removal import Removal
 from controlplane_operator.secrets import write_secret
@@ -95,8 +96,8 @@ class Data:
         self.shut_out_of: list[str] = []
         """Who lost access, by uid."""
 
-    def realm(self, control_plane: ControlPlane) -> str | None:
-        return "shared etcd"
+    def place(self, control_plane: ControlPlane) -> str | None:
+        return etcd_place(control_plane.cluster_path)
 
     async def ensure(self, control_plane: ControlPlane) -> Provision:
         raise AssertionError("a removal makes nothing")
@@ -143,7 +144,7 @@ class Operator:
         self.namespaces = ManagementNamespaces(self.management)
         self.keys = TenantKeys(self.management)
         self.data = data
-        claims = Claims(self.management.stores, realm=data.realm)
+        claims = Claims(self.management.stores, place=data.place)
         self.removal = Removal(self.management, namespaces=self.namespaces, provisioner=lambda _: data, claims=claims)
 
     async def look(self, name: str) -> ControlPlane:
