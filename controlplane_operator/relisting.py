@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Final, NoReturn
 
 from controlplane_operator.backoff import Backoff, jittered
@@ -17,12 +19,22 @@ __all__ = ["Relisting"]
 _log: Final = logging.getLogger(__name__)
 
 _PERIOD_SECONDS: Final = 120.0
+_STALE_SECONDS: Final = 300.0
+"""So old a list may be: one that was missed, and the next one that took its time, are nothing to worry about."""
 
 
 class Relisting:
     """Fills the stores before anything is reconciled, and compares them with the cluster ever after."""
 
-    def __init__(self, client: Client, *, stores: Stores, label_selectors: Mapping[Resource, str]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        stores: Stores,
+        label_selectors: Mapping[Resource, str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` gives seconds that only grow."""
         self.synced: Final = asyncio.Event()
         self._client = client
         self._stores = stores
@@ -30,6 +42,9 @@ class Relisting:
         self._backoff: Backoff[None] = Backoff(first_seconds=0.2)
         self._asked = asyncio.Event()
         self._listed = asyncio.Condition()
+        self._clock = clock
+        self._listed_at: float | None = None
+        """When what the latest complete list says was true at least."""
         self._begun = 0
         """Number of the latest list."""
         self._complete = 0
@@ -40,6 +55,7 @@ class Relisting:
         while True:
             self._asked.clear()
             self._begun += 1
+            began = self._clock()
             try:
                 await self._list_all()
             except ProviderError as error:
@@ -48,6 +64,7 @@ class Relisting:
                 await asyncio.sleep(pause)
             else:
                 self._backoff.forget(None)
+                self._listed_at = began
                 self.synced.set()
                 async with self._listed:
                     self._complete = self._begun
@@ -55,6 +72,19 @@ class Relisting:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(jittered(_PERIOD_SECONDS)):
                         await self._asked.wait()
+
+    def problem(self) -> str | None:
+        """Say, for /readyz, how old what is known of the management cluster is, where that is too old to rely on."""
+        if self._listed_at is None:
+            return "the management cluster was not listed yet"
+        seconds = self._clock() - self._listed_at
+        if seconds <= _STALE_SECONDS:
+            return None
+        since = datetime.now(UTC) - timedelta(seconds=seconds)
+        return (
+            f"the management cluster could not be listed since {since:%Y-%m-%dT%H:%M:%SZ}, {seconds:.0f} s ago;"
+            " what changed since then may be unknown"
+        )
 
     def ask(self) -> None:
         """Have everything listed now, again where a list is being made."""
