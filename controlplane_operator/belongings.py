@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from api import ControlPlane, ControlPlaneClass, ControlPlaneEndpoint
+from api import ControlPlane, ControlPlaneClass
 from controlplane_operator.addresses import Addresses
+from controlplane_operator.as_written import EndpointAsWritten
 from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANE_REGISTRATIONS
 from controlplane_operator.management import Management
 from controlplane_operator.namespaces import owner_of
@@ -31,7 +32,7 @@ async def ensure_endpoint(management: Management, control_plane: ControlPlane, *
             made = await management.client.get(CONTROL_PLANE_ENDPOINTS, name)
         store.apply(made)
         known = made
-    owners = [owner.uid for owner in ControlPlaneEndpoint.model_validate(known).metadata.owner_references]
+    owners = [owner.uid for owner in EndpointAsWritten.of(known).metadata.owner_references]
     if control_plane.metadata.uid not in owners:
         raise Trouble(
             "EndpointInvalid",

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from api import ControlPlane, ControlPlaneMode
 from api.names import management_namespace
+from controlplane_operator.as_written import as_recorded
 from controlplane_operator.fanout import Stores
 from controlplane_operator.places import etcd_place, is_in_etcd, place_of, places_held
 from controlplane_operator.provision import Provision
@@ -81,7 +82,7 @@ class Claims:
         for uid, granted in self._granted.items():
             found += stores.by("uid", uid) if granted == place else []
         others = {obj["metadata"]["uid"]: obj for obj in found if obj["metadata"]["uid"] != control_plane.metadata.uid}
-        claims = [self._claim(ControlPlane.model_validate(obj), place=place) for obj in others.values()]
+        claims = [self._claim(as_recorded(obj), place=place) for obj in others.values()]
         kept = self._kept(control_plane) if is_in_etcd(place) else []
         return [claim for claim in claims if claim is not None] + kept
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from api import ControlPlane, ControlPlaneRegistration
+from api import ControlPlane
+from controlplane_operator.as_written import RegistrationAsWritten
 from controlplane_operator.fanout import Stores
 
 __all__ = ["instances_of", "registrations_of"]
@@ -26,10 +27,10 @@ def instances_of(control_plane: ControlPlane, *, stores: Stores) -> list[str]:
     ]
 
 
-def _of(control_plane: ControlPlane, stores: Stores) -> list[ControlPlaneRegistration]:
+def _of(control_plane: ControlPlane, stores: Stores) -> list[RegistrationAsWritten]:
     found = stores.registrations.by("served", control_plane.metadata.uid or "")
-    return [ControlPlaneRegistration.model_validate(obj) for obj in found]
+    return [RegistrationAsWritten.of(obj) for obj in found]
 
 
-def _serves(registration: ControlPlaneRegistration, control_plane: ControlPlane) -> bool:
+def _serves(registration: RegistrationAsWritten, control_plane: ControlPlane) -> bool:
     return registration.status.control_plane_uid == control_plane.metadata.uid

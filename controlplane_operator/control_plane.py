@@ -14,11 +14,13 @@ from api import (
     find_condition,
 )
 from api.names import FINALIZER
+from controlplane_operator.as_written import ControlPlaneAsWritten, as_recorded
 from controlplane_operator.backoff import Backoff
-from controlplane_operator.cache import Key
+from controlplane_operator.cache import Key, Object
 from controlplane_operator.claims import Claims
 from controlplane_operator.class_in_force import ClassInForce, class_in_force, with_class_found
 from controlplane_operator.deletion_policy import policy_of
+from controlplane_operator.failures import Failures
 from controlplane_operator.kinds import CONTROL_PLANES
 from controlplane_operator.management import Management
 from controlplane_operator.namespaces import ManagementNamespaces
@@ -88,6 +90,9 @@ class ControlPlaneReconciler:
         removal: Removal,
         claims: Claims,
     ) -> None:
+        self.failures: Final = Failures(
+            management, controller="controlplane", store=management.stores.control_planes, written=ControlPlaneAsWritten
+        )
         self._management = management
         self._provisioners = provisioners
         self._namespaces = namespaces
@@ -105,7 +110,7 @@ class ControlPlaneReconciler:
         if obj is None:
             return None
         with log_fields(object=f"ControlPlane/{key[1]}"):
-            control_plane = ControlPlane.model_validate(obj)
+            control_plane = _read(obj)
             if is_paused(control_plane):
                 await self._stay(control_plane)
                 return None
@@ -119,6 +124,7 @@ class ControlPlaneReconciler:
                 await self._tell(key, trouble)
                 return None if trouble.waits_for_event else Result(self._pause(key, trouble))
             self._backoff.forget(key)
+            await self.failures.over(key)
             return result
 
     async def _stay(self, control_plane: ControlPlane) -> None:
@@ -133,11 +139,10 @@ class ControlPlaneReconciler:
         """Return the control plane as it is without the condition of a pause that is over."""
         if find_condition(control_plane.status.conditions, PAUSED) is None:
             return control_plane
-        self._management.events.record(control_plane, reason="Resumed", message="the pause of it is over")
         update = {"conditions": without_pause(control_plane.status.conditions)}
         await self._write(control_plane, status=control_plane.status.model_copy(update=update))
         stored = self._management.stores.control_planes.get(key)
-        return ControlPlane.model_validate(stored) if stored is not None else control_plane
+        return _read(stored) if stored is not None else control_plane
 
     async def _bring_up(self, control_plane: ControlPlane, *, followed: ClassInForce) -> Result | None:
         chosen = followed.chosen
@@ -208,6 +213,7 @@ class ControlPlaneReconciler:
         )
 
     async def _tell(self, key: Key, trouble: Trouble) -> None:
+        self._management.metrics.troubled("controlplane", reason=trouble.reason)
         obj = self._management.stores.control_planes.get(key)
         if obj is not None:
             control_plane = ControlPlane.model_validate(obj)
@@ -253,6 +259,11 @@ class ControlPlaneReconciler:
         await self._management.status.write(
             self._management.stores.control_planes, control_plane, status=status, only_as_seen=only_as_seen
         )
+
+
+def _read(obj: Object) -> ControlPlane:
+    """Read a control plane; what is wrong with the spec of one that is being deleted does not hold that up."""
+    return as_recorded(obj) if "deletionTimestamp" in obj["metadata"] else ControlPlane.model_validate(obj)
 
 
 def _phase(trouble: Trouble, *, published: bool) -> ControlPlanePhase:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
+from pydantic import ValidationError
+
 from api import ControlPlane, EndpointType, find_condition, is_true
 from api.names import KUBECONFIG_KEY, controllers_secret_name, management_namespace
 from controlplane_operator.addons import Bundles, Look, TenantFacts
@@ -74,7 +76,10 @@ class ControlPlaneAddonsReconciler:
             self._backoff.forget(key)
             return None
         with log_fields(object=f"ControlPlane/{key[1]}"):
-            control_plane = ControlPlane.model_validate(obj)
+            try:
+                control_plane = ControlPlane.model_validate(obj)
+            except ValidationError:
+                return None  # its own reconciler tells; no add-on is removed for that
             if is_paused(control_plane):
                 return None
             wanted = self._wanted(control_plane)
@@ -148,6 +153,8 @@ class ControlPlaneAddonsReconciler:
             await self._management.status.drop_addons_condition(self._management.stores.control_planes, control_plane)
 
     async def _tell(self, control_plane: ControlPlane, trouble: Trouble | None, *, message: str = "") -> None:
+        if trouble is not None:
+            self._management.metrics.troubled("controlplaneaddons", reason=trouble.reason)
         await self._management.status.write_addons_condition(
             self._management.stores.control_planes,
             control_plane,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from pydantic import ValidationError
 
-from api import ControlPlaneClass, ControlPlaneClassStatus
-from api.resource import ResourceModel
+from api import ControlPlaneClass
 from controlplane_operator.addons import Bundles
+from controlplane_operator.as_written import ClassAsWritten
 from controlplane_operator.cache import Key, Object
 from controlplane_operator.class_in_force import invalid_class
 from controlplane_operator.class_use import named, unserved
+from controlplane_operator.failures import Failures
 from controlplane_operator.management import Management
 from controlplane_operator.status import with_condition, with_supported
 from controlplane_operator.trouble import Trouble
@@ -21,37 +23,32 @@ from provider.logs import log_fields
 __all__ = ["ControlPlaneClassReconciler"]
 
 
-class _ClassAsWritten(ResourceModel):
-    """A class of which only the status is read, because the rest may be what a later version wrote."""
-
-    resource = ControlPlaneClass.resource
-
-    status: ControlPlaneClassStatus = ControlPlaneClassStatus()
-    """What was said of it before."""
-
-
 class ControlPlaneClassReconciler:
     """Keeps the status of classes, and tells when one goes that is in use."""
 
     def __init__(self, management: Management, *, bundles: Bundles) -> None:
+        self.failures: Final = Failures(
+            management, controller="controlplaneclass", store=management.stores.classes, written=ClassAsWritten
+        )
         self._management = management
         self._bundles = bundles
-        self._seen: dict[Key, _ClassAsWritten] = {}
+        self._seen: dict[Key, ClassAsWritten] = {}
 
     async def reconcile(self, key: Key) -> Result | None:
         """Bring one class's status up to date."""
         obj = self._management.stores.classes.get(key)
         users = self._management.stores.control_planes.by("class", key[1])
         with log_fields(object=f"ControlPlaneClass/{key[1]}"):
-            current = _ClassAsWritten.model_validate(obj) if obj is not None else None
+            current = ClassAsWritten.of(obj) if obj is not None else None
             self._tell_end(key, present=current, users=users)
             if obj is None or current is None:
                 return None
             self._seen[key] = current
             await self._publish(current, obj=obj, users=users)
+            await self.failures.over(key)
         return None
 
-    async def _publish(self, current: _ClassAsWritten, *, obj: Object, users: Sequence[Object]) -> None:
+    async def _publish(self, current: ClassAsWritten, *, obj: Object, users: Sequence[Object]) -> None:
         supported: list[str] = []
         trouble: Trouble | None = None
         try:
@@ -82,7 +79,7 @@ class ControlPlaneClassReconciler:
         told = "; ".join(trouble.message for trouble in troubles)
         return Trouble(troubles[0].reason, told) if troubles else None
 
-    def _tell_end(self, key: Key, *, present: _ClassAsWritten | None, users: Sequence[Object]) -> None:
+    def _tell_end(self, key: Key, *, present: ClassAsWritten | None, users: Sequence[Object]) -> None:
         """Tell of a class that was deleted while control planes name it; each of them tells of it as well."""
         gone = self._seen.pop(key, None)
         if gone is None or (present is not None and present.metadata.uid == gone.metadata.uid):

@@ -10,9 +10,11 @@ from typing import Final
 from api import ConditionStatus, ControlPlane, ControlPlaneEndpoint, find_condition
 from api.names import CA_KEY, kubeconfig_secret_name, management_namespace
 from controlplane_operator.addresses import addresses_of, written_urls
+from controlplane_operator.as_written import EndpointAsWritten, as_recorded
 from controlplane_operator.backoff import Backoff, jittered
 from controlplane_operator.cache import Key
 from controlplane_operator.endpoint_credentials import EndpointCredentials, check_trust
+from controlplane_operator.failures import Failures
 from controlplane_operator.management import Management
 from controlplane_operator.secrets import data_of
 from controlplane_operator.status import with_condition
@@ -63,6 +65,12 @@ class ControlPlaneEndpointReconciler:
 
     def __init__(self, management: Management, *, default_credentials: ClusterConfig | None) -> None:
         """`default_credentials` tell the CA of endpoints that name no Secret themselves."""
+        self.failures: Final = Failures(
+            management,
+            controller="controlplaneendpoint",
+            store=management.stores.endpoints,
+            written=EndpointAsWritten,
+        )
         self._management = management
         self._default = default_credentials
         self._credentials = EndpointCredentials(management, default=default_credentials)
@@ -81,11 +89,13 @@ class ControlPlaneEndpointReconciler:
             try:
                 target = await self._target(endpoint)
             except Trouble as trouble:
+                self._management.metrics.troubled("controlplaneendpoint", reason=trouble.reason)
                 why = trouble.reason, trouble.message
                 await self._publish(endpoint, ready=_Told("False", *why), reachable=_Told("Unknown", *why))
                 return None if trouble.waits_for_event else Result(self._backoff.next(key))
             found = _ANSWERED if self._is_fresh(key, target) else await self._probe(endpoint, target=target)
             await self._publish(endpoint, ready=_USABLE, reachable=found)
+            await self.failures.over(key)
             if found is not _ANSWERED:
                 self._answered.pop(key, None)
                 return Result(self._backoff.next(key, reason=found.reason))
@@ -112,7 +122,7 @@ class ControlPlaneEndpointReconciler:
         """Return the URL as it is used: below the path of a tenant there may be an answer, and none above."""
         for obj in self._management.stores.control_planes.by("endpoint", endpoint.name):
             try:
-                return addresses_of(endpoint, control_plane=ControlPlane.model_validate(obj)).internal
+                return addresses_of(endpoint, control_plane=as_recorded(obj)).internal
             except Trouble:
                 continue
         return written

@@ -15,9 +15,11 @@ from api import (
     Service,
 )
 from api.names import ALLOW_REGISTRATION_LABEL
+from controlplane_operator.as_written import RegistrationAsWritten, as_recorded, misunderstood
 from controlplane_operator.backoff import jittered
 from controlplane_operator.cache import Key
 from controlplane_operator.class_in_force import class_in_force
+from controlplane_operator.failures import Failures
 from controlplane_operator.management import Management
 from controlplane_operator.pairs import Pairs
 from controlplane_operator.pause import is_paused, with_pause, without_pause
@@ -38,6 +40,12 @@ class ControlPlaneRegistrationReconciler:
     """Resolves registrations."""
 
     def __init__(self, management: Management, *, pairs: Pairs) -> None:
+        self.failures: Final = Failures(
+            management,
+            controller="controlplaneregistration",
+            store=management.stores.registrations,
+            written=RegistrationAsWritten,
+        )
         self._management = management
         self._pairs = pairs
         self._uids: dict[Key, str] = {}
@@ -56,7 +64,9 @@ class ControlPlaneRegistrationReconciler:
             self._uids[key] = uid
             registration = ControlPlaneRegistration.model_validate(obj)
             async with self._pairs.resolving(registration.spec.control_plane_ref.name):
-                return await self._resolve(registration)
+                result = await self._resolve(registration)
+            await self.failures.over(key)
+            return result
 
     async def _resolve(self, registration: ControlPlaneRegistration) -> Result | None:
         if is_paused(registration):
@@ -75,6 +85,7 @@ class ControlPlaneRegistrationReconciler:
             if control_plane is not None:
                 self._pairs.check(registration, resolution, of=control_plane)
         except Trouble as trouble:
+            self._management.metrics.troubled("controlplaneregistration", reason=trouble.reason)
             # First nobody is told to use the Secret, then nobody may.
             await self._publish(registration, trouble)
             await self._management.access.revoke(registration.metadata.uid or "")
@@ -94,11 +105,17 @@ class ControlPlaneRegistrationReconciler:
 
     def _control_plane(self, registration: ControlPlaneRegistration) -> ControlPlane | None:
         obj = self._management.stores.control_planes.get(("", registration.spec.control_plane_ref.name))
-        return ControlPlane.model_validate(obj) if obj is not None else None
+        # Of one that is not understood, what it published stays.
+        return as_recorded(obj) if obj is not None else None
 
     def _endpoint(self, registration: ControlPlaneRegistration) -> ControlPlaneEndpoint | None:
         reference = registration.spec.endpoint_ref
         obj = self._management.stores.endpoints.get(("", reference.name)) if reference is not None else None
+        refused = misunderstood(ControlPlaneEndpoint, obj) if obj is not None else None
+        if refused is not None and reference is not None:
+            raise Trouble(
+                "EndpointInvalid", f"ControlPlaneEndpoint {reference.name}: {refused.message}", waits_for_event=True
+            )
         return ControlPlaneEndpoint.model_validate(obj) if obj is not None else None
 
     async def _standing(

@@ -18,9 +18,10 @@ from api import ControlPlane, ControlPlanePhase
 from controlplane_operator.cache import Key, Store
 from provider import Result, WorkQueue
 
-__all__ = ["Metrics"]
+__all__ = ["Metrics", "OnFailure", "Reconcile"]
 
 Reconcile = Callable[[Key], Awaitable[Result | None]]
+OnFailure = Callable[[Key, BaseException], Awaitable[None]]
 
 _BOOTSTRAP_BUCKETS: Final = (1, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 120, 300, 600)
 _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -40,7 +41,7 @@ class Metrics:
         )
         self._errors = Counter(
             "controller_runtime_reconcile_errors_total",
-            "Reconciliations that failed unexpectedly",
+            "Reconciliations that failed or took too long",
             ["controller"],
             registry=self.registry,
         )
@@ -49,6 +50,12 @@ class Metrics:
             "How long reconciliations took",
             ["controller"],
             buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self._troubles = Counter(
+            "kplane_reconcile_troubles",
+            "Reconciliations that ended with something in the way, by the reason that the object's conditions say",
+            ["controller", "reason"],
             registry=self.registry,
         )
         self._active = Gauge(
@@ -80,25 +87,30 @@ class Metrics:
         """Note that so many keys of a control plane were deleted."""
         self._deleted_keys.inc(count)
 
+    def troubled(self, controller: str, *, reason: str) -> None:
+        """Note that a reconciliation found something in the way; reasons are words of ours, of which there are few."""
+        self._troubles.labels(controller, reason).inc()
+
+    def failed(self, controller: str) -> None:
+        """Note that a reconciliation failed, or took too long: what is cancelled sees no difference to our end."""
+        self._total.labels(controller, "error").inc()
+        self._errors.labels(controller).inc()
+
     def timed(self, controller: str, *, reconcile: Reconcile) -> Reconcile:
-        """Return the reconcile function, measured under the controller's name."""
+        """Return the reconcile function, measured under the controller's name; `failed` counts its failures."""
         active, seconds = self._active.labels(controller), self._seconds.labels(controller)
+        # Else there is no series before the first failure, and so no increase at that one.
+        self._errors.labels(controller)
 
         async def measured(key: Key) -> Result | None:
             started = time.perf_counter()
-            outcome = "error"
-            with active.track_inprogress():
-                try:
+            try:
+                with active.track_inprogress():
                     result = await reconcile(key)
-                except Exception:
-                    self._errors.labels(controller).inc()
-                    raise
-                else:
-                    outcome = "success" if result is None else "requeue_after"
-                    return result
-                finally:
-                    self._total.labels(controller, outcome).inc()
-                    seconds.observe(time.perf_counter() - started)
+            finally:
+                seconds.observe(time.perf_counter() - started)
+            self._total.labels(controller, "success" if result is None else "requeue_after").inc()
+            return result
 
         return measured
 

@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from controlplane_operator.access import Access
 from controlplane_operator.addons import Bundles
-from controlplane_operator.cache import Store
+from controlplane_operator.cache import Key, Store
 from controlplane_operator.claims import Claims
 from controlplane_operator.components import place
 from controlplane_operator.control_plane import ControlPlaneReconciler, Provisioners
@@ -22,6 +22,7 @@ from controlplane_operator.dedicated import DedicatedProvisioner
 from controlplane_operator.events import Events
 from controlplane_operator.expiry_metrics import ExpiryMetrics
 from controlplane_operator.external import ExternalProvisioner
+from controlplane_operator.failures import Failures
 from controlplane_operator.fanout import (
     ALLOWED_SECRETS,
     BUNDLES,
@@ -34,8 +35,10 @@ from controlplane_operator.fanout import (
     wake_by_component,
 )
 from controlplane_operator.health import Check, serve_health
+from controlplane_operator.kinds import CONTROL_PLANES
 from controlplane_operator.leadership import Leadership
 from controlplane_operator.management import Management
+from controlplane_operator.metrics import OnFailure, Reconcile
 from controlplane_operator.namespaces import ManagementNamespaces
 from controlplane_operator.orphans import Orphans
 from controlplane_operator.pairs import Pairs
@@ -49,7 +52,7 @@ from controlplane_operator.status import StatusWriter
 from controlplane_operator.sweeping import Sweeping
 from controlplane_operator.virtual import VirtualProvisioner
 from controlplane_operator.watching import Watching
-from provider import Client, ClusterConfig, Controller, Reflector
+from provider import Client, ClusterConfig, Controller, Reflector, Result
 from workloads import ProcessRuntime
 from workloads.pods import PodRuntime
 
@@ -58,6 +61,7 @@ __all__ = ["run_operator"]
 _log: Final = logging.getLogger(__name__)
 
 _CALL_SECONDS: Final = 10.0
+_ADDONS: Final = "controlplaneaddons"
 _RECONCILE_SECONDS: Final = 90.0
 _WAITING_FOR_EACH_WORKER: Final = 8
 """Reconciles that wait for a tenant's answer without a worker: each costs memory, some ten kilobytes, and no time."""
@@ -148,6 +152,13 @@ def _management(client: Client, settings: Settings) -> Management:
     )
 
 
+class _Reconciler(Protocol):
+    @property
+    def failures(self) -> Failures: ...
+
+    async def reconcile(self, key: Key) -> Result | None: ...
+
+
 class _Assembly:
     """The parts of the operator, each connected to the others."""
 
@@ -175,7 +186,7 @@ class _Assembly:
         namespaces = ManagementNamespaces(management)
         claims = Claims(management.stores, place=provisioners.place)
         pairs = Pairs(management.stores, queues=management.queues)
-        self._control_planes = ControlPlaneReconciler(
+        control_planes = ControlPlaneReconciler(
             management,
             provisioners=provisioners,
             namespaces=namespaces,
@@ -185,10 +196,18 @@ class _Assembly:
             claims=claims,
         )
         bundles = Bundles(management.stores.bundles, namespace=settings.namespace)
-        self._addons = ControlPlaneAddonsReconciler(management, bundles=bundles)
-        self._classes = ControlPlaneClassReconciler(management, bundles=bundles)
-        self._endpoints = ControlPlaneEndpointReconciler(management, default_credentials=default_credentials)
-        self._registrations = ControlPlaneRegistrationReconciler(management, pairs=pairs)
+        kinds: dict[str, _Reconciler] = {
+            "controlplane": control_planes,
+            "controlplaneclass": ControlPlaneClassReconciler(management, bundles=bundles),
+            "controlplaneendpoint": ControlPlaneEndpointReconciler(management, default_credentials=default_credentials),
+            "controlplaneregistration": ControlPlaneRegistrationReconciler(management, pairs=pairs),
+        }
+        self._reconcilers: dict[str, tuple[str, Reconcile, OnFailure]] = {
+            name: (each.failures.kind, each.failures.guarded(each.reconcile), each.failures.failed)
+            for name, each in kinds.items()
+        }
+        addons = ControlPlaneAddonsReconciler(management, bundles=bundles)
+        self._reconcilers[_ADDONS] = CONTROL_PLANES.kind, addons.reconcile, self._count_of_addons
         self._relisting = Relisting(management.client, stores=management.stores, label_selectors=LABEL_SELECTORS)
         self._sweeping = Sweeping(self._relisting, stores=management.stores, access=management.access)
         self._opened = {
@@ -255,13 +274,7 @@ class _Assembly:
             await opened.synced.wait()
         await self._runtime.synced()
         self._known.set()
-        reconcile = {
-            "controlplane": self._control_planes.reconcile,
-            "controlplaneclass": self._classes.reconcile,
-            "controlplaneendpoint": self._endpoints.reconcile,
-            "controlplaneregistration": self._registrations.reconcile,
-            "controlplaneaddons": self._addons.reconcile,
-        }[name]
+        kind, reconcile, on_failure = self._reconcilers[name]
         controller = Controller(
             name,
             self._metrics.timed(name, reconcile=reconcile),
@@ -269,12 +282,18 @@ class _Assembly:
             workers=self._settings.workers,
             waiting=self._settings.workers * _WAITING_FOR_EACH_WORKER,
             timeout_seconds=_RECONCILE_SECONDS,
+            on_failure=on_failure,
+            fields=lambda key: {"object": f"{kind}/{key[1]}"},
         )
         await controller.run()
 
+    async def _count_of_addons(self, _key: Key, _error: BaseException) -> None:
+        # Condition Maintained is not told of them: AddonsReady is.
+        self._metrics.failed(_ADDONS)
+
     async def _caches_problem(self) -> str | None:
-        listed = self._known.is_set() if self._working else self._relisting.synced.is_set()
-        return None if listed else "the management cluster was not listed yet"
+        known = self._known.is_set() or not self._working
+        return self._relisting.problem() if known else "the management cluster was not listed yet"
 
     async def _etcd_problem(self) -> str | None:
         # Its credentials are looked after by whoever works.

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 from api import ControlPlane, ControlPlaneRegistration, SecretReference
 from api.names import KUBECONFIG_KEY
+from controlplane_operator.as_written import RegistrationAsWritten
 from controlplane_operator.cache import Change
 from controlplane_operator.fanout import Queues, Stores
 from controlplane_operator.resolution import Resolution
@@ -117,7 +118,7 @@ class Pairs:
     def _naming(self, control_plane: ControlPlane) -> list[str]:
         found = []
         for obj in self._stores.registrations.by("control plane", control_plane.name):
-            registration = ControlPlaneRegistration.model_validate(obj)
+            registration = RegistrationAsWritten.of(obj)
             status = registration.status
             published = control_plane.status.kubeconfig_secret_ref
             if status.ready and published is not None and status.resolved_kubeconfig_secret_ref == published:

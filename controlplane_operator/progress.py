@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from api import DELETING, ControlPlane, ControlPlanePhase, DeletionPolicy, find_condition
+from controlplane_operator.as_written import as_recorded
 from controlplane_operator.management import Management
 from controlplane_operator.status import with_condition
 
@@ -96,7 +97,7 @@ class Progress:
 
     def _seen(self) -> ControlPlane | None:
         obj = self._management.stores.control_planes.get(("", self._control_plane.name))
-        found = ControlPlane.model_validate(obj) if obj is not None else None
+        found = as_recorded(obj) if obj is not None else None
         before = self._control_plane.metadata
         if found is None or (found.metadata.uid, found.metadata.generation) != (before.uid, before.generation):
             return None

@@ -18,7 +18,7 @@ from controlplane_operator.namespaces import ManagementNamespaces
 from controlplane_operator.progress import Progress, Step
 from controlplane_operator.provision import Provisioner
 from controlplane_operator.retention import Retention
-from controlplane_operator.trouble import Trouble
+from controlplane_operator.trouble import Trouble, refusal
 from provider import Conflict, NotFound, ProviderError, Result
 
 __all__ = ["Removal"]
@@ -67,9 +67,11 @@ class Removal:
             raise  # it is not what was looked at: nothing to tell, and tried again at once
         except (Trouble, ProviderError) as error:
             # Also what the management cluster refuses, by a quota or by somebody's admission policy.
+            trouble = error if isinstance(error, Trouble) else refusal(error)
             if isinstance(error, ProviderError):
                 _log.warning("the removal of %s is held up: %s", control_plane.name, error)
-            await progress.tell(str(error))
+            self._management.metrics.troubled("controlplane", reason=trouble.reason)
+            await progress.tell(trouble.message)
             return Result(self._backoff.next(uid))
         self._management.events.record(control_plane, reason="Deleted", message=f"the control plane is gone; {message}")
         self._backoff.forget(uid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -20,13 +21,18 @@ from controlplane_operator.cache import Object, Store
 from controlplane_operator.events import Events
 from provider import Client, Conflict, NotFound
 
-__all__ = ["ADDONS_READY", "FIELD_MANAGER", "StatusWriter", "with_condition", "with_supported"]
+__all__ = ["ADDONS_READY", "FIELD_MANAGER", "MAINTAINED", "StatusWriter", "with_condition", "with_supported"]
+
+_log: Final = logging.getLogger(__name__)
 
 FIELD_MANAGER: Final = "kplane-status"
 
 ADDONS_READY: Final = "AddonsReady"
 """Whether a control plane's add-ons are installed. It has a writer of its own, which is not to be overtaken by what
 another one has read before."""
+MAINTAINED: Final = "Maintained"
+"""The condition that is there, and False, while what is published stays and is not kept up."""
+
 _ADDONS_MANAGER: Final = "kplane-addons-status"
 _TRIES: Final = 5
 """So often somebody else may be faster."""
@@ -157,6 +163,9 @@ class StatusWriter:
 
     def _tell(self, current: ResourceModel, before: dict[str, Any], after: dict[str, Any]) -> None:
         old = {condition["type"]: condition for condition in before.get("conditions", ())}
+        for kind in _ended(before, after):
+            reason, message = _OVER[kind]
+            self._say(current, reason=reason, message=message)
         told = set()
         for condition in after.get("conditions", ()):
             known = old.get(condition["type"], {})
@@ -165,12 +174,37 @@ class StatusWriter:
             # Where two conditions change for one reason, it is said once.
             if changed and words not in told:
                 told.add(words)
-                self._events.record(
+                self._say(
                     current,
                     warning=condition["status"] == "False" and condition["reason"] not in _EXPECTED,
                     reason=condition["reason"],
                     message=condition["message"],
                 )
+
+    def _say(self, current: ResourceModel, *, reason: str, message: str, warning: bool = False) -> None:
+        """Say it in an Event, which ends after an hour and may be dropped, and in the log."""
+        _log.log(logging.WARNING if warning else logging.INFO, "%s", message, extra={"reason": reason})
+        self._events.record(current, reason=reason, message=message, warning=warning)
+
+
+_OVER: Final = {
+    "ClassFound": ("ClassFound", "what is remembered of a class is no longer in force in the place of one"),
+    "Supported": ("Supported", "nothing that was asked for is without effect any more"),
+    "UpToDate": ("UpToDate", "the API server is what is asked for"),
+    "Paused": ("Resumed", "the pause of it is over"),
+    MAINTAINED: ("Maintained", "what is published is kept up again"),
+    ADDONS_READY: ("AddonsRemoved", "no add-on is asked for any more, and those that were there are removed"),
+}
+"""What is said when a condition goes that is there only while something is out of the ordinary."""
+
+
+def _ended(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Return the conditions that are not there any more and whose end is worth a word."""
+    here = {condition["type"] for condition in after.get("conditions", ())}
+    gone = [each["type"] for each in before.get("conditions", ()) if each["type"] not in here]
+    # Of a version that changed there is an Event already.
+    said = {"UpToDate"} if before.get("version") != after.get("version") else set()
+    return [kind for kind in gone if kind in _OVER and kind not in said]
 
 
 _EXPECTED: Final = frozenset(

@@ -7,7 +7,9 @@ from typing import Final
 from controlplane_operator.errors import OperatorError
 from provider import ApiError, Forbidden, ProviderError, Unauthorized, Unreachable
 
-__all__ = ["Trouble", "trouble_with"]
+__all__ = ["MANAGEMENT_CLUSTER_REFUSED", "Trouble", "refusal", "trouble_with"]
+
+MANAGEMENT_CLUSTER_REFUSED: Final = "ManagementClusterRefused"
 
 
 class Trouble(OperatorError):
@@ -35,3 +37,8 @@ def trouble_with(what: str, error: ProviderError) -> Trouble:
         case _:
             reason = "Failed"
     return Trouble(reason, f"{what}: {error}")
+
+
+def refusal(error: ProviderError) -> Trouble:
+    """Say that the management cluster does not let us do what is needed, by a quota or somebody's admission policy."""
+    return Trouble(MANAGEMENT_CLUSTER_REFUSED, f"the management cluster refuses what is needed: {error}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from provider.errors import ProviderError, QueueClosed
+from provider.logs import log_fields
 from provider.queue import WorkQueue
 from provider.waiting import Place, Room, unanswered
 
@@ -35,6 +36,10 @@ class Controller(Generic[K]):
     A reconcile that raises, or takes longer than `timeout_seconds`, is logged and tried again with growing delays. One
     that waits for an API server which is slow to answer leaves its worker to other keys, and so does one that takes
     long; up to `waiting` may do so besides, so that servers which say nothing delay nobody else's keys.
+
+    Whoever counts failures, or tells of them, is called by `on_failure` with the key and the error before the next try:
+    a TimeoutError where the time was up, for the reconcile itself saw no more of that than its cancellation. What is
+    logged of a key, by the reconcile and of its failures, carries its `fields`.
     """
 
     def __init__(
@@ -46,6 +51,8 @@ class Controller(Generic[K]):
         workers: int = 8,
         waiting: int = 0,
         timeout_seconds: float = 60.0,
+        on_failure: Callable[[K, BaseException], Awaitable[None]] | None = None,
+        fields: Callable[[K], Mapping[str, str]] | None = None,
     ) -> None:
         self.name: Final = name
         self.queue: Final = queue
@@ -53,6 +60,8 @@ class Controller(Generic[K]):
         self._workers = workers
         self._room = Room(waiting)
         self._timeout_seconds = timeout_seconds
+        self._on_failure = on_failure
+        self._fields = fields
 
     @property
     def waiting(self) -> int:
@@ -79,7 +88,8 @@ class Controller(Generic[K]):
         place.take()
         try:
             # A server may also answer at once, and never come to an end: with one page after the other, for example.
-            with unanswered(patience_seconds=_LONG_SECONDS):
+            fields = self._fields(key) if self._fields is not None else {}
+            with unanswered(patience_seconds=_LONG_SECONDS), log_fields(**fields):
                 await self._handle(key)
         finally:
             place.end()
@@ -95,6 +105,9 @@ class Controller(Generic[K]):
             # A cancellation that nobody asked of this task came out of the reconcile, and is a failure like any other.
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
+            if self._on_failure is not None:
+                late = TimeoutError(f"it took longer than {self._timeout_seconds:g} s")
+                await self._report(key, late if deadline.expired() else error, to=self._on_failure)
             delay = self.queue.retry(key)
             if deadline.expired():
                 log.warning(
@@ -108,3 +121,10 @@ class Controller(Generic[K]):
         self.queue.forget(key)
         if result is not None and result.requeue_after_seconds is not None:
             self.queue.add_after(key, result.requeue_after_seconds)
+
+    async def _report(self, key: K, error: BaseException, *, to: Callable[[K, BaseException], Awaitable[None]]) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                await to(key, error)
+        except Exception:
+            log.exception("%s: the failure of %s could not be told", self.name, key)

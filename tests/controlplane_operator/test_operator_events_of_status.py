@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from api import Condition, ControlPlaneEndpoint
+from api import Condition, ControlPlane, ControlPlaneEndpoint, ControlPlaneStatus
 from controlplane_operator.cache import Store
 from controlplane_operator.events import Events
-from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS
+from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
 from controlplane_operator.status import StatusWriter
 from provider import Client
 
@@ -53,6 +53,38 @@ async def test_what_changes_two_conditions_for_one_reason_is_told_once(
     status = current.status.model_copy(update={"conditions": [condition(*each) for each in conditions]})
     writer = StatusWriter(cast("Client", posted), events=events)
     await writer.write(Store(CONTROL_PLANE_ENDPOINTS), current, status=status)
+    events.record(current, reason="Last", message="of all")
+    posting = asyncio.create_task(events.run())
+    await eventually(lambda: posted.events, lambda seen: ("Last", "of all") in seen)
+    posting.cancel()
+    assert [reason for reason, _ in posted.events] == [*told, "Last"]
+
+
+def status(version: str | None = None, **conditions: str) -> ControlPlaneStatus:
+    made = [condition(kind, value, "So") for kind, value in conditions.items()]
+    return ControlPlaneStatus(version=version, conditions=made)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (status(Ready="True", ClassFound="False"), status(Ready="True"), ["ClassFound"]),
+        (status(Supported="False", Paused="True"), status(), ["Supported", "Resumed"]),
+        (status("v1.35.0", UpToDate="False"), status("v1.35.0"), ["UpToDate"]),
+        # Of the version that it has now VersionChanged tells.
+        (status("v1.35.0", UpToDate="False"), status("v1.36.0"), []),
+        (status(Maintained="False"), status(), ["Maintained"]),
+    ],
+)
+async def test_the_end_of_what_is_out_of_the_ordinary_is_told_once(
+    before: ControlPlaneStatus, after: ControlPlaneStatus, told: list[str], eventually: Any
+) -> None:
+    posted = Posted()
+    events = Events(cast("Client", posted))
+    current = ControlPlane.model_validate(
+        {"metadata": {"name": "acme", "uid": "1", "resourceVersion": "1"}, "spec": {}}
+    ).model_copy(update={"status": before})
+    await StatusWriter(cast("Client", posted), events=events).write(Store(CONTROL_PLANES), current, status=after)
     events.record(current, reason="Last", message="of all")
     posting = asyncio.create_task(events.run())
     await eventually(lambda: posted.events, lambda seen: ("Last", "of all") in seen)

@@ -9,7 +9,7 @@ import logging
 
 import pytest
 
-from provider import Controller, ProviderError, Result, WorkQueue
+from provider import Controller, ProviderError, Result, WorkQueue, logs
 
 
 @contextlib.asynccontextmanager
@@ -105,3 +105,45 @@ async def test_cancelling_awaits_the_reconciles_under_way():
         queue.add("a")
         await begun.wait()
     assert ended == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"), [(ProviderError("no"), ProviderError), (asyncio.CancelledError(), asyncio.CancelledError)]
+)
+async def test_each_failure_is_reported_and_so_is_a_time_that_is_up(eventually, caplog, failure, told):
+    reports = []
+    queue = WorkQueue(initial_backoff_seconds=0.001)
+
+    async def reconcile(key):
+        if not reports:
+            raise failure
+        if len(reports) == 1:
+            await asyncio.sleep(60)
+
+    async def report(key, error):
+        reports.append((key, type(error)))
+        raise ValueError("whoever is told may fail as well")
+
+    controller = Controller(
+        "test",
+        reconcile,
+        queue=queue,
+        workers=1,
+        timeout_seconds=0.05,
+        on_failure=report,
+        fields=lambda key: {"object": f"Thing/{key}"},
+    )
+    with caplog.at_level(logging.WARNING), caplog.filtering(_Noting()):
+        async with running(controller):
+            queue.add("a")
+            await eventually(lambda: (len(reports), queue.idle), lambda seen: seen == (2, True))
+    assert reports == [("a", told), ("a", TimeoutError)]
+    assert {record.noted["object"] for record in caplog.records} == {"Thing/a"}
+
+
+class _Noting(logging.Filter):
+    """Notes the fields of a record while still in the context of the one who logs."""
+
+    def filter(self, record):
+        record.noted = dict(logs._fields.get())
+        return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import signal
 import socket
@@ -10,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import aiohttp
 import pytest
@@ -31,7 +32,9 @@ async def state() -> AsyncIterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-async def start(handle: Handle, state: Path, eventually: Any) -> asyncio.subprocess.Process:
+async def start(
+    handle: Handle, state: Path, eventually: Any, *, log: IO[bytes] | int = asyncio.subprocess.DEVNULL
+) -> asyncio.subprocess.Process:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         listen = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -46,7 +49,7 @@ async def start(handle: Handle, state: Path, eventually: Any) -> asyncio.subproc
         f"--shared-etcd-endpoint={handle.tenants_etcd.endpoint}",
         f"--shared-etcd-credentials={handle.tenants_etcd_credentials}",
         f"--listen={listen}",
-        stderr=asyncio.subprocess.DEVNULL,
+        stderr=log,
     )
 
     async def ready() -> str:
@@ -95,3 +98,39 @@ async def test_a_killed_operator_finds_everything_as_it_left_it(
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(20.0):
             assert await process.wait() == 0
+
+
+async def test_what_is_logged_of_an_object_carries_its_name(
+    api_server: Handle, state: Path, tmp_path: Path, eventually: Any
+) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as written:
+        process = await start(api_server, state, eventually, log=written)
+
+    def said() -> dict[str, dict[str, Any]]:
+        """Lines of the log about the control plane, by their reason."""
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        return {line["reason"]: line for line in lines if line.get("object") == "ControlPlane/logged"}
+
+    body = {"metadata": {"name": "logged"}, "spec": {"deletionPolicy": "Destroy", "classRef": {"name": "absent"}}}
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+        await client.create(CONTROL_PLANES, body)
+        found = await eventually(lambda: said().get("ClassNotFound"), timeout=30.0)
+        assert found["level"] == "warning"
+        assert "ControlPlaneClass absent" in found["message"]
+        await client.patch(CONTROL_PLANES, "logged", {"spec": {"classRef": None}})
+        assert (await eventually(lambda: said().get("Reconciled"), timeout=60.0))["level"] == "info"
+        await client.delete(CONTROL_PLANES, "logged")
+        await eventually(lambda: said().get("VerifyingEmpty"), timeout=40.0)
+
+        async def gone() -> bool:
+            try:
+                await client.get(CONTROL_PLANES, "logged")
+            except NotFound:
+                return True
+            return False
+
+        await eventually(gone, timeout=40.0)
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(20.0):
+        assert await process.wait() == 0

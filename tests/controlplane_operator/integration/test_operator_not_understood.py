@@ -1,0 +1,112 @@
+"""Objects that the models do not understand, stored before a rule of the CRD: told, kept, and removable."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
+from provider import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, ApiError, NotFound
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+_CRD = "controlplanes.controlplane.kplane.dev"
+_ODD = {"endpointRef": {"name": "nowhere"}, "version": "1.36.0"}
+"""What no rule of the CRD allows together."""
+
+
+def _without_rules(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        return {key: _without_rules(value) for key, value in schema.items() if key != "x-kubernetes-validations"}
+    return [_without_rules(each) for each in schema] if isinstance(schema, list) else schema
+
+
+@contextlib.asynccontextmanager
+async def without_rules(field: Any) -> AsyncIterator[None]:
+    """Have the API server take control planes as one did that knew no rules yet."""
+    found = await field.client.get(CUSTOM_RESOURCE_DEFINITIONS, _CRD)
+    strict = copy.deepcopy(found["spec"]["versions"])
+
+    async def set_versions(versions: Any) -> None:
+        await field.client.patch(CUSTOM_RESOURCE_DEFINITIONS, _CRD, {"spec": {"versions": versions}})
+
+    async def takes_all() -> bool:
+        try:
+            await field.create("ControlPlane", "odd-probe", **_ODD)
+        except ApiError:
+            return False
+        await field.client.delete(CONTROL_PLANES, "odd-probe")
+        return True
+
+    async def is_strict() -> bool:
+        return not await takes_all()
+
+    await set_versions(_without_rules(strict))
+    try:
+        await field.eventually(takes_all, timeout=30.0)
+        yield
+    finally:
+        await set_versions(strict)
+        await field.eventually(is_strict, timeout=30.0)
+
+
+async def says(field: Any, name: str, kind: str, reason: str, *, of: str = "ControlPlane") -> dict[str, Any]:
+    async def found() -> dict[str, Any]:
+        conditions = (await field.get(of, name)).get("status", {}).get("conditions", [])
+        return next((item for item in conditions if item["type"] == kind), {})
+
+    result: dict[str, Any] = await field.eventually(found, lambda item: item.get("reason", "") == reason, timeout=60.0)
+    return result
+
+
+async def test_it_says_which_field_and_its_deletion_goes_by_what_was_recorded(field: Any) -> None:
+    for name, policy in (("odd-gone", "Destroy"), ("odd-kept", "Retain"), ("odd-mended", "Destroy")):
+        await field.create("ControlPlane", name, deletionPolicy=policy)
+    await field.create(
+        "ControlPlaneRegistration", "odd-gone", controlPlaneRef={"name": "odd-gone"}, services=["Controllers"]
+    )
+    before = {}
+    for name in ("odd-gone", "odd-kept", "odd-mended"):
+        before[name] = await field.becomes("ControlPlane", name, "Reconciled", timeout=90.0)
+    registered = await field.becomes("ControlPlaneRegistration", "odd-gone", "Resolved", timeout=60.0)
+    async with without_rules(field):
+        await field.create("ControlPlane", "odd-new", **_ODD)
+        for name in ("odd-gone", "odd-kept"):
+            await field.client.patch(CONTROL_PLANES, name, {"spec": _ODD})
+        await field.client.patch(CONTROL_PLANES, "odd-mended", {"spec": {"dedicated": {}}})
+        # What it says of the policy now was never in force.
+        await field.client.patch(CONTROL_PLANES, "odd-kept", {"spec": {"deletionPolicy": "Destroy"}})
+
+    ready = await says(field, "odd-new", "Ready", "SpecInvalid")
+    assert ready["status"] == "False"
+    assert "spec.version" in ready["message"]
+    for name, found in before.items():
+        await says(field, name, "Maintained", "SpecInvalid")
+        status = (await field.get("ControlPlane", name))["status"]
+        assert (status["endpoint"], status["phase"]) == (found["status"]["endpoint"], "Ready")
+    # Who has nothing to do with it goes on, and what was resolved stays so.
+    await field.create("ControlPlane", "odd-neighbour", virtual={"clusterPath": "odd-gone"}, deletionPolicy="Destroy")
+    await field.becomes("ControlPlane", "odd-neighbour", "ClusterPathInUse")
+    await field.client.patch(CONTROL_PLANE_REGISTRATIONS, "odd-gone", {"metadata": {"labels": {"look": "again"}}})
+    assert (await field.get("ControlPlaneRegistration", "odd-gone"))["status"] == registered["status"]
+
+    await field.client.patch(CONTROL_PLANES, "odd-mended", {"spec": {"dedicated": None}})
+    await says(field, "odd-mended", "Maintained", "")
+    assert await field.reason("ControlPlane", "odd-mended") == "Reconciled"
+
+    for name in ("odd-new", "odd-gone", "odd-kept"):
+        await field.client.delete(CONTROL_PLANES, name)
+    for name in ("odd-new", "odd-gone", "odd-kept"):
+        await field.gone(CONTROL_PLANES, name, timeout=60.0)
+    assert int(await field.handle.tenants_etcd.count("/clusters/odd-kept/")) > 100
+    kept = await field.client.get(NAMESPACES, "kplane-cp-odd-kept")
+    assert "controlplane.kplane.dev/adoption-token" in kept["metadata"]["annotations"]
+    with pytest.raises(NotFound):
+        await field.client.get(NAMESPACES, "kplane-cp-odd-gone")
+    # Its path is free, and nothing was left below it.
+    await field.becomes("ControlPlane", "odd-neighbour", "Reconciled", timeout=90.0)
+    await field.client.delete(NAMESPACES, "kplane-cp-odd-kept")

@@ -1,0 +1,166 @@
+"""What the management cluster refuses is told where people look, and the telling ends by itself with the refusal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
+from provider import EVENTS, NAMESPACES, ROLES, SECRETS, AlreadyExists, ApiError, NotFound, Resource
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+_GROUP = "admissionregistration.k8s.io/v1"
+POLICIES = Resource(_GROUP, "ValidatingAdmissionPolicy", "validatingadmissionpolicies", namespaced=False)
+BINDINGS = Resource(_GROUP, "ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", namespaced=False)
+_PROBE = "kplane-cp-refused-probe"
+_WORDS = "nothing is put in here, says somebody's policy"
+
+
+@contextlib.asynccontextmanager
+async def refusing(field: Any, resource: Resource) -> AsyncIterator[None]:
+    """Have nobody create or change these in namespaces of control planes whose name begins with `refused`."""
+    group = resource.api_version.rpartition("/")[0]
+    rule = {
+        "apiGroups": [group],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": [resource.plural],
+    }
+    spec = {
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [rule]},
+        "validations": [{"expression": "!request.namespace.startsWith('kplane-cp-refused')", "message": _WORDS}],
+    }
+    with contextlib.suppress(AlreadyExists):
+        await field.client.create(NAMESPACES, {"metadata": {"name": _PROBE}})
+    await field.client.create(POLICIES, {"metadata": {"name": "refusing"}, "spec": spec})
+    binding = {"policyName": "refusing", "validationActions": ["Deny"]}
+    await field.client.create(BINDINGS, {"metadata": {"name": "refusing"}, "spec": binding})
+    try:
+        await field.eventually(lambda: refused(field, resource), timeout=30.0)
+        yield
+    finally:
+        await field.client.delete(BINDINGS, "refusing")
+        await field.client.delete(POLICIES, "refusing")
+
+    async def let_through() -> bool:
+        return not await refused(field, resource)
+
+    await field.eventually(let_through, timeout=30.0)
+
+
+async def refused(field: Any, resource: Resource) -> bool:
+    try:
+        await field.client.create(resource, {"metadata": {"name": "probe", "namespace": _PROBE}})
+    except ApiError as error:
+        return _WORDS in str(error)
+    await field.client.delete(resource, "probe", namespace=_PROBE)
+    return False
+
+
+async def condition(field: Any, name: str, kind: str, *, of: str = "ControlPlane") -> dict[str, Any]:
+    conditions = (await field.get(of, name)).get("status", {}).get("conditions", [])
+    return next((item for item in conditions if item["type"] == kind), {})
+
+
+async def says(field: Any, name: str, kind: str, reason: str, *, of: str = "ControlPlane") -> dict[str, Any]:
+    async def found() -> dict[str, Any]:
+        return await condition(field, name, kind, of=of)
+
+    result: dict[str, Any] = await field.eventually(found, lambda item: item.get("reason", "") == reason, timeout=60.0)
+    return result
+
+
+async def events(field: Any, name: str, reason: str) -> list[dict[str, Any]]:
+    found = (await field.client.list(EVENTS, namespace="default")).items
+    return [each for each in found if (each["involvedObject"]["name"], each["reason"]) == (name, reason)]
+
+
+async def metrics(field: Any) -> dict[str, float]:
+    async with aiohttp.ClientSession() as session, session.get(f"{field.url}/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
+
+
+async def test_a_new_control_plane_says_what_is_refused_and_goes_on_when_it_no_longer_is(field: Any) -> None:
+    async with refusing(field, SECRETS):
+        await field.create("ControlPlane", "refused-new", deletionPolicy="Destroy")
+        ready = await says(field, "refused-new", "Ready", "ManagementClusterRefused")
+        assert ready["status"] == "False"
+        assert _WORDS in ready["message"]
+        assert (await field.get("ControlPlane", "refused-new"))["status"]["phase"] == "Failed"
+        assert await condition(field, "refused-new", "Maintained") == {}
+        told = await field.eventually(lambda: events(field, "refused-new", "ManagementClusterRefused"))
+        # It is tried again meanwhile, and said no more than once.
+        shown = await metrics(field)
+        troubles = 'kplane_reconcile_troubles_total{controller="controlplane",reason="ManagementClusterRefused"}'
+        await field.eventually(lambda: metrics(field), lambda now: now[troubles] >= shown[troubles] + 2, timeout=60.0)
+        assert shown['controller_runtime_reconcile_errors_total{controller="controlplane"}'] > 1
+        again = await events(field, "refused-new", "ManagementClusterRefused")
+        assert (
+            [(each["type"], each["count"]) for each in again]
+            == [("Warning", 1)]
+            == [(each["type"], each["count"]) for each in told]
+        )
+    found = await field.becomes("ControlPlane", "refused-new", "Reconciled", timeout=120.0)
+    assert found["status"]["phase"] == "Ready"
+
+
+async def test_what_is_published_stays_and_says_that_it_is_not_kept_up(field: Any) -> None:
+    await field.create("ControlPlane", "refused-old", deletionPolicy="Destroy")
+    await field.becomes("ControlPlane", "refused-old", "Reconciled", timeout=60.0)
+    name, namespace = "controlplane-refused-old-kubeconfig", "kplane-cp-refused-old"
+    before = (await field.get("ControlPlane", "refused-old"))["status"]
+    async with refusing(field, SECRETS):
+        await field.client.delete(SECRETS, name, namespace=namespace)
+        maintained = await says(field, "refused-old", "Maintained", "ManagementClusterRefused")
+        assert (maintained["status"], _WORDS in maintained["message"]) == ("False", True)
+        status = (await field.get("ControlPlane", "refused-old"))["status"]
+        others = [each for each in status["conditions"] if each["type"] != "Maintained"]
+        assert {**status, "conditions": others} == before
+        [told] = await field.eventually(lambda: events(field, "refused-old", "ManagementClusterRefused"))
+        assert told["type"] == "Warning"
+    assert await says(field, "refused-old", "Maintained", "") == {}
+    await field.client.get(SECRETS, name, namespace=namespace)
+    assert (await condition(field, "refused-old", "Ready"))["status"] == "True"
+    [told] = await field.eventually(lambda: events(field, "refused-old", "Maintained"))
+    assert told["type"] == "Normal"
+
+
+async def test_a_registration_says_that_nobody_can_be_let_to_its_secret(field: Any) -> None:
+    await field.create("ControlPlane", "refused-grant", deletionPolicy="Destroy")
+    await field.becomes("ControlPlane", "refused-grant", "Reconciled", timeout=60.0)
+    async with refusing(field, ROLES):
+        spec = {"controlPlaneRef": {"name": "refused-grant"}, "services": ["Controllers"]}
+        await field.create("ControlPlaneRegistration", "refused-grant", **spec)
+        of = "ControlPlaneRegistration"
+        ready = await says(field, "refused-grant", "Ready", "ManagementClusterRefused", of=of)
+        assert (ready["status"], _WORDS in ready["message"]) == ("False", True)
+        assert not (await field.get(of, "refused-grant"))["status"].get("ready")
+    await field.becomes(of, "refused-grant", "Resolved", timeout=120.0)
+    await field.client.delete(CONTROL_PLANE_REGISTRATIONS, "refused-grant")
+
+
+async def test_a_removal_that_is_refused_says_so_in_the_same_words(field: Any) -> None:
+    await field.create("ControlPlane", "refused-end")
+    await field.becomes("ControlPlane", "refused-end", "Reconciled", timeout=60.0)
+    async with refusing(field, SECRETS):
+        # Retain makes the controllers' Secret last, which is a change of it, where the keys are lost.
+        await field.client.delete(SECRETS, "control-plane-authorities", namespace="kplane-cp-refused-end")
+        await field.client.delete(CONTROL_PLANES, "refused-end")
+        deleting = await says(field, "refused-end", "Deleting", "RetainingData")
+
+        async def message() -> str:
+            return str((await condition(field, "refused-end", "Deleting")).get("message", ""))
+
+        told = await field.eventually(message, lambda text: _WORDS in text, timeout=60.0)
+        assert told.startswith("the management cluster refuses what is needed: ")
+        assert deleting["status"] == "True"
+    await field.gone(CONTROL_PLANES, "refused-end", timeout=60.0)
+    with contextlib.suppress(NotFound):
+        await field.client.delete(NAMESPACES, "kplane-cp-refused-end")

@@ -1,0 +1,255 @@
+"""What fails is counted at once, told when it lasts, and never in the place of what is published and good."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from api import ControlPlane, ControlPlaneRegistration, ControlPlaneStatus
+from controlplane_operator import failures
+from controlplane_operator.access import Access
+from controlplane_operator.as_written import ControlPlaneAsWritten, RegistrationAsWritten
+from controlplane_operator.consumers import registrations_of
+from controlplane_operator.events import Events
+from controlplane_operator.failures import Failures
+from controlplane_operator.fanout import Queues, Stores
+from controlplane_operator.management import Management
+from controlplane_operator.status import StatusWriter
+from provider import Client, Conflict, Controller, Forbidden, Result, ServerError, Unreachable, WorkQueue
+
+KEY = "", "acme"
+REFUSED = Forbidden(403, "Forbidden", "secrets are refused by policy x")
+
+
+class Server:
+    """Takes statuses, and counts what is written; or is away."""
+
+    def __init__(self) -> None:
+        self.written: list[dict[str, Any]] = []
+        self.away = False
+
+    async def apply(self, _: Any, body: dict[str, Any], **__: Any) -> dict[str, Any]:
+        if self.away:
+            raise Unreachable("nobody there", kind="connect")
+        self.written.append(body["status"])
+        version = str(len(self.written) + 1)
+        metadata = {**body["metadata"], "uid": "1", "generation": 3, "resourceVersion": version}
+        return {"metadata": metadata, "spec": {}, "status": body["status"]}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(failures, "time", made)
+    return made
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def management(server: Server) -> Management:
+    client = cast("Client", server)
+    events = Events(client)
+    return Management(
+        client=client,
+        stores=Stores(),
+        queues=Queues(),
+        status=StatusWriter(client, events=events),
+        events=events,
+        access=cast("Access", None),
+    )
+
+
+@pytest.fixture
+def told(management: Management) -> Failures:
+    return Failures(
+        management, controller="controlplane", store=management.stores.control_planes, written=ControlPlaneAsWritten
+    )
+
+
+def known(management: Management, **status: Any) -> None:
+    metadata = {"name": "acme", "uid": "1", "resourceVersion": "1", "generation": 3}
+    written = ControlPlaneStatus(**status).model_dump(mode="json", by_alias=True, exclude_none=True)
+    management.stores.control_planes.apply({"metadata": metadata, "spec": {}, "status": written})
+
+
+def conditions(server: Server) -> dict[str, tuple[str, str]]:
+    return {each["type"]: (each["status"], each["reason"]) for each in server.written[-1]["conditions"]}
+
+
+def samples(registry: CollectorRegistry, name: str) -> dict[tuple[str, ...], float]:
+    return {
+        tuple(sample.labels[label] for label in sorted(sample.labels)): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+async def test_a_failure_that_passes_is_told_nowhere(
+    management: Management, server: Server, told: Failures, clock: Clock
+) -> None:
+    known(management)
+
+    async def reconcile(_: Any) -> Result | None:
+        return None
+
+    await told.failed(KEY, REFUSED)
+    clock.now += 2.0
+    await told.failed(KEY, REFUSED)
+    await told.guarded(reconcile)(KEY)
+    clock.now += 2.0
+    await told.failed(KEY, REFUSED)
+    # What does not concern the object, or cannot be written anyway, is not told however long it takes.
+    for error in (Conflict(409, "Conflict", "changed"), Unreachable("cut", kind="connect")):
+        clock.now += 60.0
+        await told.failed(KEY, error)
+    assert server.written == []
+    errors = samples(management.metrics.registry, "controller_runtime_reconcile_errors_total")
+    assert errors["controlplane",] == 5
+
+
+@pytest.mark.parametrize("error", [REFUSED, ServerError(500, "InternalError", "the webhook x is away")])
+async def test_what_lasts_is_told_once_and_in_its_own_words(
+    management: Management, server: Server, told: Failures, clock: Clock, error: Exception
+) -> None:
+    known(management)
+    for _ in range(5):
+        await told.failed(KEY, error)
+        clock.now += 1.5
+    assert conditions(server) == {"Ready": ("False", "ManagementClusterRefused")}
+    assert str(error) in server.written[-1]["conditions"][0]["message"]
+    assert len(server.written) == 1
+    troubles = samples(management.metrics.registry, "kplane_reconcile_troubles_total")
+    assert troubles == {("controlplane", "ManagementClusterRefused"): 3}
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        (timedelta(hours=1), {"Maintained": ("False", "TimedOut")}),
+        (timedelta(hours=-1), {"Ready": ("False", "TimedOut")}),
+    ],
+)
+async def test_what_is_published_is_ready_as_long_as_its_credentials_are_good(
+    management: Management, server: Server, told: Failures, ends: timedelta, expected: dict[str, tuple[str, str]]
+) -> None:
+    known(management, endpoint="https://acme", credentials_expire_at=datetime.now(UTC) + ends)
+    await told.failed(KEY, TimeoutError("it took longer than 90 s"))
+    assert conditions(server) == expected
+    assert server.written[-1]["endpoint"] == "https://acme"
+    await told.over(KEY)
+    assert "Maintained" not in {each["type"] for each in server.written[-1].get("conditions", ())}
+
+
+async def test_of_a_fault_of_ours_only_its_kind_is_told(
+    management: Management, server: Server, told: Failures, clock: Clock
+) -> None:
+    known(management)
+    for _ in range(2):
+        await told.failed(KEY, KeyError("secret words"))
+        clock.now += 60.0
+    [condition] = server.written[-1]["conditions"]
+    assert condition["reason"] == "InternalError"
+    assert "KeyError" in condition["message"]
+    assert "secret words" not in condition["message"]
+
+
+async def test_where_nobody_takes_a_status_the_next_failure_tells(
+    management: Management, server: Server, told: Failures
+) -> None:
+    known(management)
+    server.away = True
+    await told.failed(KEY, TimeoutError("it took longer than 90 s"))
+    server.away = False
+    await told.failed(KEY, TimeoutError("it took longer than 90 s"))
+    assert conditions(server) == {"Ready": ("False", "TimedOut")}
+
+
+async def test_what_takes_too_long_is_counted_and_told_and_what_our_end_cuts_off_is_not(
+    management: Management, server: Server, told: Failures, eventually: Any
+) -> None:
+    known(management)
+    begun = asyncio.Event()
+
+    async def reconcile(key: Any) -> Result | None:
+        begun.set()
+        await asyncio.sleep(60.0)
+        return None
+
+    async def run(timeout: float) -> tuple[asyncio.Task[None], WorkQueue[Any]]:
+        queue: WorkQueue[Any] = WorkQueue(initial_backoff_seconds=30.0)
+        controller = Controller(
+            "controlplane",
+            management.metrics.timed("controlplane", reconcile=told.guarded(reconcile)),
+            queue=queue,
+            workers=1,
+            timeout_seconds=timeout,
+            on_failure=told.failed,
+        )
+        queue.add(KEY)
+        return asyncio.create_task(controller.run()), queue
+
+    task, _ = await run(0.05)
+    await eventually(lambda: server.written)
+    task.cancel()
+    assert conditions(server) == {"Ready": ("False", "TimedOut")}
+    counted = {
+        "controller_runtime_reconcile_total": {("controlplane", "error"): 1.0},
+        "controller_runtime_reconcile_errors_total": {("controlplane",): 1.0},
+        "kplane_reconcile_troubles_total": {("controlplane", "TimedOut"): 1.0},
+    }
+    assert {name: samples(management.metrics.registry, name) for name in counted} == counted
+    begun.clear()
+    task, _ = await run(60.0)
+    await begun.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    assert {name: samples(management.metrics.registry, name) for name in counted} == counted
+
+
+@pytest.mark.parametrize("lives", [True, False])
+async def test_a_registration_that_is_not_understood_serves_on_while_its_control_plane_lives(
+    management: Management, server: Server, lives: bool
+) -> None:
+    told = Failures(
+        management,
+        controller="controlplaneregistration",
+        store=management.stores.registrations,
+        written=RegistrationAsWritten,
+    )
+
+    async def reconcile(key: Any) -> Result | None:
+        ControlPlaneRegistration.model_validate(management.stores.registrations.get(key))
+        return None
+
+    ends = {} if lives else {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+    served = {"name": "acme", "uid": "7", "resourceVersion": "1", **ends}
+    management.stores.control_planes.apply({"metadata": served, "spec": {}})
+    status = {"ready": True, "controlPlaneUID": "7", "resolvedEndpoint": "https://acme"}
+    body = {"metadata": {"name": "acme", "uid": "1", "resourceVersion": "1"}, "spec": {"services": 7}, "status": status}
+    management.stores.registrations.apply(body)
+    control_plane = ControlPlane.model_validate(management.stores.control_planes.get(KEY))
+    assert registrations_of(control_plane, stores=management.stores) == ["acme"]
+    assert await told.guarded(reconcile)(KEY) is None
+    assert conditions(server) == {"Maintained" if lives else "Ready": ("False", "SpecInvalid")}
+    assert "spec.services" in server.written[-1]["conditions"][0]["message"]
+    written = {name: server.written[-1].get(name) for name in status}
+    assert written == (status if lives else {"ready": False, "controlPlaneUID": None, "resolvedEndpoint": None})
+    # Without this one a removal would wait for its whole patience.
+    assert registrations_of(control_plane, stores=management.stores) == (["acme"] if lives else [])
