@@ -1,0 +1,71 @@
+"""A Secret is written when something changed, and not because an operator came anew: adopted, and with certificates."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+from api.names import ALLOW_ENDPOINT_LABEL
+from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS
+from provider import NAMESPACES, SECRETS, ClusterConfig
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+_NAMES = ("still-adopted", "still-x509")
+
+
+async def make(field: Any) -> None:
+    config = ClusterConfig.load(field.handle.admin_kubeconfig)
+    kubeconfig = base64.b64encode(json.dumps(config.to_kubeconfig()).encode()).decode()
+    metadata = {"name": "still-adopted", "namespace": "default", "labels": {ALLOW_ENDPOINT_LABEL: "true"}}
+    await field.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}})
+    reference = {"name": "still-adopted", "namespace": "default"}
+    await field.create("ControlPlaneEndpoint", "still-adopted", endpoint=config.server, credentialsSecretRef=reference)
+    # What serves no paths of tenants is adopted as a whole.
+    await field.create("ControlPlane", "still-adopted", mode="Dedicated", endpointRef={"name": "still-adopted"})
+    await field.create("ControlPlaneClass", "still-x509", deletionPolicy="Destroy", auth={"model": "x509"})
+    await field.create("ControlPlane", "still-x509", classRef={"name": "still-x509"})
+    for name in _NAMES:
+        await field.becomes("ControlPlane", name, "Reconciled", timeout=90.0)
+
+
+async def versions(field: Any) -> dict[str, str]:
+    found = {}
+    for name in _NAMES:
+        found[name] = (await field.get("ControlPlane", name))["metadata"]["resourceVersion"]
+        for item in (await field.client.list(SECRETS, namespace=f"kplane-cp-{name}")).items:
+            found[f"{name}/{item['metadata']['name']}"] = item["metadata"]["resourceVersion"]
+    return found
+
+
+async def reconciled(url: str) -> float:
+    """Return how many reconciles of control planes ended, once none is under way."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    shown = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
+    busy = shown['controller_runtime_active_workers{controller="controlplane"}']
+    ended = shown['controller_runtime_reconcile_time_seconds_count{controller="controlplane"}']
+    return 0.0 if busy or shown['workqueue_depth{name="controlplane"}'] else ended
+
+
+async def test_nothing_is_written_of_what_did_not_change(mortal_field: Any, eventually: Any) -> None:
+    field, operating = mortal_field
+    async with operating():
+        await make(field)
+        for name in _NAMES:
+            await field.becomes("ControlPlaneEndpoint", name, "Reconciled")
+        before = await versions(field)
+        assert len(before) >= 2 + 2 + 4
+    # Another operator has all of it to look at anew, from inside.
+    async with operating() as url:
+        seen = await eventually(lambda: reconciled(url), lambda ended: ended >= len(_NAMES), timeout=30.0)
+        for name in _NAMES:
+            await field.client.patch(NAMESPACES, f"kplane-cp-{name}", {"metadata": {"labels": {"x": "y"}}})
+        labels = {"metadata": {"labels": {"x": "y"}}}
+        await field.client.patch(CONTROL_PLANE_ENDPOINTS, "still-adopted", labels)
+        await eventually(lambda: reconciled(url), lambda ended: ended >= seen + len(_NAMES), timeout=30.0)
+        assert await versions(field) == before
