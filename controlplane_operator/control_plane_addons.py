@@ -27,9 +27,9 @@ from controlplane_operator.places import MANAGED
 from controlplane_operator.provisioning import DNS_ADDRESS, SERVICE_RANGE
 from controlplane_operator.secrets import data_of
 from controlplane_operator.status import ADDONS_READY
+from controlplane_operator.tenants import tenant_client
 from controlplane_operator.trouble import Trouble, trouble_with
 from provider import (
-    Client,
     ClusterConfig,
     Forbidden,
     KubeconfigError,
@@ -122,7 +122,7 @@ class ControlPlaneAddonsReconciler:
             await self._tell(control_plane, Trouble("Installing", f"installing add-ons {', '.join(wanted)}"))
         memory.fingerprint = ""
         try:
-            async with Client(config, timeout_seconds=_CALL_SECONDS) as client:
+            async with tenant_client(config, timeout_seconds=_CALL_SECONDS) as client:
                 look = Look(client, bundles=self._bundles, facts=facts)
                 troubles = await look.all(wanted, last=memory.failed)
         except ProviderError as error:

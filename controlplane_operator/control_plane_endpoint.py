@@ -18,10 +18,10 @@ from controlplane_operator.failures import Failures
 from controlplane_operator.management import Management
 from controlplane_operator.secrets import data_of
 from controlplane_operator.status import with_condition
+from controlplane_operator.tenants import tenant_client
 from controlplane_operator.trouble import Trouble
 from provider import (
     ApiError,
-    Client,
     ClusterConfig,
     Connections,
     Forbidden,
@@ -181,7 +181,7 @@ class ControlPlaneEndpointReconciler:
 
 async def _ask(target: ClusterConfig, *, connections: Connections) -> _Told:
     try:
-        async with Client(target, timeout_seconds=_PROBE_SECONDS, connections=connections) as client:
+        async with tenant_client(target, timeout_seconds=_PROBE_SECONDS, connections=connections) as client:
             await client.probe("/readyz")
     except (Unauthorized, Forbidden):
         return _ANSWERED

@@ -12,6 +12,7 @@ from controlplane_operator.endpoint_credentials import EndpointCredentials, chec
 from controlplane_operator.management import Management
 from controlplane_operator.places import place_of
 from controlplane_operator.provision import Provision
+from controlplane_operator.published_identities import take_back_as_published
 from controlplane_operator.retention import take_back
 from controlplane_operator.trouble import Trouble
 from provider import ClusterConfig, KubeconfigError
@@ -58,13 +59,9 @@ class ExternalProvisioner:
         """There is nothing that an earlier control plane had access to."""
 
     async def shut_down(self, control_plane: ControlPlane) -> None:
-        """Take our identities back."""
+        """Take our identities back, with the credentials of the endpoint or else with what was published."""
         try:
-            provision = await self.ensure(control_plane)
-            # Not at what the endpoint says by now, which may be another control plane's.
-            for url in _addresses_held(control_plane):
-                check_trust(provision.administrator, url=url)
-                await take_back(provision.administrator.with_server(url))
+            await self._take_back(control_plane)
         except Trouble as trouble:
             if not _gives_up(control_plane):
                 raise
@@ -83,6 +80,24 @@ class ExternalProvisioner:
                 reason="DataRetained",
                 message="the data stays: the API server is run by somebody else, so Destroy does not reach it",
             )
+
+    async def _take_back(self, control_plane: ControlPlane) -> None:
+        try:
+            provision = await self.ensure(control_plane)
+            # Not at what the endpoint says by now, which may be another control plane's.
+            for url in _addresses_held(control_plane):
+                check_trust(provision.administrator, url=url)
+                await take_back(provision.administrator.with_server(url))
+        except Trouble as trouble:
+            if control_plane.status.endpoint is None:
+                raise
+            try:
+                await take_back_as_published(self._management, control_plane)
+            except Trouble as other:
+                told = f"{trouble.message}; nor by the published credentials: {other.message}"
+                raise Trouble(trouble.reason, told) from trouble
+            if len(_addresses_held(control_plane)) > 1:
+                raise  # they are good at one of them only
 
     def _addresses(self, control_plane: ControlPlane) -> Addresses:
         return addresses_of(self._endpoint(control_plane), control_plane=control_plane)

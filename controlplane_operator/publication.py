@@ -52,6 +52,7 @@ from controlplane_operator.provision import Provision
 from controlplane_operator.rotator import refused_rotation, rotation_status
 from controlplane_operator.secrets import data_of, write_secret
 from controlplane_operator.status import with_condition, with_supported
+from controlplane_operator.tenants import reported_version, tenant_client
 from controlplane_operator.trouble import Trouble, trouble_with
 from provider import Client, ClusterConfig, KubeconfigError, ProviderError, Result, Unauthorized
 from workloads import Runtime
@@ -310,10 +311,10 @@ class Publication:
                 answer = await client.request("GET", "/version")
         except Unauthorized:
             return None
-        return str(answer.get("gitVersion", "unknown")) if isinstance(answer, dict) else "unknown"
+        return reported_version(answer)
 
     def _client(self, config: ClusterConfig) -> Client:
-        return Client(config, timeout_seconds=_CALL_SECONDS, connections=self._management.connections)
+        return tenant_client(config, timeout_seconds=_CALL_SECONDS, connections=self._management.connections)
 
     def _published(self, control_plane: ControlPlane, name: Any) -> dict[str, Any] | None:
         key = management_namespace(control_plane.name), name(control_plane.name)

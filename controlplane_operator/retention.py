@@ -13,8 +13,9 @@ from controlplane_operator.keys import TenantKeys
 from controlplane_operator.management import Management
 from controlplane_operator.namespaces import ManagementNamespaces
 from controlplane_operator.secrets import delete_secret, make_secret_last
+from controlplane_operator.tenants import tenant_client
 from controlplane_operator.trouble import Trouble, trouble_with
-from provider import Client, ClusterConfig, ProviderError
+from provider import ClusterConfig, ProviderError
 
 __all__ = ["Retention", "take_back"]
 
@@ -78,7 +79,7 @@ class Retention:
 async def take_back(administrator: ClusterConfig) -> None:
     """Have what was issued in a control plane be worth nothing; raises Trouble where it cannot be reached."""
     try:
-        async with Client(administrator, timeout_seconds=_CALL_SECONDS) as client:
+        async with tenant_client(administrator, timeout_seconds=_CALL_SECONDS) as client:
             await revoke(client)
     except ProviderError as error:
         raise trouble_with("taking back what was issued in the control plane", error) from error

@@ -13,6 +13,7 @@ from provider.election import Election
 from provider.engagement import Engagement
 from provider.errors import (
     AlreadyExists,
+    AnswerTooLarge,
     ApiError,
     ClusterNotFound,
     ClusterNotReady,
@@ -32,6 +33,7 @@ from provider.errors import (
 )
 from provider.kubeconfig import ClusterConfig
 from provider.lease import Lease, LeaseTimings
+from provider.limits import Allowance, AnswerLimits
 from provider.manager import Manager
 from provider.queue import WorkQueue
 from provider.reflector import Reflector
@@ -79,7 +81,10 @@ __all__ = [
     "SERVICES",
     "SERVICE_ACCOUNTS",
     "STATEFUL_SETS",
+    "Allowance",
     "AlreadyExists",
+    "AnswerLimits",
+    "AnswerTooLarge",
     "ApiError",
     "Aware",
     "Backoff",

@@ -4,44 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self
-from urllib.parse import quote, urlencode
+from typing import Any, Final, Self, TypeVar
 
-import orjson
+import aiohttp
 from typing_extensions import override
 
+from provider.body import encode, name_of, namespace_of, query_of, typed
 from provider.connections import Connections
-from provider.errors import Expired, ProviderError, TooManyRequests, Unreachable
+from provider.errors import Expired, NotFound, ProviderError, TooManyRequests
 from provider.kubeconfig import ClusterConfig
+from provider.limits import AnswerLimits, Intake
+from provider.listing import JSON, METADATA, Listing, ObjectList
 from provider.resources import Resource
 from provider.transport import Request, Transport
 from provider.waiting import unanswered
 from provider.watch import Watch
-from provider.wire import decode, error_of, read_body, read_object, translated
+from provider.wire import decode, drop_body, error_of, read_body, read_object, translated
 
 __all__ = ["Client", "ObjectList"]
 
-_JSON: Final = "application/json"
 _MERGE_PATCH: Final = "application/merge-patch+json"
 _JSON_PATCH: Final = "application/json-patch+json"
 # JSON is YAML, and the API server knows server-side apply under this name in every version.
 _APPLY_PATCH: Final = "application/apply-patch+yaml"
 _LIST_DEADLINES: Final = 10
 
+T = TypeVar("T")
 Object = dict[str, Any]
 Params = Mapping[str, str | int | bool | None]
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectList:
-    """The objects of a collection, all as of `resource_version`, without managedFields."""
-
-    items: list[Object]
-    resource_version: str
 
 
 class Client:
@@ -50,6 +43,10 @@ class Client:
     `timeout_seconds` is the deadline of one call with all its retries, `connect_timeout_seconds` the one of making a
     connection. Every method raises ApiError when the server refuses, Unreachable when it gives no answer in time (or
     none that makes sense), KubeconfigError when the credentials cannot be used. 429 is retried within the deadline.
+
+    `limits` bound what is taken in of its answers; more raises AnswerTooLarge, an Unreachable. The defaults let 64 MiB
+    in, and lists of any length: set them for a server whose administrator may mean harm. A call needs the memory of
+    one answer, a list that of all its pages, and calls at once that of each, unless `limits.together` bounds the sum.
 
     A reconcile whose call stays unanswered leaves its worker to others (see `Controller`), unless `keeps_worker`: that
     is for the server that all reconciles work with, which more of them at once would only make slower.
@@ -68,6 +65,7 @@ class Client:
         keeps_worker: bool = False,
         connections: Connections | None = None,
         before_write: Callable[[], None] | None = None,
+        limits: AnswerLimits = AnswerLimits(),  # noqa: B008 - frozen
     ) -> None:
         """`connections` are used in the place of own ones wherever the kubeconfig allows it, and outlive the client."""
         self._transport = Transport(config, connect_timeout_seconds=connect_timeout_seconds, connections=connections)
@@ -75,6 +73,7 @@ class Client:
         self._waiting: Callable[[], AbstractContextManager[None]] = nullcontext if keeps_worker else unanswered
         self._field_manager = field_manager
         self._before_write = before_write
+        self._limits = limits
 
     @override
     def __repr__(self) -> str:
@@ -110,6 +109,15 @@ class Client:
         """Read one object; raises NotFound."""
         return await self._object("GET", resource.path(name, namespace=namespace), resource)
 
+    async def exists(self, resource: Resource, name: str, *, namespace: str | None = None) -> bool:
+        """Tell whether there is an object of that name; what is said of it is not kept, however long it is."""
+        request = Request("GET", resource.path(name, namespace=namespace), accept=METADATA)
+        try:
+            await self._drop(request)
+        except NotFound:
+            return False
+        return True
+
     async def list(
         self,
         resource: Resource,
@@ -118,18 +126,28 @@ class Client:
         label_selector: str | None = None,
         field_selector: str | None = None,
         page_size: int = 500,
+        max_items: int | None = None,
+        metadata_only: bool = False,
     ) -> ObjectList:
-        """Read a whole collection in pages, all as of one resourceVersion; `namespace=None` is over all namespaces."""
+        """Read a whole collection in pages, all as of one resourceVersion; `namespace=None` is over all namespaces.
+
+        `page_size` is in objects. Raises AnswerTooLarge where there are more than `max_items` of them. With
+        `metadata_only` they have apiVersion, kind and metadata, and the server is asked to send no more.
+        """
+
+        def listing() -> Listing:
+            return Listing(resource, self.config.server, metadata_only=metadata_only, max_items=max_items)
+
         path = resource.path(namespace=namespace)
         selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
         # A server that hands out pages without end must not hold the caller for ever.
         with translated(server=self.config.server, asked=f"list of {resource.plural}"):
             async with asyncio.timeout(_LIST_DEADLINES * self._timeout_seconds):
                 try:
-                    return await self._pages(path, resource, {**selectors, "limit": page_size})
+                    return await self._pages(path, listing(), {**selectors, "limit": page_size})
                 except Expired:
                     # The pages outlived their snapshot; one request cannot.
-                    return await self._pages(path, resource, selectors)
+                    return await self._pages(path, listing(), selectors)
 
     def watch(
         self,
@@ -147,7 +165,7 @@ class Client:
         The server ends it after `timeout_seconds`; the client gives up after `idle_timeout_seconds` without as much as
         a bookmark (a server sends one about every minute).
         """
-        query = _query(
+        query = query_of(
             {
                 "watch": True,
                 "allowWatchBookmarks": True,
@@ -163,6 +181,7 @@ class Client:
             request=Request("GET", resource.path(namespace=namespace), query),
             open_timeout_seconds=self._timeout_seconds,
             idle_timeout_seconds=idle_timeout_seconds,
+            limits=self._limits,
         )
 
     async def create(self, resource: Resource, body: Object, *, namespace: str | None = None) -> Object:
@@ -170,19 +189,19 @@ class Client:
 
         The namespace is taken from the body where none is given; apiVersion and kind are filled in.
         """
-        namespace = namespace if namespace is not None else _namespace(body)
+        namespace = namespace if namespace is not None else namespace_of(body)
         path = resource.path(namespace=namespace)
         params: Params = {"fieldManager": self._field_manager}
-        return await self._object("POST", path, resource, body=_typed(resource, body), params=params)
+        return await self._object("POST", path, resource, body=typed(resource, body), params=params)
 
     async def replace(
         self, resource: Resource, body: Object, *, namespace: str | None = None, subresource: str | None = None
     ) -> Object:
         """Replace an object by `body`; raises Conflict where its resourceVersion is not the present one."""
-        namespace = namespace if namespace is not None else _namespace(body)
-        path = resource.path(_name(body), namespace=namespace, subresource=subresource)
+        namespace = namespace if namespace is not None else namespace_of(body)
+        path = resource.path(name_of(body), namespace=namespace, subresource=subresource)
         params: Params = {"fieldManager": self._field_manager}
-        return await self._object("PUT", path, resource, body=_typed(resource, body), params=params)
+        return await self._object("PUT", path, resource, body=typed(resource, body), params=params)
 
     async def patch(
         self,
@@ -227,11 +246,11 @@ class Client:
         apiVersion and kind are filled in; name and namespace are those of the body. Raises Conflict where another
         manager owns a field and `force` is off.
         """
-        namespace = namespace if namespace is not None else _namespace(body)
-        path = resource.path(_name(body), namespace=namespace, subresource=subresource)
+        namespace = namespace if namespace is not None else namespace_of(body)
+        path = resource.path(name_of(body), namespace=namespace, subresource=subresource)
         params: Params = {"fieldManager": field_manager or self._field_manager, "force": force}
-        typed = _typed(resource, body)
-        return await self._object("PATCH", path, resource, body=typed, params=params, content_type=_APPLY_PATCH)
+        body = typed(resource, body)
+        return await self._object("PATCH", path, resource, body=body, params=params, content_type=_APPLY_PATCH)
 
     async def delete(
         self,
@@ -253,9 +272,29 @@ class Client:
             options["propagationPolicy"] = propagation
         return await self._object("DELETE", resource.path(name, namespace=namespace), resource, body=options)
 
+    async def delete_all(self, resource: Resource, *, namespace: str | None = None, label_selector: str) -> None:
+        """Delete the objects with a label, however many; `namespace=None` is over all of a cluster-scoped kind.
+
+        The server does it in one call, and repeats what it deleted: that is not kept. Raises ProviderError where the
+        selector is empty.
+        """
+        if not label_selector:
+            raise ProviderError(f"without a label all {resource.plural} would be deleted")
+        if resource.namespaced and namespace is None:
+            raise ProviderError(f"{resource.plural} are namespaced: a namespace is needed")
+        query = query_of({"labelSelector": label_selector})
+        await self._drop(
+            Request(
+                "DELETE",
+                resource.path(namespace=namespace),
+                query,
+                accept=Listing(resource, self.config.server, metadata_only=True).accept,
+            )
+        )
+
     async def probe(self, path: str = "/readyz") -> None:
         """Return when the API server says that it is healthy; raises Unreachable or ApiError otherwise."""
-        await self._call(Request("GET", path, accept="*/*"), timeout_seconds=self._timeout_seconds)
+        await self._drop(Request("GET", path, accept="*/*"))
 
     async def request(
         self,
@@ -265,15 +304,15 @@ class Client:
         body: Any = None,
         params: Params | None = None,
         timeout_seconds: float | None = None,
-        content_type: str = _JSON,
+        content_type: str = JSON,
     ) -> Any:
         """Send any request and return the parsed JSON answer, e.g. `request("GET", "/version")`.
 
         `path` begins with a slash and is quoted by the caller.
         """
-        request = Request(method, path, _query(params or {}), None if body is None else _encode(body), content_type)
-        deadline = timeout_seconds if timeout_seconds is not None else self._timeout_seconds
-        return decode(await self._call(request, timeout_seconds=deadline), server=self.config.server)
+        request = Request(method, path, query_of(params or {}), None if body is None else encode(body), content_type)
+        with self._limits.intake(server=self.config.server) as intake:
+            return await self._parsed(request, intake=intake, timeout_seconds=timeout_seconds)
 
     async def _object(
         self,
@@ -283,34 +322,49 @@ class Client:
         *,
         body: Any = None,
         params: Params | None = None,
-        content_type: str = _JSON,
+        content_type: str = JSON,
     ) -> Object:
         answer = await self.request(method, path, body=body, params=params, content_type=content_type)
         return read_object(answer, server=self.config.server, api_version=resource.api_version, kind=resource.kind)
 
-    async def _pages(self, path: str, resource: Resource, params: Params) -> ObjectList:
-        items: Any = []
+    async def _pages(self, path: str, listing: Listing, params: Params) -> ObjectList:
         token: str | None = None
-        while True:
-            page = await self.request("GET", path, params={**params, "continue": token})
-            metadata = page.get("metadata") if isinstance(page, dict) else None
-            found = page.get("items") if isinstance(page, dict) else None
-            if not isinstance(metadata, dict) or not isinstance(found, (list, type(None))):
-                raise Unreachable(f"{self.config.server} answered with no list of {resource.plural}", kind="protocol")
-            items += [
-                read_object(item, server=self.config.server, api_version=resource.api_version, kind=resource.kind)
-                for item in found or ()
-            ]
-            token = metadata.get("continue") or None
-            if token is None:
-                return ObjectList(items, str(metadata.get("resourceVersion", "")))
+        with self._limits.intake(server=self.config.server, is_list=True) as intake:
+            while True:
+                request = Request("GET", path, query_of({**params, "continue": token}), accept=listing.accept)
+                token = listing.add(await self._parsed(request, intake=intake))
+                if token is None:
+                    return ObjectList(listing.items, listing.resource_version)
 
-    async def _call(self, request: Request, *, timeout_seconds: float) -> bytes:
+    async def _parsed(self, request: Request, *, intake: Intake, timeout_seconds: float | None = None) -> Any:
+        async def read(response: aiohttp.ClientResponse) -> bytes:
+            return await read_body(response, intake=intake)
+
+        body = await self._call(request, read, timeout_seconds=timeout_seconds)
+        intake.parse(body)
+        return decode(body, server=self.config.server)
+
+    async def _drop(self, request: Request) -> None:
+        """Send a request of whose answer only the status counts."""
+
+        async def drop(response: aiohttp.ClientResponse) -> None:
+            await drop_body(response, size_bytes=self._limits.answer_bytes)
+
+        await self._call(request, drop)
+
+    async def _call(
+        self,
+        request: Request,
+        read: Callable[[aiohttp.ClientResponse], Awaitable[T]],
+        *,
+        timeout_seconds: float | None = None,
+    ) -> T:
+        seconds = timeout_seconds if timeout_seconds is not None else self._timeout_seconds
         with self._waiting(), translated(server=self.config.server, asked=str(request)):
-            async with asyncio.timeout(timeout_seconds) as deadline:
+            async with asyncio.timeout(seconds) as deadline:
                 while True:
                     try:
-                        return await self._once(request)
+                        return await self._once(request, read)
                     except TooManyRequests as error:
                         pause = (error.retry_after_seconds or 1.0) * random.uniform(1.0, 1.3)  # noqa: S311
                         left = (deadline.when() or 0.0) - asyncio.get_running_loop().time()
@@ -318,43 +372,11 @@ class Client:
                             raise
                         await asyncio.sleep(pause)
 
-    async def _once(self, request: Request) -> bytes:
+    async def _once(self, request: Request, read: Callable[[aiohttp.ClientResponse], Awaitable[T]]) -> T:
         if self._before_write is not None and request.method != "GET":
             self._before_write()
         async with self._transport.exchange(request) as response:
             if not 200 <= response.status < 300:
-                raise await error_of(response, server=self.config.server, asked=str(request))
-            return await read_body(response, server=self.config.server)
-
-
-def _typed(resource: Resource, body: Object) -> Object:
-    return {"apiVersion": resource.api_version, "kind": resource.kind, **body}
-
-
-def _encode(body: Any) -> bytes:
-    try:
-        return orjson.dumps(body)
-    except TypeError as error:
-        raise ProviderError(f"the body cannot be sent as JSON: {error}") from error
-
-
-def _query(params: Params) -> str:
-    plain = {key: str(value).lower() if isinstance(value, bool) else value for key, value in params.items()}
-    return urlencode({key: value for key, value in plain.items() if value is not None}, quote_via=quote)
-
-
-def _name(body: Object) -> str:
-    name = _metadata(body).get("name")
-    if not isinstance(name, str):
-        raise ProviderError("the object has no metadata.name")
-    return name
-
-
-def _namespace(body: Object) -> str | None:
-    namespace = _metadata(body).get("namespace")
-    return namespace if isinstance(namespace, str) else None
-
-
-def _metadata(body: Object) -> Mapping[str, Any]:
-    metadata = body.get("metadata")
-    return metadata if isinstance(metadata, Mapping) else {}
+                with self._limits.intake(server=self.config.server) as intake:
+                    raise await error_of(response, intake=intake, asked=str(request))
+            return await read(response)

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 __all__ = [
     "AlreadyExists",
+    "AnswerTooLarge",
     "ApiError",
     "ClusterNotFound",
     "ClusterNotReady",
@@ -28,6 +29,9 @@ __all__ = [
 ]
 
 UnreachableKind = Literal["connect", "tls", "timeout", "protocol"]
+
+_MAX_MESSAGE: Final = 2000
+_MAX_REASON: Final = 128
 
 
 class ProviderError(Exception):
@@ -62,7 +66,7 @@ class Unreachable(ProviderError):
     """
 
     def __init__(self, message: str, *, kind: UnreachableKind, reason: str = "EndpointUnreachable") -> None:
-        super().__init__(message)
+        super().__init__(_plain(message, at_most=_MAX_MESSAGE))
         self.kind: Final = kind
         self.reason: Final = reason
 
@@ -72,8 +76,19 @@ class Unreachable(ProviderError):
         return self.kind == "timeout"
 
 
+class AnswerTooLarge(Unreachable):
+    """An answer, or the pages of a list, were more than the client takes in (see `AnswerLimits`)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, kind="protocol", reason="AnswerTooLarge")
+
+
 class ApiError(ProviderError):
-    """The API server refused a request; `status` is the HTTP status, `reason` the one of Kubernetes' Status object."""
+    """The API server refused a request; `status` is the HTTP status, `reason` the one of Kubernetes' Status object.
+
+    What it says is cut where it is long, and bare of control characters, so that it can be shown: not each API server
+    is a friend.
+    """
 
     def __init__(
         self,
@@ -84,10 +99,10 @@ class ApiError(ProviderError):
         *,
         retry_after_seconds: float | None = None,
     ) -> None:
-        super().__init__(message)
+        self.message: Final = _plain(message, at_most=_MAX_MESSAGE)
+        super().__init__(self.message)
         self.status: Final = status
-        self.reason: Final = reason
-        self.message: Final = message
+        self.reason: Final = _plain(reason, at_most=_MAX_REASON)
         self.details: Final[Mapping[str, Any]] = details if details is not None else {}
         self.retry_after_seconds: Final = retry_after_seconds
 
@@ -152,3 +167,8 @@ def api_error(
     if kind is Conflict and reason == "AlreadyExists":
         kind = AlreadyExists
     return kind(status, reason, message, details, retry_after_seconds=retry_after_seconds)
+
+
+def _plain(text: str, *, at_most: int) -> str:
+    text = text if len(text) <= at_most else f"{text[: at_most - 1]}…"
+    return text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)

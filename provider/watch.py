@@ -12,10 +12,11 @@ from typing import Any, Final, Self
 
 import aiohttp
 
-from provider.errors import Unreachable
+from provider.errors import AnswerTooLarge, Unreachable
+from provider.limits import AnswerLimits
 from provider.resources import Resource
 from provider.transport import Request, Transport
-from provider.wire import MAX_BODY_BYTES, decode, error_of, read_object, status_error, translated
+from provider.wire import decode, error_of, read_object, status_error, translated
 
 __all__ = ["Watch", "WatchEvent"]
 
@@ -46,7 +47,10 @@ class Watch:
         request: Request,
         open_timeout_seconds: float,
         idle_timeout_seconds: float,
+        limits: AnswerLimits,
     ) -> None:
+        """`limits.answer_bytes` are the most bytes of one event."""
+        self._limits = limits
         self._transport = transport
         self._resource = resource
         self._request = request
@@ -70,7 +74,8 @@ class Watch:
                 async with asyncio.timeout(self._open_timeout_seconds):
                     response = await self._stack.enter_async_context(self._transport.exchange(self._request))
                     if response.status != HTTPStatus.OK:
-                        refusal = await error_of(response, server=server, asked=asked)
+                        with self._limits.intake(server=server) as intake:
+                            refusal = await error_of(response, intake=intake, asked=asked)
         except BaseException:
             await self.aclose()
             raise
@@ -139,10 +144,8 @@ class Watch:
         if not separator:
             self._partial.append(chunk)
             self._partial_size += len(chunk)
-            if self._partial_size > MAX_BODY_BYTES:
-                raise Unreachable(
-                    f"{server} sent an event of more than {MAX_BODY_BYTES // 1024**2} MiB", kind="protocol"
-                )
+            if self._partial_size > self._limits.answer_bytes:
+                raise AnswerTooLarge(f"{server} sent an event of more than {self._limits.answer_bytes} bytes; refused")
             return
         complete = b"".join([*self._partial, head])
         self._partial = [rest] if rest else []

@@ -11,10 +11,18 @@ import aiohttp
 import orjson
 
 from provider.errors import ApiError, ProviderError, Unreachable, api_error
+from provider.limits import Intake
 
-__all__ = ["MAX_BODY_BYTES", "decode", "error_of", "read_body", "read_object", "status_error", "translated"]
+__all__ = [
+    "decode",
+    "drop_body",
+    "error_of",
+    "read_body",
+    "read_object",
+    "status_error",
+    "translated",
+]
 
-MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 _SHOWN: Final = 300
 _ISSUER_CODES: Final = frozenset({2, 7, 18, 19, 20, 21})
 _EXPIRED_CODE: Final = 10
@@ -47,33 +55,39 @@ def read_object(value: object, *, server: str, api_version: str, kind: str) -> d
     return found
 
 
-async def read_body(response: aiohttp.ClientResponse, *, server: str) -> bytes:
-    """Read a whole body of at most `MAX_BODY_BYTES`; raises Unreachable (kind protocol) where it is longer."""
-    if (response.content_length or 0) > MAX_BODY_BYTES:
-        raise _too_large(server)
+async def read_body(response: aiohttp.ClientResponse, *, intake: Intake) -> bytes:
+    """Read a whole body, as long as `intake` lets it be; raises AnswerTooLarge where it is longer."""
+    if (response.content_length or 0) > intake.answer_bytes:
+        raise intake.too_large(intake.answer_bytes)
     chunks: list[bytes] = []
     size = 0
     async for chunk in response.content.iter_any():
         size += len(chunk)
-        if size > MAX_BODY_BYTES:
-            raise _too_large(server)
+        if size > intake.answer_bytes:
+            raise intake.too_large(intake.answer_bytes)
+        intake.read(len(chunk))
         chunks.append(chunk)
     return b"".join(chunks)
 
 
-def _too_large(server: str) -> Unreachable:
-    return Unreachable(f"{server} answered with more than {MAX_BODY_BYTES // 1024**2} MiB; refused", kind="protocol")
+async def drop_body(response: aiohttp.ClientResponse, *, size_bytes: int) -> None:
+    """Read a body without keeping it, so that its connection can be used again; one that is longer ends with it."""
+    async for chunk in response.content.iter_any():
+        size_bytes -= len(chunk)
+        if size_bytes < 0:
+            return
 
 
-async def error_of(response: aiohttp.ClientResponse, *, server: str, asked: str) -> ApiError | Unreachable:
+async def error_of(response: aiohttp.ClientResponse, *, intake: Intake, asked: str) -> ApiError | Unreachable:
     """Turn an answer that is no success into the exception that stands for it."""
-    status = response.status
+    status, server = response.status, intake.server
     if status < 400:
         where = response.headers.get("Location", "")
         return Unreachable(
             f"{asked}: {server} answered {status} (redirect to {where!r}), not followed", kind="protocol"
         )
-    body = await read_body(response, server=server)
+    body = await read_body(response, intake=intake)
+    intake.parse(body)
     with contextlib.suppress(orjson.JSONDecodeError):
         parsed = orjson.loads(body)
         if isinstance(parsed, dict) and parsed.get("kind") == "Status":

@@ -16,7 +16,8 @@ from controlplane_operator.bootstrap import (
     join_objects,
     read_token,
 )
-from provider import SECRETS, Client
+from controlplane_operator.errors import BootstrapFailed
+from provider import SECRETS, AnswerTooLarge, Client
 
 __all__ = ["BUILT_IN", "STARTER_ADDON", "Rendered", "TenantFacts", "render_built_in"]
 
@@ -25,6 +26,8 @@ BUILT_IN: Final = frozenset({STARTER_ADDON, JOIN_ADDON})
 
 _RBAC: Final = "rbac.authorization.k8s.io"
 _INFO: Final = "control-plane-info"
+_MAX_TOKENS: Final = 50
+"""We keep three at most: somebody else gave others our label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,13 @@ async def render_built_in(addon: str, client: Client, *, facts: TenantFacts) -> 
 
 
 async def _kubeadm_join(client: Client, *, facts: TenantFacts) -> Rendered:
-    listed = await client.list(SECRETS, namespace="kube-system", label_selector=f"{ADDON_LABEL}={JOIN_ADDON}")
+    labelled = f"{ADDON_LABEL}={JOIN_ADDON}"
+    try:
+        listed = await client.list(SECRETS, namespace="kube-system", label_selector=labelled, max_items=_MAX_TOKENS)
+    except AnswerTooLarge as error:
+        raise BootstrapFailed(
+            f"too much has the label {labelled} in namespace kube-system; delete those Secrets: {error}"
+        ) from error
     found = [token for token in map(read_token, listed.items) if token is not None]
     tokens = current_tokens(found, now=dt.datetime.now(dt.UTC))
     # Also when one of them ends, its Secret and its signature are to go.

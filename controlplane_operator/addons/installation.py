@@ -22,6 +22,7 @@ from controlplane_operator.addons.order import CRD_KIND, FOUNDATION, rank
 from controlplane_operator.cache import Object
 from provider import (
     CUSTOM_RESOURCE_DEFINITIONS,
+    AnswerTooLarge,
     ApiError,
     Client,
     Invalid,
@@ -242,8 +243,8 @@ class Installation:
             return
         with contextlib.suppress(NotFound):
             present = await self._get(resource, identity)
-            annotations = present["metadata"].get("annotations") or {}
-            if _label(present) == label_value(addon) and annotations.get(KEEP_ANNOTATION) != "true":
+            kept = _noted(present, "annotations", KEEP_ANNOTATION) == "true"
+            if _label(present) == label_value(addon) and not kept:
                 await self._client.delete(
                     resource,
                     identity.name,
@@ -262,6 +263,8 @@ class Installation:
             yield
         except (Unauthorized, TooManyRequests):
             raise
+        except AnswerTooLarge as error:
+            outcome.failures.append(f"{identity}: {_words(error, identity)}")
         except Unreachable as error:
             if not error.timed_out:
                 raise
@@ -288,8 +291,13 @@ def _marked(obj: Object, *, addon: str) -> Object:
 
 
 def _label(obj: Object) -> str | None:
-    labels = obj["metadata"].get("labels")
-    value = labels.get(ADDON_LABEL) if isinstance(labels, Mapping) else None
+    return _noted(obj, "labels", ADDON_LABEL)
+
+
+def _noted(obj: Object, field: str, key: str) -> str | None:
+    """Return a label or an annotation; an answer may have anything in their place."""
+    found = obj["metadata"].get(field)
+    value = found.get(key) if isinstance(found, Mapping) else None
     return value if isinstance(value, str) else None
 
 
@@ -303,5 +311,9 @@ def _defined_by(crds: Iterable[Object]) -> set[tuple[str, str]]:
 
 def _is_established(crd: Object) -> bool:
     # `conditions` is null until the API server has looked at the CRD: the field has no omitempty (apiextensions/v1).
-    conditions = (crd.get("status") or {}).get("conditions") or ()
-    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
+    status = crd.get("status")
+    conditions = status.get("conditions") if isinstance(status, Mapping) else None
+    return any(
+        isinstance(each, Mapping) and (each.get("type"), each.get("status")) == ("Established", "True")
+        for each in (conditions if isinstance(conditions, list) else ())
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ import orjson
 from api.names import GROUP
 from controlplane_operator.addons.manifest import ObjectId
 from controlplane_operator.bootstrap import TENANT_NAMESPACE
-from provider import CONFIG_MAPS, Client, NotFound
+from provider import CONFIG_MAPS, AnswerTooLarge, Client, NotFound
 
 __all__ = ["FIELD_MANAGER", "Inventory"]
 
@@ -29,6 +30,12 @@ _PREFIX: Final = "kplane-addon-"
 _MAX_NAME: Final = 253
 _MAX_READ: Final = 2000
 """More objects than we ever write into one: somebody else did."""
+_MAX_INVENTORIES: Final = 200
+"""A class has 64 add-ons at most, and those that were taken off it may still be on their way out."""
+_MAX_OBJECTS: Final = 50_000
+"""In all of them: 64 add-ons of 500 objects are 32,000."""
+_ADDON_NAME: Final = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+"""A ConfigMap's name, as RFC 1123 has it; a tenant may have written anything, and it is told in conditions."""
 
 
 class Inventory:
@@ -39,15 +46,43 @@ class Inventory:
         self._known: dict[str, list[ObjectId]] = {}
 
     async def load(self) -> None:
-        """Read them; what cannot be read counts as nothing."""
-        listed = await self._client.list(CONFIG_MAPS, namespace=TENANT_NAMESPACE, label_selector=f"{_LABEL}=true")
+        """Read them; what cannot be read counts as nothing.
+
+        Names first, then one inventory after the other, so that no more than one is in memory as it came. Raises
+        AnswerTooLarge where there are more of them, or of objects in them, than we ever write.
+        """
+        listed = await self._client.list(
+            CONFIG_MAPS,
+            namespace=TENANT_NAMESPACE,
+            label_selector=f"{_LABEL}=true",
+            metadata_only=True,
+            max_items=_MAX_INVENTORIES,
+        )
+        objects = 0
         for item in listed.items:
-            data = item.get("data")
-            if not isinstance(data, dict):
+            addon, found = await self._one(item["metadata"].get("name", ""))
+            if addon is None:
                 continue
-            addon = data.get(_ADDON)
-            if isinstance(addon, str) and item["metadata"]["name"] == _name(addon):
-                self._known[addon] = _read(data.get(_OBJECTS))
+            self._known[addon] = found
+            objects += len(found)
+            if objects > _MAX_OBJECTS:
+                raise AnswerTooLarge(
+                    f"the ConfigMaps with label {_LABEL}=true in namespace {TENANT_NAMESPACE} of the control plane name"
+                    f" more than {_MAX_OBJECTS} objects; delete those that kplane did not make"
+                )
+
+    async def _one(self, name: str) -> tuple[str | None, list[ObjectId]]:
+        if not name.startswith(_PREFIX):
+            return None, []
+        try:
+            data = (await self._client.get(CONFIG_MAPS, name, namespace=TENANT_NAMESPACE)).get("data")
+        except NotFound:
+            return None, []
+        data = data if isinstance(data, dict) else {}
+        addon = data.get(_ADDON)
+        if not isinstance(addon, str) or not _ADDON_NAME.fullmatch(addon) or name != _name(addon):
+            return None, []
+        return addon, _read(data.get(_OBJECTS))
 
     def addons(self) -> list[str]:
         """Return the add-ons that have one."""

@@ -9,6 +9,7 @@ from controlplane_operator.bootstrap.join_token import (
     read_token,
     token_secret,
 )
+from controlplane_operator.bootstrap.revocation import revoke, revoke_as_controllers
 from controlplane_operator.bootstrap.tenant import (
     ADMIN_ACCOUNT,
     CONTROLLERS_ACCOUNT,
@@ -16,7 +17,6 @@ from controlplane_operator.bootstrap.tenant import (
     TENANT_NAMESPACE,
     Subject,
     bootstrap,
-    revoke,
 )
 from controlplane_operator.bootstrap.token import Token, request_token
 
@@ -37,5 +37,6 @@ __all__ = [
     "read_token",
     "request_token",
     "revoke",
+    "revoke_as_controllers",
     "token_secret",
 ]

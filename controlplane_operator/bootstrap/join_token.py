@@ -78,7 +78,7 @@ def read_token(secret: dict[str, Any]) -> JoinToken | None:
         return None
     if not _ID.fullmatch(token.id) or not _SECRET.fullmatch(token.secret) or expires_at.tzinfo is None:
         return None
-    return token if secret["metadata"]["name"] == f"{_PREFIX}{token.id}" else None
+    return token if secret["metadata"].get("name") == f"{_PREFIX}{token.id}" else None
 
 
 def token_secret(token: JoinToken) -> dict[str, Any]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from controlplane_operator.bootstrap.tenant import TENANT_NAMESPACE
 from controlplane_operator.errors import BootstrapFailed
 from provider import Client
 
 __all__ = ["Token", "request_token"]
+
+_TOKEN: Final = re.compile(r"[-._~+/=0-9A-Za-z]{1,16384}")
+"""A bearer token by RFC 6750, of a length that headers have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,10 @@ async def request_token(client: Client, *, service_account: str, lifetime: dt.ti
     }
     answer: Any = await client.request("POST", path, body=body)
     try:
-        value, expires = answer["status"]["token"], answer["status"]["expirationTimestamp"]
-        return Token(value=str(value), expires_at=dt.datetime.fromisoformat(expires))
+        value, expires = answer["status"]["token"], dt.datetime.fromisoformat(answer["status"]["expirationTimestamp"])
+        # It goes into Secrets and headers, so it has to be fit for both.
+        if _TOKEN.fullmatch(value) and expires.tzinfo is not None:
+            return Token(value=value, expires_at=expires)
     except (KeyError, TypeError, ValueError):
-        raise BootstrapFailed(f"the API server gave no token for ServiceAccount {service_account}") from None
+        pass
+    raise BootstrapFailed(f"the API server gave no token for ServiceAccount {service_account}")

@@ -23,7 +23,6 @@ from provider import (
     TooManyRequests,
     Unreachable,
 )
-from provider.wire import MAX_BODY_BYTES
 
 OBJECT = {"metadata": {"name": "a", "resourceVersion": "1"}}
 
@@ -64,7 +63,6 @@ async def failure(server, *, error=Unreachable, **options):
         (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 9\r\n\r\nnot gzip!", "connect"),
         (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "protocol"),
         (b"HTTP/1.1 302 Found\r\nLocation: https://elsewhere.test/\r\nContent-Length: 0\r\n\r\n", "protocol"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n", "protocol"),
     ],
 )
 async def test_answers_that_are_none(fault_server, content, kind):
@@ -94,7 +92,7 @@ async def test_an_answer_that_ends_in_the_middle(fault_server):
 
 
 async def test_an_endless_answer_is_refused_in_time(fault_server, tools):
-    bomb = gzip.compress(bytes(MAX_BODY_BYTES + 1))
+    bomb = gzip.compress(bytes(64 * 1024**2 + 1))
     head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(bomb)}\r\n\r\n"
     server = await fault_server(always(head.encode() + bomb))
     async with Client(server.config, timeout_seconds=20) as client:
