@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 from typing import Any
 
@@ -16,6 +17,8 @@ from provider import (
     CUSTOM_RESOURCE_DEFINITIONS,
     NAMESPACES,
     SECRETS,
+    AnswerTooLarge,
+    Invalid,
     NotFound,
     Resource,
 )
@@ -318,3 +321,29 @@ async def test_a_webhook_of_the_tenant_that_hangs_holds_up_only_what_it_is_asked
 def test_an_object_is_named_as_people_name_it() -> None:
     assert str(ObjectId("v1", "ConfigMap", "shop", "one")) == "ConfigMap shop/one"
     assert str(ObjectId("v1", "Namespace", "", "shop")) == "Namespace shop"
+
+
+async def test_more_inventories_than_we_ever_write_are_told_and_not_read(addons: Any) -> None:
+    addons.bundle("a", a=config("one"))
+    assert await addons.troubles() == {}
+    label = {"controlplane.kplane.dev/addon-inventory": "true"}
+    for number in range(200):
+        metadata = {"name": f"forged-{number}", "namespace": "kplane-system", "labels": label}
+        await addons.client.create(CONFIG_MAPS, {"metadata": metadata})
+    with pytest.raises(AnswerTooLarge, match="more configmaps of those asked for than 200"):
+        await addons.troubles()
+
+
+async def test_an_inventory_of_a_name_that_no_addon_has_is_none(addons: Any) -> None:
+    addons.bundle("a", a=config("one"))
+    assert await addons.troubles() == {}
+    forged = "b\x1b[31m" + "c" * 300
+    name = f"kplane-addon-{hashlib.sha256(forged.encode()).hexdigest()}"
+    metadata = {"namespace": "kplane-system", "labels": {"controlplane.kplane.dev/addon-inventory": "true"}}
+    lines = '["v1", "ConfigMap", "default", "one"]'
+    for bad, addon in ((name, forged), ("kplane-addon-other", "another"), ("kplane-addon-", "")):
+        body = {"metadata": {**metadata, "name": bad}, "data": {"addon": addon, "objects": lines}}
+        with contextlib.suppress(Invalid):
+            await addons.client.create(CONFIG_MAPS, body)
+    assert await addons.troubles() == {}
+    assert await names(addons) == {"one"}

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from api.names import ADDON_LABEL
 from controlplane_operator.bootstrap import read_token, revoke, token_secret
 from controlplane_operator.bootstrap.join_token import JoinToken
 from provider import (
@@ -210,3 +211,13 @@ async def test_kubernetes_own_bootstrap_signer_agrees_with_our_signature(
     finally:
         signer.kill()
         await signer.wait()
+
+
+async def test_secrets_that_somebody_else_labelled_in_masses_are_told_and_not_read(addons: Any) -> None:
+    addons.wanted = ["kubeadm-join", "starter"]
+    for number in range(51):
+        metadata = {"name": f"forged-{number}", "namespace": "kube-system", "labels": {ADDON_LABEL: "kubeadm-join"}}
+        await addons.client.create(SECRETS, {"metadata": metadata})
+    troubles = await addons.troubles()
+    assert list(troubles) == ["kubeadm-join"]
+    assert "too much has the label" in troubles["kubeadm-join"].message

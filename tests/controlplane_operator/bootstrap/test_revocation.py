@@ -1,0 +1,175 @@
+"""What is left of our identities in a control plane once they were taken back: nothing, whoever did it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from api.names import ADDON_LABEL
+from controlplane_operator.bootstrap import (
+    ADMIN_ACCOUNT,
+    CONTROLLERS_ACCOUNT,
+    JOIN_ADDON,
+    bootstrap,
+    request_token,
+    revoke,
+    revoke_as_controllers,
+)
+from provider import (
+    CLUSTER_ROLE_BINDINGS,
+    NAMESPACES,
+    ROLES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    Client,
+    ClusterConfig,
+    Forbidden,
+    Unauthorized,
+)
+
+pytestmark = pytest.mark.integration
+
+Start = Callable[[str], Awaitable[Any]]
+_HOUR = dt.timedelta(hours=1)
+
+
+class _Killed(Exception):
+    """The operator's end."""
+
+
+@dataclass
+class _Deaths:
+    """Kills at the write of that number, counted from one; counts on where that is zero."""
+
+    at: int = 0
+    writes: int = 0
+
+    def __call__(self) -> None:
+        self.writes += 1
+        if self.writes == self.at:
+            raise _Killed
+
+
+async def _as(administrator: Client, account: str) -> ClusterConfig:
+    token = await request_token(administrator, service_account=account, lifetime=_HOUR)
+    config = administrator.config
+    return ClusterConfig(server=config.server, ca_data=config.ca_data, token=token.value)
+
+
+async def _identities(client: Client) -> tuple[ClusterConfig, ClusterConfig]:
+    await bootstrap(client, admin=ADMIN_ACCOUNT, admin_role="cluster-admin", controllers=CONTROLLERS_ACCOUNT)
+    return await _as(client, ADMIN_ACCOUNT.name), await _as(client, CONTROLLERS_ACCOUNT.name)
+
+
+async def _left(client: Client) -> set[str]:
+    """Name what of our identities is there."""
+    found = [
+        *(await client.list(CLUSTER_ROLE_BINDINGS)).items,
+        *(await client.list(SERVICE_ACCOUNTS, namespace="kplane-system")).items,
+        *(await client.list(SECRETS, namespace="kube-system", label_selector=ADDON_LABEL)).items,
+    ]
+    names = {f"{item['kind']} {item['metadata']['name']}" for item in found}
+    return {name for name in names if "controlplane-" in name or name.startswith("Secret ")}
+
+
+async def _join_tokens(client: Client, count: int) -> None:
+    for number in range(count):
+        metadata = {"name": f"token-{number}", "namespace": "kube-system", "labels": {ADDON_LABEL: JOIN_ADDON}}
+        await client.apply(SECRETS, {"metadata": metadata})
+
+
+async def _refused(config: ClusterConfig) -> bool:
+    async with Client(config) as client:
+        try:
+            await client.request("GET", "/version")
+        except Unauthorized:
+            return True
+    return False
+
+
+async def test_the_controllers_take_everything_back_themselves_killed_at_any_write(
+    start_tenant: Start, eventually: Callable[..., Awaitable[Any]]
+) -> None:
+    tenant = await start_tenant("a")
+    refused: list[ClusterConfig] = []
+    async with Client(tenant.administrator) as client:
+        at, done = 0, False
+        while not done:
+            at += 1
+            await revoke(client)
+            identities = await _identities(client)
+            refused += identities
+            await _join_tokens(client, 3)
+            deaths = _Deaths(at)
+            async with Client(identities[1], before_write=deaths) as mortal:
+                try:
+                    await revoke_as_controllers(mortal)
+                    done = True
+                except _Killed:
+                    pass
+            if not done:
+                async with Client(identities[1]) as again:
+                    await revoke_as_controllers(again)
+            assert await _left(client) == set()
+        assert at >= 8
+        # An API server remembers for 10 s whom it let in.
+        for config in refused:
+            await eventually(lambda config=config: _refused(config), timeout=30.0)
+        async with Client(refused[-1]) as late:
+            with pytest.raises(Unauthorized):
+                await revoke_as_controllers(late)
+
+
+async def test_the_old_tokens_stay_refused_when_the_api_server_is_adopted_again(
+    start_tenant: Start, eventually: Callable[..., Awaitable[Any]]
+) -> None:
+    tenant = await start_tenant("a")
+    async with Client(tenant.administrator) as client:
+        old = await _identities(client)
+        async with Client(old[1]) as own:
+            await revoke_as_controllers(own)
+        new = await _identities(client)
+        for config in old:
+            await eventually(lambda config=config: _refused(config), timeout=30.0)
+        assert [await _refused(config) for config in new] == [False, False]
+        # What the last right was granted by goes with the next regular end.
+        assert "controlplane-revocation" in {item["metadata"]["name"] for item in (await client.list(ROLES)).items}
+        await revoke(client)
+        assert await _left(client) == set()
+        assert "controlplane-revocation" not in {item["metadata"]["name"] for item in (await client.list(ROLES)).items}
+
+
+async def test_without_the_rights_that_it_was_given_it_says_so(start_tenant: Start) -> None:
+    tenant = await start_tenant("a")
+    async with Client(tenant.administrator) as client:
+        identities = await _identities(client)
+        await client.delete(CLUSTER_ROLE_BINDINGS, "controlplane-controllers")
+        async with Client(identities[1]) as own:
+            with pytest.raises(Forbidden):
+                await revoke_as_controllers(own)
+        assert "ServiceAccount controlplane-controllers" in await _left(client)
+
+
+async def test_more_join_tokens_than_anybody_would_list_go_too(start_tenant: Start) -> None:
+    tenant = await start_tenant("a")
+    async with Client(tenant.administrator) as client:
+        await _identities(client)
+        await _join_tokens(client, 60)
+        await revoke(client)
+        assert await _left(client) == set()
+
+
+async def test_what_the_tenant_has_besides_the_system_namespaces_is_not_read(start_tenant: Start) -> None:
+    class Listless(Client):
+        async def list(self, *_: Any, **__: Any) -> Any:
+            raise AssertionError("listed")
+
+    tenant = await start_tenant("a")
+    async with Listless(tenant.administrator) as client:
+        await _identities(client)
+        await client.delete(NAMESPACES, "kube-node-lease")
+        await _identities(client)

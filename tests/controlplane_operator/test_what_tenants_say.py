@@ -1,0 +1,98 @@
+"""What comes from a tenant's API server is held to a form before it is written anywhere."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any, cast
+
+import pytest
+
+from api import ControlPlaneRegistrationStatus, ControlPlaneStatus
+from controlplane_operator.bootstrap import request_token
+from controlplane_operator.errors import BootstrapFailed
+from controlplane_operator.tenants import reported_version, tenant_client
+from controlplane_operator.trouble import trouble_with
+from provider import AnswerTooLarge, Client, ClusterConfig, Forbidden
+
+_LIFE = dt.timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "version"),
+    [
+        ({"gitVersion": "v1.36.3"}, "v1.36.3"),
+        ({"gitVersion": "v1.36.3+k3s1"}, "v1.36.3+k3s1"),
+        ({"gitVersion": f"v1.36.3-{'a' * 55}"}, f"v1.36.3-{'a' * 55}"),
+        ({"gitVersion": f"v1.36.3-{'a' * 500}"}, f"v1.36.3-{'a' * 55}"),
+        ({"gitVersion": f"v1.36.3-{'a' * 54}.-{'a' * 500}"}, f"v1.36.3-{'a' * 54}"),
+        ({"gitVersion": "v1.36.3\n\x1b[31m"}, "unknown"),
+        ({"gitVersion": ""}, "unknown"),
+        ({"gitVersion": ["v1"]}, "unknown"),
+        ({}, "unknown"),
+        ([], "unknown"),
+        (None, "unknown"),
+    ],
+)
+def test_a_version_fits_into_the_status_whatever_is_reported(answer: Any, version: str) -> None:
+    assert reported_version(answer) == version
+    assert ControlPlaneStatus(version=reported_version(answer)).version == version
+    assert ControlPlaneRegistrationStatus(version=reported_version(answer)).version == version
+
+
+class _Answering:
+    """Stands for a client; answers with the same thing always."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    async def request(self, *_: Any, **__: Any) -> Any:
+        return self._answer
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        None,
+        {},
+        {"token": "a.b.c", "expirationTimestamp": 5},
+        {"token": "a.b.c", "expirationTimestamp": "2040-01-01T00:00:00"},
+        {"token": ["a.b.c"], "expirationTimestamp": "2040-01-01T00:00:00Z"},
+        {"token": "", "expirationTimestamp": "2040-01-01T00:00:00Z"},
+        {"token": "a b\r\nX-Header: c", "expirationTimestamp": "2040-01-01T00:00:00Z"},
+        {"token": "a" * 20_000, "expirationTimestamp": "2040-01-01T00:00:00Z"},
+    ],
+)
+async def test_what_is_no_token_is_refused_with_a_sentence(status: Any) -> None:
+    client = cast("Client", _Answering({"status": status}))
+    with pytest.raises(BootstrapFailed, match="gave no token for ServiceAccount a"):
+        await request_token(client, service_account="a", lifetime=_LIFE)
+
+
+async def test_a_token_is_taken_as_it_is() -> None:
+    answer = {"status": {"token": "a.b-c_d", "expirationTimestamp": "2040-01-01T00:00:00Z"}}
+    client = cast("Client", _Answering(answer))
+    assert (await request_token(client, service_account="a", lifetime=_LIFE)).value == "a.b-c_d"
+
+
+def test_the_condition_says_that_an_answer_was_too_large() -> None:
+    trouble = trouble_with("setting up the control plane", AnswerTooLarge("https://a answered with more than 4 MiB"))
+    assert (trouble.reason, trouble.message) == (
+        "AnswerTooLarge",
+        "setting up the control plane: https://a answered with more than 4 MiB",
+    )
+
+
+def test_what_a_tenant_says_is_bounded_and_printable_in_conditions() -> None:
+    trouble = trouble_with("a", Forbidden(403, "Forbidden", "no\n\x00\u202e" + "x" * 100_000))
+    assert trouble.message.isprintable()
+    assert len(trouble.message) < 2100
+
+
+async def test_clients_of_tenants_take_little_in_and_those_of_the_management_cluster_do_not_change() -> None:
+    config = ClusterConfig("https://127.0.0.1:1")
+    async with tenant_client(config, timeout_seconds=1) as tenant, Client(config) as management:
+        assert tenant._limits.answer_bytes == tenant._limits.list_bytes == 4 * 1024**2
+        assert tenant._limits.values is not None
+        assert tenant._limits.together is not None
+        assert management._limits.answer_bytes == 64 * 1024**2
+        assert management._limits.list_bytes is management._limits.together is None
