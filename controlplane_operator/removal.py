@@ -10,7 +10,7 @@ from api import ControlPlane, ControlPlaneClass, DeletionPolicy
 from api.names import FINALIZER, management_namespace
 from controlplane_operator.backoff import Backoff
 from controlplane_operator.claims import Claims
-from controlplane_operator.consumers import instances_of, registrations_of
+from controlplane_operator.consumers import Departures, instances_of, registrations_of
 from controlplane_operator.deletion_policy import is_decided, is_unclear, policy_of
 from controlplane_operator.kinds import CONTROL_PLANES
 from controlplane_operator.management import Management
@@ -46,6 +46,7 @@ class Removal:
         self._provisioner = provisioner
         self._claims = claims
         self._backoff: Backoff[str] = Backoff(first_seconds=0.2, limit_seconds=5.0)
+        self._departures = Departures(management.stores)
         self._retention = Retention(management, namespaces=namespaces)
         self._undone: dict[str, DeletionPolicy] = {}
         self._given_up: set[tuple[str, Step]] = set()
@@ -60,7 +61,7 @@ class Removal:
         try:
             if control_plane.status.deletion_policy is not None and not is_decided(control_plane):
                 control_plane = await self._decide(control_plane, policy=policy, chosen=chosen, progress=progress)
-            self._await_consumers(control_plane, progress=progress)
+            self._await_consumers(control_plane, chosen=chosen, progress=progress)
             message = await self._take_down(control_plane, policy=policy, progress=progress)
             await self._release(progress.control_plane)
         except Conflict:
@@ -75,6 +76,7 @@ class Removal:
             return Result(self._backoff.next(uid))
         self._management.events.record(control_plane, reason="Deleted", message=f"the control plane is gone; {message}")
         self._backoff.forget(uid)
+        self._departures.forget(control_plane.name)
         self._undone.pop(uid, None)
         self._given_up = {told for told in self._given_up if told[0] != uid}
         return None
@@ -99,7 +101,9 @@ class Removal:
         await progress.tell(f"the removal begins, by policy {policy}")
         return progress.control_plane
 
-    def _await_consumers(self, control_plane: ControlPlane, *, progress: Progress) -> None:
+    def _await_consumers(
+        self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, progress: Progress
+    ) -> None:
         """Raise Trouble while somebody works on the control plane, unless that takes too long."""
         stores = self._management.stores
         if served := registrations_of(control_plane, stores=stores):
@@ -110,6 +114,10 @@ class Removal:
             self._await(
                 control_plane, f"instances have ended, of registrations {', '.join(working)}", progress=progress
             )
+        if left := self._departures.unconfirmed(control_plane, chosen=chosen):
+            progress.step = Step.INSTANCES_ENDING
+            what = f"the instance has ended of registration {', '.join(left)}, which is gone already"
+            self._await(control_plane, what, progress=progress)
 
     def _await(self, control_plane: ControlPlane, what: str, *, progress: Progress) -> None:
         if progress.seconds <= _CONSUMERS_SECONDS:

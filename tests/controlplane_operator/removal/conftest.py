@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from api import ControlPlane, DeletionPolicy, ResourceModel
+from api import ControlPlane, ControlPlaneClass, DeletionPolicy, ResourceModel
 from api.names import FINALIZER, controllers_secret_name, kubeconfig_secret_name
 from controlplane_operator.access import Access
 from controlplane_operator.claims import Claims
@@ -170,9 +170,9 @@ class Operator:
             await write_secret(self.management, control_plane, name=secret, data={"kubeconfig": b"secret"})
         return authorities
 
-    async def remove(self, name: str) -> Result | None:
-        """Take it down as far as one look at it gets."""
-        return await self.removal.remove(await self.look(name), chosen=None)
+    async def remove(self, name: str, *, chosen: ControlPlaneClass | None = None) -> Result | None:
+        """Take it down as far as one look at it gets; `chosen` is its class."""
+        return await self.removal.remove(await self.look(name), chosen=chosen)
 
     def said(self, reason: str) -> list[str]:
         """Return the messages of its Events."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api import Condition, find_condition
+from api import Condition, ControlPlaneClass, find_condition
 from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 
 from .conftest import Data, Mortal, Operator, begin, dying_at_every_write, gone, register, remove_all, say
@@ -134,6 +134,68 @@ async def test_nobody_else_is_waited_for(client: Mortal, status: dict[str, Any],
     assert not data.kept
     await remove_all(operator, name)
     await client.delete(CONTROL_PLANE_REGISTRATIONS, name)
+
+
+_REGISTERING = ControlPlaneClass.model_validate(
+    {"metadata": {"name": "registering"}, "spec": {"defaultServices": ["Controllers"]}}
+)
+
+
+async def published(client: Mortal, name: str, data: Data) -> tuple[Operator, str]:
+    """The same as `made`, of one whose class makes its registration."""
+    operator, uid = await made(client, name, data)
+    status = {"endpoint": "https://127.0.0.1:1"}
+    await client.patch(CONTROL_PLANES, name, {"status": status}, subresource="status")
+    return operator, uid
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["while-we-looked", "while-we-were-away"])
+async def test_the_instance_of_a_default_registration_that_goes_first_has_its_time_to_end(
+    client: Mortal, seen: bool
+) -> None:
+    """As garbage collection does it for `--cascade=foreground`; nothing can confirm the end of the instance then."""
+    name, data = f"collected-{seen}".lower(), Data()
+    operator, uid = await published(client, name, data)
+    await register(client, name, uid=uid)
+    if seen:
+        await operator.look(name)
+    await client.delete(CONTROL_PLANE_REGISTRATIONS, name)
+    await operator.remove(name, chosen=_REGISTERING)
+    found = await deleting(operator, name)
+    assert found.reason == "InstancesEnding"
+    what = f"the instance has ended of registration {name}, which is gone already"
+    assert found.message == f"waiting until {what}; for 30 s at most"
+    assert data.removed == []
+
+    await long_ago(client, name)
+    restarted = Operator(client, data)
+    while not await gone(client, name):
+        await restarted.remove(name, chosen=_REGISTERING)
+    assert not data.kept
+    assert restarted.said("EndNotConfirmed") == [f"gone on after 30 s without a confirmation that {what}"]
+
+
+async def test_a_default_registration_that_had_no_instance_when_it_went_is_not_waited_for(client: Mortal) -> None:
+    name, data = "collected-idle", Data()
+    operator, uid = await published(client, name, data)
+    await register(client, name, uid=uid)
+    await operator.remove(name, chosen=_REGISTERING)
+    await say(client, name, ready=False, controlPlaneUID=None, instance=None)
+    await operator.look(name)
+    await client.delete(CONTROL_PLANE_REGISTRATIONS, name)
+    await operator.remove(name, chosen=_REGISTERING)
+    assert not data.kept
+    while not await gone(client, name):
+        await operator.remove(name, chosen=_REGISTERING)
+    assert operator.said("EndNotConfirmed") == []
+
+
+async def test_where_the_class_makes_no_registration_none_is_missed(client: Mortal) -> None:
+    name, data = "collected-never", Data()
+    operator, _ = await published(client, name, data)
+    await operator.remove(name, chosen=ControlPlaneClass.model_validate({"metadata": {"name": "a"}, "spec": {}}))
+    assert not data.kept
+    await remove_all(operator, name)
 
 
 async def test_data_that_come_back_are_deleted_again(client: Mortal) -> None:
