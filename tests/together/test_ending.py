@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from provider import Client, Reflector, Resource
+from provider import Client, NotFound, Reflector, Resource
 from workloads import find_processes
 
 from .conftest import KINDS
@@ -164,3 +164,34 @@ async def test_the_next_control_plane_of_the_name_gets_an_instance_of_its_own(pl
     assert [uid for uid, _ in itertools.groupby(uids)] == [before, "", after]
     working = [found["status"].get("instance", {}).get("controlPlaneUID", "") for found in registration.seen]
     assert [uid for uid, _ in itertools.groupby(working)] == [before, "", after]
+
+
+async def test_the_instance_of_a_registration_that_was_collected_first_is_waited_for(platform: Any) -> None:
+    """As `--cascade=foreground` has it, where mcm is slow: the registration goes, and its instance is there still."""
+    name = "collected"
+    await platform.create("ControlPlaneClass", name, defaultServices=["Controllers"], deletionPolicy="Destroy")
+    await platform.create("ControlPlane", name, classRef={"name": name})
+    await platform.ready("ControlPlaneRegistration", name)
+    pid = await platform.running(name)
+    [mcm] = pids_of(platform.handle.directory, "mcm.main")
+    os.kill(mcm, signal.SIGSTOP)
+    try:
+        async with followed(platform, "ControlPlane", name) as history:
+            await platform.client.delete(KINDS["ControlPlane"], name, propagation="Foreground")
+            # Where garbage collection saw its owner too late to do it.
+            with contextlib.suppress(NotFound):
+                await platform.client.delete(KINDS["ControlPlaneRegistration"], name)
+
+            def waited_for() -> bool:
+                return "which is gone already" in _condition(history.seen[-1], "Deleting").get("message", "")
+
+            await platform.eventually(waited_for, timeout=20.0)
+            assert "RevokingCredentials" not in history.reasons("Deleting")
+            assert await keys(platform, name) > 100
+            os.kill(mcm, signal.SIGCONT)
+            await platform.eventually(lambda: not Path(f"/proc/{pid}").exists(), timeout=25.0)
+            await platform.eventually(lambda: history.gone, timeout=60.0)
+            assert "RevokingCredentials" in history.reasons("Deleting")
+    finally:
+        os.kill(mcm, signal.SIGCONT)
+    assert await keys(platform, name) == 0
