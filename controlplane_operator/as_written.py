@@ -45,6 +45,7 @@ __all__ = [
     "RegistrationAsWritten",
     "as_recorded",
     "misunderstood",
+    "understood_endpoint",
 ]
 
 
@@ -184,13 +185,17 @@ def misunderstood(kind: type[ResourceModel], obj: Object) -> Trouble | None:
     try:
         kind.model_validate(obj)
     except ValidationError as error:
-        fields = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:3])
-        return Trouble(
-            SPEC_INVALID,
-            f"this version of kplane does not understand {fields}; correct that, or upgrade the operator",
-            waits_for_event=True,
-        )
+        return Trouble(SPEC_INVALID, _told(error), waits_for_event=True)
     return None
+
+
+def understood_endpoint(obj: Object) -> ControlPlaneEndpoint:
+    """Return an endpoint that another object names; raises Trouble (EndpointInvalid) where it is not understood."""
+    try:
+        return ControlPlaneEndpoint.model_validate(obj)
+    except ValidationError as error:
+        message = f"ControlPlaneEndpoint {obj['metadata']['name']}: {_told(error)}"
+        raise Trouble("EndpointInvalid", message, waits_for_event=True) from error
 
 
 def as_recorded(obj: Object) -> ControlPlane:
@@ -216,6 +221,11 @@ def as_recorded(obj: Object) -> ControlPlane:
         "endpointRef": given["endpointRef"] if adopted else None,
     }
     return ControlPlane.model_validate({"metadata": obj["metadata"], "spec": spec, "status": status.model_dump()})
+
+
+def _told(error: ValidationError) -> str:
+    fields = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:3])
+    return f"this version of kplane does not understand {fields}; correct that, or upgrade the operator"
 
 
 def _is_understood(status: Object) -> bool:

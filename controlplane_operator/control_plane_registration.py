@@ -15,7 +15,7 @@ from api import (
     Service,
 )
 from api.names import ALLOW_REGISTRATION_LABEL
-from controlplane_operator.as_written import RegistrationAsWritten, as_recorded, misunderstood
+from controlplane_operator.as_written import RegistrationAsWritten, as_recorded, understood_endpoint
 from controlplane_operator.backoff import jittered
 from controlplane_operator.cache import Key
 from controlplane_operator.class_in_force import class_in_force
@@ -111,12 +111,7 @@ class ControlPlaneRegistrationReconciler:
     def _endpoint(self, registration: ControlPlaneRegistration) -> ControlPlaneEndpoint | None:
         reference = registration.spec.endpoint_ref
         obj = self._management.stores.endpoints.get(("", reference.name)) if reference is not None else None
-        refused = misunderstood(ControlPlaneEndpoint, obj) if obj is not None else None
-        if refused is not None and reference is not None:
-            raise Trouble(
-                "EndpointInvalid", f"ControlPlaneEndpoint {reference.name}: {refused.message}", waits_for_event=True
-            )
-        return ControlPlaneEndpoint.model_validate(obj) if obj is not None else None
+        return understood_endpoint(obj) if obj is not None else None
 
     async def _standing(
         self, registration: ControlPlaneRegistration, *, control_plane: ControlPlane | None

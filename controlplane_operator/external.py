@@ -7,7 +7,7 @@ from typing import Final
 
 from api import ControlPlane, ControlPlaneEndpoint, DeletionPolicy
 from controlplane_operator.addresses import Addresses, addresses_of
-from controlplane_operator.as_written import misunderstood
+from controlplane_operator.as_written import understood_endpoint
 from controlplane_operator.endpoint_credentials import EndpointCredentials, check_trust
 from controlplane_operator.management import Management
 from controlplane_operator.places import place_of
@@ -112,9 +112,7 @@ class ExternalProvisioner:
                 f"ControlPlaneEndpoint {name}, named by spec.endpointRef, does not exist; create it",
                 waits_for_event=True,
             )
-        if (refused := misunderstood(ControlPlaneEndpoint, obj)) is not None:
-            raise Trouble("EndpointInvalid", f"ControlPlaneEndpoint {name}: {refused.message}", waits_for_event=True)
-        return ControlPlaneEndpoint.model_validate(obj)
+        return understood_endpoint(obj)
 
 
 def _addresses_held(control_plane: ControlPlane) -> list[str]:

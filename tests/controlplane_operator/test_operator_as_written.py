@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from api import ControlPlaneMode, DeletionPolicy
-from controlplane_operator.as_written import RegistrationAsWritten, as_recorded
+from controlplane_operator.as_written import RegistrationAsWritten, as_recorded, understood_endpoint
 from controlplane_operator.deletion_policy import policy_of
+from controlplane_operator.trouble import Trouble
 
 ODD = {"endpointRef": {"name": "door"}, "version": "1.36.0"}
 SINCE = "2026-01-01T00:00:00Z"
@@ -76,3 +77,9 @@ def test_of_a_status_only_what_cannot_be_read_is_left_out() -> None:
     found = RegistrationAsWritten.of({"metadata": {"name": "odd"}, "spec": {"x": 1}, "status": status})
     assert (found.status.ready, found.status.control_plane_uid, found.status.mode) == (True, "7", None)
     assert [each.type for each in found.conditions] == ["Managed"]
+
+
+def test_an_endpoint_that_is_not_understood_is_a_trouble_of_those_who_name_it() -> None:
+    with pytest.raises(Trouble, match=r"ControlPlaneEndpoint odd: .*spec\.endpoint: ") as refused:
+        understood_endpoint({"metadata": {"name": "odd"}, "spec": {"endpoint": 7}})
+    assert (refused.value.reason, refused.value.waits_for_event) == ("EndpointInvalid", True)
