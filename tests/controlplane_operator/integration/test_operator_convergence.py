@@ -63,11 +63,11 @@ class Fate:
     dead: asyncio.Event = field(default_factory=asyncio.Event)
     wrote_at: float = 0.0
 
-    async def decide(self, send: Any, *, writes: bool, in_tenant: bool) -> bytes:
+    async def decide(self, send: Any, *, writes: bool, in_tenant: bool) -> Any:
         if self.dead.is_set():
             await asyncio.Event().wait()
         if not writes:
-            return bytes(await send())
+            return await send()
         if not in_tenant:
             # There the same is applied again and again where something is amiss, as when a role does not exist.
             self.wrote_at = asyncio.get_running_loop().time()
@@ -77,7 +77,7 @@ class Fate:
         if fault == "killed before":
             self.dead.set()
             await asyncio.Event().wait()
-        answer = bytes(await send())
+        answer = await send()
         if fault == "killed after":
             self.dead.set()
             await asyncio.Event().wait()
@@ -321,13 +321,12 @@ def worlds(
     def hurried(self: Any, key: Any, *, reason: str = "") -> float:
         return min(0.2, patient(self, key, reason=reason))
 
-    async def fated(self: Client, request: Any) -> bytes:
+    async def fated(self: Client, request: Any, read: Any) -> Any:
         fate = _fate.get()
         if fate is None:
-            return await once(self, request)
-        return await fate.decide(
-            lambda: once(self, request), writes=request.method != "GET", in_tenant=self.config.server != management
-        )
+            return await once(self, request, read)
+        in_tenant = self.config.server != management
+        return await fate.decide(lambda: once(self, request, read), writes=request.method != "GET", in_tenant=in_tenant)
 
     patches.setattr(Backoff, "next", hurried)
     patches.setattr(Client, "_once", fated)
@@ -349,8 +348,8 @@ def worlds(
     async def end() -> None:
         await stack.aclose()
 
-    client, tenants = runner.run(begin())
     try:
+        client, tenants = runner.run(begin())
         yield (
             World(client, api_server, directory / f"operator-{number}", tenants, f"x{number}-")
             for number in itertools.count()
