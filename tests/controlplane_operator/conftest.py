@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiohttp import web
 
 from controlplane_operator.credentials import (
     CONTROLLERS_USER,
@@ -59,6 +62,32 @@ class Tenant:
     authorities: TenantAuthorities
     describe: Callable[[dt.datetime], Component]
     """As it is to be at some time."""
+
+
+Answering = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+@pytest.fixture
+def tls_server(tmp_path: Path) -> Callable[[Answering], contextlib.AbstractAsyncContextManager[ClusterConfig]]:
+    """`async with tls_server(answer) as config`: a server with a CA of its own; `answer` answers everything."""
+
+    @contextlib.asynccontextmanager
+    async def serve(answer: Answering) -> AsyncIterator[ClusterConfig]:
+        authority = create_authority("test")
+        serving = issue_serving(authority, common_name="test", hosts=["127.0.0.1"])
+        (tmp_path / "pair").write_bytes(serving.certificate + serving.key)
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(tmp_path / "pair")
+        runner = web.ServerRunner(web.Server(answer))
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+            host, port = runner.addresses[0]
+            yield ClusterConfig(f"https://{host}:{port}", ca_data=authority.certificate)
+        finally:
+            await runner.cleanup()
+
+    return serve
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from controlplane_operator.kinds import (
 from controlplane_operator.operator import run_operator
 from controlplane_operator.settings import EtcdAt, Settings
 from embedded.handle import Handle
-from provider import Client, ClusterConfig, NotFound, Resource
+from provider import NAMESPACES, Client, ClusterConfig, Forbidden, NotFound, Resource, Unauthorized
 from workloads import end_processes
 
 KINDS = {
@@ -62,6 +62,15 @@ class Field:
 
         await self.eventually(told, lambda found: found == reason, timeout=timeout)
         return await self.get(kind, name)
+
+    async def refuses(self, config: ClusterConfig) -> bool:
+        """Tell whether a control plane lets this identity do nothing."""
+        async with Client(config, timeout_seconds=5.0) as client:
+            try:
+                await client.list(NAMESPACES)
+            except (Unauthorized, Forbidden):
+                return True
+        return False
 
     async def gone(self, resource: Resource, name: str, *, timeout: float = 40.0) -> None:
         async def absent() -> bool | dict[str, Any]:

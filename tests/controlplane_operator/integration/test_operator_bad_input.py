@@ -6,17 +6,14 @@ import asyncio
 import base64
 import contextlib
 import json
-import ssl
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from api.names import ALLOW_ENDPOINT_LABEL
-from controlplane_operator.credentials import create_authority, issue_serving
 from controlplane_operator.kinds import CONTROL_PLANES
 from provider import NAMESPACES, SECRETS, ClusterConfig
 
@@ -35,31 +32,6 @@ async def silent_server() -> AsyncIterator[str]:
         server.close()
         for writer in open_connections:
             writer.close()
-
-
-@contextlib.asynccontextmanager
-async def babbling_server(directory: Path) -> AsyncIterator[tuple[ClusterConfig, list[float]]]:
-    """Refuses everything, in other words each time; gives the times at which it was asked."""
-    authority, asked = create_authority("babbling"), list[float]()
-    serving = issue_serving(authority, common_name="babbling", hosts=["127.0.0.1"])
-    (directory / "pair").write_bytes(serving.certificate + serving.key)
-    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(directory / "pair")
-
-    async def refuse(_: web.Request) -> web.Response:
-        asked.append(asyncio.get_running_loop().time())
-        return web.Response(status=503, text=f"request {len(asked)} failed")
-
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", refuse)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
-        host, port = runner.addresses[0]
-        yield ClusterConfig(server=f"https://{host}:{port}", ca_data=authority.certificate, token="any"), asked
-    finally:
-        await runner.cleanup()
 
 
 async def give_credentials(field: Any, name: str, config: ClusterConfig) -> dict[str, str]:
@@ -156,9 +128,17 @@ async def test_the_next_one_gets_a_path_when_its_holder_is_gone(field: Any) -> N
 
 
 async def test_an_api_server_that_says_something_else_each_time_is_asked_at_an_easy_pace(
-    field: Any, tmp_path: Path
+    field: Any, tls_server: Any
 ) -> None:
-    async with babbling_server(tmp_path) as (config, asked):
+    asked: list[float] = []
+
+    async def refuse(_: web.BaseRequest) -> web.Response:
+        """Refuse everything, in other words each time."""
+        asked.append(asyncio.get_running_loop().time())
+        return web.Response(status=503, text=f"request {len(asked)} failed")
+
+    async with tls_server(refuse) as served:
+        config = replace(served, token="any")
         reference = await give_credentials(field, "babbling", config)
         await field.create("ControlPlaneEndpoint", "babbling", endpoint=config.server, credentialsSecretRef=reference)
         await field.create("ControlPlane", "babbling", endpointRef={"name": "babbling"})

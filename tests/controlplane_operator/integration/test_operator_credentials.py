@@ -24,8 +24,6 @@ from provider import (
     SERVICE_ACCOUNTS,
     Client,
     ClusterConfig,
-    Forbidden,
-    Unauthorized,
 )
 
 if TYPE_CHECKING:
@@ -56,15 +54,6 @@ async def metrics(field: Any) -> dict[str, float]:
 async def delete(field: Any, name: str) -> None:
     await field.client.delete(CONTROL_PLANES, name)
     await field.gone(CONTROL_PLANES, name)
-
-
-async def refused(config: ClusterConfig) -> bool:
-    async with Client(config, timeout_seconds=5.0) as client:
-        try:
-            await client.list(NAMESPACES)
-        except (Unauthorized, Forbidden):
-            return True
-    return False
 
 
 @pytest.mark.parametrize("model", ["token", "x509"])
@@ -268,7 +257,7 @@ async def test_the_role_of_the_class_is_what_the_kubeconfig_may_do(
         await field.eventually(allowed, lambda found: found == set(), timeout=20.0)
 
         async def let_in() -> bool:
-            return not await refused(await field.tenant(name))
+            return not await field.refuses(await field.tenant(name))
 
         await field.eventually(let_in, timeout=20.0)
 
@@ -292,7 +281,7 @@ async def adopt(field: Any, name: str, *, policy: str) -> list[ClusterConfig]:
     await field.create("ControlPlane", name, mode="Dedicated", endpointRef={"name": name}, deletionPolicy=policy)
     await field.becomes("ControlPlane", name, "Reconciled", timeout=100.0)
     published = [await field.tenant(name, secret=secret) for secret in ("kubeconfigSecretRef", "controllersSecretRef")]
-    assert [await refused(config) for config in published] == [False, False]
+    assert [await field.refuses(config) for config in published] == [False, False]
     return published
 
 
@@ -312,8 +301,8 @@ async def test_deletion_takes_back_what_was_issued_at_an_api_server_that_runs_on
         await delete(field, name)
         for config in published:
             # The API server still knows whom the token belongs to, for ten seconds, and has no right for it.
-            await eventually(lambda config=config: refused(config), timeout=20.0)
-        assert not await refused(host)
+            await eventually(lambda config=config: field.refuses(config), timeout=20.0)
+        assert not await field.refuses(host)
 
 
 @pytest.mark.timeout(400)
@@ -333,7 +322,7 @@ async def test_nobody_of_a_destroyed_control_plane_gets_into_the_next_one_of_its
                 client_certificate=config.client_certificate,
                 client_key=config.client_key,
             )
-            assert await refused(outsider)
+            assert await field.refuses(outsider)
         former += [present, await field.tenant("phoenix", secret="controllersSecretRef")]
         await delete(field, "phoenix")
     assert datetime.now(UTC) + timedelta(hours=20) < min(ends(config) for config in former)
