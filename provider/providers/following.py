@@ -1,0 +1,266 @@
+"""Keeps a fleet in line with the objects of a kind: what providers that find their clusters in objects have in common.
+
+A provider says by a `Plan` what each object asks for. Everything else is here: the watch, one follower for each object
+that works at its own pace, the Secrets that hold credentials, what went while nobody looked, and the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from provider.backoff import Backoff
+from provider.client import Client
+from provider.cluster import Cluster
+from provider.clusters import Clusters
+from provider.errors import KubeconfigError, ProviderError
+from provider.providers.secret import values_of
+from provider.reflector import Key, Reflector
+from provider.resources import SECRETS, Resource
+
+__all__ = ["KEEP", "Following", "FromSecret", "Keep", "Object", "Plan", "cluster_name"]
+
+log: Final = logging.getLogger(__name__)
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FromSecret:
+    """A cluster that `make` makes of the decoded values of one Secret, which is watched by its name.
+
+    While the Secret is missing, is no base64, or `make` raises KubeconfigError, what is engaged stays.
+    """
+
+    namespace: str
+    name: str
+    make: Callable[[Mapping[str, bytes]], Cluster]
+
+
+class Keep:
+    """An object that says nothing new: whatever is engaged stays."""
+
+
+KEEP: Final = Keep()
+
+Plan = Callable[[Object], Cluster | FromSecret | Keep | None]
+"""What an object asks for: a cluster of the name that `cluster_name` (or the provider's own) gives it, or none.
+
+It is called in the loop and must not block. Where it raises KubeconfigError, what is engaged stays until the object
+changes; after anything else that it raises it is called again, later and later.
+"""
+
+
+def cluster_name(namespace: str, name: str) -> str:
+    """Name of the cluster of an object: `<namespace>/<name>`, and the plain name for kinds without namespaces."""
+    return f"{namespace}/{name}" if namespace else name
+
+
+class Following:
+    """Follows the objects of `resource` and has a fleet hold the clusters that they ask for.
+
+    `client` is one of the cluster with the objects, and belongs to the caller. `what` is the kind in log messages.
+    `name` gives the cluster of an object (by namespace and name) its name, another one for each object.
+    `namespace=None` is all namespaces. Objects that no longer match `label_selector` count as gone.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        resource: Resource,
+        *,
+        plan: Plan,
+        what: str,
+        name: Callable[[str, str], str] = cluster_name,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+    ) -> None:
+        self._client = client
+        self._plan = plan
+        self._what = what
+        self._name = name
+        self._objects = Reflector(client, resource, namespace=namespace, label_selector=label_selector)
+        self._listeners: list[Callable[[str], None]] = []
+        self._tell: Callable[[str, Object | None], None] | None = None
+
+    @property
+    def synced(self) -> asyncio.Event:
+        """Set once all objects were read for the first time."""
+        return self._objects.synced
+
+    def get(self, name: str, *, namespace: str = "") -> Object | None:
+        """Return an object as it was last seen; None where there is none."""
+        return self._objects.store.get((namespace, name))
+
+    def listen(self, listener: Callable[[str], None]) -> None:
+        """Call back with the cluster's name for each object that is new, changed or gone."""
+        self._listeners.append(listener)
+
+    def wake(self, name: str, *, namespace: str = "") -> None:
+        """Ask the plan for this object again, because something else that it is made of changed."""
+        found = self.get(name, namespace=namespace)
+        if found is not None and self._tell is not None:
+            self._tell(self._name(namespace, name), found)
+
+    def wake_all(self) -> None:
+        """Ask the plan for every object again."""
+        for namespace, name in tuple(self._objects.store):
+            self.wake(name, namespace=namespace)
+
+    async def run(self, fleet: Clusters) -> NoReturn:
+        """Follow until cancelled; afterwards nothing of it runs any more, and the clusters stay as they are."""
+        followers: dict[str, _Follower] = {}
+        async with asyncio.TaskGroup() as tasks:
+
+            async def follow(follower: _Follower) -> None:
+                await follower.run()
+                # Without a pause in between, in which the follower could be told something that it does not hear.
+                del followers[follower.name]
+
+            def tell(name: str, found: Object | None) -> None:
+                follower = followers.get(name)
+                if follower is None:
+                    follower = _Follower(name, self._client, fleet, plan=self._plan, what=self._what)
+                    followers[name] = follower
+                    tasks.create_task(follow(follower), name=f"{self._what} {name}")
+                follower.see(found)
+
+            def handle(event: str, found: dict[str, Any]) -> None:
+                name = self._name(*_key(found))
+                tell(name, None if event == "DELETED" else found)
+                for listener in self._listeners:
+                    listener(name)
+
+            async def forget_strangers() -> None:
+                # Of an earlier run: their objects may have gone in between.
+                await self._objects.synced.wait()
+                known = {self._name(*key) for key in self._objects.store}
+                for name in fleet.names():
+                    if name not in known:
+                        tell(name, None)
+
+            for found in tuple(self._objects.store.values()):
+                handle("ADDED", found)
+            self._tell = tell
+            try:
+                tasks.create_task(forget_strangers(), name=f"every {self._what} that is gone")
+                await self._objects.run(handle)
+            finally:
+                self._tell = None
+
+
+class _Follower:
+    """Brings one cluster in line with its object, at its own pace: a slow one blocks no other.
+
+    It lives while there is something to do or a Secret to watch, so that objects that rest cost no task.
+    """
+
+    def __init__(self, name: str, client: Client, fleet: Clusters, *, plan: Plan, what: str) -> None:
+        self.name: Final = name
+        self._client = client
+        self._fleet = fleet
+        self._plan = plan
+        self._title = f"{what} {name}"
+        self._object: Object | None = None
+        self._seen = asyncio.Event()
+        self._backoff = Backoff(initial_seconds=0.5, maximum_seconds=30.0)
+        self._secret: Reflector | None = None
+        self._secret_at: Key | None = None
+        self._secret_task: asyncio.Task[None] | None = None
+
+    def see(self, found: Object | None) -> None:
+        """Take note of the object as it is now; None: it is gone."""
+        self._object = found
+        self._seen.set()
+
+    async def run(self) -> None:
+        """Follow until there is nothing more to do."""
+        try:
+            while self._seen.is_set() or self._secret is not None:
+                await self._seen.wait()
+                self._seen.clear()
+                try:
+                    await self._reconcile()
+                except ProviderError as error:
+                    await self._retry(error)
+                except Exception as error:
+                    log.exception("%s: unexpected failure", self._title)
+                    await self._retry(error)
+                else:
+                    self._backoff.reset()
+        finally:
+            await self._stop_secret()
+
+    async def _retry(self, error: Exception) -> None:
+        delay = self._backoff.next_delay()
+        log.warning("%s: again in %.1f s: %s", self._title, delay, error)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await self._seen.wait()
+        self._seen.set()
+
+    async def _reconcile(self) -> None:
+        answer = self._ask()
+        if isinstance(answer, FromSecret):
+            await self._follow_secret((answer.namespace, answer.name))
+            answer = self._made_of(answer)
+        elif not isinstance(answer, Keep):
+            await self._stop_secret()
+        if answer is None:
+            await self._fleet.remove(self.name)
+        elif isinstance(answer, Cluster):
+            await self._fleet.add_or_replace(answer)
+
+    def _ask(self) -> Cluster | FromSecret | Keep | None:
+        if self._object is None:
+            return None
+        try:
+            return self._plan(self._object)
+        except KubeconfigError as error:
+            log.warning("%s cannot be used, what is engaged stays: %s", self._title, error)
+            return KEEP
+
+    def _made_of(self, wish: FromSecret) -> Cluster | Keep:
+        where = f"Secret {wish.namespace}/{wish.name}"
+        secret = None if self._secret is None else self._secret.store.get((wish.namespace, wish.name))
+        if secret is None:
+            if self._secret is not None and self._secret.synced.is_set():
+                log.warning("%s: %s is missing; what is engaged stays", self._title, where)
+            return KEEP
+        try:
+            return wish.make(values_of(secret))
+        except KubeconfigError as error:
+            log.warning("%s: %s cannot be used, what is engaged stays: %s", self._title, where, error)
+            return KEEP
+
+    async def _follow_secret(self, at: Key) -> None:
+        if self._secret_at == at:
+            return
+        await self._stop_secret()
+        namespace, name = self._secret_at = at
+        self._secret = Reflector(self._client, SECRETS, namespace=namespace, name=name)
+        self._secret_task = asyncio.create_task(
+            self._mirror(self._secret), name=f"{self._title}: Secret {namespace}/{name}"
+        )
+
+    async def _mirror(self, secret: Reflector) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(secret.run(lambda _event, _secret: self._seen.set()), name=f"mirror of {secret}")
+            # A Secret that is absent from the beginning has no event, and should be told of.
+            await secret.synced.wait()
+            self._seen.set()
+
+    async def _stop_secret(self) -> None:
+        task, self._secret_task, self._secret, self._secret_at = self._secret_task, None, None, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+def _key(found: Object) -> Key:
+    metadata = found["metadata"]
+    return metadata.get("namespace", ""), metadata["name"]

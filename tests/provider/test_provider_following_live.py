@@ -1,0 +1,201 @@
+"""Following objects on a real API server: ConfigMaps whose data say which cluster is wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+
+import pytest
+
+from provider import CONFIG_MAPS, SECRETS, Cluster, ClusterConfig, Clusters
+from provider.errors import AlreadyExists, KubeconfigError
+from provider.providers.following import KEEP, Following, FromSecret
+
+pytestmark = pytest.mark.integration
+
+
+def plan(found):
+    """`server`: a cluster there; `secret`: one whose server is in that Secret; `keep`; `bad`; else none."""
+    metadata, data = found["metadata"], found.get("data") or {}
+    name = f"{metadata['namespace']}/{metadata['name']}"
+    if "keep" in data:
+        return KEEP
+    if "bad" in data:
+        raise KubeconfigError(f"{data['bad']} is nonsense")
+    if "secret" in data:
+        namespace = metadata["namespace"]
+        return FromSecret(
+            namespace, data["secret"], lambda values: Cluster(name, config=ClusterConfig(values["server"].decode()))
+        )
+    return Cluster(name, config=ClusterConfig(data["server"])) if "server" in data else None
+
+
+class Place:
+    """The ConfigMaps of one namespace."""
+
+    def __init__(self, client, namespace):
+        self.client, self.namespace = client, namespace
+
+    async def put(self, name, *, labels=None, **data):
+        body = {"metadata": {"name": name, "labels": {"follow": "yes", **(labels or {})}}, "data": data}
+        try:
+            await self.client.create(CONFIG_MAPS, body, namespace=self.namespace)
+        except AlreadyExists:
+            body["metadata"]["namespace"] = self.namespace
+            await self.client.replace(CONFIG_MAPS, body)
+
+    async def secret(self, name, server):
+        data = {"server": base64.b64encode(server.encode()).decode()}
+        await self.client.apply(SECRETS, {"metadata": {"name": name, "namespace": self.namespace}, "data": data})
+
+    def following(self, plan=plan):
+        return Following(
+            self.client,
+            CONFIG_MAPS,
+            plan=plan,
+            what="map",
+            name=lambda namespace, name: f"{namespace}/{name}",
+            namespace=self.namespace,
+            label_selector="follow=yes",
+        )
+
+
+@pytest.fixture
+def place(client, namespace):
+    return Place(client, namespace)
+
+
+@contextlib.asynccontextmanager
+async def run(following, fleet):
+    task = asyncio.create_task(following.run(fleet))
+    try:
+        yield
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@pytest.fixture
+async def fleet():
+    fleet = Clusters()
+    yield fleet
+    await fleet.aclose()
+
+
+def server(fleet, name):
+    return fleet.get(name).config.server if name in fleet.names() else None
+
+
+def tasks_for(word):
+    return [task for task in asyncio.all_tasks() if task.get_name().startswith(f"map {word}")]
+
+
+async def test_clusters_come_change_and_go_with_their_objects(place, fleet, eventually, caplog):
+    name = f"{place.namespace}/a"
+    await place.put("a")
+    async with run(place.following(), fleet):
+        await place.put("a", server="https://one.test")
+        await eventually(lambda: server(fleet, name), lambda found: found == "https://one.test")
+        await place.put("a", server="https://two.test")
+        await eventually(lambda: server(fleet, name), lambda found: found == "https://two.test")
+        await place.put("a", bad="this")
+        await eventually(lambda: caplog.text, lambda text: "this is nonsense" in text)
+        await place.put("a", keep="")
+        await place.put("b", server="https://b.test")
+        await eventually(lambda: len(fleet.names()), lambda count: count == 2)
+        assert server(fleet, name) == "https://two.test"
+        # Objects that rest cost no task.
+        await eventually(lambda: tasks_for(place.namespace), lambda found: not found)
+        await place.put("a")
+        await eventually(fleet.names, lambda names: names == [f"{place.namespace}/b"])
+        await place.put("b", labels={"follow": "no"}, server="https://b.test")
+        await eventually(fleet.names, lambda names: names == [])
+
+
+async def test_a_secret_is_watched_only_while_it_is_asked_for(place, fleet, eventually):
+    name = f"{place.namespace}/a"
+    await place.put("a", secret="one")
+    async with run(place.following(), fleet):
+        await place.secret("one", "https://one.test")
+        await eventually(lambda: server(fleet, name), lambda found: found == "https://one.test")
+        await place.secret("one", "https://renewed.test")
+        await eventually(lambda: server(fleet, name), lambda found: found == "https://renewed.test")
+        await place.client.delete(SECRETS, "one", namespace=place.namespace)
+        await place.secret("two", "https://two.test")
+        await place.put("a", secret="two")
+        await eventually(lambda: server(fleet, name), lambda found: found == "https://two.test")
+        assert len(tasks_for(f"{name}: Secret")) == 1
+        await place.put("a", server="https://none.test")
+        await eventually(lambda: server(fleet, name), lambda found: found == "https://none.test")
+        await eventually(lambda: tasks_for(place.namespace), lambda found: not found)
+        await place.put("a", secret="two")
+        await eventually(lambda: server(fleet, name), lambda found: found == "https://two.test")
+    assert tasks_for(place.namespace) == []
+    assert fleet.names() == [name]
+
+
+async def test_what_went_while_nobody_looked_is_forgotten_and_the_rest_goes_on(place, fleet, eventually):
+    await place.put("gone", server="https://gone.test")
+    await place.put("stays", server="https://stays.test")
+    async with run(place.following(), fleet):
+        await eventually(lambda: len(fleet.engagements()), lambda count: count == 2)
+    engagement = fleet.engagements()[1]
+    await place.client.delete(CONFIG_MAPS, "gone", namespace=place.namespace)
+    async with run(place.following(), fleet):
+        await eventually(fleet.names, lambda names: names == [f"{place.namespace}/stays"])
+    assert fleet.engagements() == [engagement]
+
+
+async def test_a_slow_cluster_and_a_failing_plan_hold_up_no_other(place, fleet, eventually, caplog):
+    slow = asyncio.Event()
+
+    class Closing:
+        async def engage(self, engagement):
+            if engagement.cluster.name.endswith("/slow"):
+                engagement.on_close(slow.wait)
+
+    failures = []
+
+    def failing(found):
+        if found["metadata"]["name"] == "failing" and len(failures) < 2:
+            failures.append(found)
+            raise RuntimeError("the plan is broken")
+        return plan(found)
+
+    fleet.add_aware(Closing())
+    await place.put("slow", server="https://one.test")
+    async with run(place.following(failing), fleet):
+        await eventually(lambda: len(fleet.engagements()), lambda count: count == 1)
+        await place.put("slow", server="https://two.test")
+        await place.put("failing", server="https://failing.test")
+        await place.put("other", server="https://other.test")
+        await eventually(lambda: server(fleet, f"{place.namespace}/other"))
+        # Tried again without another event.
+        await eventually(lambda: server(fleet, f"{place.namespace}/failing"))
+        assert len(failures) == 2
+        assert "unexpected failure" in caplog.text
+        assert f"{place.namespace}/slow" not in [found.cluster.name for found in fleet.engagements()]
+        slow.set()
+        await eventually(lambda: len(fleet.engagements()), lambda count: count == 3)
+
+
+async def test_wake_asks_again_about_objects_that_are_known(place, fleet, eventually):
+    wanted = []
+    following = place.following(lambda found: plan(found) if found["metadata"]["name"] in wanted else None)
+    await place.put("a", server="https://a.test")
+    await place.put("b", server="https://b.test")
+    following.wake("a", namespace=place.namespace)
+    async with run(following, fleet):
+        await eventually(following.synced.is_set)
+        wanted.append("a")
+        following.wake("a", namespace=place.namespace)
+        following.wake("nobody", namespace=place.namespace)
+        await eventually(fleet.names, lambda names: names == [f"{place.namespace}/a"])
+        wanted.append("b")
+        following.wake_all()
+        await eventually(lambda: len(fleet.names()), lambda count: count == 2)
+    following.wake_all()
+    assert following.get("a", namespace=place.namespace)["data"] == {"server": "https://a.test"}
+    assert tasks_for(place.namespace) == []

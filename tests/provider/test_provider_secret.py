@@ -1,0 +1,31 @@
+"""Secrets as their writers left them."""
+
+from __future__ import annotations
+
+import pytest
+
+from provider.errors import KubeconfigError
+from provider.providers.secret import value_of, values_of
+
+
+def test_values_are_decoded_and_what_is_no_text_is_left_out():
+    assert values_of({"data": {"a": "eA==", "empty": "", "odd": 3}}) == {"a": b"x", "empty": b""}
+
+
+@pytest.mark.parametrize("secret", [{}, {"data": None}, {"data": ["a"]}, {"data": "eA=="}])
+def test_a_secret_without_data_has_no_values(secret):
+    assert values_of(secret) == {}
+
+
+@pytest.mark.parametrize("value", ["x", "e A==", "ä"])
+def test_garbage_is_refused_without_showing_it(value):
+    with pytest.raises(KubeconfigError, match=r"^its data is not base64$"):
+        values_of({"data": {"a": value}})
+
+
+def test_an_absent_and_an_empty_value_are_told_apart():
+    assert value_of({"a": b"x"}, "a") == b"x"
+    with pytest.raises(KubeconfigError, match="no key 'b'"):
+        value_of({"a": b"x"}, "b")
+    with pytest.raises(KubeconfigError, match="key 'a' is empty"):
+        value_of({"a": b""}, "a")
