@@ -55,7 +55,7 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
         reports = Reports(client, registration=provider.registration, version=await _version(runtime))
         provider.listen(reports.look)
         instances = Instances(runtime, witness=reports)
-        manager = Manager(provider, awares=[instances])
+        manager = Manager(config, provider, awares=[instances])
         fleet = Fleet(manager.clusters, instances=instances)
         async with serve_status(settings.listen, fleet=fleet, synced=provider.synced.is_set):
             logger.info("mcm runs instances for the registrations at %s", config.server)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from provider.aware import Aware, Provider
+from provider.aware import Aware, LocalAware, Provider, Runnable
 from provider.backoff import Backoff
 from provider.client import Client, ObjectList
 from provider.cluster import Cluster
 from provider.clusters import Clusters
 from provider.connections import Connections
+from provider.context import cluster_context, current_cluster, single_cluster
 from provider.controller import Controller, Result
 from provider.election import Election
 from provider.engagement import Engagement
@@ -16,6 +17,7 @@ from provider.errors import (
     AnswerTooLarge,
     ApiError,
     ClusterNotFound,
+    ClusterNotOwned,
     ClusterNotReady,
     Conflict,
     Expired,
@@ -31,12 +33,14 @@ from provider.errors import (
     Unauthorized,
     Unreachable,
 )
+from provider.fleet import Fleet
 from provider.kubeconfig import ClusterConfig
 from provider.lease import Lease, LeaseTimings
 from provider.limits import Allowance, AnswerLimits
 from provider.manager import Manager
 from provider.queue import WorkQueue
 from provider.reflector import Reflector
+from provider.request import LOCAL, ObjectKey, Request
 from provider.resources import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
@@ -59,6 +63,7 @@ from provider.resources import (
     STATEFUL_SETS,
     Resource,
 )
+from provider.scoped import ScopedManager
 from provider.watch import Watch, WatchEvent
 
 __all__ = [
@@ -69,6 +74,7 @@ __all__ = [
     "DEPLOYMENTS",
     "EVENTS",
     "LEASES",
+    "LOCAL",
     "NAMESPACES",
     "NETWORK_POLICIES",
     "PERSISTENT_VOLUME_CLAIMS",
@@ -92,6 +98,7 @@ __all__ = [
     "Cluster",
     "ClusterConfig",
     "ClusterNotFound",
+    "ClusterNotOwned",
     "ClusterNotReady",
     "Clusters",
     "Conflict",
@@ -100,21 +107,27 @@ __all__ = [
     "Election",
     "Engagement",
     "Expired",
+    "Fleet",
     "Forbidden",
     "Invalid",
     "KubeconfigError",
     "Lease",
     "LeaseLost",
     "LeaseTimings",
+    "LocalAware",
     "Manager",
     "NotFound",
+    "ObjectKey",
     "ObjectList",
     "Provider",
     "ProviderError",
     "QueueClosed",
     "Reflector",
+    "Request",
     "Resource",
     "Result",
+    "Runnable",
+    "ScopedManager",
     "ServerError",
     "TooManyRequests",
     "Unauthorized",
@@ -122,4 +135,7 @@ __all__ = [
     "Watch",
     "WatchEvent",
     "WorkQueue",
+    "cluster_context",
+    "current_cluster",
+    "single_cluster",
 ]

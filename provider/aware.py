@@ -1,17 +1,16 @@
-"""The two sides of a manager: who follows clusters, and who finds them."""
+"""What a manager brings together: who works on clusters, and who finds them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, runtime_checkable
 
 from provider.engagement import Engagement
+from provider.fleet import Fleet
 
-if TYPE_CHECKING:
-    from provider.clusters import Clusters
-
-__all__ = ["Aware", "Provider"]
+__all__ = ["Aware", "LocalAware", "Provider", "Runnable"]
 
 
+@runtime_checkable
 class Aware(Protocol):
     """Something that works on every cluster of a fleet."""
 
@@ -23,15 +22,31 @@ class Aware(Protocol):
         """
 
 
+@runtime_checkable
+class LocalAware(Protocol):
+    """Something that works on the manager's own cluster, besides or instead of those of a fleet."""
+
+    async def engage_local(self, engagement: Engagement) -> None:
+        """Begin to work on the local cluster; as `Aware.engage`."""
+
+
+@runtime_checkable
+class Runnable(Protocol):
+    """Something that runs for as long as a manager does."""
+
+    async def run(self) -> None:
+        """Run until cancelled; what fails is run again, later and later."""
+
+
 class Provider(Protocol):
     """Something that knows the clusters of a fleet."""
 
     @property
     def name(self) -> str:
-        """For logs."""
+        """For logs and metrics."""
 
-    async def run(self, clusters: Clusters) -> None:
-        """Tell `clusters` about every cluster that comes, changes and goes, until cancelled.
+    async def run(self, fleet: Fleet) -> None:
+        """Tell `fleet` about every cluster that comes, changes and goes, until cancelled.
 
         It is run again when it fails; clusters that are engaged stay so meanwhile.
         """

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+import copy
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, Self
 
 from typing_extensions import override
 
 from provider.client import Client
+from provider.connections import Connections
+from provider.errors import ClusterNotFound
 from provider.kubeconfig import ClusterConfig
+
+if TYPE_CHECKING:
+    from provider.aware import Provider
 
 __all__ = ["Cluster"]
 
 
+class _Live:
+    """What the descriptions of one cluster share, from the first to the last."""
+
+    def __init__(self) -> None:
+        self.client: Client | None = None
+        self.connections: Connections | None = None
+        self.before_write: Callable[[], None] | None = None
+        self.ended = False
+
+
 class Cluster:
-    """A description that does not change; renewed credentials make a new one, which takes over the client.
+    """A description that does not change; renewed credentials make a new one, which shares the client with it.
 
     `credentials` is raw data that came with the cluster (keys and values of a Secret), never shown in a repr.
     `attributes` are what consumers configure themselves by; where one changes, it counts as another cluster.
@@ -28,22 +44,57 @@ class Cluster:
         credentials: Mapping[str, bytes] | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> None:
-        self.name: Final = name
+        self._name = name
         self.config: Final = config
         self.credentials: Final[Mapping[str, bytes]] = dict(credentials or {})
         self.attributes: Final[Mapping[str, str]] = dict(attributes or {})
-        self._client: Client | None = None
+        self._origins: tuple[Provider, ...] = ()
+        self._live = _Live()
 
     @override
     def __repr__(self) -> str:
         return f"Cluster({self.name!r}, server={self.config.server!r}, attributes={self.attributes!r})"
 
     @property
+    def name(self) -> str:
+        """What the fleet knows it by."""
+        return self._name
+
+    @property
     def client(self) -> Client:
-        """The client of this cluster, made on first use; it lives as long as the cluster is engaged."""
-        if self._client is None:
-            self._client = Client(self.config)
-        return self._client
+        """The client of this cluster, made on first use; it lives as long as the cluster is engaged.
+
+        Raises ClusterNotFound afterwards.
+        """
+        self._require_live()
+        if self._live.client is None:
+            self._live.client = self.make_client()
+        return self._live.client
+
+    def make_client(self) -> Client:
+        """Make the client; for kinds of clusters that need another one."""
+        return Client(self.config, connections=self._live.connections, before_write=self._live.before_write)
+
+    def wire(self, *, connections: Connections | None = None, before_write: Callable[[], None] | None = None) -> None:
+        """Say, before the client is made, which connections it uses, and what is called before it changes anything."""
+        self._live.connections = connections
+        self._live.before_write = before_write
+        self._live.ended = False
+
+    def came_from(self, provider: Provider) -> bool:
+        """Whether a provider told of this cluster, itself or through the provider that it is part of."""
+        return any(origin is provider for origin in self._origins)
+
+    def note_origin(self, provider: Provider) -> None:
+        """Take note of a provider that told of this cluster."""
+        if not self.came_from(provider):
+            self._origins = (*self._origins, provider)
+
+    def renamed(self, name: str) -> Self:
+        """The same cluster, sharing its client, under another name."""
+        renamed = copy.copy(self)
+        renamed._name = name  # noqa: SLF001 - a copy of our own
+        return renamed
 
     def continues(self, previous: Cluster) -> bool:
         """Whether this is the cluster of `previous`, with credentials or a CA that were renewed at most."""
@@ -60,11 +111,17 @@ class Cluster:
 
     async def take_over(self, previous: Cluster) -> None:
         """Go on with the client of the same cluster's previous description, with this one's credentials."""
-        if previous._client is not None:
-            await previous._client.update(self.config)
-            self._client, previous._client = previous._client, self._client
+        self._live = previous._live
+        if self._live.client is not None:
+            await self._live.client.update(self.config)
 
     async def aclose(self) -> None:
-        """Close the client."""
-        if self._client is not None:
-            await self._client.aclose()
+        """Close the client; nothing of the cluster is left."""
+        self._live.ended = True
+        client, self._live.client = self._live.client, None
+        if client is not None:
+            await client.aclose()
+
+    def _require_live(self) -> None:
+        if self._live.ended:
+            raise ClusterNotFound(f"cluster {self.name!r} is gone")

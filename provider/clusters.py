@@ -1,19 +1,22 @@
-"""The clusters of a fleet that are engaged: at most one engagement for each name at any time."""
+"""The clusters of a fleet: at most one engagement for each name at any time, and the work that is allowed on it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Final
 
-from provider.aware import Aware
+from provider.aware import Aware, LocalAware
 from provider.backoff import Backoff
 from provider.cluster import Cluster
+from provider.connections import Connections
 from provider.engagement import Engagement
 from provider.errors import ClusterNotFound, ClusterNotReady, ProviderError
+from provider.request import LOCAL
 
 __all__ = ["Clusters"]
 
@@ -23,9 +26,12 @@ log: Final = logging.getLogger(__name__)
 class _Slot:
     """What is wanted for a name, and what is there."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, allowed: bool) -> None:
         self.wanted: Cluster | None = None
+        self.allowed = allowed
         self.engagement: Engagement | None = None
+        self.work: Engagement | None = None
+        """What the awares are engaged by: a part of the engagement, while work on the cluster is allowed."""
         self.lock = asyncio.Lock()
         self.users = 0
 
@@ -34,31 +40,42 @@ class Clusters:
     """Engages every aware with every cluster. Each name goes its own way: a slow one blocks no other.
 
     `engage_timeout_seconds` is how long an aware's `engage` may take; one that fails or takes longer is undone and
-    tried again with growing delays up to `retry_maximum_seconds`.
+    tried again with growing delays up to `retry_maximum_seconds`. Where it is `coordinated`, awares are engaged with a
+    cluster from `allow` to `withdraw` only. `connections` are what the clusters' clients share, and `before_write` is
+    called with a cluster's name before its client changes anything.
     """
 
     def __init__(
         self,
         *,
-        awares: Iterable[Aware] = (),
+        awares: Iterable[Aware | LocalAware] = (),
+        coordinated: bool = False,
+        connections: Connections | None = None,
+        before_write: Callable[[str], None] | None = None,
         engage_timeout_seconds: float = 60.0,
         retry_initial_seconds: float = 1.0,
         retry_maximum_seconds: float = 60.0,
     ) -> None:
-        self._awares: list[Aware] = list(awares)
+        self._awares: list[Aware | LocalAware] = list(awares)
+        self._coordinated = coordinated
+        self._connections = connections
+        self._before_write = before_write
         self._slots: dict[str, _Slot] = {}
         self._failures: dict[tuple[int, int], str] = {}
         self._generations = itertools.count(1)
+        self._changed = asyncio.Event()
+        self._changed.set()
         self._closed = False
         self._engage_timeout_seconds = engage_timeout_seconds
         self._retry_initial_seconds = retry_initial_seconds
         self._retry_maximum_seconds = retry_maximum_seconds
 
-    def add_aware(self, aware: Aware) -> None:
+    def add_aware(self, aware: Aware | LocalAware) -> None:
         """Engage one more aware with every cluster, those that are there already included."""
         self._awares.append(aware)
-        for engagement in self.engagements():
-            self._begin(aware, engagement)
+        for slot in tuple(self._slots.values()):
+            if slot.work is not None and not slot.work.closing:
+                self._begin(aware, slot.work)
 
     async def add_or_replace(self, cluster: Cluster) -> None:
         """Make this the cluster of its name, and return when it is.
@@ -85,9 +102,36 @@ class Clusters:
             raise ClusterNotReady(f"cluster {name!r} is being engaged; try again soon")
         return slot.engagement.cluster
 
-    def names(self) -> list[str]:
-        """Names of all wanted clusters, sorted."""
-        return sorted(name for name, slot in self._slots.items() if slot.wanted is not None)
+    def names(self, *, local: bool = False) -> list[str]:
+        """Names of all wanted clusters, sorted; the local one only where it is asked for."""
+        return sorted(
+            name for name, slot in self._slots.items() if slot.wanted is not None and (local or name != LOCAL)
+        )
+
+    async def wait_changed(self) -> None:
+        """Return when clusters came or went since the last call; at once the first time. For one who waits."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    def allow(self, name: str) -> None:
+        """Let the work on a cluster begin; of no effect where it did, or the cluster is not known."""
+        slot = self._slots.get(name)
+        if slot is None or slot.wanted is None:
+            return
+        slot.allowed = True
+        engagement, work = slot.engagement, slot.work
+        # Whoever holds the lock sees to it otherwise.
+        if not slot.lock.locked() and engagement is not None and not engagement.closing and (not work or work.closed):
+            slot.work = self._begin_work(engagement)
+
+    async def withdraw(self, name: str) -> None:
+        """End the work on a cluster, and return when nothing is at work on it any more; the cluster stays known."""
+        slot = self._slots.get(name)
+        if slot is None:
+            return
+        slot.allowed = False
+        async with self._settling(name):
+            pass
 
     def engagements(self) -> list[Engagement]:
         """The live engagements, sorted by the cluster's name."""
@@ -106,19 +150,24 @@ class Clusters:
         await asyncio.gather(*(self._want(name, None) for name in tuple(self._slots)))
 
     async def _want(self, name: str, cluster: Cluster | None) -> None:
-        async with self._slot(name) as slot:
+        async with self._settling(name) as slot:
+            if (slot.wanted is None) != (cluster is None):
+                self._changed.set()
+            if cluster is None:
+                slot.allowed = not self._coordinated
             slot.wanted = cluster
+
+    @contextlib.asynccontextmanager
+    async def _settling(self, name: str) -> AsyncIterator[_Slot]:
+        """Bring about what is wished for a name, after it was noted within."""
+        slot = self._slots.setdefault(name, _Slot(allowed=not self._coordinated))
+        slot.users += 1
+        try:
+            yield slot
             async with slot.lock:
                 # Whoever holds the lock brings about the latest wish; the callers of overtaken ones find it done.
                 while not self._settled(slot):
                     await self._step(slot)
-
-    @contextlib.asynccontextmanager
-    async def _slot(self, name: str) -> AsyncIterator[_Slot]:
-        slot = self._slots.setdefault(name, _Slot())
-        slot.users += 1
-        try:
-            yield slot
         finally:
             slot.users -= 1
             if not slot.users and slot.wanted is None and slot.engagement is None:
@@ -129,43 +178,68 @@ class Clusters:
         engagement = slot.engagement
         if engagement is None:
             return slot.wanted is None
-        return slot.wanted is not None and not engagement.closing and engagement.cluster.equals(slot.wanted)
+        fits = slot.wanted is not None and not engagement.closing and engagement.cluster.equals(slot.wanted)
+        working = slot.work is not None and not slot.work.closing
+        return fits and (working if slot.allowed else slot.work is None)
 
     async def _step(self, slot: _Slot) -> None:
         wanted, present = slot.wanted, slot.engagement
         if present is None:
             if wanted is not None:
                 slot.engagement = self._engage(wanted)
-        elif wanted is not None and not present.closing and wanted.continues(present.cluster):
-            await present.update(wanted)
-        else:
+        elif wanted is None or present.closing or not wanted.continues(present.cluster):
             await present.aclose()
-            slot.engagement = None
+            slot.engagement = slot.work = None
             self._failures = {key: why for key, why in self._failures.items() if key[0] != present.generation}
+        elif not present.cluster.equals(wanted):
+            await present.update(wanted)
+        elif slot.work is None:
+            slot.work = self._begin_work(present)
+        else:
+            await slot.work.aclose()
+            slot.work = None
 
     def _engage(self, cluster: Cluster) -> Engagement:
+        before_write = functools.partial(self._before_write, cluster.name) if self._before_write is not None else None
+        cluster.wire(connections=self._connections, before_write=before_write)
         engagement = Engagement(cluster, generation=next(self._generations))
         log.info("cluster %s: engaged, generation %d", cluster.name, engagement.generation)
-        for aware in self._awares:
-            self._begin(aware, engagement)
         return engagement
 
-    def _begin(self, aware: Aware, engagement: Engagement) -> None:
-        _ = engagement.spawn(self._keep_trying(aware, engagement), name=f"engage {type(aware).__name__}")
+    def _begin_work(self, engagement: Engagement) -> Engagement:
+        work = engagement.inner()
+        for aware in self._awares:
+            self._begin(aware, work)
+        return work
 
-    async def _keep_trying(self, aware: Aware, engagement: Engagement) -> None:
+    def _begin(self, aware: Aware | LocalAware, work: Engagement) -> None:
+        if work.cluster.name != LOCAL:
+            engage = aware.engage if isinstance(aware, Aware) else None
+        else:
+            engage = aware.engage_local if isinstance(aware, LocalAware) else None
+        if engage is not None:
+            trying = self._keep_trying(engage, work, who=type(aware).__name__, key=(work.generation, id(aware)))
+            _ = work.spawn(trying, name=f"engage {type(aware).__name__}")
+
+    async def _keep_trying(
+        self,
+        engage: Callable[[Engagement], Awaitable[None]],
+        work: Engagement,
+        *,
+        who: str,
+        key: tuple[int, int],
+    ) -> None:
         backoff = Backoff(initial_seconds=self._retry_initial_seconds, maximum_seconds=self._retry_maximum_seconds)
-        key = (engagement.generation, id(aware))
         while True:
-            attempt = engagement.inner()
+            attempt = work.inner()
             try:
                 async with asyncio.timeout(self._engage_timeout_seconds):
-                    await aware.engage(attempt)
+                    await engage(attempt)
             except Exception as error:
                 delay = backoff.next_delay()
-                name, who = engagement.cluster.name, type(aware).__name__
                 self._failures[key] = f"{who} cannot engage: {str(error) or type(error).__name__}"
-                log.warning("cluster %s: %s, again in %.1f s", name, self._failures[key], delay, exc_info=error)
+                told = "cluster %s: %s, again in %.1f s"
+                log.warning(told, work.cluster.name, self._failures[key], delay, exc_info=error)
             else:
                 self._failures.pop(key, None)
                 return

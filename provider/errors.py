@@ -10,6 +10,7 @@ __all__ = [
     "AnswerTooLarge",
     "ApiError",
     "ClusterNotFound",
+    "ClusterNotOwned",
     "ClusterNotReady",
     "Conflict",
     "Expired",
@@ -40,6 +41,10 @@ class ProviderError(Exception):
 
 class ClusterNotFound(ProviderError, LookupError):
     """No cluster of that name is known."""
+
+
+class ClusterNotOwned(ProviderError):
+    """The cluster is known, but another process works on it, or none does at this moment."""
 
 
 class ClusterNotReady(ProviderError):

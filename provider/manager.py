@@ -1,51 +1,147 @@
-"""Runs a provider and keeps what follows its clusters engaged."""
+"""Runs a provider, keeps what follows its clusters engaged, and knows them by name."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
-from provider.aware import Aware, Provider
+from provider.aware import Aware, LocalAware, Provider, Runnable
 from provider.backoff import Backoff
+from provider.checks import Check, Checks
 from provider.cluster import Cluster
 from provider.clusters import Clusters
+from provider.connections import Connections
+from provider.context import current_cluster
+from provider.coordinator.base import Coordinator
+from provider.coordinator.basic import Basic
 from provider.errors import ProviderError
+from provider.fleet import FleetView
+from provider.kubeconfig import ClusterConfig
+from provider.request import LOCAL
+from provider.scoped import ScopedManager
 
 __all__ = ["Manager"]
 
 log: Final = logging.getLogger(__name__)
 
+_STEADY_SECONDS: Final = 60.0
+"""What ran for so long before it failed is run again soon."""
+
 
 class Manager:
-    """The clusters of a provider, and the awares that work on each of them.
+    """The clusters of a provider, and what works on each of them.
+
+    `config` is that of the local cluster, which `get_cluster("")` gives; None: there is none. Without `provider` the
+    local cluster is all there is. `coordinator` decides which clusters this process works on where several run the same
+    manager; by default it works on all. `max_concurrent` reconciles of a controller run at once where neither its
+    options nor `group_kind_concurrency` (such as `{"ReplicaSet.apps": 4}`) say otherwise.
 
     Use `await manager.run(stop)`, or `async with manager`. At the end every engagement is closed, which is awaited.
     A manager runs once.
     """
 
-    def __init__(self, provider: Provider, *, awares: Iterable[Aware] = ()) -> None:
-        self._provider = provider
-        self._clusters = Clusters(awares=awares)
-        self._running: asyncio.Task[None] | None = None
+    def __init__(
+        self,
+        config: ClusterConfig | None,
+        provider: Provider | None = None,
+        *,
+        awares: Iterable[Aware | LocalAware | Runnable] = (),
+        coordinator: Coordinator | None = None,
+        max_concurrent: int = 1,
+        group_kind_concurrency: Mapping[str, int] | None = None,
+        engage_timeout_seconds: float = 60.0,
+    ) -> None:
+        self.provider: Final = provider
+        self.coordinator: Final[Coordinator] = coordinator if coordinator is not None else Basic()
+        self.max_concurrent: Final = max_concurrent
+        self.group_kind_concurrency: Final[Mapping[str, int]] = dict(group_kind_concurrency or {})
+        self.health_checks: Final = Checks()
+        self.ready_checks: Final = Checks()
+        self._local = Cluster(LOCAL, config=config) if config is not None else None
+        self._connections = Connections()
+        self._clusters = Clusters(
+            coordinated=coordinator is not None,
+            connections=self._connections,
+            before_write=self._require_write,
+            engage_timeout_seconds=engage_timeout_seconds,
+        )
+        self._runnables: list[Runnable] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._running = False
+        self._ended = False
+        for aware in awares:
+            self.add(aware)
 
     @property
     def clusters(self) -> Clusters:
-        """The fleet."""
+        """The fleet; the local cluster is a part of it under the name ""."""
         return self._clusters
 
-    def add(self, aware: Aware) -> None:
-        """Engage one more aware, also with the clusters that are engaged already."""
-        self._clusters.add_aware(aware)
+    @property
+    def connections(self) -> Connections:
+        """What the clients of all clusters share."""
+        return self._connections
+
+    @property
+    def local(self) -> Cluster:
+        """The local cluster, also before the manager runs; raises ProviderError where there is none."""
+        if self._local is None:
+            raise ProviderError("this manager has no local cluster: it was made without a configuration")
+        return self._local
+
+    def add(self, what: Aware | LocalAware | Runnable) -> None:
+        """Add what works on clusters, runs with the manager, or both; at any time, also while it runs.
+
+        An aware is engaged with all clusters, those that are there already included. A runnable that fails is run again
+        with growing delays.
+        """
+        if isinstance(what, (Aware, LocalAware)):
+            self._clusters.add_aware(what)
+        elif not isinstance(what, Runnable):
+            raise ProviderError(f"{what!r} cannot be added: it has none of engage(), engage_local() and run()")
+        if isinstance(what, Runnable):
+            self._runnables.append(what)
+            if self._running:
+                self._start_runnable(what)
+
+    def add_health_check(self, name: str, check: Check) -> None:
+        """Have `/healthz` ask: where it fails, the process should be started again."""
+        self.health_checks.add(name, check)
+
+    def add_ready_check(self, name: str, check: Check) -> None:
+        """Have `/readyz` ask: where it fails, the process should not be sent requests."""
+        self.ready_checks.add(name, check)
 
     def get_cluster(self, name: str) -> Cluster:
-        """An engaged cluster; raises ClusterNotFound and ClusterNotReady."""
-        return self._clusters.get(name)
+        """A cluster by its name; "" is the local one.
+
+        Raises ClusterNotFound, ClusterNotReady while it is being engaged, ClusterNotOwned where another process works
+        on it, and ProviderError where a name is given and there is no provider.
+        """
+        if name == LOCAL:
+            return self.local
+        if self.provider is None:
+            raise ProviderError(f"there is no cluster {name!r}: this manager has no multicluster provider")
+        cluster = self._clusters.get(name)
+        self.coordinator.require_read(name)
+        return cluster
+
+    def cluster_from_context(self) -> Cluster:
+        """The cluster of the reconcile under way; raises ProviderError outside of one, and what `get_cluster` does."""
+        name = current_cluster()
+        if name is None:
+            raise ProviderError("no reconcile is under way here, so there is no cluster in the context")
+        return self.get_cluster(name)
+
+    def scoped(self, name: str) -> ScopedManager:
+        """This manager for a component that knows of one cluster only."""
+        return ScopedManager(self, name)
 
     def cluster_names(self) -> list[str]:
-        """Names of all clusters, sorted."""
+        """Names of all clusters but the local one, sorted."""
         return self._clusters.names()
 
     async def run(self, until: asyncio.Event) -> None:
@@ -54,30 +150,75 @@ class Manager:
             await until.wait()
 
     async def __aenter__(self) -> Self:
-        if self._running is not None:
+        if self._running or self._ended:
             raise ProviderError("a manager runs once")
-        self._running = asyncio.create_task(self._keep_running(), name=f"provider {self._provider.name}")
+        self._running = True
+        if self._local is not None:
+            await self._clusters.add_or_replace(self._local)
+        for runnable in self._runnables:
+            self._start_runnable(runnable)
+        self._start("coordinator", lambda: self.coordinator.run(_Workplace(self._clusters)))
+        if self.provider is not None:
+            provider, view = self.provider, FleetView(self._clusters, provider=self.provider)
+            self._start(f"provider {provider.name}", lambda: provider.run(view))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._running, self._ended = False, True
         try:
-            if self._running is not None:
-                self._running.cancel()
-                await asyncio.wait([self._running])
+            # First who finds clusters, then who decides on them: it withdraws what is at work, which is drained by
+            # controllers that run until the last engagement is closed.
+            for name in [name for name in reversed(self._tasks) if not name.startswith("runnable")]:
+                await self._stop(name)
         finally:
-            await self._clusters.aclose()
-
-    async def _keep_running(self) -> None:
-        backoff = Backoff(initial_seconds=1.0, maximum_seconds=60.0)
-        while True:
             try:
-                await self._provider.run(self._clusters)
-            except Exception:
-                delay = backoff.next_delay()
-                log.exception("provider %s failed, again in %.1f s", self._provider.name, delay)
-                await asyncio.sleep(delay)
-            else:
-                log.info("provider %s has told all that it knows", self._provider.name)
-                return
+                await self._clusters.aclose()
+            finally:
+                await asyncio.gather(*map(self._stop, tuple(self._tasks)))
+                await self._connections.aclose()
+
+    def _require_write(self, name: str) -> None:
+        if name != LOCAL:
+            self.coordinator.require_write(name)
+
+    def _start_runnable(self, runnable: Runnable) -> None:
+        self._start(f"runnable {len(self._tasks)} {type(runnable).__name__}", runnable.run)
+
+    def _start(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._tasks[name] = asyncio.create_task(_keep_running(name, run), name=name)
+
+    async def _stop(self, name: str) -> None:
+        task = self._tasks.pop(name)
+        task.cancel()
+        await asyncio.wait([task])
+
+
+class _Workplace:
+    def __init__(self, clusters: Clusters) -> None:
+        self._clusters = clusters
+        self.wait_changed = clusters.wait_changed
+        self.allow = clusters.allow
+        self.withdraw = clusters.withdraw
+
+    def names(self) -> list[str]:
+        return self._clusters.names(local=True)
+
+
+async def _keep_running(name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    backoff = Backoff(initial_seconds=1.0, maximum_seconds=60.0)
+    now = asyncio.get_running_loop().time
+    while True:
+        began = now()
+        try:
+            await run()
+        except Exception:
+            if now() - began > _STEADY_SECONDS:
+                backoff.reset()
+            delay = backoff.next_delay()
+            log.exception("%s failed, again in %.1f s", name, delay)
+            await asyncio.sleep(delay)
+        else:
+            log.info("%s has ended its work", name)
+            return

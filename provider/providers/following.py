@@ -16,8 +16,8 @@ from typing import Any, Final, NoReturn
 from provider.backoff import Backoff
 from provider.client import Client
 from provider.cluster import Cluster
-from provider.clusters import Clusters
 from provider.errors import KubeconfigError, ProviderError
+from provider.fleet import Fleet
 from provider.providers.secret import values_of
 from provider.reflector import Key, Reflector
 from provider.resources import SECRETS, Resource
@@ -111,7 +111,7 @@ class Following:
         for namespace, name in tuple(self._objects.store):
             self.wake(name, namespace=namespace)
 
-    async def run(self, fleet: Clusters) -> NoReturn:
+    async def run(self, fleet: Fleet) -> NoReturn:
         """Follow until cancelled; afterwards nothing of it runs any more, and the clusters stay as they are."""
         followers: dict[str, _Follower] = {}
         async with asyncio.TaskGroup() as tasks:
@@ -159,7 +159,7 @@ class _Follower:
     It lives while there is something to do or a Secret to watch, so that objects that rest cost no task.
     """
 
-    def __init__(self, name: str, client: Client, fleet: Clusters, *, plan: Plan, what: str) -> None:
+    def __init__(self, name: str, client: Client, fleet: Fleet, *, plan: Plan, what: str) -> None:
         self.name: Final = name
         self._client = client
         self._fleet = fleet

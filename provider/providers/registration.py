@@ -12,7 +12,7 @@ from api import KubernetesVersion
 from api.names import API_VERSION, KUBECONFIG_KEY
 from provider.client import Client
 from provider.cluster import Cluster
-from provider.clusters import Clusters
+from provider.fleet import Fleet
 from provider.kubeconfig import ClusterConfig
 from provider.providers.following import KEEP, Following, FromSecret, Keep, Object
 from provider.providers.secret import value_of
@@ -82,9 +82,9 @@ class RegistrationProvider:
         """Call back with the name of each registration that is new, changed or gone."""
         self._following.listen(listener)
 
-    async def run(self, clusters: Clusters) -> None:
+    async def run(self, fleet: Fleet) -> None:
         """Follow registrations and their Secrets until cancelled."""
-        await self._following.run(clusters)
+        await self._following.run(fleet)
 
     def _plan(self, registration: Object) -> FromSecret | Keep | None:
         name = registration["metadata"]["name"]

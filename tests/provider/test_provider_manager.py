@@ -48,7 +48,7 @@ class Aware:
 
 async def test_engages_what_the_provider_tells_and_closes_it_at_the_end(eventually):
     early, late = Aware(), Aware()
-    manager = Manager(Fixed("a", "b"), awares=[early])
+    manager = Manager(None, Fixed("a", "b"), awares=[early])
     stop = asyncio.Event()
     running = asyncio.create_task(manager.run(stop))
     await eventually(manager.cluster_names, lambda names: names == ["a", "b"])
@@ -68,7 +68,7 @@ async def test_engages_what_the_provider_tells_and_closes_it_at_the_end(eventual
 
 async def test_a_provider_that_fails_is_run_again_and_engaged_clusters_stay(eventually):
     aware = Aware()
-    async with Manager(Fixed("a", "b", failures=1), awares=[aware]) as manager:
+    async with Manager(None, Fixed("a", "b", failures=1), awares=[aware]) as manager:
         await eventually(manager.cluster_names, lambda names: names == ["a", "b"])
         await eventually(lambda: aware.log, lambda log: ("open", "b") in log)
         assert aware.log == [("open", "a"), ("open", "b")]
@@ -76,7 +76,7 @@ async def test_a_provider_that_fails_is_run_again_and_engaged_clusters_stay(even
 
 async def test_a_manager_that_is_cancelled_closes_what_is_engaged(eventually):
     aware = Aware()
-    running = asyncio.create_task(Manager(Fixed("a"), awares=[aware]).run(asyncio.Event()))
+    running = asyncio.create_task(Manager(None, Fixed("a"), awares=[aware]).run(asyncio.Event()))
     await eventually(lambda: aware.log)
     running.cancel()
     await asyncio.wait([running])

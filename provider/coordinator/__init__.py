@@ -1,0 +1,1 @@
+"""Who works on which cluster, where several processes run the same manager."""

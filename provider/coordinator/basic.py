@@ -1,0 +1,31 @@
+"""One process works on all clusters."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from provider.coordinator.base import Workplace
+
+__all__ = ["Basic"]
+
+
+class Basic:
+    """For one process that runs alone: everything is its business, always."""
+
+    async def run(self, workplace: Workplace) -> NoReturn:
+        """Allow every cluster that comes."""
+        while True:
+            await workplace.wait_changed()
+            for name in workplace.names():
+                workplace.allow(name)
+
+    def may_work(self, cluster: str) -> bool:
+        """Always."""
+        del cluster
+        return True
+
+    def require_read(self, cluster: str) -> None:
+        """Raise nothing."""
+
+    def require_write(self, cluster: str) -> None:
+        """Raise nothing."""

@@ -1,0 +1,79 @@
+"""One of several processes works on all clusters; the others know them, and wait."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+from provider.backoff import Backoff
+from provider.context import current_cluster
+from provider.coordinator.base import Workplace
+from provider.election import Election
+from provider.errors import ClusterNotOwned, LeaseLost
+from provider.lease import clock
+
+__all__ = ["Leader"]
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Leader:
+    """Works on everything while a Lease is held. Every replica may look clusters up, read them and serve webhooks.
+
+    Reconciles of a process that does not lead, or not any more, do not begin, and those under way cannot write. What
+    is done outside of a reconcile, by a webhook for example, is not held back.
+    """
+
+    def __init__(self, election: Election, *, now: Callable[[], float] = clock) -> None:
+        self._election = election
+        self._now = now
+        self._leading = False
+        self._leaving = False
+
+    @property
+    def leading(self) -> bool:
+        """Whether this process leads; also while it ends its work, and never longer than its Lease lasts."""
+        return self._leading and self._now() < self._election.lease.expires_at
+
+    async def run(self, workplace: Workplace) -> NoReturn:
+        """Stand for election again and again."""
+        backoff = Backoff(initial_seconds=1.0, maximum_seconds=30.0)
+        while True:
+            try:
+                await self._election.run(lambda: self._lead(workplace, won=backoff.reset))
+            except LeaseLost as error:
+                delay = backoff.next_delay()
+                _log.warning("no longer the leader, standing again in %.1f s: %s", delay, error)
+                await asyncio.sleep(delay)
+
+    def may_work(self, cluster: str) -> bool:
+        """While leading."""
+        del cluster
+        return self.leading and not self._leaving
+
+    def require_read(self, cluster: str) -> None:
+        """Raise nothing."""
+
+    def require_write(self, cluster: str) -> None:
+        """Raise ClusterNotOwned in a reconcile of a process that does not lead."""
+        if current_cluster() is not None and not self.leading:
+            raise ClusterNotOwned(
+                f"cluster {cluster!r} is not changed: this process does not lead ({self._election.lease})"
+            )
+
+    async def _lead(self, workplace: Workplace, *, won: Callable[[], None]) -> None:
+        won()
+        self._leading, self._leaving = True, False
+        try:
+            while True:
+                for name in workplace.names():
+                    workplace.allow(name)
+                await workplace.wait_changed()
+        finally:
+            self._leaving = True
+            try:
+                await asyncio.gather(*(workplace.withdraw(name) for name in workplace.names()))
+            finally:
+                self._leading = False
