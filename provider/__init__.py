@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from provider.aware import Aware, LocalAware, Provider, Runnable
 from provider.backoff import Backoff
+from provider.checks import Checks
 from provider.client import Client, ObjectList
 from provider.cluster import Cluster
 from provider.clusters import Clusters
@@ -94,6 +95,7 @@ __all__ = [
     "ApiError",
     "Aware",
     "Backoff",
+    "Checks",
     "Client",
     "Cluster",
     "ClusterConfig",

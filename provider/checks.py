@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
 
 from provider.errors import ProviderError
 
@@ -13,13 +12,12 @@ __all__ = ["Check", "Checks"]
 Check = Callable[[], Awaitable[None]]
 """Returns where all is well, and raises what says what is not."""
 
-_SECONDS: Final = 2.0
-
 
 class Checks:
-    """The checks of one kind, health or readiness, under their names."""
+    """The checks of one kind, health or readiness, under their names; each has `timeout_seconds` to answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, timeout_seconds: float = 2.0) -> None:
+        self._timeout_seconds = timeout_seconds
         self._checks: dict[str, Check] = {}
 
     def add(self, name: str, check: Check) -> None:
@@ -29,14 +27,15 @@ class Checks:
         self._checks[name] = check
 
     async def run(self) -> Mapping[str, str | None]:
-        """Ask all at once; what is wrong by name, None where nothing is. One that takes longer than 2 s is not well."""
-        return dict(zip(self._checks, await asyncio.gather(*map(_ask, self._checks.values())), strict=True))
+        """Ask all at once; returns what is wrong by name, None where nothing is."""
+        return dict(zip(self._checks, await asyncio.gather(*map(self._ask, self._checks.values())), strict=True))
 
-
-async def _ask(check: Check) -> str | None:
-    try:
-        async with asyncio.timeout(_SECONDS):
-            await check()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-        return str(error) or type(error).__name__
-    return None
+    async def _ask(self, check: Check) -> str | None:
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                await check()
+        except TimeoutError:
+            return f"no answer within {self._timeout_seconds:g} s"
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+            return str(error) or type(error).__name__
+        return None

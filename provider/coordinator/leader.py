@@ -12,7 +12,6 @@ from provider.context import current_cluster
 from provider.coordinator.base import Workplace
 from provider.election import Election
 from provider.errors import ClusterNotOwned, LeaseLost
-from provider.lease import clock
 
 __all__ = ["Leader"]
 
@@ -26,16 +25,15 @@ class Leader:
     is done outside of a reconcile, by a webhook for example, is not held back.
     """
 
-    def __init__(self, election: Election, *, now: Callable[[], float] = clock) -> None:
+    def __init__(self, election: Election) -> None:
         self._election = election
-        self._now = now
         self._leading = False
         self._leaving = False
 
     @property
     def leading(self) -> bool:
         """Whether this process leads; also while it ends its work, and never longer than its Lease lasts."""
-        return self._leading and self._now() < self._election.lease.expires_at
+        return self._leading and self._election.lease.held
 
     async def run(self, workplace: Workplace) -> NoReturn:
         """Stand for election again and again."""

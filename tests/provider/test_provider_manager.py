@@ -6,7 +6,18 @@ import asyncio
 
 import pytest
 
-from provider import Cluster, ClusterConfig, ClusterNotFound, Manager, ProviderError
+from provider import (
+    LOCAL,
+    Checks,
+    Cluster,
+    ClusterConfig,
+    ClusterNotFound,
+    Manager,
+    ProviderError,
+    Request,
+    cluster_context,
+    single_cluster,
+)
 
 
 def cluster(name):
@@ -81,3 +92,94 @@ async def test_a_manager_that_is_cancelled_closes_what_is_engaged(eventually):
     running.cancel()
     await asyncio.wait([running])
     assert aware.log == [("open", "a"), ("close", "a")]
+
+
+async def test_looks_up_by_name_and_says_what_is_missing(eventually):
+    """Criterion 29: "" is the local cluster; unknown, no provider and no context are three different things."""
+    config = ClusterConfig("https://127.0.0.1:1")
+    async with Manager(config, Fixed("a")) as manager:
+        await eventually(manager.cluster_names, lambda names: names == ["a"])
+        assert manager.get_cluster("") is manager.local
+        assert manager.get_cluster("a").name == "a"
+        with pytest.raises(ClusterNotFound, match="'b'"):
+            manager.get_cluster("b")
+        with pytest.raises(ProviderError, match="no reconcile is under way"):
+            manager.cluster_from_context()
+        with cluster_context("a"):
+            assert manager.cluster_from_context() is manager.get_cluster("a")
+    alone = Manager(config)
+    with pytest.raises(ProviderError, match="no multicluster provider") as caught:
+        alone.get_cluster("a")
+    assert not isinstance(caught.value, ClusterNotFound)
+    with pytest.raises(ProviderError, match="no local cluster"):
+        Manager(None, Fixed("a")).get_cluster("")
+
+
+async def test_a_single_cluster_reconciler_gets_its_cluster_from_the_context(eventually):
+    """Criterion 30: it is given namespace and name, and knows of no fleet."""
+    seen = []
+    async with Manager(None, Fixed("a", "b")) as manager:
+        await eventually(manager.cluster_names, lambda names: names == ["a", "b"])
+
+        async def reconcile(key):
+            seen.append((manager.cluster_from_context().name, *key))
+
+        for name in ("a", "b"):
+            await single_cluster(reconcile)(Request(name, "ns", "x"))
+    assert seen == [("a", "ns", "x"), ("b", "ns", "x")]
+
+
+def test_requests_are_written_as_upstreams_and_equal_ones_are_one():
+    """Criterion 31: the same key in two clusters is two requests."""
+    assert str(Request("a", "ns", "n")) == "cluster://a/ns/n"
+    assert str(Request(LOCAL, "ns", "n")) == "ns/n"
+    assert len({Request("a", "ns", "n"), Request("a", "ns", "n"), Request("b", "ns", "n")}) == 2
+
+
+class Endless:
+    """Runs until cancelled; fails at first."""
+
+    def __init__(self):
+        self.runs, self.running = 0, False
+
+    async def run(self):
+        self.runs += 1
+        if self.runs == 1:
+            raise ValueError("odd")
+        self.running = True
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.running = False
+
+
+async def test_a_scoped_manager_reads_the_member_and_adds_to_the_host(eventually):
+    """Criterion 33: what is added runs with the manager, also where it runs already, and is run again when it fails."""
+    async with Manager(ClusterConfig("https://127.0.0.1:1"), Fixed("a")) as manager:
+        await eventually(manager.cluster_names, lambda names: names == ["a"])
+        scoped = manager.scoped("a")
+        assert scoped.cluster is manager.get_cluster("a")
+        assert scoped.client is manager.get_cluster("a").client
+        endless = Endless()
+        scoped.add(endless)
+        await eventually(lambda: endless.running)
+        with pytest.raises(ProviderError, match="none of engage"):
+            scoped.add("nothing")
+    assert (endless.runs, endless.running) == (2, False)
+
+
+async def test_checks_answer_by_name():
+    checks = Checks(timeout_seconds=0.05)
+
+    async def well():
+        pass
+
+    async def unwell():
+        raise ValueError("no room")
+
+    checks.add("well", well)
+    checks.add("unwell", unwell)
+    checks.add("silent", asyncio.Event().wait)
+    with pytest.raises(ProviderError, match="already"):
+        checks.add("well", well)
+    assert await checks.run() == {"well": None, "unwell": "no room", "silent": "no answer within 0.05 s"}

@@ -1,0 +1,211 @@
+"""Which clusters the awares work on, as a coordinator decides it, and that this disturbs nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from provider import Cluster, ClusterConfig, ClusterNotOwned, Clusters, Manager, cluster_context
+from provider.coordinator.basic import Basic
+from provider.coordinator.leader import Leader
+
+
+def cluster(name="a", **attributes):
+    return Cluster(name, config=ClusterConfig("https://127.0.0.1:1"), attributes=attributes)
+
+
+class Working:
+    """An aware that notes on what it works; its end takes until `go` is set."""
+
+    def __init__(self):
+        self.live, self.begun = set(), []
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def engage(self, engagement):
+        name = engagement.cluster.name
+        assert name not in self.live
+        self.live.add(name)
+        self.begun.append(name)
+        engagement.on_close(lambda: self.end(name))
+        engagement.spawn(asyncio.sleep(3600), name="work")
+
+    async def end(self, name):
+        await self.go.wait()
+        self.live.discard(name)
+
+
+class WorkingEverywhere(Working):
+    """The local cluster's, too."""
+
+    async def engage_local(self, engagement):
+        await self.engage(engagement)
+
+
+class Providing:
+    """A provider whose clusters the test names."""
+
+    name = "test"
+
+    def __init__(self, *names):
+        self.names = names
+        self.fleet = None
+
+    async def run(self, fleet):
+        self.fleet = fleet
+        for name in self.names:
+            await fleet.add_or_replace(cluster(name))
+        await asyncio.Event().wait()
+
+
+async def test_work_begins_when_it_is_allowed_and_its_withdrawal_is_awaited(eventually):
+    working = Working()
+    clusters = Clusters(awares=[working], coordinated=True)
+    await clusters.add_or_replace(cluster("a"))
+    await clusters.add_or_replace(cluster("b"))
+    assert clusters.get("a").name == "a"
+    clusters.allow("a")
+    clusters.allow("a")
+    clusters.allow("unknown")
+    await eventually(lambda: working.live == {"a"})
+
+    working.go.clear()
+    withdrawing = asyncio.create_task(clusters.withdraw("a"))
+    await asyncio.sleep(0.01)
+    assert not withdrawing.done()
+    working.go.set()
+    await withdrawing
+    assert working.live == set()
+    assert clusters.names() == ["a", "b"]
+
+    clusters.allow("a")
+    clusters.allow("b")
+    await eventually(lambda: working.live == {"a", "b"})
+    late = Working()
+    clusters.add_aware(late)
+    await eventually(lambda: late.live == {"a", "b"})
+    await clusters.withdraw("b")
+    await clusters.withdraw("b")
+    assert working.live == late.live == {"a"}
+    await clusters.aclose()
+    assert working.live == late.live == set()
+
+
+async def test_work_goes_on_with_a_replaced_cluster_and_not_with_one_that_comes_again(eventually):
+    working = Working()
+    clusters = Clusters(awares=[working], coordinated=True)
+    await clusters.add_or_replace(cluster())
+    clusters.allow("a")
+    await eventually(lambda: working.begun == ["a"])
+    await clusters.add_or_replace(cluster(profile="other"))
+    await eventually(lambda: working.begun == ["a", "a"])
+    await clusters.remove("a")
+    await clusters.add_or_replace(cluster())
+    assert clusters.names() == ["a"]
+    assert working.live == set()
+    await clusters.aclose()
+
+
+async def test_an_abandoned_withdrawal_can_be_taken_up_again(eventually):
+    working = Working()
+    clusters = Clusters(awares=[working], coordinated=True)
+    await clusters.add_or_replace(cluster())
+    clusters.allow("a")
+    await eventually(lambda: working.live == {"a"})
+    working.go.clear()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await clusters.withdraw("a")
+    working.go.set()
+    await clusters.withdraw("a")
+    assert working.live == set()
+    clusters.allow("a")
+    await eventually(lambda: working.live == {"a"})
+    await clusters.aclose()
+
+
+async def test_removing_a_cluster_ends_the_work_on_no_other(eventually):
+    """Criterion 64: as upstream does not (D3)."""
+    working = Working()
+    provider = Providing("a", "b", "c")
+    async with Manager(None, provider, awares=[working], coordinator=Basic()) as manager:
+        await eventually(lambda: working.live == {"a", "b", "c"})
+        await provider.fleet.remove("a")
+        assert working.live == {"b", "c"}
+        assert manager.cluster_names() == ["b", "c"]
+        await provider.fleet.add_or_replace(cluster("a"))
+        await eventually(lambda: working.live == {"a", "b", "c"})
+        assert working.begun == ["a", "b", "c", "a"]
+
+
+async def test_the_local_cluster_is_for_those_who_say_so(eventually):
+    plain, local = Working(), WorkingEverywhere()
+    manager = Manager(ClusterConfig("https://127.0.0.1:1"), Providing("a"), awares=[plain, local])
+    async with manager:
+        await eventually(lambda: (plain.live, local.live) == ({"a"}, {"a", ""}))
+        assert manager.cluster_names() == ["a"]
+        assert manager.get_cluster("") is manager.local
+
+
+class OneLease:
+    """A Lease that the test gives and takes."""
+
+    def __init__(self):
+        self.held = False
+
+    def __str__(self):
+        return "Lease of the test"
+
+
+class Voting:
+    """An election that the test decides."""
+
+    def __init__(self):
+        self.lease = OneLease()
+        self.won, self.lost = asyncio.Event(), asyncio.Event()
+
+    async def run(self, work):
+        await self.won.wait()
+        self.lease.held = True
+        working = asyncio.create_task(work())
+        try:
+            await self.lost.wait()
+        finally:
+            working.cancel()
+            await asyncio.wait([working])
+            self.lease.held = False
+
+
+async def test_a_replica_that_does_not_lead_knows_the_clusters(eventually):
+    """Criterion 72: lookups are everywhere, work is the leader's."""
+    working, voting = WorkingEverywhere(), Voting()
+    leader = Leader(voting)
+    config = ClusterConfig("https://127.0.0.1:1")
+    async with Manager(config, Providing("a"), awares=[working], coordinator=leader) as manager:
+        await eventually(lambda: manager.cluster_names() == ["a"])
+        found = manager.get_cluster("a")
+        assert found.client is manager.get_cluster("a").client
+        assert not leader.may_work("a")
+        leader.require_write("a")  # a webhook's
+        with cluster_context("a"), pytest.raises(ClusterNotOwned, match="does not lead"):
+            leader.require_write("a")
+        assert working.live == set()
+
+        voting.won.set()
+        await eventually(lambda: working.live == {"a", ""})
+        assert leader.may_work("a")
+        with cluster_context("a"):
+            leader.require_write("a")
+
+        working.go.clear()
+        voting.lost.set()
+        await eventually(lambda: not leader.may_work("a"))
+        with cluster_context("a"):
+            leader.require_write("a")  # what is under way may come to its end
+            voting.lease.held = False
+            with pytest.raises(ClusterNotOwned):
+                leader.require_write("a")
+        working.go.set()
+        await eventually(lambda: working.live == set())
+        assert manager.get_cluster("a") is found
