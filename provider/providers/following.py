@@ -166,6 +166,7 @@ class _Follower:
         self._plan = plan
         self._title = f"{what} {name}"
         self._object: Object | None = None
+        self._gone = False
         self._seen = asyncio.Event()
         self._backoff = Backoff(initial_seconds=0.5, maximum_seconds=30.0)
         self._secret: Reflector | None = None
@@ -173,8 +174,9 @@ class _Follower:
         self._secret_task: asyncio.Task[None] | None = None
 
     def see(self, found: Object | None) -> None:
-        """Take note of the object as it is now; None: it is gone."""
+        """Take note of the object as it is now; None: it is gone. One that comes again after that is another one."""
         self._object = found
+        self._gone = self._gone or found is None
         self._seen.set()
 
     async def run(self) -> None:
@@ -204,7 +206,13 @@ class _Follower:
         self._seen.set()
 
     async def _reconcile(self) -> None:
-        answer = self._ask()
+        if self._gone:
+            await self._stop_secret()
+            await self._fleet.remove(self.name)
+            self._gone = False
+        if self._object is None:
+            return
+        answer = self._ask(self._object)
         if isinstance(answer, FromSecret):
             await self._follow_secret((answer.namespace, answer.name))
             answer = self._made_of(answer)
@@ -215,11 +223,9 @@ class _Follower:
         elif isinstance(answer, Cluster):
             await self._fleet.add_or_replace(answer)
 
-    def _ask(self) -> Cluster | FromSecret | Keep | None:
-        if self._object is None:
-            return None
+    def _ask(self, found: Object) -> Cluster | FromSecret | Keep | None:
         try:
-            return self._plan(self._object)
+            return self._plan(found)
         except KubeconfigError as error:
             log.warning("%s cannot be used, what is engaged stays: %s", self._title, error)
             return KEEP

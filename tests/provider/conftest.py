@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime as dt
 import ipaddress
 import json
@@ -20,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from provider import NAMESPACES, Client, ClusterConfig
+from provider import NAMESPACES, AlreadyExists, Client, ClusterConfig, NotFound, Resource
 
 
 @dataclass(frozen=True)
@@ -223,5 +224,40 @@ def service_account(client: Client, namespace: str) -> Callable[..., Awaitable[C
             body={"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
         )
         return ClusterConfig(client.config.server, ca_data=client.config.ca_data, token=token["status"]["token"])
+
+    return make
+
+
+@pytest.fixture
+def install(client: Client) -> Callable[..., Awaitable[None]]:
+    """`await install(resource, *versions)`: have the API server serve a kind whose objects may look as they like.
+
+    The resource's version and `versions` are served alike. They stay until the server goes, for other tests too.
+    """
+
+    async def make(resource: Resource, *versions: str) -> None:
+        from provider import CUSTOM_RESOURCE_DEFINITIONS
+
+        group, version = resource.api_version.split("/")
+        schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+        names = {"kind": resource.kind, "plural": resource.plural, "listKind": f"{resource.kind}List"}
+        served = [
+            {"name": each, "served": True, "storage": each == version, "schema": schema, "subresources": {"status": {}}}
+            for each in (version, *versions)
+        ]
+        scope = "Namespaced" if resource.namespaced else "Cluster"
+        spec = {"group": group, "scope": scope, "names": names, "versions": served}
+        body = {"metadata": {"name": f"{resource.plural}.{group}"}, "spec": spec}
+        with contextlib.suppress(AlreadyExists):
+            await client.create(CUSTOM_RESOURCE_DEFINITIONS, body)
+        async with asyncio.timeout(20):
+            for each in (version, *versions):
+                while True:
+                    try:
+                        await client.list(dataclasses.replace(resource, api_version=f"{group}/{each}"))
+                    except NotFound:
+                        await asyncio.sleep(0.05)
+                    else:
+                        break
 
     return make

@@ -1,0 +1,41 @@
+"""Conditions as others wrote them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provider.providers.condition import is_true, section
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["status", "conditions", "type"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def found(*conditions):
+    return {"status": {"conditions": list(conditions)}}
+
+
+def test_only_the_status_true_of_that_type_counts():
+    assert is_true(found({"type": "Other", "status": "False"}, {"type": "Ready", "status": "True"}), "Ready")
+    for status in ("False", "Unknown", True, None):
+        assert not is_true(found({"type": "Ready", "status": status}), "Ready")
+    assert not is_true(found({"type": "Other", "status": "True"}), "Ready")
+    assert not is_true({}, "Ready")
+
+
+def test_a_section_is_what_is_there_or_empty():
+    assert section({"a": {"b": {"c": 1}}}, "a", "b") == {"c": 1}
+    assert section({"a": {"b": [1]}}, "a", "b") == {}
+    assert section({"a": "text"}, "a", "b") == {}
+
+
+@given(json_values)
+def test_no_status_is_too_odd(status):
+    assert is_true({"status": status}, "Ready") is False
+    assert is_true({"status": {"conditions": status}}, "Ready") is False

@@ -1,0 +1,16 @@
+"""What the Milo provider refuses at the start."""
+
+from __future__ import annotations
+
+import pytest
+
+from provider import Client, ClusterConfig, KubeconfigError
+from provider.providers.milo import MiloProvider
+
+
+def test_credentials_are_not_sent_to_whoever_has_a_public_certificate():
+    client = Client(ClusterConfig("https://milo.test", token="t"))
+    with pytest.raises(KubeconfigError, match="no CA of its own"):
+        MiloProvider(client, internal_service_discovery=True)
+    # At the host that they are for they may be used.
+    assert MiloProvider(client).name == "milo"
