@@ -1,0 +1,346 @@
+"""The queue over clusters: fair, none twice at once, none lost, and a cluster's share is dropped as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import itertools
+import time
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from provider.fair_queue import FairQueue
+from provider.rate_limiter import ItemBackoff
+from provider.request import Request
+
+
+def request(cluster, name="x"):
+    return Request(cluster, "ns", str(name))
+
+
+def drain(queue, *, count=1 << 30):
+    taken = []
+    while len(taken) < count and (each := queue.take()) is not None:
+        taken.append(each)
+        queue.done(each)
+    return taken
+
+
+def test_in_a_flood_of_one_cluster_the_first_of_another_is_next():
+    """Criterion 70: 10,000 requests of A wait, and the first one of B is taken within one worker slot."""
+    queue = FairQueue()
+    for number in range(10_000):
+        queue.add(request("a", number))
+    assert len(drain(queue, count=100)) == 100
+    queue.add(request("b", 1))
+    queue.add(request("b", 2))
+    taken = [each.cluster for each in drain(queue, count=3)]
+    assert taken[0] == "b"
+    assert sorted(taken) == ["a", "b", "b"]
+
+
+def test_one_that_always_has_just_one_request_does_not_starve_the_others():
+    queue, taken = FairQueue(), []
+    for number in range(1000):
+        queue.add(request("a", number))
+    for number in range(100):
+        queue.add(request("b", number))
+        taken += drain(queue, count=1)
+    assert collections.Counter(each.cluster for each in taken) == {"a": 50, "b": 50}
+
+
+def test_those_at_their_cap_do_not_keep_their_slots_from_others():
+    queue, counts = FairQueue(per_cluster=1), collections.Counter()
+    for cluster, number in itertools.product("abcd", range(100)):
+        queue.add(request(cluster, number))
+    working = [queue.take(), queue.take()]
+    for _ in range(100):
+        queue.done(working.pop(0))
+        working.append(queue.take())
+        counts[working[-1].cluster] += 1
+    assert counts == {"a": 25, "b": 25, "c": 25, "d": 25}
+
+
+def test_equal_requests_are_one_and_the_same_object_in_two_clusters_is_two():
+    """Criterion 31: equal requests dedupe, the same key in two clusters does not."""
+    queue = FairQueue()
+    for cluster in ("a", "b", "a", ""):
+        queue.add(request(cluster))
+    assert len(queue) == 3
+    assert drain(queue) == [request("a"), request("b"), request("")]
+    assert [str(request("a")), str(request(""))] == ["cluster://a/ns/x", "ns/x"]
+
+
+def test_weights_divide_the_turns():
+    queue = FairQueue(weights={"a": 1.0, "b": 3.0, "c": 0.5}.__getitem__)
+    for cluster, number in itertools.product("abc", range(900)):
+        queue.add(request(cluster, number))
+    counts = collections.Counter(each.cluster for each in drain(queue, count=900))
+    assert counts == {"a": 200, "b": 600, "c": 100}
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("inf"), 1e9, "heavy", None])
+def test_a_weight_that_is_none_starves_nobody(weight):
+    queue = FairQueue(weights=lambda cluster: weight if cluster == "odd" else 1.0)
+    for cluster, number in itertools.product(("odd", "b"), range(300)):
+        queue.add(request(cluster, number))
+    counts = collections.Counter(each.cluster for each in drain(queue, count=299))
+    assert counts["odd"] > 0
+    assert counts["b"] > 0
+
+
+def test_no_more_than_so_many_of_a_cluster_are_worked_on_at_once():
+    queue = FairQueue(per_cluster=2)
+    for cluster, number in itertools.product("ab", range(5)):
+        queue.add(request(cluster, number))
+    taken = [queue.take() for _ in range(5)]
+    assert collections.Counter(each.cluster for each in taken if each) == {"a": 2, "b": 2}
+    assert taken[4] is None
+    queue.done(taken[0])
+    assert queue.take() == request(taken[0].cluster, 2)
+    assert queue.take() is None
+
+
+def test_what_is_added_while_worked_on_is_given_once_more_after_done():
+    queue = FairQueue()
+    queue.add(request("a"))
+    assert queue.take() == request("a")
+    queue.add(request("a"))
+    queue.add(request("a"))
+    assert (queue.take(), len(queue), queue.idle) == (None, 0, False)
+    queue.done(request("a"))
+    assert drain(queue) == [request("a")]
+    assert queue.idle
+
+
+async def test_of_several_delays_the_earliest_counts(eventually):
+    queue = FairQueue()
+    queue.add_after(request("a"), 60)
+    queue.add_after(request("a"), 0.01)
+    queue.add_after(request("a"), 60)
+    assert queue.take() is None
+    await eventually(lambda: drain(queue), lambda taken: taken == [request("a")])
+    assert queue.idle
+
+
+async def test_delays_that_are_shortened_again_and_again_fill_no_memory():
+    queue = FairQueue()
+    for tenths in range(10_000, 0, -1):
+        queue.add_after(request("a"), 100 + tenths / 10)
+    assert len(queue._lanes["a"].heap) < 200
+    queue.close()
+
+
+async def test_retries_come_later_and_later_until_forgotten():
+    queue = FairQueue(rate_limiter=ItemBackoff(initial_seconds=1, maximum_seconds=10))
+    queue.add(request("a"))
+    queue.take()
+    delays = [queue.retry(request("a")) for _ in range(6)]
+    for delay, bound in zip(delays, [1, 2, 4, 8, 10, 10], strict=True):
+        assert bound / 2 <= delay <= bound
+    assert queue.failures(request("a")) == 6
+    queue.forget(request("a"))
+    assert queue.retry(request("a")) <= 1
+    queue.close()
+
+
+async def test_a_dropped_cluster_leaves_nothing_and_who_works_for_it_can_ask_for_no_more():
+    """Criterion 27: nothing of a cluster that was dropped is in the queue, whatever a late reconcile asks for."""
+    queue = FairQueue()
+    for cluster in ("a", "b"):
+        queue.unpark(cluster)
+        for number in range(3):
+            queue.add(request(cluster, number))
+    queue.add_after(request("a", "later"), 60)
+    under_way = queue.take()
+    assert under_way == request("a", 0)
+    queue.retry(under_way)
+    assert queue.drop("a") == 4
+    assert queue.retry(under_way) is None
+    queue.requeue(under_way, 0.0)
+    assert [each.cluster for each in drain(queue)] == ["b"] * 3
+    assert queue.failures(under_way) == 0
+    queue.done(under_way)
+    assert queue.idle
+    assert dict(queue.depths()) == {"b": 0}
+
+
+async def test_a_request_of_a_cluster_that_comes_again_waits_for_the_one_still_under_way():
+    queue = FairQueue()
+    queue.add(request("a"))
+    under_way = queue.take()
+    queue.drop("a")
+    queue.add(request("a"))
+    assert queue.take() is None
+    queue.done(under_way)
+    assert queue.take() == request("a")
+
+
+def test_dropping_takes_no_longer_for_many_requests_than_for_few():
+    def seconds(count):
+        queue = FairQueue()
+        for number in range(count):
+            queue.add(request("a", number))
+        kept = queue._lanes["a"].waiting, queue._lanes["a"].dirty  # freeing the memory is not measured
+        began = time.perf_counter()
+        assert queue.drop("a") == count
+        took = time.perf_counter() - began
+        assert len(kept[0]) == count
+        return took
+
+    assert min(seconds(50_000) for _ in range(3)) < 20 * max(min(seconds(10) for _ in range(5)), 2e-6)
+
+
+async def test_requests_of_a_parked_cluster_wait_and_are_bounded(eventually):
+    """Criterion 71: what is asked of a cluster that is not ready waits until it is."""
+    queue = FairQueue(parked_limit=3)
+    queue.park("a")
+    queue.add_after(request("a", "delayed"), 0.001)
+    await eventually(lambda: queue.depth("a"), lambda depth: depth == 1)
+    for number in range(5):
+        queue.add(request("a", number))
+    queue.add(request("b"))
+    assert (queue.depth("a"), queue.refused, queue.parked()) == (3, 3, ["a"])
+    assert drain(queue) == [request("b")]
+    queue.unpark("a")
+    assert [each.name for each in drain(queue)] == ["delayed", "0", "1"]
+    assert queue.parked() == []
+
+
+def test_names_that_nobody_knows_leave_nothing():
+    queue = FairQueue()
+    for number in range(1000):
+        queue.add(request(f"stranger-{number}"))
+    assert len(drain(queue)) == 1000
+    assert queue.depths() == {}
+
+
+async def test_closing_gives_what_waits_drops_delays_and_tells():
+    told = []
+    queue = FairQueue()
+    queue.on_ready(lambda: told.append(len(queue)))
+    queue.add(request("a"))
+    queue.add(request("a", 2))
+    queue.add_after(request("b"), 60)
+    assert told == [1]
+    queue.close()
+    queue.close()
+    queue.add(request("c"))
+    queue.add_after(request("c"), 60)
+    assert (told, queue.closed) == ([1, 2], True)
+    assert drain(queue) == [request("a"), request("a", 2)]
+    assert queue.idle
+
+
+CLUSTERS = st.sampled_from(["a", "b", "c"])
+NAMES = st.integers(0, 3)
+
+
+class Model(RuleBasedStateMachine):
+    """client-go's queue, one for each cluster, against the real thing. Delays are too long to end meanwhile."""
+
+    def __init__(self):
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.queue = FairQueue(
+            per_cluster=2,
+            parked_limit=3,
+            weights={"a": 1, "b": 2, "c": 0.5}.__getitem__,
+            rate_limiter=ItemBackoff(initial_seconds=3600, maximum_seconds=7200),
+        )
+        self.waiting = collections.defaultdict(list)
+        self.again = collections.defaultdict(list)  # added while worked on
+        self.working = {}  # request: whether its cluster was dropped since
+        self.delayed = collections.defaultdict(set)
+        self.parked = set()
+
+    def teardown(self):
+        self.queue.close()
+        self.loop.close()
+
+    def at_work(self, cluster):
+        return sum(each.cluster == cluster for each in self.working)
+
+    def takeable(self):
+        return {c for c in self.waiting if self.waiting[c] and c not in self.parked and self.at_work(c) < 2}
+
+    @rule(cluster=CLUSTERS, name=NAMES)
+    def add(self, cluster, name):
+        each = request(cluster, name)
+        self.queue.add(each)
+        known = self.waiting[cluster] + self.again[cluster]
+        if each not in known and not (cluster in self.parked and len(known) >= 3):
+            (self.again if each in self.working else self.waiting)[cluster].append(each)
+
+    @rule(cluster=CLUSTERS, name=NAMES)
+    def add_after(self, cluster, name):
+        each = request(cluster, name)
+        self._timed(self.queue.add_after, each, 3600)
+        if not (cluster in self.parked and len(self.delayed[cluster]) >= 3):
+            self.delayed[cluster].add(each)
+
+    @rule()
+    def take(self):
+        taken, possible = self.queue.take(), self.takeable()
+        if taken is None:
+            assert not possible
+            return
+        assert taken.cluster in possible
+        assert taken == self.waiting[taken.cluster].pop(0)
+        assert taken not in self.working
+        self.working[taken] = False
+
+    @precondition(lambda self: self.working)
+    @rule(data=st.data(), retry=st.booleans())
+    def done(self, data, retry):
+        each = data.draw(st.sampled_from(sorted(self.working)))
+        if retry:
+            delay = self._timed(self.queue.retry, each)
+            assert (delay is None) == self.working[each]
+            if delay is not None and not (each.cluster in self.parked and len(self.delayed[each.cluster]) >= 3):
+                self.delayed[each.cluster].add(each)
+        self.queue.done(each)
+        del self.working[each]
+        if each in self.again[each.cluster]:
+            self.again[each.cluster].remove(each)
+            self.waiting[each.cluster].append(each)
+
+    @rule(cluster=CLUSTERS)
+    def park(self, cluster):
+        self.queue.park(cluster)
+        self.parked.add(cluster)
+
+    @rule(cluster=CLUSTERS)
+    def unpark(self, cluster):
+        self.queue.unpark(cluster)
+        self.parked.discard(cluster)
+
+    @rule(cluster=CLUSTERS)
+    def drop(self, cluster):
+        thrown = self.queue.drop(cluster)
+        assert thrown == len(self.waiting[cluster]) + len(self.delayed[cluster])
+        for each in (self.waiting, self.again, self.delayed):
+            each.pop(cluster, None)
+        self.parked.discard(cluster)
+        self.working = {each: gone or each.cluster == cluster for each, gone in self.working.items()}
+
+    @invariant()
+    def agrees(self):
+        for cluster in "abc":
+            assert self.queue.depth(cluster) == len(self.waiting[cluster])
+        assert self.queue.idle == (
+            not self.working and not any(map(any, (self.waiting.values(), self.again.values(), self.delayed.values())))
+        )
+
+    def _timed(self, call, *args):
+        async def within():
+            return call(*args)
+
+        return self.loop.run_until_complete(within())
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
