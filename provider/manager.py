@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
 from provider.aware import Aware, LocalAware, Provider, Runnable
-from provider.backoff import Backoff
 from provider.checks import Check, Checks
 from provider.cluster import Cluster
 from provider.clusters import Clusters
@@ -21,14 +19,10 @@ from provider.errors import ProviderError
 from provider.fleet import FleetView
 from provider.kubeconfig import ClusterConfig
 from provider.request import LOCAL
+from provider.running import keep_running
 from provider.scoped import ScopedManager
 
 __all__ = ["Manager"]
-
-log: Final = logging.getLogger(__name__)
-
-_STEADY_SECONDS: Final = 60.0
-"""What ran for so long before it failed is run again soon."""
 
 
 class Manager:
@@ -187,7 +181,7 @@ class Manager:
         self._start(f"runnable {len(self._tasks)} {type(runnable).__name__}", runnable.run)
 
     def _start(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._tasks[name] = asyncio.create_task(_keep_running(name, run), name=name)
+        self._tasks[name] = asyncio.create_task(keep_running(name, run), name=name)
 
     async def _stop(self, name: str) -> None:
         task = self._tasks.pop(name)
@@ -204,21 +198,3 @@ class _Workplace:
 
     def names(self) -> list[str]:
         return self._clusters.names(local=True)
-
-
-async def _keep_running(name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    backoff = Backoff(initial_seconds=1.0, maximum_seconds=60.0)
-    now = asyncio.get_running_loop().time
-    while True:
-        began = now()
-        try:
-            await run()
-        except Exception:
-            if now() - began > _STEADY_SECONDS:
-                backoff.reset()
-            delay = backoff.next_delay()
-            log.exception("%s failed, again in %.1f s", name, delay)
-            await asyncio.sleep(delay)
-        else:
-            log.info("%s has ended its work", name)
-            return

@@ -1,0 +1,36 @@
+"""Runs what has to run for as long as its owner does, whatever happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from provider.backoff import Backoff
+
+__all__ = ["keep_running"]
+
+log: Final = logging.getLogger(__name__)
+
+_STEADY_SECONDS: Final = 60.0
+"""What ran for so long before it failed is run again soon."""
+
+
+async def keep_running(name: str, run: Callable[[], Awaitable[None]]) -> None:
+    """Await `run()`, and again where it fails, later and later: from a second to a minute. Return when it does."""
+    backoff = Backoff(initial_seconds=1.0, maximum_seconds=60.0)
+    now = asyncio.get_running_loop().time
+    while True:
+        began = now()
+        try:
+            await run()
+        except Exception:
+            if now() - began > _STEADY_SECONDS:
+                backoff.reset()
+            delay = backoff.next_delay()
+            log.exception("%s failed, again in %.1f s", name, delay)
+            await asyncio.sleep(delay)
+        else:
+            log.info("%s has ended its work", name)
+            return
