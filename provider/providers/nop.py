@@ -1,0 +1,28 @@
+"""No clusters at all: for a manager whose controllers work on the local cluster alone."""
+
+from __future__ import annotations
+
+from typing_extensions import override
+
+from provider.aware import Provider
+from provider.fleet import Fleet
+
+__all__ = ["NopProvider"]
+
+
+class NopProvider(Provider):
+    """Finds nothing, and needs nothing.
+
+    It is good where a manager has to have a provider: sources are then off for the local cluster by default, and every
+    name is unknown. As upstream's `providers/nop`.
+    """
+
+    @property
+    @override
+    def name(self) -> str:
+        """For logs."""
+        return "nop"
+
+    @override
+    async def run(self, fleet: Fleet) -> None:
+        """Return at once."""

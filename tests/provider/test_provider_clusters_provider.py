@@ -1,0 +1,120 @@
+"""Clusters that a program adds and removes, the one that it fixes, and none."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from provider import Cluster, ClusterConfig, ClusterNotFound, ClusterNotReady, Manager, ProviderError
+from provider.providers.clusters import ClustersProvider
+from provider.providers.nop import NopProvider
+from provider.providers.single import SingleProvider
+
+
+def cluster(name, *, port=1, token=None):
+    return Cluster(name, config=ClusterConfig(f"https://127.0.0.1:{port}", token=token))
+
+
+class Slow:
+    """An aware that notes its engagements and whose end takes until it is allowed."""
+
+    def __init__(self, *, allowed):
+        self.allowed = asyncio.Event()
+        self.engaged = []
+        if allowed:
+            self.allowed.set()
+
+    async def engage(self, engagement):
+        self.engaged.append(engagement)
+        engagement.on_close(self.allowed.wait)
+
+
+async def test_what_is_added_is_got_and_what_is_removed_is_gone_at_once(eventually):
+    """Criterion 44: add -> get returns the same object; remove -> names are empty at once."""
+    provider = ClustersProvider()
+    early, late = cluster("early"), cluster("late")
+    await provider.add(early)
+    async with Manager(None, provider) as manager:
+        await eventually(manager.cluster_names, lambda names: names == ["early"])
+        assert manager.get_cluster("early") is early
+        await provider.add(late)
+        assert manager.get_cluster("late") is late
+        assert manager.cluster_names() == provider.names() == ["early", "late"]
+        await provider.remove("early")
+        await provider.remove("late")
+        assert manager.cluster_names() == provider.names() == []
+        await provider.remove("unknown")
+
+
+async def test_a_name_is_given_away_once(eventually):
+    provider = ClustersProvider()
+    await provider.add(cluster("a"))
+    with pytest.raises(ProviderError, match="already"):
+        await provider.add(cluster("a", port=2))
+    async with Manager(None, provider) as manager:
+        await eventually(manager.cluster_names)
+        with pytest.raises(ProviderError, match="already"):
+            await provider.add(cluster("a", port=2))
+        assert manager.get_cluster("a").config.server.endswith(":1")
+
+
+async def test_a_replacement_stays(eventually):
+    """Criterion 62: after a replacement the new cluster is there, and goes on being there."""
+    slow = Slow(allowed=True)
+    provider = ClustersProvider()
+    async with Manager(None, provider, awares=[slow]) as manager:
+        await eventually(lambda: provider._fleet)
+        await provider.add(cluster("a"))
+        await eventually(lambda: slow.engaged)
+        other = cluster("a", port=2)
+        await provider.add_or_replace(other)
+        await eventually(lambda: len(slow.engaged), lambda engaged: engaged == 2)
+        assert slow.engaged[0].closed
+        assert not slow.engaged[1].closing
+        assert manager.get_cluster("a") is other
+        await provider.add_or_replace(cluster("a", port=2, token="renewed"))
+        assert len(manager.clusters.engagements()) == 1
+
+
+async def test_what_is_being_removed_does_not_come_back(eventually):
+    slow = Slow(allowed=False)
+    provider = ClustersProvider()
+    async with Manager(None, provider, awares=[slow]) as manager:
+        await eventually(lambda: provider._fleet)
+        await provider.add(cluster("a"))
+        await eventually(lambda: slow.engaged)
+        removing = asyncio.create_task(provider.remove("a"))
+        await eventually(manager.cluster_names, lambda names: names == [])
+        assert not removing.done()
+        with pytest.raises((ClusterNotFound, ClusterNotReady)):
+            manager.get_cluster("a")
+        slow.allowed.set()
+        await asyncio.wait_for(removing, 5)
+        assert manager.clusters.engagements() == []
+
+
+async def test_it_serves_one_fleet(eventually):
+    provider = ClustersProvider()
+    async with Manager(None, provider) as manager:
+        await eventually(lambda: provider._fleet)
+        with pytest.raises(ProviderError, match="runs already"):
+            await provider.run(manager.clusters)
+        await provider.add(cluster("a"))
+        assert manager.cluster_names() == ["a"]
+
+
+async def test_the_fixed_cluster_is_the_one_that_was_given(eventually):
+    fixed = cluster("only")
+    provider = SingleProvider(fixed)
+    async with Manager(None, provider) as manager:
+        await eventually(manager.cluster_names, lambda names: names == ["only"])
+        assert manager.get_cluster("only") is fixed
+        assert fixed.came_from(provider)
+
+
+async def test_no_cluster_is_known_where_there_are_none():
+    async with Manager(None, NopProvider()) as manager:
+        assert manager.cluster_names() == []
+        with pytest.raises(ClusterNotFound):
+            manager.get_cluster("a")

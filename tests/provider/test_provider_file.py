@@ -1,0 +1,247 @@
+"""Clusters from kubeconfig files that come, change, go, and are half there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+
+import pytest
+import yaml
+
+from provider import Clusters, Manager, ProviderError
+from provider.providers import kubeconfig_file
+from provider.providers.file import FileProvider
+from provider.providers.kubeconfig_file import KubeconfigFile
+
+
+def document(*contexts, port=1, token="one", cluster=None, user=None):
+    return {
+        "contexts": [{"name": name, "context": {"cluster": "c", "user": "u"}} for name in contexts],
+        "clusters": [{"name": "c", "cluster": {"server": f"https://127.0.0.1:{port}", **(cluster or {})}}],
+        "users": [{"name": "u", "user": {"token": token} if user is None else user}],
+    }
+
+
+def write(path, *contexts, **fields):
+    path.write_text(yaml.safe_dump(document(*contexts, **fields)))
+
+
+@contextlib.asynccontextmanager
+async def following(provider):
+    clusters = Clusters()
+    task = asyncio.create_task(provider.run(clusters))
+    try:
+        yield clusters
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await clusters.aclose()
+
+
+async def test_contexts_of_files_and_directories_come_and_go_with_them(tmp_path, eventually):
+    """Criterion 43: nothing at first, `<path>+<context>` for each context, gone with its file, rewritten with it."""
+    file, directory = tmp_path / "any-name", tmp_path / "discovered"
+    provider = FileProvider(files=[file], directories=[directory], interval_seconds=0.02)
+    manager = Manager(None, provider)
+    async with manager:
+        assert manager.cluster_names() == []
+        directory.mkdir()
+        found = directory / "kubeconfig.yaml"
+        write(found, "only")
+        await eventually(manager.cluster_names, lambda names: names == [f"{found}+only"])
+        write(file, "a", "b")
+        both = sorted([f"{file}+a", f"{file}+b", f"{found}+only"])
+        await eventually(manager.cluster_names, lambda names: names == both)
+        assert manager.get_cluster(f"{file}+a").came_from(provider)
+
+        file.unlink()
+        await eventually(manager.cluster_names, lambda names: names == [f"{found}+only"])
+        write(found, *(f"new-{number}" for number in range(3)))
+        after = [f"{found}+new-{number}" for number in range(3)]
+        await eventually(manager.cluster_names, lambda names: names == after)
+        found.unlink()
+        directory.rmdir()
+        await eventually(manager.cluster_names, lambda names: names == [])
+
+
+@pytest.mark.parametrize(
+    "half",
+    ["", "apiVersion: v1\ncontexts:\n- context: {cluster: [", "- a list\n", "\x00", "just words"],
+    ids=["empty", "cut off", "no mapping", "no text", "no YAML mapping"],
+)
+async def test_a_half_written_file_keeps_its_clusters(tmp_path, eventually, caplog, half):
+    """Criterion 69: a half-written file keeps the cluster, and says so once."""
+    file, other = tmp_path / "a", tmp_path / "b"
+    write(file, "kept")
+    async with following(FileProvider(files=[file, other], interval_seconds=0.01)) as clusters:
+        (engagement,) = await eventually(clusters.engagements)
+        file.write_text(half)
+        write(other, "beside")
+        await eventually(clusters.names, lambda names: len(names) == 2)
+        for port in (2, 3, 4):
+            # Each is seen in one more look.
+            write(other, "beside", port=port)
+            server = f"https://127.0.0.1:{port}"
+            await eventually(
+                lambda: clusters.get(f"{other}+beside").config.server, lambda seen, server=server: seen == server
+            )
+        assert clusters.get(f"{file}+kept") is engagement.cluster
+        assert caplog.text.count(f"{file}: ") == 1
+        assert "what is engaged from it stays" in caplog.text
+
+        write(file, "kept", token="two")
+        await eventually(lambda: engagement.cluster.config.token, lambda token: token == "two")
+        assert not engagement.closed
+
+
+async def test_what_cannot_be_read_keeps_its_clusters(tmp_path, eventually, caplog):
+    file = tmp_path / "a.kubeconfig"
+    write(file, "kept")
+    async with following(FileProvider(directories=[tmp_path], interval_seconds=0.01)) as clusters:
+        await eventually(clusters.engagements)
+        file.unlink()
+        file.mkdir()
+        await eventually(lambda: caplog.text, lambda text: "it cannot be read: Is a directory" in text)
+        assert clusters.names() == [f"{file}+kept"]
+
+
+async def test_a_context_that_cannot_be_used_concerns_no_other(tmp_path, eventually, caplog):
+    file = tmp_path / "a"
+    text = document("good")
+    text["contexts"].append({"name": "bad", "context": {"cluster": "elsewhere", "user": "u"}})
+    text["contexts"].append("no context at all")
+    file.write_text(yaml.safe_dump(text))
+    async with following(FileProvider(files=[file], interval_seconds=0.01)) as clusters:
+        await eventually(clusters.names, lambda names: names == [f"{file}+good"])
+        assert "context 'bad' is left as it was: the kubeconfig has no cluster 'elsewhere'" in caplog.text
+
+
+async def test_another_server_makes_another_cluster(tmp_path, eventually):
+    file = tmp_path / "a"
+    write(file, "c", port=1)
+    async with following(FileProvider(files=[file], interval_seconds=0.01)) as clusters:
+        (first,) = await eventually(clusters.engagements)
+        write(file, "c", port=2)
+        await eventually(lambda: clusters.get(f"{file}+c").config.server, lambda server: server.endswith(":2"))
+        assert first.closed
+
+
+async def test_bringing_a_fleet_in_line_once(tmp_path):
+    file = tmp_path / "a"
+    write(file, "x", "y")
+    provider, clusters = FileProvider(files=[file], separator="::"), Clusters()
+    await provider.run_once(clusters)
+    assert clusters.names() == [f"{file}::x", f"{file}::y"]
+    write(file, "y", "z")
+    await provider.run_once(clusters)
+    await provider.run_once(clusters)
+    assert clusters.names() == [f"{file}::y", f"{file}::z"]
+    await clusters.aclose()
+
+
+async def test_only_files_that_match_a_glob_count_in_a_directory(tmp_path):
+    for name in ("kubeconfig.yaml", "kubeconfig.yml", "a.kubeconfig", "b.kubeconfig.yaml", "c.kubeconfig.yml"):
+        write(tmp_path / name, "x")
+    for name in ("config", "kubeconfig", "a.yaml", "a.kubeconfig.bak"):
+        write(tmp_path / name, "y")
+    (tmp_path / "directory.kubeconfig").mkdir()
+    clusters = Clusters()
+    await FileProvider(directories=[tmp_path]).run_once(clusters)
+    assert len(clusters.names()) == 5
+    assert all(name.endswith("+x") for name in clusters.names())
+    await FileProvider(directories=[tmp_path], globs=["con*"]).run_once(clusters)
+    assert clusters.names() == [f"{tmp_path}/config+y"]
+    await clusters.aclose()
+
+
+async def test_defaults_are_those_of_kubectl_then_the_working_directory(tmp_path, monkeypatch):
+    home, work = tmp_path / "home", tmp_path / "work"
+    (home / ".kube").mkdir(parents=True)
+    work.mkdir()
+    write(home / ".kube" / "config", "home")
+    write(work / "kubeconfig.yaml", "work")
+    one, two = tmp_path / "one", tmp_path / "two"
+    write(one, "first")
+    write(two, "second")
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("HOME", str(home))
+
+    async def found():
+        clusters = Clusters()
+        await FileProvider().run_once(clusters)
+        names = clusters.names()
+        await clusters.aclose()
+        return names
+
+    monkeypatch.setenv("KUBECONFIG", os.pathsep.join([str(one), "", str(two), str(tmp_path / "absent")]))
+    assert await found() == [f"{one}+first", f"{two}+second"]
+    monkeypatch.delenv("KUBECONFIG")
+    assert await found() == [f"{home}/.kube/config+home"]
+    (home / ".kube" / "config").unlink()
+    assert await found() == [f"{work}/kubeconfig.yaml+work"]
+
+
+def test_an_empty_separator_is_refused():
+    with pytest.raises(ProviderError, match="separator"):
+        FileProvider(separator="")
+
+
+def test_a_file_is_read_again_only_where_something_changed(tmp_path, monkeypatch, tools):
+    monkeypatch.setattr(kubeconfig_file, "_YOUNG_NANOSECONDS", 0)
+    (tmp_path / "ca.pem").write_bytes(tools.Authority("one").pem)
+    path = tmp_path / "a"
+    write(path, "c", cluster={"certificate-authority": "ca.pem"})
+    reads = []
+    read = kubeconfig_file._read
+    monkeypatch.setattr(kubeconfig_file, "_read", lambda path: reads.append(path) or read(path))
+    file = KubeconfigFile(str(path))
+    for _ in range(3):
+        file.look()
+    assert len(reads) == 1
+
+    # A certificate that it names, and a change of which size and time of change tell nothing.
+    renewed = tools.Authority("two").pem
+    (tmp_path / "ca.pem").write_bytes(renewed)
+    file.look()
+    assert (len(reads), file.contexts["c"].ca_data) == (2, renewed)
+    before = path.stat()
+    text = path.read_text()
+    path.write_text(text.replace("127.0.0.1:1", "127.0.0.1:2"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    file.look()
+    assert (len(reads), file.contexts["c"].server) == (3, "https://127.0.0.1:2")
+
+
+def test_a_file_that_was_just_written_is_read_once_more(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    write(path, "c")
+    reads = []
+    monkeypatch.setattr(kubeconfig_file, "_read", lambda path: reads.append(path) or document("c"))
+    file = KubeconfigFile(str(path))
+    file.look()
+    file.look()
+    assert len(reads) == 2
+
+
+def test_what_is_missing_is_gone_in_the_second_look(tmp_path):
+    path = tmp_path / "a"
+    write(path, "x", "y")
+    file = KubeconfigFile(str(path))
+    file.look()
+    path.write_text(yaml.safe_dump(document("x")))
+    file.look()
+    assert sorted(file.contexts) == ["x", "y"]
+    write(path, "x", "y")
+    file.look()
+    path.write_text(yaml.safe_dump(document("x")))
+    file.look()
+    assert sorted(file.contexts) == ["x", "y"]
+    file.look()
+    assert sorted(file.contexts) == ["x"]
+    path.unlink()
+    file.look()
+    assert (file.exists, sorted(file.contexts)) == (False, ["x"])
+    file.look()
+    assert not file.contexts

@@ -1,0 +1,142 @@
+"""Clusters of a program that lists them, fails, hangs, and hands out other kubeconfigs; kind itself needs Docker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from provider import ClusterConfig, Clusters, Manager, ProviderError
+from provider.providers.kind import KindProvider
+
+PROGRAM = """#!/bin/sh
+# Stands in for kind: the directory of its state has a file for each cluster.
+state={state}
+case "$*" in
+"get clusters")
+    if [ -e $state.broken ]; then echo "ERROR: no daemon" >&2; exit 1; fi
+    if [ -z "$(ls $state)" ]; then echo "No kind clusters found." >&2; else ls $state; fi ;;
+"get kubeconfig --name "*)
+    if [ "$(cat $state/$4)" = hang ]; then sleep 600 & echo $! > $state.hanging; wait; fi
+    cat $state/$4 ;;
+*)
+    echo "unknown command" >&2; exit 2 ;;
+esac
+"""
+
+
+class Machine:
+    """The kind clusters of a machine."""
+
+    def __init__(self, path):
+        self.state, self.program = path / "state", path / "kind"
+        self.broken = path / "state.broken"
+        self.hanging = path / "state.hanging"
+        self.state.mkdir()
+        self.program.write_text(PROGRAM.format(state=self.state))
+        self.program.chmod(0o755)
+
+    def create(self, name, *, port=1):
+        kubeconfig = ClusterConfig(f"https://127.0.0.1:{port}", token="t").to_kubeconfig()
+        (self.state / name).write_text(yaml.safe_dump(kubeconfig))
+
+    def delete(self, name):
+        (self.state / name).unlink()
+
+    def provider(self, **options):
+        seconds = {"interval_seconds": 0.05, "refresh_seconds": 0.05, **options}
+        return KindProvider(program=str(self.program), **seconds)
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path)
+
+
+@contextlib.asynccontextmanager
+async def following(provider):
+    clusters = Clusters()
+    task = asyncio.create_task(provider.run(clusters))
+    try:
+        yield clusters
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await clusters.aclose()
+
+
+async def test_clusters_come_and_go_with_those_of_kind(machine, eventually):
+    machine.create("fleet-a", port=1)
+    machine.create("other", port=2)
+    provider = machine.provider(prefix="fleet-")
+    async with Manager(None, provider) as manager:
+        await eventually(manager.cluster_names, lambda names: names == ["fleet-a"])
+        assert manager.get_cluster("fleet-a").config.server == "https://127.0.0.1:1"
+        assert manager.get_cluster("fleet-a").came_from(provider)
+        machine.create("fleet-b", port=3)
+        await eventually(manager.cluster_names, lambda names: names == ["fleet-a", "fleet-b"])
+        machine.delete("fleet-a")
+        await eventually(manager.cluster_names, lambda names: names == ["fleet-b"])
+        machine.delete("fleet-b")
+        machine.delete("other")
+        await eventually(manager.cluster_names, lambda names: names == [])
+
+
+async def test_a_cluster_that_was_created_anew_replaces_the_old_one(machine, eventually):
+    machine.create("a", port=1)
+    async with following(machine.provider()) as clusters:
+        (first,) = await eventually(clusters.engagements)
+        machine.create("a", port=2)
+        await eventually(lambda: clusters.get("a").config.server, lambda server: server == "https://127.0.0.1:2")
+        assert first.closed
+
+
+async def test_a_cluster_that_hangs_or_is_broken_stops_no_other(machine, eventually, caplog):
+    (machine.state / "a").write_text("hang")
+    (machine.state / "b").write_text("no: kubeconfig")
+    machine.create("c")
+    async with following(machine.provider(timeout_seconds=0.2)) as clusters:
+        await eventually(clusters.names, lambda names: names == ["c"])
+        await eventually(lambda: caplog.text, lambda text: "took longer than 0.2 s" in text)
+        assert "kind cluster b: no kubeconfig, again in" in caplog.text
+        machine.create("a")
+        await eventually(clusters.names, lambda names: names == ["a", "c"])
+
+
+async def test_a_failure_leaves_what_is_engaged(machine, eventually, caplog):
+    machine.create("a")
+    async with following(machine.provider()) as clusters:
+        (engagement,) = await eventually(clusters.engagements)
+        (machine.state / "a").write_text("")
+        await eventually(lambda: caplog.text, lambda text: "kind cluster a: no kubeconfig" in text)
+        machine.broken.touch()
+        await eventually(lambda: caplog.text, lambda text: "kind clusters cannot be listed" in text)
+        assert "ERROR: no daemon" in caplog.text
+        assert clusters.engagements() == [engagement]
+        machine.broken.unlink()
+        machine.create("b")
+        await eventually(clusters.names, lambda names: names == ["a", "b"])
+
+
+async def test_nothing_that_was_started_is_left(machine, eventually):
+    (machine.state / "a").write_text("hang")
+    async with following(machine.provider()):
+        await eventually(machine.hanging.read_text)
+    await eventually(lambda: not runs(int(machine.hanging.read_text())))
+
+
+def runs(pid):
+    """Whether a process runs: one that ended, but nobody waited for, has no command line any more."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except FileNotFoundError:
+        return False
+
+
+def test_a_machine_without_kind_is_told_what_to_do():
+    with pytest.raises(ProviderError, match="'kind-of-nothing' is not on PATH: install kind"):
+        KindProvider(program="kind-of-nothing")

@@ -1,0 +1,215 @@
+"""Clusters from labelled Secrets of a real API server, which is the cluster in all of them as well."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import dataclasses
+
+import pytest
+import yaml
+
+from provider import CONFIG_MAPS, SECRETS, ClusterNotFound, Manager, ProviderError, Reflector
+from provider.providers.kubeconfig import KUBECONFIG_LABEL, KubeconfigProvider
+
+pytestmark = pytest.mark.integration
+
+
+class Secrets:
+    """The namespace that the provider follows."""
+
+    def __init__(self, client, namespace):
+        self.client, self.namespace = client, namespace
+
+    async def put(self, name, kubeconfig, *, key="kubeconfig", labels=None, annotations=None):
+        text = kubeconfig if isinstance(kubeconfig, str) else yaml.safe_dump(kubeconfig.to_kubeconfig())
+        metadata = {"name": name, "namespace": self.namespace, "annotations": annotations or {}}
+        metadata["labels"] = {KUBECONFIG_LABEL: "true"} if labels is None else labels
+        data = {key: base64.b64encode(text.encode()).decode()}
+        await self.client.apply(SECRETS, {"metadata": metadata, "data": data})
+
+    async def patch(self, name, body):
+        await self.client.patch(SECRETS, name, body, namespace=self.namespace)
+
+    async def delete(self, name):
+        await self.client.delete(SECRETS, name, namespace=self.namespace)
+
+
+@pytest.fixture
+def secrets(client, namespace):
+    return Secrets(client, namespace)
+
+
+class Mirroring:
+    """An aware that mirrors the ConfigMaps of one namespace."""
+
+    def __init__(self, namespace):
+        self.namespace = namespace
+        self.engagements = []
+        self.seen = []
+
+    async def engage(self, engagement):
+        self.engagements.append(engagement)
+        mirror = Reflector(engagement.cluster.client, CONFIG_MAPS, namespace=self.namespace)
+        server = engagement.cluster.config.server
+        engagement.spawn(mirror.run(lambda _, found: self.seen.append((server, found["metadata"]["name"]))), name="x")
+
+
+@contextlib.asynccontextmanager
+async def managing(client, namespace, *awares):
+    async with Manager(None, KubeconfigProvider(client, namespace=namespace), awares=awares) as manager:
+        yield manager
+
+
+async def test_each_labelled_secret_is_a_cluster_and_each_change_has_its_effect(
+    client, namespace, secrets, eventually, caplog
+):
+    """Criterion 37: three labelled Secrets give three names, and other Secrets none. Criteria 39 and 40 as well."""
+    for name in ("zoo", "jungle", "island"):
+        await secrets.put(name, client.config)
+    await secrets.put("unlabelled", client.config, labels={})
+    await secrets.put("off", client.config, labels={KUBECONFIG_LABEL: "false"})
+    async with managing(client, namespace) as manager:
+        await eventually(manager.cluster_names, lambda names: names == ["island", "jungle", "zoo"])
+        zoo, engagements = manager.get_cluster("zoo"), manager.clusters.engagements()
+        assert zoo.config == client.config
+        assert yaml.safe_load(zoo.credentials["kubeconfig"])
+
+        # Criterion 39: an annotation makes no other engagement.
+        await secrets.patch("zoo", {"metadata": {"annotations": {"note": "x"}, "labels": {"other": "y"}}})
+        # Criterion 69: without its label a Secret is none of ours. It was changed last, so the change before is seen.
+        await secrets.patch("jungle", {"metadata": {"labels": {KUBECONFIG_LABEL: None}}})
+        await eventually(manager.cluster_names, lambda names: names == ["island", "zoo"])
+        assert manager.get_cluster("zoo") is zoo
+        assert [found for found in manager.clusters.engagements() if found.closing] == []
+        assert {each.generation for each in manager.clusters.engagements()} < {each.generation for each in engagements}
+
+        # Criterion 40: a deleted Secret takes the name along, and so does one that is being deleted.
+        await secrets.delete("island")
+        await eventually(manager.cluster_names, lambda names: names == ["zoo"])
+        with pytest.raises(ClusterNotFound):
+            manager.get_cluster("island")
+        await secrets.patch("zoo", {"metadata": {"finalizers": ["test.example.com/wait"]}})
+        await secrets.delete("zoo")
+        await eventually(manager.cluster_names, lambda names: names == [])
+        await secrets.patch("zoo", {"metadata": {"finalizers": None}})
+
+
+async def test_a_label_that_is_removed_disengages(client, namespace, secrets, eventually):
+    """Criterion 69: without its label a Secret is none of ours, and its cluster is disengaged; with it, it is back."""
+    await secrets.put("a", client.config)
+    async with managing(client, namespace) as manager:
+        (engagement,) = await eventually(manager.clusters.engagements)
+        await secrets.patch("a", {"metadata": {"labels": {KUBECONFIG_LABEL: None}}})
+        await eventually(manager.cluster_names, lambda names: names == [])
+        await eventually(lambda: engagement.closed)
+        await secrets.patch("a", {"metadata": {"labels": {KUBECONFIG_LABEL: "true"}}})
+        await eventually(manager.cluster_names, lambda names: names == ["a"])
+
+
+async def test_another_api_server_is_followed_from_then_on(client, namespace, secrets, eventually):
+    """Criterion 38: a Secret changed to another API server has the objects of the new one seen."""
+    other = dataclasses.replace(client.config, server=client.config.server.replace("127.0.0.1", "localhost"))
+    aware = Mirroring(namespace)
+    await secrets.put("a", client.config)
+    async with managing(client, namespace, aware) as manager:
+        await client.create(CONFIG_MAPS, {"metadata": {"name": "first"}}, namespace=namespace)
+        await eventually(lambda: (client.config.server, "first") in aware.seen)
+        await secrets.put("a", other)
+        await eventually(lambda: (other.server, "first") in aware.seen)
+        await client.create(CONFIG_MAPS, {"metadata": {"name": "second"}}, namespace=namespace)
+        await eventually(lambda: (other.server, "second") in aware.seen)
+        assert (client.config.server, "second") not in aware.seen
+        assert aware.engagements[0].closed
+        assert manager.cluster_names() == ["a"]
+
+
+async def test_a_renewed_token_goes_on_with_the_engagement(client, namespace, secrets, service_account, eventually):
+    one = await service_account([])
+    two = dataclasses.replace(one, token=f"{one.token}x")
+    await secrets.put("a", one)
+    async with managing(client, namespace) as manager:
+        (engagement,) = await eventually(manager.clusters.engagements)
+        await secrets.put("a", two)
+        await eventually(lambda: engagement.cluster.config.token, lambda token: token == two.token)
+        assert not engagement.closing
+
+
+async def test_a_secret_without_a_kubeconfig_is_passed_over(client, namespace, secrets, eventually, caplog):
+    """Criterion 41: a missing key and empty data are skipped, the count is stable, and others are not affected."""
+    await secrets.put("empty", "")
+    await secrets.put("elsewhere", client.config, key="config")
+    await secrets.put("good", client.config)
+    async with managing(client, namespace) as manager:
+        await eventually(manager.cluster_names, lambda names: names == ["good"])
+        await eventually(lambda: caplog.text, lambda text: "its key 'kubeconfig' is empty" in text)
+        await eventually(lambda: caplog.text, lambda text: "it has no key 'kubeconfig'" in text)
+        (engagement,) = manager.clusters.engagements()
+        # What follows in the same watch is seen after all that came before.
+        await secrets.put("later", client.config)
+        await eventually(manager.cluster_names, lambda names: names == ["good", "later"])
+        assert manager.clusters.engagements()[0] is engagement
+        await secrets.put("empty", client.config)
+        await eventually(manager.cluster_names, lambda names: names == ["empty", "good", "later"])
+
+
+@pytest.mark.parametrize(
+    ("user", "why"),
+    [
+        ({"exec": {"command": "/bin/false", "apiVersion": "client.authentication.k8s.io/v1"}}, "exec"),
+        ({"tokenFile": "/var/run/secrets/kubernetes.io/serviceaccount/token"}, "refers to a file"),
+        ({"client-certificate": "/etc/cert.pem", "client-key": "/etc/key.pem"}, "refers to a file"),
+    ],
+    ids=["exec", "token file", "certificate file"],
+)
+async def test_a_bad_kubeconfig_keeps_the_old_cluster_and_says_why(
+    client, namespace, secrets, eventually, caplog, user, why
+):
+    await secrets.put("a", client.config)
+    async with managing(client, namespace) as manager:
+        (engagement,) = await eventually(manager.clusters.engagements)
+        document = client.config.to_kubeconfig()
+        document["users"][0]["user"] = user
+        await secrets.put("a", yaml.safe_dump(document))
+        await eventually(lambda: caplog.text, lambda text: "kubeconfig Secret a cannot be used" in text)
+        assert why in caplog.text
+        await secrets.patch("a", {"data": None})
+        await eventually(lambda: caplog.text, lambda text: "it has no key" in text)
+        assert manager.clusters.engagements() == [engagement]
+        assert not engagement.closing
+
+
+async def test_forty_at_once_meet_no_error_but_not_found(client, namespace, secrets, eventually):
+    """Criterion 42: 40 concurrent get/list/remove, while Secrets come and go: no error but ClusterNotFound."""
+    names = [f"c{number}" for number in range(4)]
+    await asyncio.gather(*(secrets.put(name, client.config) for name in names))
+    async with managing(client, namespace) as manager:
+        await eventually(manager.cluster_names, lambda found: found == names)
+        done = asyncio.Event()
+
+        async def use(number):
+            while not done.is_set():
+                name = names[number % len(names)]
+                with contextlib.suppress(ClusterNotFound):
+                    cluster = manager.get_cluster(name)
+                    assert cluster.name == name
+                if number % 10 == 0:
+                    await manager.clusters.remove(name)
+                assert set(manager.cluster_names()) <= set(names)
+                await asyncio.sleep(0)
+
+        users = [asyncio.create_task(use(number)) for number in range(40)]
+        for _ in range(3):
+            await asyncio.gather(*(secrets.delete(name) for name in names))
+            await asyncio.gather(*(secrets.put(name, client.config) for name in names))
+        done.set()
+        await asyncio.gather(*users)
+        for name in names:
+            await secrets.patch(name, {"data": {"more": base64.b64encode(b"x").decode()}})
+        await eventually(manager.cluster_names, lambda found: found == names)
+
+
+def test_one_namespace_is_followed(client):
+    with pytest.raises(ProviderError, match="one namespace"):
+        KubeconfigProvider(client, namespace="")

@@ -1,0 +1,106 @@
+"""A fleet that refuses and takes its time, one name at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from provider import Cluster, ClusterConfig, ProviderError
+from provider.providers.roster import Roster
+
+
+def cluster(name, *, port=1):
+    return Cluster(name, config=ClusterConfig(f"https://127.0.0.1:{port}"))
+
+
+class Fleet:
+    """Notes what it is told; `held` names wait, `refused` ones fail as often as they say."""
+
+    def __init__(self, *names):
+        self.clusters = dict.fromkeys(names)
+        self.log = []
+        self.held = {}
+        self.refused = {}
+
+    async def add_or_replace(self, cluster):
+        await self._pass(cluster.name)
+        self.clusters[cluster.name] = cluster
+        self.log.append(("add", cluster.name))
+
+    async def remove(self, name):
+        await self._pass(name)
+        self.clusters.pop(name, None)
+        self.log.append(("remove", name))
+
+    async def _pass(self, name):
+        if name in self.held:
+            await self.held[name].wait()
+        if self.refused.get(name, 0) > 0:
+            self.refused[name] -= 1
+            raise ProviderError("not now")
+
+    def names(self):
+        return sorted(self.clusters)
+
+
+async def test_a_name_that_waits_or_is_refused_delays_no_other(eventually, caplog):
+    fleet = Fleet()
+    fleet.held["slow"] = asyncio.Event()
+    fleet.refused["bad"] = 1
+    async with asyncio.TaskGroup() as tasks:
+        roster = Roster(fleet, tasks, what="test cluster")
+        roster.want_only([cluster("slow"), cluster("bad"), cluster("good")])
+        await eventually(fleet.names, lambda names: names == ["good"])
+        await eventually(fleet.names, lambda names: names == ["bad", "good"])
+        assert "test cluster bad: again in" in caplog.text
+        fleet.held["slow"].set()
+    assert fleet.names() == ["bad", "good", "slow"]
+
+
+async def test_only_the_last_wish_is_brought_about(eventually):
+    fleet = Fleet()
+    fleet.held["a"] = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        roster = Roster(fleet, tasks, what="x")
+        first, last = cluster("a", port=1), cluster("a", port=3)
+        roster.want(first)
+        await eventually(lambda: len(roster._changed))
+        roster.want(cluster("a", port=2))
+        roster.drop("a")
+        roster.want(last)
+        fleet.held["a"].set()
+    assert fleet.clusters["a"] is last
+    assert len(fleet.log) <= 2
+
+
+async def test_what_is_the_same_is_not_told_again():
+    fleet = Fleet()
+    async with asyncio.TaskGroup() as tasks:
+        roster = Roster(fleet, tasks, what="x")
+        roster.want(cluster("a"))
+    async with asyncio.TaskGroup() as tasks:
+        roster._tasks = tasks
+        roster.want(cluster("a"))
+        roster.drop("unknown")
+    assert fleet.log == [("add", "a")]
+
+
+async def test_what_an_earlier_run_left_goes():
+    fleet = Fleet("stranger", "kept")
+    async with asyncio.TaskGroup() as tasks:
+        Roster(fleet, tasks, what="x").want_only([cluster("kept")])
+    assert fleet.names() == ["kept"]
+    assert ("remove", "stranger") in fleet.log
+
+
+async def test_a_wish_that_came_back_while_it_was_refused_is_heard(eventually):
+    fleet = Fleet()
+    fleet.refused["a"] = 1000
+    async with asyncio.TaskGroup() as tasks:
+        roster = Roster(fleet, tasks, what="x")
+        for _ in range(3):
+            roster.want(cluster("a"))
+            await eventually(lambda: fleet.refused["a"] < 1000)
+        fleet.refused["a"] = 0
+        # It does not wait for the end of its delay.
+        roster.drop("a")
+    assert fleet.log == [("remove", "a")]
