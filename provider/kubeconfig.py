@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,19 +16,16 @@ from cryptography import x509
 
 from provider.documents import read_yaml
 from provider.errors import KubeconfigError
+from provider.exec_plugin import ExecPlugin
+from provider.impersonation import Impersonation
 
 __all__ = ["ClusterConfig"]
 
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _REFUSED_USER_FIELDS: Final = {
-    "exec": "exec credential plugins are not run",
     "auth-provider": "auth providers were removed from Kubernetes",
     "username": "user name and password were removed from Kubernetes",
     "password": "user name and password were removed from Kubernetes",
-    "as": "impersonation is not supported",
-    "as-groups": "impersonation is not supported",
-    "as-uid": "impersonation is not supported",
-    "as-user-extra": "impersonation is not supported",
 }
 
 
@@ -38,6 +35,8 @@ class ClusterConfig:
 
     `server` is an https URL, with a path where the API server is served below one. `ca_data` is PEM (None: the
     system's CAs). `client_certificate` and `client_key` are PEM. `token_file` is read again while the client runs.
+    `exec_plugin` is run for credentials, and again when they expire or are refused; it is used in the place of others.
+    `impersonation` is whom requests are made as, `proxy` the http URL of a proxy that connects to the server.
     Raises KubeconfigError where a value cannot be used.
     """
 
@@ -48,6 +47,9 @@ class ClusterConfig:
     client_key: bytes | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
     token_file: Path | None = None
+    exec_plugin: ExecPlugin | None = None
+    impersonation: Impersonation | None = None
+    proxy: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "server", _checked_server(self.server))
@@ -61,16 +63,26 @@ class ClusterConfig:
             _certificates(self.client_certificate, what="the client certificate")
         if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token):
             raise KubeconfigError("the token is empty or has characters that no HTTP header can carry")
+        if self.exec_plugin is not None and (self.token or self.token_file or self.client_certificate):
+            raise KubeconfigError("there is an exec plugin and a token or certificate besides; give only one of them")
+        if self.proxy is not None:
+            object.__setattr__(self, "proxy", _checked_proxy(self.proxy))
 
     @classmethod
     def from_kubeconfig(
-        cls, source: str | bytes | Mapping[str, Any], *, context: str | None = None, directory: Path | None = None
+        cls,
+        source: str | bytes | Mapping[str, Any],
+        *,
+        context: str | None = None,
+        directory: Path | None = None,
+        exec_plugins: bool | Collection[str] = False,
     ) -> ClusterConfig:
         """Take one context (default: the current one) out of a kubeconfig.
 
         `source` is its text or the parsed document. Files it refers to are looked up below `directory`; without one
-        they are refused, so that a kubeconfig that somebody else wrote cannot name files of this machine.
-        Raises KubeconfigError with what is wrong.
+        they are refused, so that a kubeconfig that somebody else wrote cannot name files of this machine. Nor does it
+        run programs here: exec plugins are refused, unless `exec_plugins` is true, or has the command in it, as it is
+        written in the kubeconfig. Raises KubeconfigError with what is wrong.
         """
         document = source if isinstance(source, Mapping) else _parse(source)
         name = context if context is not None else document.get("current-context")
@@ -83,8 +95,6 @@ class ClusterConfig:
             raise KubeconfigError(
                 "insecure-skip-tls-verify is set: connections are always verified; give the cluster's CA"
             )
-        if cluster.get("proxy-url"):
-            raise KubeconfigError("proxy-url is set: proxies are not supported")
         for refused, why in _REFUSED_USER_FIELDS.items():
             if user.get(refused):
                 raise KubeconfigError(
@@ -99,16 +109,22 @@ class ClusterConfig:
             client_key=_data(user, "client-key", directory),
             token=None if token_file else _text(user, "token"),
             token_file=_path(token_file, "tokenFile", directory) if token_file else None,
+            exec_plugin=_plugin(user.get("exec"), cluster=cluster, directory=directory, allowed=exec_plugins),
+            impersonation=Impersonation.from_kubeconfig(user),
+            proxy=_text(cluster, "proxy-url"),
         )
 
     @classmethod
-    def load(cls, path: Path, *, context: str | None = None) -> ClusterConfig:
-        """Read a kubeconfig file; relative paths in it are relative to it."""
+    def load(
+        cls, path: Path, *, context: str | None = None, exec_plugins: bool | Collection[str] = False
+    ) -> ClusterConfig:
+        """Read a kubeconfig file; relative paths in it are relative to it. `exec_plugins` as in `from_kubeconfig`."""
         try:
             source = path.read_bytes()
         except OSError as error:
             raise KubeconfigError(f"cannot read kubeconfig {path}: {error.strerror}") from error
-        return cls.from_kubeconfig(source, context=context, directory=path.absolute().parent)
+        directory = path.absolute().parent
+        return cls.from_kubeconfig(source, context=context, directory=directory, exec_plugins=exec_plugins)
 
     @classmethod
     def in_cluster(
@@ -147,8 +163,8 @@ class ClusterConfig:
         are trusted for a while.
         """
         return (
-            (self.server, self.tls_server_name, self._identity())
-            == (previous.server, previous.tls_server_name, previous._identity())
+            (self.server, self.tls_server_name, self.proxy, self._identity())
+            == (previous.server, previous.tls_server_name, previous.proxy, previous._identity())
         ) and _share_a_ca(self.ca_data, previous.ca_data)
 
     def to_kubeconfig(self) -> dict[str, Any]:
@@ -158,6 +174,8 @@ class ClusterConfig:
             cluster["certificate-authority-data"] = base64.b64encode(self.ca_data).decode()
         if self.tls_server_name is not None:
             cluster["tls-server-name"] = self.tls_server_name
+        if self.proxy is not None:
+            cluster["proxy-url"] = self.proxy
         user: dict[str, Any] = {}
         if self.client_certificate is not None and self.client_key is not None:
             user["client-certificate-data"] = base64.b64encode(self.client_certificate).decode()
@@ -166,6 +184,11 @@ class ClusterConfig:
             user["tokenFile"] = str(self.token_file)
         elif self.token is not None:
             user["token"] = self.token
+        if self.exec_plugin is not None:
+            user["exec"] = self.exec_plugin.to_kubeconfig()
+            cluster["extensions"] = self.exec_plugin.extensions()
+        if self.impersonation is not None:
+            user |= self.impersonation.to_kubeconfig()
         return {
             "apiVersion": "v1",
             "kind": "Config",
@@ -175,8 +198,8 @@ class ClusterConfig:
             "current-context": "default",
         }
 
-    def _identity(self) -> str:
-        kinds = []
+    def _identity(self) -> tuple[object, ...]:
+        kinds: list[object] = [self.exec_plugin, self.impersonation]
         if self.client_certificate is not None:
             subject = _certificates(self.client_certificate, what="the client certificate")[0].subject
             kinds.append(f"certificate {subject.rfc4514_string()}")
@@ -184,7 +207,7 @@ class ClusterConfig:
             kinds.append(f"token file {self.token_file}")
         elif self.token is not None:
             kinds.append("token")
-        return ", ".join(kinds)
+        return tuple(kinds)
 
 
 def _authority(server: str) -> tuple[str | None, int]:
@@ -205,6 +228,39 @@ def _checked_server(server: str) -> str:
     if any(part in {".", ".."} for part in url.path.split("/")) or " " in server:
         raise KubeconfigError(f"server {server!r} has a path that is not in its plain form")
     return server.rstrip("/")
+
+
+def _checked_proxy(proxy: str) -> str:
+    try:
+        url = urlsplit(proxy)
+        host, _ = url.hostname, url.port
+    except ValueError as error:
+        raise KubeconfigError("proxy-url is no URL") from error
+    if url.scheme != "http":
+        raise KubeconfigError(
+            f"proxy-url begins with {url.scheme!r}: only http proxies are supported; what is said to the cluster is"
+            " encrypted on the way through one all the same"
+        )
+    if not host or url.path.strip("/") or url.query or url.fragment or not (proxy.isascii() and proxy.isprintable()):
+        raise KubeconfigError("proxy-url may only have a host and a port, such as http://10.0.0.1:3128")
+    return proxy
+
+
+def _plugin(
+    section: object, *, cluster: Mapping[str, Any], directory: Path | None, allowed: bool | Collection[str]
+) -> ExecPlugin | None:
+    if not section:
+        return None
+    if not isinstance(section, Mapping):
+        raise KubeconfigError("'exec' in the kubeconfig has to be a mapping")
+    if allowed is False:
+        raise KubeconfigError(
+            "the kubeconfig has an exec credential plugin: programs are not run because a kubeconfig says so; allow it"
+            " where you trust its author (exec_plugins), or use a token or a certificate"
+        )
+    if allowed is not True and section.get("command") not in allowed:
+        raise KubeconfigError(f"exec plugin {section.get('command')!r} is not one of those that are allowed here")
+    return ExecPlugin.from_kubeconfig(section, cluster=cluster, directory=directory)
 
 
 def _certificates(pem: bytes, *, what: str) -> list[x509.Certificate]:

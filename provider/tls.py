@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import ssl
 
 from provider.errors import KubeconfigError
 from provider.kubeconfig import ClusterConfig
 
-__all__ = ["ssl_context"]
+__all__ = ["fingerprint", "ssl_context"]
+
+
+def fingerprint(config: ClusterConfig) -> bytes:
+    """Return what two configurations have in common only where they trust the same CA and show the same identity."""
+    digest = hashlib.sha256()
+    for part in (config.ca_data, config.client_certificate, config.client_key):
+        # Lengths keep what one part ends with apart from what the next one begins with; nothing is not empty.
+        digest.update(b"-" if part is None else b"%d:" % len(part) + part)
+    return digest.digest()
 
 
 def ssl_context(config: ClusterConfig) -> ssl.SSLContext:

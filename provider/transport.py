@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final, TypeVar
 
 import aiohttp
+from multidict import CIMultiDict
 from typing_extensions import override
 from yarl import URL
 
-from provider.connections import Connections, Shared
-from provider.errors import KubeconfigError, ProviderError
+from provider.connections import Connections, Peer
+from provider.credentials import Credentials
+from provider.errors import ProviderError, Unreachable
 from provider.kubeconfig import ClusterConfig
-from provider.lookup import Resolver
-from provider.tls import ssl_context
 from provider.wire import translated
 
 __all__ = ["Request", "Transport"]
-
-_TOKEN_CACHED_SECONDS: Final = 60.0
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +38,20 @@ class Request:
         return f"{self.method} {self.path}"
 
 
-@dataclass(slots=True, eq=False)
-class _Session:
-    http: aiohttp.ClientSession
-    users: int = 0
-    responses: set[aiohttp.ClientResponse] = field(default_factory=set)
-    retired: bool = False
-    shared: Shared | None = None
+class _Exchange:
+    """A request under way, until its answer was read."""
+
+    def __init__(self) -> None:
+        self.closing = asyncio.timeout(None)
+        self.response: aiohttp.ClientResponse | None = None
+        self.peers: list[Peer] = []
+
+    def end(self) -> None:
+        """Have whoever waits for it told that the connection is closed."""
+        if self.response is not None:
+            _drop(self.response)
+        elif self.closing.when() is None:
+            self.closing.reschedule(asyncio.get_running_loop().time())
 
 
 class Transport:
@@ -59,17 +60,16 @@ class Transport:
     def __init__(
         self, config: ClusterConfig, *, connect_timeout_seconds: float, connections: Connections | None = None
     ) -> None:
-        """`connections` are used in the place of own ones wherever the kubeconfig allows it."""
+        """`connections` are used in the place of own ones."""
         self._config = config
-        self._connections = connections
-        self._connect_timeout_seconds = connect_timeout_seconds
-        self._session: _Session | None = None
-        self._sessions: set[_Session] = set()
-        self._lock = asyncio.Lock()
+        self._owned = connections is None
+        self._connections = Connections() if connections is None else connections
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_seconds)
+        self._credentials = Credentials(config, connections=self._connections)
+        self._shown: ClusterConfig | None = None
+        self._peer: Peer | None = None
+        self._exchanges: set[_Exchange] = set()
         self._closed = False
-        self._threads: set[asyncio.Future[Any]] = set()
-        self._token: str | None = None
-        self._token_read_at = 0.0
 
     @property
     def config(self) -> ClusterConfig:
@@ -82,144 +82,104 @@ class Transport:
 
         Sets no deadline but the one for connecting. Raises Unreachable, or KubeconfigError for unusable credentials.
         """
-        session = await self._acquire()
+        self._require_open()
+        exchange = _Exchange()
+        self._exchanges.add(exchange)
         try:
             with translated(server=self._config.server, asked=str(request)):
-                response = await self._send(session.http, request)
-                session.responses.add(response)
+                response = exchange.response = await self._begin(request, exchange)
                 try:
                     yield response
                 finally:
-                    session.responses.discard(response)
                     _drop(response)
         finally:
-            session.users -= 1
-            if session.retired and not session.users:
-                await self._discard(session)
+            self._exchanges.discard(exchange)
+            for peer in exchange.peers:
+                await self._connections.leave(peer)
 
     async def update(self, config: ClusterConfig) -> None:
         """Use renewed credentials from now on; exchanges under way end on the old ones."""
-        async with self._lock:
-            old, self._config, self._token = self._config, config, None
-            same_tls = (old.ca_data, old.client_certificate, old.client_key) == (
-                config.ca_data,
-                config.client_certificate,
-                config.client_key,
-            )
-            retired = self._session
-            if same_tls or retired is None:
-                return
-            self._session = None
-            retired.retired = True
-            if not retired.users:
-                await self._discard(retired)
+        old, self._config = self._credentials, config
+        self._credentials = Credentials(config, connections=self._connections)
+        await old.aclose()
 
     async def aclose(self) -> None:
         """Close every connection; whoever waits for an answer gets Unreachable."""
         self._closed = True
-        async with self._lock:
-            for session in tuple(self._sessions):
-                await self._discard(session)
-        if self._threads:
-            await asyncio.wait(tuple(self._threads))
-
-    async def _in_thread(self, function: Callable[..., T], *args: object) -> T:
-        """Call what would block; it cannot be cancelled, so `aclose` waits for it."""
-        future = asyncio.get_running_loop().run_in_executor(None, function, *args)
-        self._threads.add(future)
-        future.add_done_callback(self._thread_ended)
-        return await asyncio.shield(future)
-
-    def _thread_ended(self, future: asyncio.Future[Any]) -> None:
-        self._threads.discard(future)
-        if not future.cancelled():
-            # Where its caller was cancelled, nobody else looks at a failure.
-            future.exception()
-
-    async def _discard(self, session: _Session) -> None:
-        self._sessions.discard(session)
-        # The session alone would leave whoever reads a response waiting for ever.
-        for response in session.responses:
-            _drop(response)
-        await session.http.close()
-        shared, session.shared = session.shared, None
-        if shared is not None and self._connections is not None:
-            self._connections.release(shared)
+        for exchange in tuple(self._exchanges):
+            exchange.end()
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            await self._connections.leave(peer)
+        if self._owned:
+            await self._connections.aclose()
+        await self._credentials.aclose()
         # Transports of connections that were closed unread finish in the loop's next rounds.
         for _ in range(3):
             await asyncio.sleep(0)
 
-    async def _acquire(self) -> _Session:
-        async with self._lock:
-            if self._closed:
-                raise ProviderError(f"the client of {self._config.server} is closed")
-            if self._session is None:
-                self._session = await self._open()
-                self._sessions.add(self._session)
-            self._session.users += 1
-            return self._session
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ProviderError(f"the client of {self._config.server} is closed")
 
-    async def _open(self) -> _Session:
-        shared: Shared | None = None
-        if self._connections is not None and self._connections.serves(self._config):
-            shared = await self._connections.acquire(self._config)
-            connector = shared.connector
-        else:
-            context = await self._in_thread(ssl_context, self._config)
-            connector = aiohttp.TCPConnector(ssl=context, limit=0, resolver=Resolver())
-        http = aiohttp.ClientSession(
-            connector=connector,
-            connector_owner=shared is None,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, connect=self._connect_timeout_seconds),
-            trust_env=False,
-        )
-        return _Session(http, shared=shared)
+    async def _begin(self, request: Request, exchange: _Exchange) -> aiohttp.ClientResponse:
+        try:
+            async with exchange.closing:
+                response = await self._send(request, exchange)
+        except TimeoutError:
+            if exchange.closing.expired():
+                raise self._ended(request) from None
+            raise
+        if self._closed:
+            _drop(response)
+            raise self._ended(request)
+        return response
 
-    async def _send(self, http: aiohttp.ClientSession, request: Request) -> aiohttp.ClientResponse:
-        token = await self._read_token()
-        response = await self._send_once(http, request, token=token)
-        if response.status == HTTPStatus.UNAUTHORIZED and self._config.token_file is not None:
-            self._token = None
-            renewed = await self._read_token()
-            if renewed != token:
+    def _ended(self, request: Request) -> Unreachable:
+        return Unreachable(f"{request}: the client of {self._config.server} was closed meanwhile", kind="connect")
+
+    async def _send(self, request: Request, exchange: _Exchange) -> aiohttp.ClientResponse:
+        credentials = self._credentials
+        shown = await credentials.current()
+        response = await self._send_once(request, exchange, shown=shown)
+        if response.status == HTTPStatus.UNAUTHORIZED:
+            renewed = await credentials.refused(shown)
+            if renewed is not shown:
                 response.close()
-                return await self._send_once(http, request, token=renewed)
+                return await self._send_once(request, exchange, shown=renewed)
         return response
 
     async def _send_once(
-        self, http: aiohttp.ClientSession, request: Request, *, token: str | None
+        self, request: Request, exchange: _Exchange, *, shown: ClusterConfig
     ) -> aiohttp.ClientResponse:
-        if http.closed:
-            raise ProviderError(f"the client of {self._config.server} is closed")
-        headers = {"Accept": request.accept, "User-Agent": "kplane"}
+        peer = await self._join(shown)
+        exchange.peers.append(peer)
+        headers = CIMultiDict({"Accept": request.accept, "User-Agent": "kplane"})
         if request.body is not None:
             headers["Content-Type"] = request.content_type
-        if token is not None:
-            headers["Authorization"] = f"Bearer {token}"
+        if shown.token is not None:
+            headers["Authorization"] = f"Bearer {shown.token}"
+        if shown.impersonation is not None:
+            headers.extend(shown.impersonation.headers())
         query = f"?{request.query}" if request.query else ""
-        return await http.request(
+        return await self._connections.request(
+            peer,
             request.method,
-            URL(f"{self._config.server}{request.path}{query}", encoded=True),
+            URL(f"{shown.server}{request.path}{query}", encoded=True),
+            timeout=self._timeout,
             headers=headers,
             data=request.body,
-            allow_redirects=False,
-            server_hostname=self._config.tls_server_name,
         )
 
-    async def _read_token(self) -> str | None:
-        path = self._config.token_file
-        if path is None:
-            return self._config.token
-        if self._token is None or time.monotonic() - self._token_read_at > _TOKEN_CACHED_SECONDS:
-            try:
-                token = (await self._in_thread(path.read_text, "ascii")).strip()
-            except (OSError, UnicodeDecodeError) as error:
-                raise KubeconfigError(f"cannot read the token file {path}: {error}") from error
-            if not token or not token.isprintable():
-                raise KubeconfigError(f"the token file {path} holds no token")
-            self._token, self._token_read_at = token, time.monotonic()
-        return self._token
+    async def _join(self, shown: ClusterConfig) -> Peer:
+        """Count one more exchange with the server; the client as such counts as well, so that connections stay."""
+        self._require_open()
+        if self._peer is None or shown is not self._shown:
+            previous, self._peer, self._shown = self._peer, self._connections.join(shown), shown
+            if previous is not None:
+                await self._connections.leave(previous)
+        self._peer.users += 1
+        return self._peer
 
 
 def _drop(response: aiohttp.ClientResponse) -> None:

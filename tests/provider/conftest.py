@@ -97,6 +97,7 @@ class FaultServer:
     answer: Answer
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
+    certificates: list[bytes] = field(default_factory=list)
 
 
 def http(body: bytes | dict[str, Any], *, status: int = 200, headers: str = "") -> bytes:
@@ -137,18 +138,29 @@ def tools() -> type[Tools]:
 
 @pytest.fixture
 async def fault_server(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[FaultServer]]]:
-    """`await fault_server(answer, issued=None)`: starts one that ends with the test."""
+    """`await fault_server(answer, issued=None)`: starts one that ends with the test.
+
+    With `clients`, who connects has to show a certificate that this authority signed; they are kept.
+    """
     stack = contextlib.AsyncExitStack()
 
-    async def start(answer: Answer, *, issued: Issued | None = None, plain: bytes = b"") -> FaultServer:
+    async def start(
+        answer: Answer, *, issued: Issued | None = None, plain: bytes = b"", clients: Authority | None = None
+    ) -> FaultServer:
         authority = Authority()
         issued = issued or authority.issue()
         (tmp_path / "server.pem").write_bytes(issued.certificate + issued.key)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(tmp_path / "server.pem")
+        if clients is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(cadata=clients.pem.decode())
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             server.connections += 1
+            if clients is not None:
+                shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+                server.certificates.append(ssl.DER_cert_to_PEM_cert(shown).encode())
             if plain:
                 await reader.read(10)
                 writer.write(plain)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
+import socket
+import time
 
 import pytest
 
@@ -17,6 +20,17 @@ def always(content):
         writer.write(content)
 
     return answer
+
+
+def sockets():
+    return {name for name in os.listdir("/proc/self/fd") if _link(name).startswith("socket:")}
+
+
+def _link(name):
+    try:
+        return os.readlink(f"/proc/self/fd/{name}")
+    except FileNotFoundError:
+        return ""
 
 
 async def read(config, connections):
@@ -39,12 +53,20 @@ async def test_clients_of_one_address_share_a_connection_and_each_says_who_it_is
     assert server.connections == 1
 
 
-async def test_who_is_known_by_a_certificate_shares_nothing(fault_server, tools, connections, eventually):
-    issued = tools.Authority().issue("client-a")
+async def test_connections_of_one_certificate_are_used_for_no_other(fault_server, tools, connections):
     server = await fault_server(always(tools.http(OBJECT)))
-    config = dataclasses.replace(server.config, client_certificate=issued.certificate, client_key=issued.key)
-    await read(config, connections)
-    await eventually(lambda: server.connections, lambda left: left == 0)
+    one, other = (tools.Authority().issue(name) for name in ("one", "other"))
+    for issued in (one, other, one, None):
+        shown = {} if issued is None else {"client_certificate": issued.certificate, "client_key": issued.key}
+        await read(dataclasses.replace(server.config, **shown), connections)
+    assert server.connections == 3, "one for each identity, and one for whoever has none"
+
+
+async def test_connections_for_one_name_are_used_for_no_other(fault_server, tools, connections):
+    server = await fault_server(always(tools.http(OBJECT)))
+    await read(dataclasses.replace(server.config, tls_server_name="served.test"), connections)
+    with pytest.raises(Unreachable, match="not valid for this host name"):
+        await read(dataclasses.replace(server.config, tls_server_name="other.test"), connections)
 
 
 async def test_a_server_is_trusted_only_by_whom_its_ca_is_named(fault_server, tools, connections):
@@ -64,17 +86,100 @@ async def test_connections_are_made_anew_after_their_time(fault_server, tools, e
         writer.write(tools.http(OBJECT))
 
     server = await fault_server(answer)
-    connections = Connections(lifetime_seconds=0.3)
+    connections = Connections(lifetime_seconds=0.2)
     slow = asyncio.create_task(read(dataclasses.replace(server.config, token="slow"), connections))
     await eventually(lambda: server.connections, lambda made: made == 1)
-    first = await connections.acquire(server.config)
-    connections.release(first)
-    await eventually(lambda: first.retired)
-    await read(dataclasses.replace(server.config, token="quick"), connections)
-    assert server.connections == 2, "one whose time is over is not used again, and not taken from whoever uses it"
+    quick = dataclasses.replace(server.config, token="quick")
+    await read(quick, connections)
+    await read(quick, connections)
+    assert server.connections == 2
+
+    async def made_anew():
+        await read(quick, connections)
+        return server.connections == 3
+
+    await eventually(made_anew)
     answering.set()
     await slow
+    await connections.aclose()
     await eventually(lambda: server.connections, lambda left: left == 0)
+
+
+async def test_without_lingering_the_end_of_the_last_client_is_that_of_its_connections(fault_server, tools):
+    server = await fault_server(always(tools.http(OBJECT)))
+    connections = Connections(linger_seconds=0)
+    try:
+        async with Client(server.config, connections=connections) as one:
+            await one.get(NAMESPACES, "a")
+            held = sockets()
+            await read(server.config, connections)
+            assert sockets() == held, "another client still uses them"
+        assert len(sockets()) < len(held)
+    finally:
+        await connections.aclose()
+
+
+async def test_a_client_that_ends_tells_whoever_still_waits_and_leaves_other_clients_alone(
+    fault_server, tools, eventually
+):
+    answering = asyncio.Event()
+
+    async def answer(_, writer):
+        await answering.wait()
+        writer.write(tools.http(OBJECT))
+
+    server = await fault_server(answer)
+    connections = Connections()
+    ending, staying = (Client(server.config, connections=connections) for _ in range(2))
+    waiting = [asyncio.create_task(client.get(NAMESPACES, "a")) for client in (ending, staying)]
+    await eventually(lambda: len(server.asked), lambda asked: asked == 2)
+    await ending.aclose()
+    with pytest.raises(Unreachable, match="was closed meanwhile"):
+        await waiting[0]
+    answering.set()
+    assert (await waiting[1])["metadata"]["name"] == "a"
+    await staying.aclose()
+    await connections.aclose()
+
+
+async def test_a_healthy_cluster_is_reached_at_once_while_many_others_hang(fault_server, tools):
+    """Criterion 63: a hundred servers that take a connection and say nothing cost a healthy one less than a second."""
+    server = await fault_server(always(tools.http(OBJECT)))
+    silent = [socket.create_server(("127.0.0.1", 0)) for _ in range(100)]
+    connections = Connections()
+    configs = [
+        dataclasses.replace(server.config, server=f"https://127.0.0.1:{each.getsockname()[1]}") for each in silent
+    ]
+    hanging = [asyncio.create_task(read(config, connections)) for config in [*configs, *[configs[0]] * 50]]
+    try:
+        await asyncio.sleep(0)
+        begun = time.monotonic()
+        await read(server.config, connections)
+        assert time.monotonic() - begun < 1.5, "1 s, and what the machine takes besides"
+    finally:
+        for each in hanging:
+            each.cancel()
+        await asyncio.gather(*hanging, return_exceptions=True)
+        await connections.aclose()
+        for each in silent:
+            each.close()
+
+
+async def test_a_server_is_connected_to_by_so_many_at_once(fault_server, tools):
+    most = 0
+
+    async def answer(_, writer):
+        nonlocal most
+        most = max(most, server.connections)
+        writer.write(tools.http(OBJECT, headers="Connection: close\r\n"))
+
+    server = await fault_server(answer)
+    connections = Connections(attempts=2)
+    clients = [Client(server.config, connections=connections) for _ in range(20)]
+    await asyncio.gather(*(client.get(NAMESPACES, "a") for client in clients))
+    assert most <= 4, "a herd comes one after the other"
+    for client in clients:
+        await client.aclose()
     await connections.aclose()
 
 

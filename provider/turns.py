@@ -1,0 +1,66 @@
+"""How many do something at once, such that those who take long, or are many, keep nobody else from it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Hashable
+from typing import Final
+
+__all__ = ["Turns"]
+
+
+class _Party:
+    """Those of one key."""
+
+    def __init__(self, at_once: int) -> None:
+        self.places: Final = asyncio.Semaphore(at_once)
+        self.users = 0
+
+
+class Turns:
+    """Lets `at_once` go at a time, and of those with one key `per_key`; whoever comes first goes first.
+
+    One that takes longer than `patience_seconds` still counts for its key, but no longer for all together: what hangs
+    costs nothing but patience. So a dead server keeps `per_key` of those who ask for it waiting, and nobody else; and
+    of many dead servers nobody waits longer than `patience_seconds` for each `at_once` of them.
+    """
+
+    def __init__(self, at_once: int, *, per_key: int, patience_seconds: float = 0.25) -> None:
+        self._places: Final = asyncio.Semaphore(at_once)
+        self._per_key = per_key
+        self._patience_seconds = patience_seconds
+        self._parties: dict[Hashable, _Party] = {}
+
+    @contextlib.asynccontextmanager
+    async def turn(self, key: Hashable) -> AsyncIterator[None]:
+        """Wait for a turn, and have it inside."""
+        party = self._parties.get(key)
+        if party is None:
+            party = self._parties[key] = _Party(self._per_key)
+        party.users += 1
+        try:
+            async with party.places, self._place():
+                yield
+        finally:
+            party.users -= 1
+            if not party.users:
+                del self._parties[key]
+
+    @contextlib.asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        await self._places.acquire()
+        held = True
+
+        def leave() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._places.release()
+
+        patience = asyncio.get_running_loop().call_later(self._patience_seconds, leave)
+        try:
+            yield
+        finally:
+            patience.cancel()
+            leave()
