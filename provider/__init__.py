@@ -34,7 +34,9 @@ from provider.errors import (
     Unauthorized,
     Unreachable,
 )
+from provider.exec_plugin import ExecPlugin
 from provider.fleet import Fleet
+from provider.impersonation import Impersonation
 from provider.kubeconfig import ClusterConfig
 from provider.lease import Lease, LeaseTimings
 from provider.limits import Allowance, AnswerLimits
@@ -108,9 +110,11 @@ __all__ = [
     "Controller",
     "Election",
     "Engagement",
+    "ExecPlugin",
     "Expired",
     "Fleet",
     "Forbidden",
+    "Impersonation",
     "Invalid",
     "KubeconfigError",
     "Lease",

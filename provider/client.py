@@ -67,7 +67,7 @@ class Client:
         before_write: Callable[[], None] | None = None,
         limits: AnswerLimits = AnswerLimits(),  # noqa: B008 - frozen
     ) -> None:
-        """`connections` are used in the place of own ones wherever the kubeconfig allows it, and outlive the client."""
+        """`connections` are used in the place of own ones, and outlive the client."""
         self._transport = Transport(config, connect_timeout_seconds=connect_timeout_seconds, connections=connections)
         self._timeout_seconds = timeout_seconds
         self._waiting: Callable[[], AbstractContextManager[None]] = nullcontext if keeps_worker else unanswered

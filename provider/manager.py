@@ -55,7 +55,8 @@ class Manager:
         self.health_checks: Final = Checks()
         self.ready_checks: Final = Checks()
         self._local = Cluster(LOCAL, config=config) if config is not None else None
-        self._connections = Connections()
+        # Nothing of a cluster is left once it is gone, its idle connections included.
+        self._connections = Connections(linger_seconds=0)
         self._clusters = Clusters(
             coordinated=coordinator is not None,
             connections=self._connections,
