@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["is_true", "section"]
+__all__ = ["is_false", "is_true", "section"]
 
 
 def section(found: object, *path: str) -> Mapping[str, Any]:
@@ -17,8 +17,17 @@ def section(found: object, *path: str) -> Mapping[str, Any]:
 
 def is_true(found: Mapping[str, Any], condition: str) -> bool:
     """Whether `status.conditions` has one of that type whose status is True."""
+    return _status(found, condition) == "True"
+
+
+def is_false(found: Mapping[str, Any], condition: str) -> bool:
+    """Whether `status.conditions` has one of that type whose status is False."""
+    return _status(found, condition) == "False"
+
+
+def _status(found: Mapping[str, Any], condition: str) -> object:
     conditions = section(found, "status").get("conditions")
-    return any(
-        isinstance(each, Mapping) and each.get("type") == condition and each.get("status") == "True"
-        for each in (conditions if isinstance(conditions, list) else ())
-    )
+    for each in conditions if isinstance(conditions, list) else ():
+        if isinstance(each, Mapping) and each.get("type") == condition:
+            return each.get("status")
+    return None

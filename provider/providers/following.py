@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 from provider.backoff import Backoff
 from provider.client import Client
 from provider.cluster import Cluster
-from provider.errors import KubeconfigError, ProviderError
+from provider.errors import ClusterNotFound, ClusterNotReady, KubeconfigError, ProviderError
 from provider.fleet import Fleet
 from provider.providers.secret import values_of
 from provider.reflector import Key, Reflector
@@ -65,7 +65,8 @@ class Following:
 
     `client` is one of the cluster with the objects, and belongs to the caller. `what` is the kind in log messages.
     `name` gives the cluster of an object (by namespace and name) its name, another one for each object.
-    `namespace=None` is all namespaces. Objects that no longer match `label_selector` count as gone.
+    `namespace=None` is all namespaces. Objects that no longer match `label_selector` count as gone. The plan is asked
+    about objects that are `ready`, and about those whose cluster is engaged: what is engaged is kept up to date.
     """
 
     def __init__(
@@ -76,11 +77,13 @@ class Following:
         plan: Plan,
         what: str,
         name: Callable[[str, str], str] = cluster_name,
+        ready: Callable[[Object], bool] = lambda _found: True,
         namespace: str | None = None,
         label_selector: str | None = None,
     ) -> None:
         self._client = client
         self._plan = plan
+        self._ready = ready
         self._what = what
         self._name = name
         self._objects = Reflector(client, resource, namespace=namespace, label_selector=label_selector)
@@ -124,8 +127,9 @@ class Following:
             def tell(name: str, found: Object | None) -> None:
                 follower = followers.get(name)
                 if follower is None:
-                    follower = _Follower(name, self._client, fleet, plan=self._plan, what=self._what)
-                    followers[name] = follower
+                    follower = followers[name] = _Follower(
+                        name, self._client, fleet, plan=self._plan, ready=self._ready, what=self._what
+                    )
                     tasks.create_task(follow(follower), name=f"{self._what} {name}")
                 follower.see(found)
 
@@ -159,11 +163,14 @@ class _Follower:
     It lives while there is something to do or a Secret to watch, so that objects that rest cost no task.
     """
 
-    def __init__(self, name: str, client: Client, fleet: Fleet, *, plan: Plan, what: str) -> None:
+    def __init__(
+        self, name: str, client: Client, fleet: Fleet, *, plan: Plan, ready: Callable[[Object], bool], what: str
+    ) -> None:
         self.name: Final = name
         self._client = client
         self._fleet = fleet
         self._plan = plan
+        self._ready = ready
         self._title = f"{what} {name}"
         self._object: Object | None = None
         self._gone = False
@@ -210,7 +217,7 @@ class _Follower:
             await self._stop_secret()
             await self._fleet.remove(self.name)
             self._gone = False
-        if self._object is None:
+        if self._object is None or not (self._ready(self._object) or self._engaged()):
             return
         answer = self._ask(self._object)
         if isinstance(answer, FromSecret):
@@ -222,6 +229,15 @@ class _Follower:
             await self._fleet.remove(self.name)
         elif isinstance(answer, Cluster):
             await self._fleet.add_or_replace(answer)
+
+    def _engaged(self) -> bool:
+        try:
+            self._fleet.get(self.name)
+        except ClusterNotFound:
+            return False
+        except ClusterNotReady:
+            pass
+        return True
 
     def _ask(self, found: Object) -> Cluster | FromSecret | Keep | None:
         try:

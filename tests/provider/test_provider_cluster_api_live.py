@@ -1,0 +1,158 @@
+"""Cluster API's Clusters on a real API server, which is at the same time the cluster that they stand for."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+
+import pytest
+
+from provider import CONFIG_MAPS, SECRETS, ClusterNotFound, Clusters, ProviderError, Resource
+from provider.providers.cluster_api import ClusterApiProvider
+
+pytestmark = pytest.mark.integration
+
+CLUSTERS = Resource("cluster.x-k8s.io/v1beta2", "Cluster", "clusters", namespaced=True)
+INITIALIZED = {"initialization": {"controlPlaneInitialized": True}}
+
+
+class Capi:
+    """Writes what Cluster API would write."""
+
+    def __init__(self, client, namespace, config):
+        self.client, self.namespace, self.config = client, namespace, config
+
+    def name(self, name):
+        return f"{self.namespace}/{name}"
+
+    async def create(self, name, **metadata):
+        body = {"metadata": {"name": name, **metadata}, "spec": {}}
+        await self.client.create(CLUSTERS, body, namespace=self.namespace)
+
+    async def status(self, name, status):
+        await self.client.patch(CLUSTERS, name, {"status": status}, namespace=self.namespace, subresource="status")
+
+    async def kubeconfig(self, name, *, server=None, token=None):
+        document = (self.config.with_server(server) if server else self.config).to_kubeconfig()
+        if token:
+            document["users"][0]["user"] = {"token": token}
+        await self.secret(name, json.dumps(document))
+
+    async def secret(self, name, content):
+        data = {"value": base64.b64encode(content.encode()).decode()}
+        body = {"metadata": {"name": f"{name}-kubeconfig", "namespace": self.namespace}, "data": data}
+        await self.client.apply(SECRETS, body)
+
+    @contextlib.asynccontextmanager
+    async def run(self, **options):
+        fleet = Clusters()
+        provider = ClusterApiProvider(self.client, namespace=self.namespace, **options)
+        task = asyncio.create_task(provider.run(fleet))
+        try:
+            yield fleet
+            assert not task.done()
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            await fleet.aclose()
+
+
+@pytest.fixture
+async def capi(client, namespace, install, service_account):
+    await install(CLUSTERS, "v1beta1")
+    config = await service_account([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]}])
+    return Capi(client, namespace, config)
+
+
+async def test_a_cluster_from_its_control_plane_to_its_deletion(capi, eventually, caplog):
+    """Criterion 50: not initialised is not engaged, an equal kubeconfig is the same instance, deletion disengages."""
+    client, name = capi.client, capi.name("a")
+    async with capi.run() as fleet:
+        await capi.kubeconfig("a")
+        await capi.create("a", finalizers=["test.example/held"])
+        await capi.status("a", {"initialization": {"controlPlaneInitialized": False}})
+        await capi.create("no-secret")
+        await capi.status("no-secret", INITIALIZED)
+        await eventually(lambda: caplog.text, lambda text: "no-secret-kubeconfig is missing" in text)
+        assert fleet.names() == []
+
+        await capi.status("a", INITIALIZED)
+        await eventually(lambda: fleet.get(name))
+        cluster, (engagement,) = fleet.get(name), fleet.engagements()
+        found = await cluster.client.list(CONFIG_MAPS, namespace=capi.namespace)
+        assert "kube-root-ca.crt" in [item["metadata"]["name"] for item in found.items]
+
+        # Events that change nothing, and a kubeconfig that is no good, change nothing.
+        touched = {"metadata": {"annotations": {"touched": "yes"}}}
+        await client.patch(CLUSTERS, "a", touched, namespace=capi.namespace)
+        await client.patch(SECRETS, "a-kubeconfig", touched, namespace=capi.namespace)
+        await capi.status("a", {"initialization": {"controlPlaneInitialized": None}})
+        await capi.secret("a", "users: [{name: u, user: {exec: {command: rm}}}]")
+        await eventually(lambda: caplog.text, lambda text: "a-kubeconfig cannot be used, what is engaged stays" in text)
+        await capi.kubeconfig("a")
+        await capi.create("b")
+        await capi.kubeconfig("b")
+        await capi.status("b", INITIALIZED)
+        await eventually(lambda: fleet.get(capi.name("b")))
+        assert fleet.get(name) is cluster
+
+        await client.delete(CLUSTERS, "a", namespace=capi.namespace)
+        await eventually(lambda: engagement.closed)
+        with pytest.raises(ClusterNotFound):
+            fleet.get(name)
+        await client.patch(CLUSTERS, "a", {"metadata": {"finalizers": None}}, namespace=capi.namespace)
+        await client.delete(CLUSTERS, "b", namespace=capi.namespace)
+        await eventually(fleet.names, lambda names: names == [])
+
+
+async def test_a_rotated_secret_swaps_credentials_and_another_server_makes_another_cluster(capi, eventually):
+    """Criterion 74: a renewed token goes into the engagement; only another server makes a new one."""
+    name = capi.name("a")
+    await capi.create("a")
+    await capi.status("a", INITIALIZED)
+    await capi.kubeconfig("a")
+    async with capi.run() as fleet:
+        await eventually(lambda: fleet.get(name))
+        client, (engagement,) = fleet.get(name).client, fleet.engagements()
+        await capi.kubeconfig("a", token="renewed")
+        await eventually(lambda: fleet.get(name).config.token, lambda token: token == "renewed")
+        assert fleet.get(name).client is client
+        assert client.config.token == "renewed"
+        assert not engagement.closed
+        await capi.kubeconfig("a", server="https://127.0.0.1:1")
+        await eventually(lambda: fleet.get(name).config.server, lambda server: server == "https://127.0.0.1:1")
+        assert engagement.closed
+
+
+@pytest.mark.parametrize(
+    "status", [{"controlPlaneReady": True}, {"conditions": [{"type": "ControlPlaneInitialized", "status": "True"}]}]
+)
+async def test_older_clusters_are_ready_by_their_own_fields(capi, eventually, status):
+    await capi.create("a")
+    await capi.kubeconfig("a")
+    async with capi.run(version="v1beta1") as fleet:
+        await capi.status("a", status)
+        await eventually(lambda: fleet.get(capi.name("a")))
+
+
+async def test_readiness_and_labels_are_the_callers(capi, eventually):
+    """Criterion 48, for Cluster API: what counts as ready can be decided by the caller."""
+    for name in ("a", "b", "c"):
+        await capi.create(name, labels={"infrastructure": "yes" if name != "c" else "no"})
+        await capi.kubeconfig(name)
+    await capi.status("a", INITIALIZED)
+    await capi.status("b", {"phase": "Provisioned"})
+    await capi.status("c", {"phase": "Provisioned"})
+
+    def provisioned(found):
+        return (found.get("status") or {}).get("phase") == "Provisioned"
+
+    async with capi.run(ready=provisioned, label_selector="infrastructure=yes") as fleet:
+        await eventually(fleet.names, lambda names: names == [capi.name("b")])
+
+
+async def test_what_is_not_served_is_refused(client):
+    with pytest.raises(ProviderError, match="'v1alpha4' is not supported"):
+        ClusterApiProvider(client, version="v1alpha4")

@@ -1,0 +1,109 @@
+"""ControlPlaneEndpoints on a real API server."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import uuid
+
+import pytest
+
+from provider import CONFIG_MAPS, SECRETS, Clusters
+from provider.providers.endpoint import ENDPOINTS, EndpointProvider, SecretTemplate
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def endpoints(client, namespace):
+    """`await endpoints(name, spec, **labels)`: creates one that ends with the test."""
+    made = []
+
+    async def make(spec, **labels):
+        name = f"e-{uuid.uuid4().hex[:8]}"
+        await client.create(
+            ENDPOINTS, {"metadata": {"name": name, "labels": {"test": namespace, **labels}}, "spec": spec}
+        )
+        made.append(name)
+        return name
+
+    yield make
+    for name in made:
+        with contextlib.suppress(LookupError):
+            if await client.exists(ENDPOINTS, name):
+                await client.delete(ENDPOINTS, name)
+
+
+@contextlib.asynccontextmanager
+async def run(provider):
+    fleet = Clusters()
+    task = asyncio.create_task(provider.run(fleet))
+    try:
+        yield fleet
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await fleet.aclose()
+
+
+async def test_an_endpoint_with_its_secret_from_beginning_to_end(
+    client, namespace, endpoints, service_account, eventually, caplog
+):
+    config = await service_account([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]}])
+    server = config.server
+
+    async def secret(config):
+        # Where the kubeconfig leads does not count.
+        document = json.dumps(config.with_server("https://elsewhere.test").to_kubeconfig())
+        data = {"kubeconfig": base64.b64encode(document.encode()).decode()}
+        body = {"metadata": {"name": f"{name}-kubeconfig", "namespace": namespace}, "data": data}
+        await client.apply(SECRETS, body)
+
+    async def status(**fields):
+        await client.patch(ENDPOINTS, name, {"status": fields}, subresource="status")
+
+    def condition(status):
+        return {
+            "type": "Ready",
+            "status": status,
+            "reason": "Test",
+            "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+
+    template = SecretTemplate("{name}-kubeconfig", namespace_scope=namespace)
+    provider = EndpointProvider(client, secrets=template, label_selector=f"test={namespace}")
+    async with run(provider) as fleet:
+        await endpoints({})
+        await endpoints({"endpoint": "https://other.test"}, test="other")
+        name = await endpoints({"endpoint": server})
+        await eventually(lambda: caplog.text, lambda text: f"{name}-kubeconfig is missing" in text)
+        assert fleet.names() == []
+        await secret(config)
+        await eventually(fleet.names, lambda names: names == [name])
+        assert await fleet.get(name).client.list(CONFIG_MAPS, namespace=namespace)
+        (engagement,) = fleet.engagements()
+
+        # The status wins; an endpoint that is not in order changes nothing.
+        await status(endpoint="https://127.0.0.1:1", conditions=[condition("False")])
+        await client.patch(ENDPOINTS, name, {"metadata": {"annotations": {"a": "b"}}})
+        await status(endpoint=f"{server}/below")
+        assert not engagement.closed
+        await status(conditions=[condition("True")])
+        await eventually(lambda: fleet.get(name).config.server, lambda found: found == f"{server}/below")
+        assert engagement.closed
+
+        await client.delete(SECRETS, f"{name}-kubeconfig", namespace=namespace)
+        await eventually(lambda: caplog.text.count(f"{name}-kubeconfig is missing"), lambda count: count > 1)
+        assert fleet.names() == [name]
+        await client.patch(ENDPOINTS, name, {"spec": {"endpoint": None}})
+        await status(endpoint=None)
+        await eventually(fleet.names, lambda names: names == [])
+        await status(endpoint=server)
+        await secret(config)
+        await eventually(fleet.names, lambda names: names == [name])
+        await client.delete(ENDPOINTS, name)
+        await eventually(fleet.names, lambda names: names == [])
