@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from provider.aware import Aware, LocalAware, Provider, Runnable
 from provider.backoff import Backoff
+from provider.cache import Cache
 from provider.checks import Checks
 from provider.client import Client, ObjectList
 from provider.cluster import Cluster
@@ -12,6 +13,7 @@ from provider.connections import Connections
 from provider.context import cluster_context, current_cluster, single_cluster
 from provider.controller import Controller, Result
 from provider.election import Election
+from provider.delivery import Registration
 from provider.engagement import Engagement
 from provider.errors import (
     AlreadyExists,
@@ -37,6 +39,9 @@ from provider.errors import (
 from provider.exec_plugin import ExecPlugin
 from provider.fleet import Fleet
 from provider.impersonation import Impersonation
+from provider.event import Event
+from provider.fleet import Fleet
+from provider.informer import Informer
 from provider.kubeconfig import ClusterConfig
 from provider.lease import Lease, LeaseTimings
 from provider.limits import Allowance, AnswerLimits
@@ -97,6 +102,7 @@ __all__ = [
     "ApiError",
     "Aware",
     "Backoff",
+    "Cache",
     "Checks",
     "Client",
     "Cluster",
@@ -115,6 +121,11 @@ __all__ = [
     "Fleet",
     "Forbidden",
     "Impersonation",
+    "Event",
+    "Expired",
+    "Fleet",
+    "Forbidden",
+    "Informer",
     "Invalid",
     "KubeconfigError",
     "Lease",
@@ -129,6 +140,7 @@ __all__ = [
     "ProviderError",
     "QueueClosed",
     "Reflector",
+    "Registration",
     "Request",
     "Resource",
     "Result",

@@ -17,7 +17,7 @@ from provider.connections import Connections
 from provider.errors import Expired, NotFound, ProviderError, TooManyRequests
 from provider.kubeconfig import ClusterConfig
 from provider.limits import AnswerLimits, Intake
-from provider.listing import JSON, METADATA, Listing, ObjectList
+from provider.listing import JSON, METADATA, Listing, ObjectList, Pages
 from provider.resources import Resource
 from provider.transport import Request, Transport
 from provider.waiting import unanswered
@@ -33,6 +33,7 @@ _APPLY_PATCH: Final = "application/apply-patch+yaml"
 _LIST_DEADLINES: Final = 10
 
 T = TypeVar("T")
+P = TypeVar("P", bound=Pages)
 Object = dict[str, Any]
 Params = Mapping[str, str | int | bool | None]
 
@@ -83,6 +84,16 @@ class Client:
     def config(self) -> ClusterConfig:
         """What the client connects with."""
         return self._transport.config
+
+    @property
+    def limits(self) -> AnswerLimits:
+        """What it takes in at most."""
+        return self._limits
+
+    @property
+    def timeout_seconds(self) -> float:
+        """The deadline of one call."""
+        return self._timeout_seconds
 
     async def __aenter__(self) -> Self:
         return self
@@ -135,19 +146,37 @@ class Client:
         `metadata_only` they have apiVersion, kind and metadata, and the server is asked to send no more.
         """
 
-        def listing() -> Listing:
-            return Listing(resource, self.config.server, metadata_only=metadata_only, max_items=max_items)
+        listing = await self.collect(
+            lambda: Listing(resource, self.config.server, metadata_only=metadata_only, max_items=max_items),
+            resource,
+            namespace=namespace,
+            label_selector=label_selector,
+            field_selector=field_selector,
+            page_size=page_size,
+        )
+        return ObjectList(listing.items, listing.resource_version)
 
+    async def collect(
+        self,
+        pages: Callable[[], P],
+        resource: Resource,
+        *,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
+        page_size: int = 500,
+    ) -> P:
+        """Read a whole collection as `list` does, into what `pages` makes."""
         path = resource.path(namespace=namespace)
         selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
         # A server that hands out pages without end must not hold the caller for ever.
         with translated(server=self.config.server, asked=f"list of {resource.plural}"):
             async with asyncio.timeout(_LIST_DEADLINES * self._timeout_seconds):
                 try:
-                    return await self._pages(path, listing(), {**selectors, "limit": page_size})
+                    return await self._pages(path, pages(), {**selectors, "limit": page_size})
                 except Expired:
                     # The pages outlived their snapshot; one request cannot.
-                    return await self._pages(path, listing(), selectors)
+                    return await self._pages(path, pages(), selectors)
 
     def watch(
         self,
@@ -159,16 +188,22 @@ class Client:
         field_selector: str | None = None,
         timeout_seconds: float = 300.0,
         idle_timeout_seconds: float = 120.0,
+        metadata_only: bool = False,
+        initial_events: bool = False,
     ) -> Watch:
         """Follow a collection from a resourceVersion on; with None it begins with the present objects as ADDED.
 
         The server ends it after `timeout_seconds`; the client gives up after `idle_timeout_seconds` without as much as
-        a bookmark (a server sends one about every minute).
+        a bookmark (a server sends one about every minute). With `metadata_only` the server is asked for apiVersion,
+        kind and metadata only. With `initial_events` it says by a bookmark, annotated `k8s.io/initial-events-end`, that
+        all objects that were there have come (KEP-3157); a server that cannot raises Invalid.
         """
         query = query_of(
             {
                 "watch": True,
                 "allowWatchBookmarks": True,
+                "sendInitialEvents": True if initial_events else None,
+                "resourceVersionMatch": "NotOlderThan" if initial_events else None,
                 "resourceVersion": resource_version,
                 "labelSelector": label_selector,
                 "fieldSelector": field_selector,
@@ -178,7 +213,9 @@ class Client:
         return Watch(
             self._transport,
             resource=resource,
-            request=Request("GET", resource.path(namespace=namespace), query),
+            request=Request(
+                "GET", resource.path(namespace=namespace), query, accept=METADATA if metadata_only else JSON
+            ),
             open_timeout_seconds=self._timeout_seconds,
             idle_timeout_seconds=idle_timeout_seconds,
             limits=self._limits,
@@ -312,7 +349,8 @@ class Client:
         """
         request = Request(method, path, query_of(params or {}), None if body is None else encode(body), content_type)
         with self._limits.intake(server=self.config.server) as intake:
-            return await self._parsed(request, intake=intake, timeout_seconds=timeout_seconds)
+            body = await self._body(request, intake=intake, timeout_seconds=timeout_seconds)
+            return decode(body, server=self.config.server)
 
     async def _object(
         self,
@@ -327,22 +365,22 @@ class Client:
         answer = await self.request(method, path, body=body, params=params, content_type=content_type)
         return read_object(answer, server=self.config.server, api_version=resource.api_version, kind=resource.kind)
 
-    async def _pages(self, path: str, listing: Listing, params: Params) -> ObjectList:
+    async def _pages(self, path: str, pages: P, params: Params) -> P:
         token: str | None = None
         with self._limits.intake(server=self.config.server, is_list=True) as intake:
             while True:
-                request = Request("GET", path, query_of({**params, "continue": token}), accept=listing.accept)
-                token = listing.add(await self._parsed(request, intake=intake))
+                request = Request("GET", path, query_of({**params, "continue": token}), accept=pages.accept)
+                token = pages.add(await self._body(request, intake=intake))
                 if token is None:
-                    return ObjectList(listing.items, listing.resource_version)
+                    return pages
 
-    async def _parsed(self, request: Request, *, intake: Intake, timeout_seconds: float | None = None) -> Any:
+    async def _body(self, request: Request, *, intake: Intake, timeout_seconds: float | None = None) -> bytes:
         async def read(response: aiohttp.ClientResponse) -> bytes:
             return await read_body(response, intake=intake)
 
         body = await self._call(request, read, timeout_seconds=timeout_seconds)
         intake.parse(body)
-        return decode(body, server=self.config.server)
+        return body
 
     async def _drop(self, request: Request) -> None:
         """Send a request of whose answer only the status counts."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
+from provider.entry import Entry, EntryReader
 from provider.errors import AnswerTooLarge, Unreachable
 from provider.resources import Resource
-from provider.wire import read_object
+from provider.wire import decode, read_object
 
-__all__ = ["JSON", "METADATA", "Listing", "ObjectList"]
+__all__ = ["JSON", "METADATA", "METADATA_LIST", "EntryListing", "Listing", "ObjectList", "Pages"]
 
 JSON: Final = "application/json"
 # As upstream's metadata client asks; a server that cannot leave the rest out sends it, and it is dropped here.
 METADATA: Final = f"{JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1,{JSON}"
-_METADATA_LIST: Final = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,{JSON}"
+METADATA_LIST: Final = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,{JSON}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,33 @@ class ObjectList:
 
     items: list[dict[str, Any]]
     resource_version: str
+
+
+class Pages(Protocol):
+    """One list, as far as its pages have come."""
+
+    @property
+    def accept(self) -> str:
+        """What to ask for."""
+
+    def add(self, body: bytes) -> str | None:
+        """Take a page in, and return the token of the next one. Raises Unreachable where it is none of a list."""
+
+
+@dataclass(slots=True)
+class EntryListing:
+    """One list of objects that stay bytes."""
+
+    reader: EntryReader
+    accept: str
+    entries: list[Entry] = field(default_factory=list)
+    resource_version: str = ""
+
+    def add(self, body: bytes) -> str | None:
+        """Take a page in, and return the token of the next one. Raises Unreachable where it is none of a list."""
+        found, self.resource_version, token = self.reader.page(body)
+        self.entries += found
+        return token
 
 
 @dataclass(slots=True)
@@ -39,10 +67,11 @@ class Listing:
     @property
     def accept(self) -> str:
         """What to ask for."""
-        return _METADATA_LIST if self.metadata_only else JSON
+        return METADATA_LIST if self.metadata_only else JSON
 
-    def add(self, page: Any) -> str | None:
+    def add(self, body: bytes) -> str | None:
         """Take a page in, and return the token of the next one. Raises Unreachable where it is none of a list."""
+        page = decode(body, server=self.server)
         metadata = page.get("metadata") if isinstance(page, dict) else None
         found = page.get("items") if isinstance(page, dict) else None
         if not isinstance(metadata, dict) or not isinstance(found, (list, type(None))):

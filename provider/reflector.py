@@ -13,7 +13,9 @@ from typing_extensions import override
 
 from provider.backoff import Backoff
 from provider.client import Client
-from provider.errors import ApiError, Expired, NotFound, ProviderError, TooManyRequests, Unreachable
+from provider.entry import Key
+from provider.errors import NotFound
+from provider.feed import Feed
 from provider.resources import Resource
 from provider.watch import Watch, WatchEvent
 
@@ -21,16 +23,11 @@ __all__ = ["Handler", "Key", "Reflector"]
 
 log: Final = logging.getLogger(__name__)
 
-_STEADY_SECONDS: Final = 5.0
-
-Key = tuple[str, str]
-"""Namespace (empty for cluster-scoped kinds) and name."""
-
 Handler = Callable[[str, dict[str, Any]], None]
 """Called with ADDED, MODIFIED or DELETED, and the object (for DELETED: as last known)."""
 
 
-class Reflector:
+class Reflector(Feed):
     """Mirrors a collection into `store` while `run` runs; `synced` is set once the store was complete.
 
     Without `name` it lists in pages, watches from there, resumes after lost connections, and lists again when its
@@ -57,6 +54,7 @@ class Reflector:
         idle_timeout_seconds: float = 120.0,
         backoff: Backoff | None = None,
     ) -> None:
+        super().__init__(relist_seconds=relist_seconds, watch_seconds=watch_seconds, backoff=backoff)
         self.store: dict[Key, dict[str, Any]] = {}
         self.synced: Final = asyncio.Event()
         self._client = client
@@ -64,12 +62,8 @@ class Reflector:
         self._namespace = namespace
         self._name = name
         self._label_selector = label_selector
-        self._relist_seconds = relist_seconds
-        self._watch_seconds = watch_seconds
         self._idle_timeout_seconds = idle_timeout_seconds
-        self._backoff = backoff or Backoff(initial_seconds=0.5, maximum_seconds=30.0, factor=1.5)
         self._handler: Handler = _ignore
-        self._resource_version: str | None = None
         self._relist_at = 0.0
 
     @override
@@ -77,27 +71,15 @@ class Reflector:
         where = f" in {self._namespace}" if self._namespace else ""
         return f"{self._resource.plural}{f' {self._name}' if self._name else ''}{where}"
 
+    @override
     async def run(self, handler: Handler | None = None) -> NoReturn:
         """Mirror until cancelled. The handler is called in the loop and must not block; what it raises is logged."""
         self._handler = handler or _ignore
-        while True:
-            try:
-                await (self._follow_collection() if self._name is None else self._follow_object(self._name))
-            except TooManyRequests as error:
-                await self._pause(error)
-            except ApiError as error:
-                self._resource_version = None
-                # A version that expired is no trouble of the server, unless it expires again and again.
-                if not isinstance(error, Expired) or self._backoff.failures:
-                    await self._pause(error)
-                else:
-                    self._backoff.next_delay()
-            except ProviderError as error:
-                await self._pause(error)
-            except Exception as error:
-                log.exception("unexpected failure while following %s", self)
-                self._resource_version = None
-                await self._pause(error)
+        await super().run()
+
+    @override
+    async def _follow(self) -> None:
+        await (self._follow_collection() if self._name is None else self._follow_object(self._name))
 
     async def _follow_collection(self) -> None:
         now = asyncio.get_running_loop().time
@@ -112,7 +94,9 @@ class Reflector:
         seconds = min(self._watch_seconds * random.uniform(0.8, 1.0), max(1.0, self._relist_at - now()))  # noqa: S311
         async with self._watch(resource_version=self._resource_version, seconds=seconds) as watch:
             await watch.open()
-            await self._consume(watch, steady_seconds=min(_STEADY_SECONDS, seconds / 2))
+            with self._living(seconds):
+                async for event in watch:
+                    self._take(event)
 
     async def _follow_object(self, name: str) -> None:
         seconds = min(self._watch_seconds, self._relist_seconds) * random.uniform(0.8, 1.0)  # noqa: S311
@@ -124,7 +108,9 @@ class Reflector:
                 found = []
             self._replace(found)
             self.synced.set()
-            await self._consume(watch, steady_seconds=min(_STEADY_SECONDS, seconds / 2))
+            with self._living(seconds):
+                async for event in watch:
+                    self._take(event)
 
     def _watch(self, *, resource_version: str | None, seconds: float) -> Watch:
         return self._client.watch(
@@ -136,19 +122,6 @@ class Reflector:
             timeout_seconds=seconds,
             idle_timeout_seconds=self._idle_timeout_seconds,
         )
-
-    async def _consume(self, watch: Watch, *, steady_seconds: float) -> None:
-        now = asyncio.get_running_loop().time
-        began = now()
-        try:
-            async for event in watch:
-                self._take(event)
-        finally:
-            # Only a watch that lived for a while is a success: else a server that ends each at once is asked in a loop.
-            if now() - began >= steady_seconds:
-                self._backoff.reset()
-        if now() - began < steady_seconds:
-            raise Unreachable(f"watch of {self} ended as soon as it began", kind="protocol")
 
     def _take(self, event: WatchEvent) -> None:
         found = event.object
@@ -196,14 +169,6 @@ class Reflector:
             self._handler(event, found)
         except Exception:
             log.exception("handler failed for %s of %s %s", event, self._resource, "/".join(_key(found)))
-
-    async def _pause(self, error: Exception) -> None:
-        delay = self._backoff.next_delay()
-        asked = error.retry_after_seconds if isinstance(error, TooManyRequests) else None
-        delay = max(delay, min(asked or 0.0, 60.0))
-        level = logging.INFO if self._backoff.failures == 1 else logging.WARNING
-        log.log(level, "cannot follow %s, again in %.1f s: %s", self, delay, error)
-        await asyncio.sleep(delay)
 
 
 def _ignore(_event: str, _object: dict[str, Any]) -> None:

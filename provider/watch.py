@@ -104,20 +104,34 @@ class Watch:
 
     async def __anext__(self) -> WatchEvent:
         try:
-            await self.open()
-            while not self._lines and await self._read():
-                pass
+            if not self._lines:
+                self._lines.extend(await self.read())
             if self._lines:
                 return self._event(self._lines.popleft())
         except BaseException:
             await self.aclose()
             raise
-        await self.aclose()
         raise StopAsyncIteration
 
-    async def _read(self) -> bool:
+    async def read(self) -> list[bytes]:
+        """Return all events that came meanwhile, each as it was sent; none: the server ended the watch.
+
+        It is for whoever parses them, and raises what iteration does, but for the errors that are events.
+        """
+        try:
+            await self.open()
+            while (lines := await self._read()) is not None:
+                if lines:
+                    return lines
+        except BaseException:
+            await self.aclose()
+            raise
+        await self.aclose()
+        return []
+
+    async def _read(self) -> list[bytes] | None:
         if self._response is None:
-            return False
+            return None
         server = self._transport.config.server
         try:
             with translated(server=server, asked=f"watch of {self._resource.plural}"):
@@ -135,22 +149,26 @@ class Watch:
                 raise Unreachable(
                     f"watch of {self._resource.plural}: {server} ended it in the middle of an event", kind="connect"
                 )
-            return False
-        self._split(chunk, server=server)
-        return True
+            return None
+        return self._split(chunk, server=server)
 
-    def _split(self, chunk: bytes, *, server: str) -> None:
+    def _split(self, chunk: bytes, *, server: str) -> list[bytes]:
         head, separator, rest = chunk.rpartition(b"\n")
         if not separator:
             self._partial.append(chunk)
             self._partial_size += len(chunk)
             if self._partial_size > self._limits.answer_bytes:
                 raise AnswerTooLarge(f"{server} sent an event of more than {self._limits.answer_bytes} bytes; refused")
-            return
+            return []
         complete = b"".join([*self._partial, head])
         self._partial = [rest] if rest else []
         self._partial_size = len(rest)
-        self._lines.extend(line for line in complete.split(b"\n") if line.strip())
+        lines = [line for line in complete.split(b"\n") if line.strip()]
+        if self._limits.values is not None:
+            for line in lines:
+                with self._limits.intake(server=server) as intake:
+                    intake.parse(line)
+        return lines
 
     def _event(self, line: bytes) -> WatchEvent:
         server = self._transport.config.server

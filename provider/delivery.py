@@ -1,0 +1,85 @@
+"""Hands events over to one handler: first what is there, then what changes, nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from provider.entry import Key
+from provider.event import Event
+
+__all__ = ["EventHandler", "Registration"]
+
+log: Final = logging.getLogger(__name__)
+
+EventHandler = Callable[[Event], None]
+"""Is called in the loop and must not block; what it raises is logged."""
+
+_SLICE: Final = 100
+
+
+class Registration:
+    """A handler of an informer, until `remove`."""
+
+    __slots__ = ("_handler", "_pending", "_present", "_removed", "_source_synced", "synced")
+
+    def __init__(
+        self,
+        handler: EventHandler,
+        *,
+        pending: Iterable[Key],
+        present: Callable[[Key], Event | None],
+        source_synced: asyncio.Event,
+        removed: Callable[[Registration], None],
+    ) -> None:
+        self.synced: Final = asyncio.Event()
+        """Set once the handler was given all objects that were there when it was added."""
+        self._handler = handler
+        self._present = present
+        self._source_synced = source_synced
+        self._removed: Callable[[Registration], None] | None = removed
+        # From the end, because a dict gives that away cheaply.
+        self._pending = dict.fromkeys(reversed([*pending]))
+        asyncio.get_running_loop().call_soon(self._hand_over)
+
+    def remove(self) -> None:
+        """End it: the handler is not called again."""
+        removed, self._removed = self._removed, None
+        if removed is not None:
+            self._pending.clear()
+            removed(self)
+
+    def see(self, event: Event) -> None:
+        """Tell the handler, unless it has yet to be given the object: it gets it as it is then."""
+        if self._removed is None:
+            return
+        if event.entry.key in self._pending:
+            if event.kind == "DELETED":
+                del self._pending[event.entry.key]
+            return
+        self._call(event)
+
+    def settle(self) -> None:
+        """Take note that the informer has all objects, or the handler was given some."""
+        if self._removed is not None and self._source_synced.is_set() and not self._pending:
+            self.synced.set()
+
+    def _hand_over(self) -> None:
+        for _ in range(_SLICE):
+            if not self._pending:
+                break
+            key, _ = self._pending.popitem()
+            event = self._present(key)
+            if event is not None:
+                self._call(event)
+        if self._pending:
+            asyncio.get_running_loop().call_soon(self._hand_over)
+        self.settle()
+
+    def _call(self, event: Event) -> None:
+        try:
+            self._handler(event)
+        except Exception:
+            log.exception("handler failed for %r", event)

@@ -1,0 +1,288 @@
+"""Informers against a server that goes wrong as told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+
+from provider import CONFIG_MAPS, AnswerLimits, Backoff, Client, Informer, ProviderError
+
+END = {"metadata": {"resourceVersion": "5", "annotations": {"k8s.io/initial-events-end": "true"}}}
+
+
+def item(name, version, *, uid="u", **more):
+    metadata = {"name": name, "namespace": "ns", "resourceVersion": str(version), "uid": f"{uid}-{name}", **more}
+    return {"metadata": metadata, "data": {"from": str(version)}}
+
+
+def event(kind, found):
+    return json.dumps({"type": kind, "object": found}, separators=(",", ":")).encode() + b"\n"
+
+
+def end(version=5):
+    return event("BOOKMARK", {"metadata": {**END["metadata"], "resourceVersion": str(version)}})
+
+
+class Script:
+    """A collection whose answers go as written: streams (with what is there), watches and lists; at the end all stall.
+
+    A number is a refusal; "stall" waits, "reset" cuts the connection; a callable is awaited.
+    """
+
+    def __init__(self, tools, *, streams=(), watches=(), lists=()):
+        self.tools = tools
+        self.todo = {"stream": list(streams), "watch": list(watches), "list": list(lists)}
+        self.asked = []
+
+    async def answer(self, asked, writer):
+        query = dict(part.split("=", 1) for part in asked.target.partition("?")[2].split("&"))
+        kind = "list" if "watch" not in query else "stream" if "sendInitialEvents" in query else "watch"
+        self.asked.append((kind, query["resourceVersion"]) if kind == "watch" else kind)
+        todo = self.todo[kind]
+        if not todo:
+            await asyncio.sleep(60)
+        step = todo.pop(0)
+        if isinstance(step, int):
+            writer.write(self.tools.http({"kind": "Status", "code": step}, status=step))
+        elif kind == "list":
+            version, items = step
+            writer.write(self.tools.http({"metadata": {"resourceVersion": str(version)}, "items": items}))
+        else:
+            await self.stream(step, writer)
+
+    async def stream(self, step, writer):
+        writer.write(self.tools.stream_head())
+        for part in step:
+            if callable(part):
+                await writer.drain()
+                await part()
+            elif part == "stall":
+                await writer.drain()
+                await asyncio.sleep(60)
+            elif part == "reset":
+                await writer.drain()
+                writer.transport.abort()
+                return
+            else:
+                writer.write(self.tools.chunk(part))
+        writer.write(self.tools.chunk(b""))
+
+
+class Seen(list):
+    """A handler that keeps what it is told."""
+
+    def __call__(self, event):
+        self.append((event.kind, event.name, event.resource_version, event.initial))
+
+
+@pytest.fixture
+def play(fault_server, tools):
+    """`async with play(streams=..., ...) as (informer, script)`: an informer that runs."""
+
+    @contextlib.asynccontextmanager
+    async def run(*, limits=AnswerLimits(), timeout_seconds=2.0, options=None, **steps):  # noqa: B008 - frozen
+        script = Script(tools, **steps)
+        server = await fault_server(script.answer)
+        async with Client(server.config, timeout_seconds=timeout_seconds, limits=limits) as client:
+            backoff = Backoff(initial_seconds=0.01, maximum_seconds=0.05)
+            informer = Informer(client, CONFIG_MAPS, backoff=backoff, **(options or {}))
+            informer.start()
+            try:
+                yield informer, script
+            finally:
+                await informer.aclose()
+
+    return run
+
+
+async def test_one_request_is_enough_for_what_is_there_and_what_changes(play, eventually):
+    stream = [event("ADDED", item("a", 1)), event("ADDED", item("b", 2)) + end(), event("MODIFIED", item("a", 6))]
+    seen, olds = Seen(), []
+    async with play(streams=[[*stream, "stall"]]) as (informer, script):
+        informer.add_handler(seen)
+        informer.add_handler(lambda event: olds.append((event.object["data"], event.old and event.old["data"])))
+        await eventually(lambda: len(seen) == 3)
+        assert informer.synced.is_set()
+        assert informer.state == "ready"
+        assert informer.get("a", namespace="ns") == {"apiVersion": "v1", "kind": "ConfigMap", **item("a", 6)}
+        assert sorted(informer.keys()) == [("ns", "a"), ("ns", "b")]
+    assert seen == [("ADDED", "a", "1", True), ("ADDED", "b", "2", True), ("MODIFIED", "a", "6", False)]
+    assert olds[2] == ({"from": "6"}, {"from": "1"})
+    assert script.asked == ["stream"]
+
+
+@pytest.mark.parametrize("refusal", [422, [event("ADDED", item("a", 1)), "stall"]], ids=["refused", "without an end"])
+async def test_a_server_that_cannot_stream_what_is_there_is_asked_for_pages_and_not_for_a_stream_again(
+    play, eventually, refusal
+):
+    seen = Seen()
+    gone = event("ERROR", {"kind": "Status", "code": 410})
+    lists = [(5, [item("a", 1)]), (9, [item("b", 8)])]
+    async with play(streams=[refusal], lists=lists, watches=[[gone], ["stall"]], timeout_seconds=0.3) as (
+        informer,
+        script,
+    ):
+        informer.add_handler(seen)
+        await eventually(lambda: script.asked[-1] == ("watch", "9"))
+    assert seen == [("ADDED", "a", "1", True), ("DELETED", "a", "1", False), ("ADDED", "b", "8", False)]
+    assert script.asked == ["stream", "list", ("watch", "5"), "list", ("watch", "9")]
+
+
+async def test_410_asks_for_all_again_and_tells_what_went_meanwhile(play, eventually):
+    gone = event("ERROR", {"kind": "Status", "code": 410})
+    seen = Seen()
+    async with play(
+        streams=[
+            [
+                event("ADDED", item("a", 1)) + event("ADDED", item("b", 2)) + end(),
+                event("MODIFIED", item("a", 6)),
+                gone,
+            ],
+            [event("ADDED", item("b", 8)), event("ADDED", item("c", 9)) + end(9), "stall"],
+        ]
+    ) as (informer, script):
+        informer.add_handler(seen)
+        await eventually(lambda: len(seen) == 6)
+        assert informer.restarts == {"expired": 1}
+    assert seen[2:] == [
+        ("MODIFIED", "a", "6", False),
+        ("DELETED", "a", "6", False),
+        ("MODIFIED", "b", "8", False),
+        ("ADDED", "c", "9", False),
+    ]
+    assert script.asked == ["stream", "stream"]
+
+
+@pytest.mark.parametrize("cut", [["reset"], [b'{"type":"ADDED","obj'], [], [b"<html>\n"]])
+async def test_a_lost_connection_goes_on_where_it_was(play, eventually, cut):
+    seen = Seen()
+    begin = [end(), event("ADDED", item("a", 6)), event("BOOKMARK", {"metadata": {"resourceVersion": "7"}}), *cut]
+    async with play(streams=[begin], watches=[503, 401, [event("ADDED", item("b", 8)), "stall"]]) as (informer, script):
+        informer.add_handler(seen)
+        await eventually(lambda: len(seen) == 2)
+        assert informer.state == "ready"
+        assert informer.error == ""
+    assert seen == [("ADDED", "a", "6", False), ("ADDED", "b", "8", False)]
+    assert script.asked == ["stream", ("watch", "7"), ("watch", "7"), ("watch", "7")]
+
+
+async def test_a_server_that_goes_on_failing_is_asked_for_all_again_and_nothing_is_forgotten(play, eventually):
+    seen = Seen()
+    begin = [event("ADDED", item("a", 1)) + end(), "reset"]
+    async with play(streams=[begin], watches=[500] * 9, lists=[(9, [item("a", 1)])]) as (informer, script):
+        informer.add_handler(seen)
+        await eventually(lambda: "list" in script.asked)
+        assert informer.get("a", namespace="ns")
+        await eventually(lambda: script.asked[-1] == ("watch", "9"))
+    assert seen == [("ADDED", "a", "1", True)]
+
+
+async def test_a_stream_that_breaks_before_its_end_deletes_nothing(play, eventually):
+    seen = Seen()
+    gone = event("ERROR", {"kind": "Status", "code": 410})
+    async with play(
+        streams=[
+            [event("ADDED", item("a", 1)) + event("ADDED", item("b", 2)) + end(), gone],
+            [event("ADDED", item("b", 2)), "reset"],
+            [event("ADDED", item("a", 1)), event("ADDED", item("b", 3)) + end(9), "stall"],
+        ]
+    ) as (informer, _script):
+        informer.add_handler(seen)
+        await eventually(lambda: len(seen) == 3)
+    assert seen[2] == ("MODIFIED", "b", "3", False)
+
+
+async def test_a_stalled_watch_is_left_and_gone_on_with(play, eventually):
+    async with play(streams=[[end(), "stall"]], options={"idle_timeout_seconds": 0.2}) as (informer, script):
+        await eventually(lambda: script.asked[1:] == [("watch", "5")])
+        assert informer.restarts == {"unreachable": 1}
+
+
+async def test_an_object_made_anew_is_deleted_and_added(play, eventually):
+    seen = Seen()
+    async with play(
+        streams=[[event("ADDED", item("a", 1)) + end(), event("MODIFIED", item("a", 6, uid="new")), "stall"]]
+    ) as (informer, _script):
+        informer.add_handler(seen)
+        await eventually(lambda: len(seen) == 3)
+    assert [each[:3] for each in seen] == [("ADDED", "a", "1"), ("DELETED", "a", "1"), ("ADDED", "a", "6")]
+
+
+async def test_a_handler_that_comes_late_misses_nothing_and_gets_nothing_twice(play, eventually):
+    go = asyncio.Event()
+    present = b"".join(event("ADDED", item(f"o{number}", number + 1)) for number in range(350))
+    changes = (
+        event("MODIFIED", item("o349", 1001))
+        + event("DELETED", item("o348", 1002))
+        + event("DELETED", item("o0", 1003))
+        + event("ADDED", item("new", 1004))
+        + event("ADDED", item("o348", 1005, uid="again"))
+    )
+    async with play(streams=[[present + end(), go.wait, changes, "stall"]]) as (informer, _script):
+        await informer.wait_synced()
+        late, removed = Seen(), Seen()
+        registration = informer.add_handler(late)
+        assert late == []
+        # Changes come between the first and the last object that the handler is given.
+        await asyncio.sleep(0)
+        assert len(late) == 100
+        informer._mirror.apply([informer._reader.change(line) for line in changes.splitlines()])
+        assert not registration.synced.is_set()
+        other = informer.add_handler(removed)
+        await asyncio.sleep(0)
+        other.remove()
+        await asyncio.wait_for(registration.synced.wait(), 5)
+        assert len(removed) == 100
+        assert not other.synced.is_set()
+    by_name = {}
+    for kind, name, version, initial in late:
+        by_name.setdefault(name, []).append((kind, version, initial))
+    assert by_name.pop("o0") == [("ADDED", "1", True), ("DELETED", "1003", False)]
+    assert by_name.pop("o349") == [("ADDED", "1001", True)]
+    assert by_name.pop("o348") == [("ADDED", "1005", False)]
+    assert by_name.pop("new") == [("ADDED", "1004", False)]
+    assert {name: events for name, events in by_name.items() if len(events) != 1} == {}
+    assert len(by_name) == 347
+
+
+async def test_a_handler_that_is_removed_is_not_called_again_not_even_for_what_has_come(play, eventually):
+    seen = Seen()
+    async with play(
+        streams=[[end(), event("ADDED", item("a", 6)) + event("ADDED", item("b", 7)) + event("ADDED", item("c", 8))]]
+    ) as (informer, _script):
+
+        def handler(event):
+            seen(event)
+            registration.remove()
+
+        registration = informer.add_handler(handler)
+        others = Seen()
+        informer.add_handler(others)
+        await eventually(lambda: len(others) == 3)
+    assert len(seen) == 1
+
+
+async def test_a_handler_that_raises_ends_nothing(play, eventually, caplog):
+    seen = Seen()
+
+    def handler(event):
+        raise ValueError("odd")
+
+    async with play(streams=[[event("ADDED", item("a", 1)) + end(), "stall"]]) as (informer, _script):
+        informer.add_handler(handler)
+        informer.add_handler(seen)
+        await eventually(lambda: len(seen) == 1)
+    assert "handler failed for Event(ADDED ConfigMap ns/a)" in caplog.text
+
+
+async def test_a_closed_informer_takes_no_handler(play):
+    async with play(streams=[[end(), "stall"]]) as (informer, _script):
+        await informer.wait_synced()
+        registration = informer.add_handler(Seen())
+        await informer.aclose()
+        registration.remove()
+        with pytest.raises(ProviderError, match="is closed"):
+            informer.add_handler(Seen())
