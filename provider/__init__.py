@@ -12,8 +12,8 @@ from provider.clusters import Clusters
 from provider.connections import Connections
 from provider.context import cluster_context, current_cluster, single_cluster
 from provider.controller import Controller, Result
-from provider.election import Election
 from provider.delivery import Registration
+from provider.election import Election
 from provider.engagement import Engagement
 from provider.errors import (
     AlreadyExists,

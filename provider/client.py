@@ -17,7 +17,7 @@ from provider.connections import Connections
 from provider.errors import Expired, NotFound, ProviderError, TooManyRequests
 from provider.kubeconfig import ClusterConfig
 from provider.limits import AnswerLimits, Intake
-from provider.listing import JSON, METADATA, Listing, ObjectList, Pages
+from provider.listing import JSON, METADATA, METADATA_LIST, Listing, ObjectList, Pages
 from provider.resources import Resource
 from provider.transport import Request, Transport
 from provider.waiting import unanswered
@@ -320,14 +320,7 @@ class Client:
         if resource.namespaced and namespace is None:
             raise ProviderError(f"{resource.plural} are namespaced: a namespace is needed")
         query = query_of({"labelSelector": label_selector})
-        await self._drop(
-            Request(
-                "DELETE",
-                resource.path(namespace=namespace),
-                query,
-                accept=Listing(resource, self.config.server, metadata_only=True).accept,
-            )
-        )
+        await self._drop(Request("DELETE", resource.path(namespace=namespace), query, accept=METADATA_LIST))
 
     async def probe(self, path: str = "/readyz") -> None:
         """Return when the API server says that it is healthy; raises Unreachable or ApiError otherwise."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from typing_extensions import override
 
+from provider.cache import Cache
 from provider.client import Client
 from provider.connections import Connections
 from provider.errors import ClusterNotFound
@@ -24,13 +25,14 @@ class _Live:
 
     def __init__(self) -> None:
         self.client: Client | None = None
+        self.cache: Cache | None = None
         self.connections: Connections | None = None
         self.before_write: Callable[[], None] | None = None
         self.ended = False
 
 
 class Cluster:
-    """A description that does not change; renewed credentials make a new one, which shares the client with it.
+    """A description that does not change; renewed credentials make a new one, which shares client and cache with it.
 
     `credentials` is raw data that came with the cluster (keys and values of a Secret), never shown in a repr.
     `attributes` are what consumers configure themselves by; where one changes, it counts as another cluster.
@@ -75,6 +77,21 @@ class Cluster:
         """Make the client; for kinds of clusters that need another one."""
         return Client(self.config, connections=self._live.connections, before_write=self._live.before_write)
 
+    @property
+    def cache(self) -> Cache:
+        """What is known of the objects in this cluster, made on first use; it lives as long as the client.
+
+        Raises ClusterNotFound afterwards.
+        """
+        self._require_live()
+        if self._live.cache is None:
+            self._live.cache = self.make_cache()
+        return self._live.cache
+
+    def make_cache(self) -> Cache:
+        """Make the cache; for kinds of clusters that need another one."""
+        return Cache(self.client, name=self.name)
+
     def wire(self, *, connections: Connections | None = None, before_write: Callable[[], None] | None = None) -> None:
         """Say, before the client is made, which connections it uses, and what is called before it changes anything."""
         self._live.connections = connections
@@ -91,7 +108,7 @@ class Cluster:
             self._origins = (*self._origins, provider)
 
     def renamed(self, name: str) -> Self:
-        """The same cluster, sharing its client, under another name."""
+        """The same cluster, sharing its client and cache, under another name."""
         renamed = copy.copy(self)
         renamed._name = name  # noqa: SLF001 - a copy of our own
         return renamed
@@ -116,8 +133,11 @@ class Cluster:
             await self._live.client.update(self.config)
 
     async def aclose(self) -> None:
-        """Close the client; nothing of the cluster is left."""
+        """Close cache and client; nothing of the cluster is left."""
         self._live.ended = True
+        cache, self._live.cache = self._live.cache, None
+        if cache is not None:
+            await cache.aclose()
         client, self._live.client = self._live.client, None
         if client is not None:
             await client.aclose()

@@ -1,0 +1,126 @@
+"""Informers and caches against a real kube-apiserver."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from provider import CONFIG_MAPS, NAMESPACES, Cache, Client, NotFound
+
+pytestmark = pytest.mark.integration
+
+
+class Counting(Client):
+    """A client that notes which watches it opens, and how often it lists."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.watches, self.lists = [], 0
+
+    def watch(self, *args, **options):
+        self.watches.append("initial" if options["initial_events"] else options["resource_version"])
+        return super().watch(*args, **options)
+
+    async def collect(self, *args, **options):
+        self.lists += 1
+        return await super().collect(*args, **options)
+
+
+@pytest.fixture
+async def counting(client):
+    async with Counting(client.config) as counting:
+        yield counting
+
+
+@pytest.fixture
+async def cache(counting):
+    cache = Cache(counting)
+    yield cache
+    await cache.aclose()
+
+
+async def test_a_kind_is_mirrored_by_one_request(client, counting, cache, namespace, eventually):
+    await client.create(CONFIG_MAPS, {"metadata": {"name": "old"}, "data": {"a": "1"}}, namespace=namespace)
+    found = await cache.get(CONFIG_MAPS, "old", namespace=namespace)
+    assert found["kind"] == "ConfigMap"
+    assert found["data"] == {"a": "1"}
+    assert "managedFields" not in found["metadata"]
+    events = []
+    registration = cache.informer(CONFIG_MAPS).add_handler(
+        lambda event: event.namespace == namespace and events.append((event.kind, event.name, event.initial))
+    )
+    await asyncio.wait_for(registration.synced.wait(), 10)
+    await client.create(CONFIG_MAPS, {"metadata": {"name": "new"}}, namespace=namespace)
+    await client.patch(CONFIG_MAPS, "new", {"data": {"x": "1"}}, namespace=namespace)
+    await client.delete(CONFIG_MAPS, "new", namespace=namespace)
+    await eventually(lambda: ("DELETED", "new", False) in events)
+    assert [event for event in events if event[1] != "kube-root-ca.crt"] == [
+        ("ADDED", "old", True),
+        ("ADDED", "new", False),
+        ("MODIFIED", "new", False),
+        ("DELETED", "new", False),
+    ]
+    with pytest.raises(NotFound):
+        await cache.get(CONFIG_MAPS, "new", namespace=namespace)
+    assert counting.watches == ["initial"]
+    assert counting.lists == 0
+    assert cache.size_bytes()["ConfigMap"] > 100
+
+
+async def test_metadata_only_objects_have_apiversion_kind_and_metadata_and_two_users_share_them(
+    client, counting, cache, namespace, eventually
+):
+    """Criterion 18: metadata-only watches deliver metadata with apiVersion and kind set, by one shared informer."""
+    body = {"metadata": {"name": "old", "labels": {"a": "b"}}, "data": {"a": "1"}}
+    await client.create(CONFIG_MAPS, body, namespace=namespace)
+    informer = cache.informer(CONFIG_MAPS, metadata_only=True)
+    assert cache.informer(CONFIG_MAPS, metadata_only=True) is informer
+    events = []
+    informer.add_handler(lambda event: event.namespace == namespace and events.append(event))
+    found = await cache.get(CONFIG_MAPS, "old", namespace=namespace, metadata_only=True)
+    assert set(found) == {"apiVersion", "kind", "metadata"}
+    assert (found["apiVersion"], found["kind"], found["metadata"]["labels"]) == ("v1", "ConfigMap", {"a": "b"})
+    assert "managedFields" not in found["metadata"]
+    await client.patch(CONFIG_MAPS, "old", {"metadata": {"labels": {"a": "c"}}}, namespace=namespace)
+    changed = await eventually(lambda: next(event for event in events if event.kind == "MODIFIED"))
+    assert changed.object == {**found, "metadata": changed.object["metadata"]}
+    assert (changed.labels, changed.old["metadata"]["labels"]) == ({"a": "c"}, {"a": "b"})
+    assert counting.watches == ["initial"]
+
+
+async def test_pages_do_where_nothing_can_be_streamed(client, cache, namespace, eventually):
+    for number in range(5):
+        await client.create(CONFIG_MAPS, {"metadata": {"name": f"c{number}"}}, namespace=namespace)
+    cache._streaming.refused = True
+    for metadata_only in (False, True):
+        names = cache.informer(CONFIG_MAPS, metadata_only=metadata_only)
+        found = await cache.list(CONFIG_MAPS, namespace=namespace, metadata_only=metadata_only)
+        assert {each["metadata"]["name"] for each in found} >= {f"c{number}" for number in range(5)}
+        assert {each["kind"] for each in found} == {"ConfigMap"}
+        assert len(names.keys(namespace=namespace)) == len(found)
+
+
+async def test_objects_are_found_by_their_fields(client, cache, namespace):
+    """Criterion 34: an index that is added early or late finds the objects that match, in one namespace or all."""
+    other = f"{namespace}-other"
+    await client.create(NAMESPACES, {"metadata": {"name": other}})
+    for where in (namespace, other):
+        for name, colour in (("a", "red"), ("b", "blue"), ("c", "red")):
+            body = {"metadata": {"name": name}, "data": {"colour": f"{namespace} {colour}"}}
+            await client.create(CONFIG_MAPS, body, namespace=where)
+
+    def colours(found):
+        return [found["data"]["colour"]] if "colour" in found.get("data", {}) else []
+
+    async def names(field, colour, **where):
+        found = await cache.list(CONFIG_MAPS, field={field: f"{namespace} {colour}"}, **where)
+        return sorted((each["metadata"]["namespace"], each["metadata"]["name"]) for each in found)
+
+    cache.index_field(CONFIG_MAPS, "early", colours)
+    assert await names("early", "red", namespace=namespace) == [(namespace, "a"), (namespace, "c")]
+    cache.index_field(CONFIG_MAPS, "late", colours)
+    for field in ("early", "late"):
+        assert await names(field, "red", namespace=other) == [(other, "a"), (other, "c")]
+        assert await names(field, "blue") == [(namespace, "b"), (other, "b")]
+        assert await names(field, "green") == []
