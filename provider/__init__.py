@@ -36,11 +36,10 @@ from provider.errors import (
     Unauthorized,
     Unreachable,
 )
+from provider.event import Event
 from provider.exec_plugin import ExecPlugin
 from provider.fleet import Fleet
 from provider.impersonation import Impersonation
-from provider.event import Event
-from provider.fleet import Fleet
 from provider.informer import Informer
 from provider.kubeconfig import ClusterConfig
 from provider.lease import Lease, LeaseTimings
@@ -116,15 +115,12 @@ __all__ = [
     "Controller",
     "Election",
     "Engagement",
+    "Event",
     "ExecPlugin",
     "Expired",
     "Fleet",
     "Forbidden",
     "Impersonation",
-    "Event",
-    "Expired",
-    "Fleet",
-    "Forbidden",
     "Informer",
     "Invalid",
     "KubeconfigError",
