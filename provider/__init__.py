@@ -46,6 +46,7 @@ from provider.lease import Lease, LeaseTimings
 from provider.limits import Allowance, AnswerLimits
 from provider.manager import Manager
 from provider.queue import WorkQueue
+from provider.recorder import EventRecorder
 from provider.reflector import Reflector
 from provider.request import LOCAL, ObjectKey, Request
 from provider.resources import (
@@ -116,6 +117,7 @@ __all__ = [
     "Election",
     "Engagement",
     "Event",
+    "EventRecorder",
     "ExecPlugin",
     "Expired",
     "Fleet",

@@ -13,6 +13,7 @@ from provider.client import Client
 from provider.connections import Connections
 from provider.errors import ClusterNotFound
 from provider.kubeconfig import ClusterConfig
+from provider.recorder import EventRecorder
 
 if TYPE_CHECKING:
     from provider.aware import Provider
@@ -28,6 +29,7 @@ class _Live:
         self.cache: Cache | None = None
         self.connections: Connections | None = None
         self.before_write: Callable[[], None] | None = None
+        self.recorders: dict[str, EventRecorder] = {}
         self.ended = False
 
 
@@ -92,6 +94,17 @@ class Cluster:
         """Make the cache; for kinds of clusters that need another one."""
         return Cache(self.client, name=self.name)
 
+    def recorder(self, component: str) -> EventRecorder:
+        """Where a component tells people what happens to objects of this cluster; it ends with the cluster.
+
+        Raises ClusterNotFound afterwards.
+        """
+        self._require_live()
+        recorder = self._live.recorders.get(component)
+        if recorder is None:
+            recorder = self._live.recorders[component] = EventRecorder(lambda: self.client, component=component)
+        return recorder
+
     def wire(self, *, connections: Connections | None = None, before_write: Callable[[], None] | None = None) -> None:
         """Say, before the client is made, which connections it uses, and what is called before it changes anything."""
         self._live.connections = connections
@@ -133,8 +146,11 @@ class Cluster:
             await self._live.client.update(self.config)
 
     async def aclose(self) -> None:
-        """Close cache and client; nothing of the cluster is left."""
+        """Close recorders, cache and client; nothing of the cluster is left."""
         self._live.ended = True
+        recorders, self._live.recorders = self._live.recorders, {}
+        for recorder in recorders.values():
+            await recorder.aclose()
         cache, self._live.cache = self._live.cache, None
         if cache is not None:
             await cache.aclose()
