@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
 
 from typing_extensions import override
 
@@ -12,13 +12,33 @@ from provider.cache import Cache
 from provider.client import Client
 from provider.connections import Connections
 from provider.errors import ClusterNotFound
+from provider.feed import FeedState
+from provider.informer import Transform
 from provider.kubeconfig import ClusterConfig
 from provider.recorder import EventRecorder
 
 if TYPE_CHECKING:
     from provider.aware import Provider
 
-__all__ = ["Cluster"]
+__all__ = ["Cluster", "Health"]
+
+HealthState = Literal["Ready", "Connecting", "Unreachable", "Gone"]
+
+_HEALTH: Final[Mapping[FeedState, HealthState]] = {
+    "ready": "Ready",
+    "connecting": "Connecting",
+    "unreachable": "Unreachable",
+}
+
+
+class Health(NamedTuple):
+    """Whether what is read from a cluster is up to date, and if not, why.
+
+    `Ready` is one of which nothing is read as well; `Connecting` has not given all its objects yet.
+    """
+
+    state: HealthState
+    message: str = ""
 
 
 class _Live:
@@ -30,6 +50,7 @@ class _Live:
         self.connections: Connections | None = None
         self.before_write: Callable[[], None] | None = None
         self.recorders: dict[str, EventRecorder] = {}
+        self.transform: Transform | None = None
         self.ended = False
 
 
@@ -92,7 +113,7 @@ class Cluster:
 
     def make_cache(self) -> Cache:
         """Make the cache; for kinds of clusters that need another one."""
-        return Cache(self.client, name=self.name)
+        return Cache(self.client, name=self.name, transform=self._live.transform)
 
     def recorder(self, component: str) -> EventRecorder:
         """Where a component tells people what happens to objects of this cluster; it ends with the cluster.
@@ -105,10 +126,29 @@ class Cluster:
             recorder = self._live.recorders[component] = EventRecorder(lambda: self.client, component=component)
         return recorder
 
-    def wire(self, *, connections: Connections | None = None, before_write: Callable[[], None] | None = None) -> None:
-        """Say, before the client is made, which connections it uses, and what is called before it changes anything."""
+    @property
+    def health(self) -> Health:
+        """How it stands between its API server and this process."""
+        cache = self._live.cache
+        if self._live.ended:
+            return Health("Gone")
+        return Health(_HEALTH[cache.state], cache.error) if cache is not None else Health("Ready")
+
+    def wire(
+        self,
+        *,
+        connections: Connections | None = None,
+        before_write: Callable[[], None] | None = None,
+        transform: Transform | None = None,
+    ) -> None:
+        """Say, before client and cache are made, what they need.
+
+        They use these `connections`, call `before_write` before they change anything, and keep of each object what
+        `transform` leaves of it.
+        """
         self._live.connections = connections
         self._live.before_write = before_write
+        self._live.transform = transform
         self._live.ended = False
 
     def came_from(self, provider: Provider) -> bool:
@@ -144,6 +184,11 @@ class Cluster:
         self._live = previous._live
         if self._live.client is not None:
             await self._live.client.update(self.config)
+
+    async def stop_reading(self) -> None:
+        """Forget all objects, and follow none until somebody asks for one again."""
+        if self._live.cache is not None:
+            await self._live.cache.stop()
 
     async def aclose(self) -> None:
         """Close recorders, cache and client; nothing of the cluster is left."""

@@ -16,7 +16,10 @@ from provider.cluster import Cluster
 from provider.connections import Connections
 from provider.engagement import Engagement
 from provider.errors import ClusterNotFound, ClusterNotReady, ProviderError
+from provider.indexes import Extract
+from provider.informer import Transform
 from provider.request import LOCAL
+from provider.resources import Resource
 
 __all__ = ["Clusters"]
 
@@ -41,8 +44,8 @@ class Clusters:
 
     `engage_timeout_seconds` is how long an aware's `engage` may take; one that fails or takes longer is undone and
     tried again with growing delays up to `retry_maximum_seconds`. Where it is `coordinated`, awares are engaged with a
-    cluster from `allow` to `withdraw` only. `connections` are what the clusters' clients share, and `before_write` is
-    called with a cluster's name before its client changes anything.
+    cluster from `allow` to `withdraw` only. `connections` are what the clusters' clients share, `before_write` is
+    called with a cluster's name before its client changes anything, and `transform` is that of their caches.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Clusters:
         coordinated: bool = False,
         connections: Connections | None = None,
         before_write: Callable[[str], None] | None = None,
+        transform: Transform | None = None,
         engage_timeout_seconds: float = 60.0,
         retry_initial_seconds: float = 1.0,
         retry_maximum_seconds: float = 60.0,
@@ -60,6 +64,8 @@ class Clusters:
         self._coordinated = coordinated
         self._connections = connections
         self._before_write = before_write
+        self._transform = transform
+        self._indexes: list[tuple[Resource, str, Extract]] = []
         self._slots: dict[str, _Slot] = {}
         self._failures: dict[tuple[int, int], str] = {}
         self._generations = itertools.count(1)
@@ -76,6 +82,14 @@ class Clusters:
         for slot in tuple(self._slots.values()):
             if slot.work is not None and not slot.work.closing:
                 self._begin(aware, slot.work)
+
+    def index_field(self, resource: Resource, field: str, extract: Extract) -> None:
+        """Index a field in the caches of all clusters, those that come later included; see `Cache.index_field`."""
+        index = (resource, field, extract)
+        for engagement in self.engagements():
+            engagement.cluster.cache.index_field(*index)
+        if index not in self._indexes:
+            self._indexes.append(index)
 
     async def add_or_replace(self, cluster: Cluster) -> None:
         """Make this the cluster of its name, and return when it is.
@@ -197,11 +211,14 @@ class Clusters:
             slot.work = self._begin_work(present)
         else:
             await slot.work.aclose()
+            await present.cluster.stop_reading()
             slot.work = None
 
     def _engage(self, cluster: Cluster) -> Engagement:
         before_write = functools.partial(self._before_write, cluster.name) if self._before_write is not None else None
-        cluster.wire(connections=self._connections, before_write=before_write)
+        cluster.wire(connections=self._connections, before_write=before_write, transform=self._transform)
+        for index in self._indexes:
+            cluster.cache.index_field(*index)
         engagement = Engagement(cluster, generation=next(self._generations))
         log.info("cluster %s: engaged, generation %d", cluster.name, engagement.generation)
         return engagement

@@ -17,8 +17,11 @@ from provider.coordinator.base import Coordinator
 from provider.coordinator.basic import Basic
 from provider.errors import ProviderError
 from provider.fleet import FleetView
+from provider.indexes import Extract
+from provider.informer import Transform
 from provider.kubeconfig import ClusterConfig
 from provider.request import LOCAL
+from provider.resources import Resource
 from provider.running import keep_running
 from provider.scoped import ScopedManager
 
@@ -31,7 +34,8 @@ class Manager:
     `config` is that of the local cluster, which `get_cluster("")` gives; None: there is none. Without `provider` the
     local cluster is all there is. `coordinator` decides which clusters this process works on where several run the same
     manager; by default it works on all. `max_concurrent` reconciles of a controller run at once where neither its
-    options nor `group_kind_concurrency` (such as `{"ReplicaSet.apps": 4}`) say otherwise.
+    options nor `group_kind_concurrency` (such as `{"ReplicaSet.apps": 4}`) say otherwise. `transform` changes each
+    object of each cluster before it is cached, so that less is kept.
 
     Use `await manager.run(stop)`, or `async with manager`. At the end every engagement is closed, which is awaited.
     A manager runs once.
@@ -46,6 +50,7 @@ class Manager:
         coordinator: Coordinator | None = None,
         max_concurrent: int = 1,
         group_kind_concurrency: Mapping[str, int] | None = None,
+        transform: Transform | None = None,
         engage_timeout_seconds: float = 60.0,
     ) -> None:
         self.provider: Final = provider
@@ -61,6 +66,7 @@ class Manager:
             coordinated=coordinator is not None,
             connections=self._connections,
             before_write=self._require_write,
+            transform=transform,
             engage_timeout_seconds=engage_timeout_seconds,
         )
         self._runnables: list[Runnable] = []
@@ -101,6 +107,14 @@ class Manager:
             self._runnables.append(what)
             if self._running:
                 self._start_runnable(what)
+
+    def index_field(self, resource: Resource, field: str, extract: Extract) -> None:
+        """Have `cache.list(..., field={field: value})` find objects by the values that `extract` gives.
+
+        In all clusters, at any time; those that come later are indexed as well. Raises ProviderError where another
+        function indexes that field already.
+        """
+        self._clusters.index_field(resource, field, extract)
 
     def add_health_check(self, name: str, check: Check) -> None:
         """Have `/healthz` ask: where it fails, the process should be started again."""
