@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from provider.entry import Key
 from provider.event import Event
 
-__all__ = ["EventHandler", "Registration"]
+__all__ = ["EventHandler", "Handlers", "Registration"]
 
 log: Final = logging.getLogger(__name__)
 
@@ -83,3 +84,38 @@ class Registration:
             self._handler(event)
         except Exception:
             log.exception("handler failed for %r", event)
+
+
+class Handlers:
+    """The registrations of one informer: for all namespaces, and for one each."""
+
+    def __init__(self) -> None:
+        self._everywhere: tuple[Registration, ...] = ()
+        self._within: dict[str, tuple[Registration, ...]] = {}
+
+    def __iter__(self) -> Iterator[Registration]:
+        """Give all that are there now."""
+        return iter([*self._everywhere, *itertools.chain.from_iterable(self._within.values())])
+
+    def of(self, namespace: str) -> tuple[Registration, ...]:
+        """Return those that are told of an object in this namespace."""
+        within = self._within.get(namespace)
+        return self._everywhere if within is None else self._everywhere + within
+
+    def add(self, registration: Registration, *, namespace: str | None) -> None:
+        """Have one more, for a namespace or (None) for all."""
+        if namespace is None:
+            self._everywhere += (registration,)
+        else:
+            self._within[namespace] = (*self._within.get(namespace, ()), registration)
+
+    def remove(self, registration: Registration, *, namespace: str | None) -> None:
+        """Have one less."""
+        if namespace is None:
+            self._everywhere = tuple(each for each in self._everywhere if each is not registration)
+            return
+        left = tuple(each for each in self._within.get(namespace, ()) if each is not registration)
+        if left:
+            self._within[namespace] = left
+        else:
+            self._within.pop(namespace, None)

@@ -22,7 +22,7 @@ class Event:
     DELETED has the object as it was at last, MODIFIED the one before in `old`.
     """
 
-    __slots__ = ("_metadata", "_object", "_old", "_old_metadata", "_reader", "entry", "initial", "kind", "old_entry")
+    __slots__ = ("_metadata", "_object", "_old", "_old_metadata", "entry", "initial", "kind", "old_entry", "reader")
 
     def __init__(
         self,
@@ -39,7 +39,8 @@ class Event:
         """The object's cheap part: labels, generation and such, decoded already."""
         self.old_entry: Final = old
         """That of the object before the change."""
-        self._reader = reader
+        self.reader: Final = reader
+        """What decodes it."""
         self._object: Object | None = None
         self._metadata: Object | None = None
         self._old: Object | None = None
@@ -52,7 +53,7 @@ class Event:
     @property
     def resource(self) -> Resource:
         """Of which kind the object is."""
-        return self._reader.resource
+        return self.reader.resource
 
     @property
     def name(self) -> str:
@@ -93,26 +94,26 @@ class Event:
     def object(self) -> Object:
         """The whole object, without managedFields. Raises Unreachable where the server sent something that is none."""
         if self._object is None:
-            self._object = self._reader.decode(self.entry)
+            self._object = self.reader.decode(self.entry)
         return self._object
 
     @property
     def metadata(self) -> Object:
         """All metadata of the object, e.g. annotations and owners: for large objects less work than `object`."""
         if self._metadata is None:
-            self._metadata = self._reader.decode_metadata(self.entry)
+            self._metadata = self.reader.decode_metadata(self.entry)
         return self._metadata
 
     @property
     def old(self) -> Object | None:
         """The whole object before the change, for MODIFIED."""
         if self._old is None and self.old_entry is not None:
-            self._old = self._reader.decode(self.old_entry)
+            self._old = self.reader.decode(self.old_entry)
         return self._old
 
     @property
     def old_metadata(self) -> Object | None:
         """All metadata of the object before the change, for MODIFIED."""
         if self._old_metadata is None and self.old_entry is not None:
-            self._old_metadata = self._reader.decode_metadata(self.old_entry)
+            self._old_metadata = self.reader.decode_metadata(self.old_entry)
         return self._old_metadata

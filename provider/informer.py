@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from provider.backoff import Backoff
 from provider.client import Client
-from provider.delivery import EventHandler, Registration
+from provider.delivery import EventHandler, Handlers, Registration
 from provider.entry import Change, Entry, EntryReader, Key, Object
 from provider.errors import AnswerTooLarge, ClusterNotReady, ProviderError
 from provider.event import Event, EventKind
@@ -59,14 +59,14 @@ class Informer:
         idle_timeout_seconds: float = 120.0,
         backoff: Backoff | None = None,
     ) -> None:
-        self.resource: Final = resource
-        self.metadata_only: Final = metadata_only
+        self.resource = resource
+        self.metadata_only = metadata_only
         self._name = name
         self._server = client.config.server
         self._reader = EntryReader(resource, server=self._server, metadata_only=metadata_only)
         self._store = Store(self._reader)
         self._mirror = _Mirror(self._store, transform=transform, bytes_at_most=client.limits.list_bytes)
-        self.synced: Final = self._mirror.synced
+        self.synced = self._mirror.synced
         """Set once all objects were read for the first time."""
         self._feed = CollectionFeed(
             client,
@@ -117,7 +117,7 @@ class Informer:
         """End it, and forget handlers and objects; no handler is called again."""
         self._closed = True
         self._mirror.settled.set()
-        for registration in self._mirror.registrations:
+        for registration in self._mirror.handlers:
             registration.remove()
         task, self._task = self._task, None
         if task is not None:
@@ -131,18 +131,23 @@ class Informer:
         if not self.synced.is_set():
             raise ClusterNotReady(f"the cache of {self._server} was stopped")
 
-    def add_handler(self, handler: EventHandler) -> Registration:
+    def add_handler(self, handler: EventHandler, *, namespace: str | None = None) -> Registration:
         """Tell a handler of all objects that are there, as ADDED with `initial`, and of every change from then on.
 
         None is lost and none told twice: what changes before the handler was given it is given as it is then. The
-        handler is not called before this returns. Raises ProviderError where the informer was closed.
+        handler is not called before this returns. With `namespace` it is told of that one's objects only, which costs
+        no more where there are many such handlers. Raises ProviderError where the informer was closed.
         """
         if self._closed:
             raise ProviderError(f"{self!r} of {self._server} is closed")
         registration = Registration(
-            handler, pending=self.keys(), present=self._present, source_synced=self.synced, removed=self._forget
+            handler,
+            pending=self.keys(namespace=namespace),
+            present=self._present,
+            source_synced=self.synced,
+            removed=lambda ended: self._mirror.handlers.remove(ended, namespace=namespace),
         )
-        self._mirror.registrations += (registration,)
+        self._mirror.handlers.add(registration, namespace=namespace)
         return registration
 
     def add_index(self, field: str, extract: Extract) -> None:
@@ -188,15 +193,12 @@ class Informer:
         entry = self._store.get(key)
         return None if entry is None else Event("ADDED", entry, reader=self._reader, initial=True)
 
-    def _forget(self, registration: Registration) -> None:
-        self._mirror.registrations = tuple(each for each in self._mirror.registrations if each is not registration)
-
 
 class _Mirror:
     """Takes what the feed tells into the store of an informer, and tells its handlers."""
 
     def __init__(self, store: Store, *, transform: Transform | None, bytes_at_most: int | None) -> None:
-        self.registrations: tuple[Registration, ...] = ()
+        self.handlers: Final = Handlers()
         self.synced: Final = asyncio.Event()
         self.settled: Final = asyncio.Event()
         """Set once it is synced, or never will be."""
@@ -217,7 +219,7 @@ class _Mirror:
                 await asyncio.sleep(0)
         self.synced.set()
         self.settled.set()
-        for registration in self.registrations:
+        for registration in self.handlers:
             registration.settle()
 
     def apply(self, changes: list[Change]) -> None:
@@ -262,7 +264,7 @@ class _Mirror:
         return changed
 
     def _tell(self, kind: EventKind, entry: Entry, old: Entry | None) -> None:
-        if self.registrations:
+        if registrations := self.handlers.of(entry.namespace):
             event = Event(kind, entry, reader=self._store.reader, old=old, initial=not self.synced.is_set())
-            for registration in self.registrations:
+            for registration in registrations:
                 registration.see(event)

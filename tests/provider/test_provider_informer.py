@@ -286,3 +286,28 @@ async def test_a_closed_informer_takes_no_handler(play):
         registration.remove()
         with pytest.raises(ProviderError, match="is closed"):
             informer.add_handler(Seen())
+
+
+async def test_a_handler_of_one_namespace_is_told_of_no_other(play, eventually):
+    other = {"metadata": {**item("a", 2)["metadata"], "namespace": "other"}}
+    more = asyncio.Event()
+    stream = [event("ADDED", item("a", 1)), event("ADDED", other) + end(), more.wait]
+    stream += [event("MODIFIED", {"metadata": {**other["metadata"], "resourceVersion": "6"}})]
+    stream += [event("MODIFIED", item("a", 7)), event("MODIFIED", item("a", 8)), "stall"]
+    everywhere, within, elsewhere, removed = Seen(), Seen(), Seen(), Seen()
+    async with play(streams=[stream]) as (informer, _):
+        informer.add_handler(everywhere)
+        registration = informer.add_handler(within, namespace="ns")
+        gone = informer.add_handler(removed, namespace="ns")
+        empty = informer.add_handler(elsewhere, namespace="elsewhere")
+        await eventually(lambda: registration.synced.is_set() and empty.synced.is_set())
+        late = Seen()
+        informer.add_handler(late, namespace="other")
+        await eventually(lambda: late)
+        gone.remove()
+        more.set()
+        await eventually(lambda: len(everywhere) == 5)
+        assert within == [("ADDED", "a", "1", True), ("MODIFIED", "a", "7", False), ("MODIFIED", "a", "8", False)]
+        assert late == [("ADDED", "a", "2", True), ("MODIFIED", "a", "6", False)]
+        assert removed == [("ADDED", "a", "1", True)]
+        assert elsewhere == []
