@@ -7,7 +7,7 @@ import glob
 import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -43,8 +43,9 @@ class FileProvider(Provider):
     path as it was given and another `separator` if you like. Each file stands for itself: a context whose cluster or
     user is in another file cannot be used.
 
-    Credentials are those of the context; files that a kubeconfig names are looked up next to it. What it takes on the
-    API servers is up to the controllers: the provider itself makes no request.
+    Credentials are those of the context; files that a kubeconfig names are looked up next to it, and programs that it
+    names (exec plugins) are run where `exec_plugins` is true or has the command in it. What it takes on the API servers
+    is up to the controllers: the provider itself makes no request.
 
     Every `interval_seconds` it asks for the state (`stat`) of the files, and of the certificates that they name, and
     reads what changed: this works on every file system, mounted Secrets and network shares included, and takes about
@@ -61,6 +62,7 @@ class FileProvider(Provider):
         globs: Sequence[str] = DEFAULT_GLOBS,
         separator: str = "+",
         interval_seconds: float = 1.0,
+        exec_plugins: bool | Collection[str] = False,
     ) -> None:
         if not separator:
             raise ProviderError("the separator between path and context is empty; names would not be clear")
@@ -71,6 +73,7 @@ class FileProvider(Provider):
         self._globs = tuple(globs)
         self._separator = separator
         self._interval_seconds = interval_seconds
+        self._exec_plugins = exec_plugins
         self._known: dict[str, KubeconfigFile] = {}
         self._looking = threading.Lock()
 
@@ -100,7 +103,7 @@ class FileProvider(Provider):
         with self._looking:
             paths = dict.fromkeys([*self._files, *self._matches(), *self._known])
             for path in paths:
-                file = self._known.setdefault(path, KubeconfigFile(path))
+                file = self._known.setdefault(path, KubeconfigFile(path, exec_plugins=self._exec_plugins))
                 file.look()
                 if not file.exists and not file.contexts:
                     del self._known[path]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,10 +38,12 @@ class KubeconfigFile:
     programs remove a file before they write it anew, and half of a list is a list as well.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, exec_plugins: bool | Collection[str] = False) -> None:
+        """`exec_plugins` are those that may be run, as in `ClusterConfig.from_kubeconfig`."""
         self.path: Final = path
         self.contexts: Mapping[str, ClusterConfig] = {}
         self.exists = False
+        self._exec_plugins = exec_plugins
         self._references: tuple[Path, ...] = ()
         self._seen: tuple[_Stat | None, ...] | None = None
         self._missing: frozenset[str] = frozenset()
@@ -70,7 +72,9 @@ class KubeconfigFile:
         found: dict[str, ClusterConfig] = {}
         for name in _names(document):
             try:
-                found[name] = ClusterConfig.from_kubeconfig(document, context=name, directory=directory)
+                found[name] = ClusterConfig.from_kubeconfig(
+                    document, context=name, directory=directory, exec_plugins=self._exec_plugins
+                )
             except KubeconfigError as error:
                 self._note(name, f"context {name!r} is left as it was: {error}")
                 if name in self.contexts:

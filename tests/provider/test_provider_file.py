@@ -245,3 +245,22 @@ def test_what_is_missing_is_gone_in_the_second_look(tmp_path):
     assert (file.exists, sorted(file.contexts)) == (False, ["x"])
     file.look()
     assert not file.contexts
+
+
+async def test_a_program_is_run_only_where_it_is_allowed(tmp_path, caplog):
+    file = tmp_path / "a"
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "token-for", "interactiveMode": "Never"}
+    write(file, "c", user={"exec": plugin})
+
+    async def found(**options):
+        clusters = Clusters()
+        await FileProvider(files=[file], **options).run_once(clusters)
+        names = clusters.names()
+        await clusters.aclose()
+        return names
+
+    assert await found() == []
+    assert "context 'c' is left as it was: the kubeconfig has an exec credential plugin" in caplog.text
+    assert await found(exec_plugins=["another"]) == []
+    assert await found(exec_plugins=["token-for"]) == [f"{file}+c"]
+    assert await found(exec_plugins=True) == [f"{file}+c"]
