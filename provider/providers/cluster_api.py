@@ -100,6 +100,6 @@ class ClusterApiProvider:
 
         def make(values: Mapping[str, bytes]) -> Cluster:
             config = ClusterConfig.from_kubeconfig(value_of(values, _KUBECONFIG_KEY))
-            return Cluster(cluster_name(namespace, name), config=config)
+            return Cluster(cluster_name(namespace, name), config=config, credentials=values)
 
         return FromSecret(namespace, f"{name}-kubeconfig", make)

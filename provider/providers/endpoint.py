@@ -9,8 +9,8 @@ manager = Manager(client.config, EndpointProvider(client, secrets=template))
 
 Watched are `controlplaneendpoints` of controlplane.kplane.dev/v1alpha1, which are cluster-scoped; the cluster is named
 as the endpoint. Its address is `status.endpoint`, else `spec.endpoint`; its credentials are the key `kubeconfig` of the
-Secret that the template names. The address in that kubeconfig is not used, its CA and its user are. It runs no program
-and reads no file here.
+Secret that the template names, all of whose values are the cluster's `credentials`. The address in that kubeconfig is
+not used, its CA and its user are. It runs no program and reads no file here.
 
 An endpoint counts when it has an address and its condition Ready, where it has one, is not False; while it is, what is
 engaged stays. The Secret is watched: renewed credentials of the same user go into the engagement, another address, CA
@@ -32,7 +32,7 @@ from typing_extensions import override
 from api.names import API_VERSION, KUBECONFIG_KEY
 from provider.client import Client
 from provider.cluster import Cluster
-from provider.errors import ProviderError
+from provider.errors import KubeconfigError, ProviderError
 from provider.fleet import Fleet
 from provider.kubeconfig import ClusterConfig
 from provider.providers.condition import is_false, section
@@ -131,11 +131,11 @@ class EndpointProvider:
         name = metadata["name"]
         secret = self._secrets.secret_of(name)
         if secret is None:
-            raise ProviderError(f"no Secret can be called what {self._secrets!r} makes of it")
+            raise KubeconfigError(f"no Secret can be called what {self._secrets!r} makes of its name")
 
         def make(values: Mapping[str, bytes]) -> Cluster:
             config = ClusterConfig.from_kubeconfig(value_of(values, KUBECONFIG_KEY)).with_server(address)
-            return Cluster(name, config=config)
+            return Cluster(name, config=config, credentials=values)
 
         return FromSecret(*secret, make)
 

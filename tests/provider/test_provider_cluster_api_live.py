@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from provider import CONFIG_MAPS, SECRETS, ClusterNotFound, Clusters, ProviderError, Resource
+from provider import CONFIG_MAPS, SECRETS, Client, ClusterNotFound, Clusters, ProviderError, Resource
 from provider.providers.cluster_api import ClusterApiProvider
 
 pytestmark = pytest.mark.integration
@@ -21,8 +21,8 @@ INITIALIZED = {"initialization": {"controlPlaneInitialized": True}}
 class Capi:
     """Writes what Cluster API would write."""
 
-    def __init__(self, client, namespace, config):
-        self.client, self.namespace, self.config = client, namespace, config
+    def __init__(self, client, namespace, config, reader):
+        self.client, self.namespace, self.config, self.reader = client, namespace, config, reader
 
     def name(self, name):
         return f"{self.namespace}/{name}"
@@ -48,7 +48,7 @@ class Capi:
     @contextlib.asynccontextmanager
     async def run(self, **options):
         fleet = Clusters()
-        provider = ClusterApiProvider(self.client, namespace=self.namespace, **options)
+        provider = ClusterApiProvider(self.reader, namespace=self.namespace, **options)
         task = asyncio.create_task(provider.run(fleet))
         try:
             yield fleet
@@ -63,7 +63,13 @@ class Capi:
 async def capi(client, namespace, install, service_account):
     await install(CLUSTERS, "v1beta1")
     config = await service_account([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]}])
-    return Capi(client, namespace, config)
+    reading = [
+        {"apiGroups": ["cluster.x-k8s.io"], "resources": ["clusters"], "verbs": ["list", "watch"]},
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "watch"]},
+    ]
+    # With the permissions that the provider is said to need, and no others.
+    async with Client(await service_account(reading)) as reader:
+        yield Capi(client, namespace, config, reader)
 
 
 async def test_a_cluster_from_its_control_plane_to_its_deletion(capi, eventually, caplog):

@@ -1,0 +1,222 @@
+"""ClusterProfiles on a real API server, which is at the same time the cluster that they stand for."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import sys
+
+import pytest
+
+from provider import CONFIG_MAPS, SECRETS, Client, ClusterNotFound, Clusters, Reflector
+from provider.providers.access_providers import AccessProviders
+from provider.providers.cluster_inventory import CLUSTER_PROFILES, ClusterInventoryProvider
+
+pytestmark = pytest.mark.integration
+
+CONSUMER = "kplane-tests"
+
+PLUGIN = """
+import json, os, pathlib, sys
+info = json.loads(os.environ["KUBERNETES_EXEC_INFO"])
+token = pathlib.Path(sys.argv[1], info["spec"]["cluster"]["config"]["account"]).read_text()
+print(json.dumps({"apiVersion": info["apiVersion"], "kind": "ExecCredential", "status": {"token": token}}))
+"""
+
+
+class Hub:
+    """Writes what a cluster manager would write, for clusters that are reached as `config` says."""
+
+    def __init__(self, client, namespace, config, reader, directory):
+        self.client, self.namespace, self.config = client, namespace, config
+        self.reader, self.directory = reader, directory
+
+    def name(self, name):
+        return f"{self.namespace}/{name}"
+
+    def access(self):
+        (self.directory / "account").write_text(self.config.token)
+        (self.directory / "plugin.py").write_text(PLUGIN)
+        plugin = {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": sys.executable,
+            "args": [str(self.directory / "plugin.py"), str(self.directory)],
+            "env": None,
+            "provideClusterInfo": True,
+        }
+        path = self.directory / "access.json"
+        path.write_text(json.dumps({"providers": [{"name": "files", "execConfig": plugin}]}))
+        return AccessProviders.load(path)
+
+    async def profile(self, name, **metadata):
+        body = {"metadata": {"name": name, **metadata}, "spec": {"clusterManager": {"name": "tests"}}}
+        await self.client.create(CLUSTER_PROFILES, body, namespace=self.namespace)
+
+    async def status(self, name, *, healthy="True", **fields):
+        conditions = [{"type": "ControlPlaneHealthy", "status": healthy}]
+        body = {"status": {"conditions": conditions, **fields}}
+        await self.client.patch(CLUSTER_PROFILES, name, body, namespace=self.namespace, subresource="status")
+
+    def offer(self, *, server=None, name="files"):
+        cluster = {
+            "server": server or self.config.server,
+            "certificate-authority-data": base64.b64encode(self.config.ca_data).decode(),
+            "extensions": [{"name": "client.authentication.k8s.io/exec", "extension": {"account": "account"}}],
+        }
+        return [{"name": "other", "cluster": {"server": "https://other.test"}}, {"name": name, "cluster": cluster}]
+
+    async def secret(self, name, profile, *, server=None, consumer=CONSUMER, token=None):
+        document = self.config.with_server(server or self.config.server).to_kubeconfig()
+        if token:
+            document["users"][0]["user"] = {"token": token}
+        labels = {"x-k8s.io/cluster-inventory-consumer": consumer, "x-k8s.io/cluster-profile": profile}
+        data = {"Config": base64.b64encode(json.dumps(document).encode()).decode()}
+        body = {"metadata": {"name": name, "namespace": self.namespace, "labels": labels}, "data": data}
+        await self.client.apply(SECRETS, body)
+
+    async def say(self, name, text):
+        body = {"metadata": {"name": name, "namespace": self.namespace}, "data": {"text": text}}
+        await self.client.apply(CONFIG_MAPS, body)
+
+    @contextlib.asynccontextmanager
+    async def run(self, *awares, **options):
+        fleet = Clusters(awares=awares)
+        provider = ClusterInventoryProvider(self.reader, namespace=self.namespace, **options)
+        task = asyncio.create_task(provider.run(fleet))
+        try:
+            yield fleet
+            assert not task.done()
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            await fleet.aclose()
+
+
+@pytest.fixture
+async def hub(client, namespace, install, service_account, tmp_path):
+    await install(CLUSTER_PROFILES)
+    rules = [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list", "watch"]}]
+    reading = [
+        {"apiGroups": ["multicluster.x-k8s.io"], "resources": ["clusterprofiles"], "verbs": ["list", "watch"]},
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["list", "watch"]},
+    ]
+    # With the permissions that the provider is said to need, and no others.
+    async with Client(await service_account(reading)) as reader:
+        yield Hub(client, namespace, await service_account(rules), reader, tmp_path)
+
+
+class Reader:
+    """Follows the ConfigMaps of a namespace in each cluster."""
+
+    def __init__(self, namespace):
+        self.namespace = namespace
+        self.store = {}
+
+    async def engage(self, engagement):
+        reflector = Reflector(engagement.cluster.client, CONFIG_MAPS, namespace=self.namespace)
+        self.store = reflector.store
+        engagement.spawn(reflector.run(), name="reader")
+
+    def text(self, name):
+        return self.store.get((self.namespace, name), {}).get("data", {}).get("text")
+
+
+@pytest.mark.parametrize("way", ["secret", "accessProviders", "credentialProviders"])
+async def test_objects_of_a_profiles_cluster_are_seen_by_each_strategy(hub, eventually, way):
+    """Criterion 46: existing, new and updated objects, by a Secret and by a plugin, from both fields of the status."""
+    await hub.say("existing", "one")
+    await hub.profile("a")
+    if way == "secret":
+        await hub.secret("for-a", "a")
+        await hub.status("a")
+        options = {"consumer": CONSUMER}
+    else:
+        await hub.status("a", **{way: hub.offer()})
+        options = {"access": hub.access()}
+    reader = Reader(hub.namespace)
+    async with hub.run(reader, **options) as fleet:
+        await eventually(lambda: reader.text("existing"), lambda text: text == "one")
+        await hub.say("new", "two")
+        await eventually(lambda: reader.text("new"), lambda text: text == "two")
+        await hub.say("existing", "three")
+        await eventually(lambda: reader.text("existing"), lambda text: text == "three")
+        assert fleet.names() == [hub.name("a")]
+
+
+async def test_another_server_for_a_profile_makes_another_engagement(hub, eventually):
+    """Criterion 47: a kubeconfig that changes re-engages, by a Secret; a renewed token goes into the engagement."""
+    name, moved = hub.name("a"), "https://127.0.0.1:1"
+    await hub.profile("a")
+    await hub.status("a")
+    async with hub.run(consumer=CONSUMER) as fleet:
+        await hub.secret("for-a", "a")
+        await eventually(lambda: fleet.get(name))
+        (engagement,) = fleet.engagements()
+        # Credentials are renewed also while the profile is not healthy.
+        await hub.status("a", healthy="False")
+        await hub.secret("for-a", "a", token="renewed")
+        await eventually(lambda: fleet.get(name).config.token, lambda token: token == "renewed")
+        assert not engagement.closed
+        await hub.secret("for-a", "a", server=moved)
+        await eventually(lambda: fleet.get(name).config.server, lambda server: server == moved)
+        assert engagement.closed
+
+
+async def test_another_access_of_a_profile_makes_another_engagement(hub, eventually, caplog):
+    """Criterion 47: a kubeconfig that changes re-engages, by access providers."""
+    name, moved = hub.name("a"), "https://127.0.0.1:1"
+    await hub.profile("a")
+    async with hub.run(access=hub.access()) as fleet:
+        await hub.status("a", accessProviders=hub.offer(name="nobodys"))
+        await eventually(lambda: caplog.text, lambda text: "its access providers are nobodys, other" in text)
+        await hub.status("a", credentialProviders=hub.offer(), accessProviders=None)
+        await eventually(lambda: fleet.get(name).config.server, lambda server: server == hub.config.server)
+        (engagement,) = fleet.engagements()
+        await hub.status("a", accessProviders=hub.offer(server=moved))
+        await eventually(lambda: fleet.get(name).config.server, lambda server: server == moved)
+        assert engagement.closed
+
+
+async def test_readiness_is_the_callers_where_it_is_given(hub, eventually):
+    """Criterion 48: readiness of the caller's own replaces the condition."""
+    for name in ("healthy", "ready"):
+        await hub.profile(name)
+        await hub.secret(f"for-{name}", name)
+    await hub.status("healthy")
+    await hub.status("ready", healthy="False", version={"kubernetes": "1.36.3"})
+
+    def versioned(profile):
+        return "version" in (profile.get("status") or {})
+
+    async with hub.run(consumer=CONSUMER) as fleet:
+        await eventually(fleet.names, lambda names: names == [hub.name("healthy")])
+    async with hub.run(consumer=CONSUMER, ready=versioned) as fleet:
+        await eventually(fleet.names, lambda names: names == [hub.name("ready")])
+
+
+async def test_exactly_one_secret_counts_and_a_deleted_profile_is_disengaged(hub, eventually, caplog):
+    client, name = hub.client, hub.name("a")
+    await hub.profile("a", finalizers=["test.example/held"])
+    await hub.status("a")
+    await hub.secret("somebody-elses", "a", consumer="another")
+    async with hub.run(consumer=CONSUMER) as fleet:
+        await eventually(lambda: caplog.text, lambda text: "no Secret is labelled for it" in text)
+        await hub.secret("one", "a")
+        await eventually(lambda: fleet.get(name))
+        (engagement,) = fleet.engagements()
+        await hub.secret("two", "a", token="two")
+        await eventually(lambda: caplog.text, lambda text: "the Secrets one, two are labelled for it" in text)
+        assert fleet.get(name).config.token == hub.config.token
+        await hub.secret("one", "b")
+        await eventually(lambda: fleet.get(name).config.token, lambda token: token == "two")
+        await client.delete(SECRETS, "two", namespace=hub.namespace)
+        await eventually(lambda: caplog.text.count("no Secret is labelled for it"), lambda count: count > 1)
+        assert not engagement.closed
+
+        await client.delete(CLUSTER_PROFILES, "a", namespace=hub.namespace)
+        await eventually(lambda: engagement.closed)
+        with pytest.raises(ClusterNotFound):
+            fleet.get(name)
+        await client.patch(CLUSTER_PROFILES, "a", {"metadata": {"finalizers": None}}, namespace=hub.namespace)
