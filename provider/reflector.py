@@ -39,6 +39,9 @@ class Reflector(Feed):
     before the read is known by its lower resourceVersion. So no change is lost between the two, an absent object is
     known to be absent, and there is no resourceVersion that could expire. An identity that gets its permission only
     later is tried again: first after half a second, after half a minute still every ten seconds.
+
+    With `metadata_only` objects have apiVersion, kind and metadata without managedFields, and the server is asked for
+    no more; for collections.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Reflector(Feed):
         namespace: str | None = None,
         name: str | None = None,
         label_selector: str | None = None,
+        metadata_only: bool = False,
         relist_seconds: float = 600.0,
         watch_seconds: float = 300.0,
         idle_timeout_seconds: float = 120.0,
@@ -62,6 +66,7 @@ class Reflector(Feed):
         self._namespace = namespace
         self._name = name
         self._label_selector = label_selector
+        self._metadata_only = metadata_only
         self._idle_timeout_seconds = idle_timeout_seconds
         self._handler: Handler = _ignore
         self._relist_at = 0.0
@@ -85,7 +90,10 @@ class Reflector(Feed):
         now = asyncio.get_running_loop().time
         if self._resource_version is None or now() >= self._relist_at:
             found = await self._client.list(
-                self._resource, namespace=self._namespace, label_selector=self._label_selector
+                self._resource,
+                namespace=self._namespace,
+                label_selector=self._label_selector,
+                metadata_only=self._metadata_only,
             )
             self._relist_at = now() + self._relist_seconds * random.uniform(0.8, 1.0)  # noqa: S311
             self._replace(found.items)
@@ -121,6 +129,7 @@ class Reflector(Feed):
             field_selector=None if self._name is None else f"metadata.name={self._name}",
             timeout_seconds=seconds,
             idle_timeout_seconds=self._idle_timeout_seconds,
+            metadata_only=self._metadata_only,
         )
 
     def _take(self, event: WatchEvent) -> None:
@@ -149,6 +158,8 @@ class Reflector(Feed):
 
     def _upsert(self, found: dict[str, Any]) -> None:
         key = _key(found)
+        if self._metadata_only:
+            found["metadata"].pop("managedFields", None)
         known = self.store.get(key)
         if known is not None and known["metadata"].get("uid") != found["metadata"].get("uid"):
             self._call("DELETED", self.store.pop(key))

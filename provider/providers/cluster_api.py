@@ -12,19 +12,22 @@ Watched are `clusters` of cluster.x-k8s.io, v1beta2 or v1beta1. A Cluster counts
 ControlPlaneInitialized. Cluster API never takes that back. Where a `ready` of your own does, what is engaged stays and
 is kept up to date: how an engaged cluster is, its health says.
 
-A cluster is named `<namespace>/<name>`. Its credentials are the key `value` of the Secret `<name>-kubeconfig`, which is
-watched: where only a token or a client certificate is renewed, the engagement goes on with it, and no watch begins
-anew; another server, CA or user makes a new engagement; anything equal changes nothing. A Secret that is missing or no
-good changes nothing either, and is logged. No kubeconfig runs a program or reads a file here: exec plugins are refused.
+A cluster is named `<namespace>/<name>`. Its credentials are the key `value` of the Secret `<name>-kubeconfig`, which
+has the label `cluster.x-k8s.io/cluster-name`, as the contract demands, and which is followed: where only a token or a
+client certificate is renewed, the engagement goes on with it, and no watch begins anew; another server, CA or user
+makes a new engagement; anything equal changes nothing. A Secret that is missing or no good changes nothing either, and
+is logged. No kubeconfig runs a program or reads a file here: exec plugins are refused.
 
 A Cluster that is being deleted, is gone, or no longer matches the selector, is disengaged.
 
-The identity of `client` needs `list` and `watch` on `clusters`, and `get` and `watch` on `secrets` in their namespaces.
+The identity of `client` needs `list` and `watch` on `clusters`, and `list`, `watch` and `get` on `secrets`, in
+`namespace`, or in all. Of Secrets that are not asked for it reads the metadata only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable
 from typing import Final, Literal
 
 from provider.client import Client
@@ -33,13 +36,16 @@ from provider.errors import ProviderError
 from provider.fleet import Fleet
 from provider.kubeconfig import ClusterConfig
 from provider.providers.condition import is_true, section
-from provider.providers.following import Following, FromSecret, Object, cluster_name
+from provider.providers.following import KEEP, Following, Keep, Object, cluster_name
+from provider.providers.labelled_secrets import LabelledSecrets
 from provider.providers.secret import value_of
 from provider.resources import Resource
 
 __all__ = ["ClusterApiProvider", "control_plane_initialized"]
 
 _GROUP: Final = "cluster.x-k8s.io"
+_CLUSTER_LABEL: Final = "cluster.x-k8s.io/cluster-name"
+_SUFFIX: Final = "-kubeconfig"
 _KUBECONFIG_KEY: Final = "value"
 
 
@@ -73,6 +79,7 @@ class ClusterApiProvider:
     ) -> None:
         if version not in {"v1beta2", "v1beta1"}:
             raise ProviderError(f"Cluster API {version!r} is not supported; there are v1beta2 and v1beta1")
+        self._secrets = LabelledSecrets(client, label_selector=_CLUSTER_LABEL, namespace=namespace)
         self._following = Following(
             client,
             Resource(f"{_GROUP}/{version}", "Cluster", "clusters", namespaced=True),
@@ -90,16 +97,26 @@ class ClusterApiProvider:
 
     async def run(self, fleet: Fleet) -> None:
         """Follow Clusters and their Secrets until cancelled."""
-        await self._following.run(fleet)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._wake_all(), name="Secrets of Cluster API are known")
+            tasks.create_task(self._secrets.run(self._changed), name="Secrets of Cluster API")
+            await self._following.run(fleet)
 
-    def _plan(self, found: Object) -> FromSecret | None:
+    async def _wake_all(self) -> None:
+        await self._secrets.synced.wait()
+        self._following.wake_all()
+
+    def _changed(self, namespace: str, secret: str) -> None:
+        if secret.endswith(_SUFFIX):
+            self._following.wake(secret.removesuffix(_SUFFIX), namespace=namespace)
+
+    async def _plan(self, found: Object) -> Cluster | Keep | None:
         metadata = found["metadata"]
         if metadata.get("deletionTimestamp"):
             return None
+        if not self._secrets.synced.is_set():
+            return KEEP
         namespace, name = metadata["namespace"], metadata["name"]
-
-        def make(values: Mapping[str, bytes]) -> Cluster:
-            config = ClusterConfig.from_kubeconfig(value_of(values, _KUBECONFIG_KEY))
-            return Cluster(cluster_name(namespace, name), config=config, credentials=values)
-
-        return FromSecret(namespace, f"{name}-kubeconfig", make)
+        values = await self._secrets.values(namespace, f"{name}{_SUFFIX}")
+        config = ClusterConfig.from_kubeconfig(value_of(values, _KUBECONFIG_KEY))
+        return Cluster(cluster_name(namespace, name), config=config, credentials=values)

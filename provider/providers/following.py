@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -47,11 +47,15 @@ class Keep:
 
 KEEP: Final = Keep()
 
-Plan = Callable[[Object], Cluster | FromSecret | Keep | None]
-"""What an object asks for: a cluster of the name that `cluster_name` (or the provider's own) gives it, or none.
+Wish = Cluster | FromSecret | Keep | None
+"""What an object asks for: a cluster of the name that `cluster_name` (or the provider's own) gives it, or none."""
 
-It is called in the loop and must not block. Where it raises KubeconfigError, what is engaged stays until the object
-changes; after anything else that it raises it is called again, later and later.
+Plan = Callable[[Object], Wish | Awaitable[Wish]]
+"""Tells what an object asks for.
+
+It is called in the loop and must not block; it may be a coroutine function, which holds up no other object. Where it
+raises KubeconfigError, what is engaged stays until the object changes; after anything else that it raises it is called
+again, later and later.
 """
 
 
@@ -219,7 +223,7 @@ class _Follower:
             self._gone = False
         if self._object is None or not (self._ready(self._object) or self._engaged()):
             return
-        answer = self._ask(self._object)
+        answer = await self._ask(self._object)
         if isinstance(answer, FromSecret):
             await self._follow_secret((answer.namespace, answer.name))
             answer = self._made_of(answer)
@@ -239,9 +243,10 @@ class _Follower:
             pass
         return True
 
-    def _ask(self, found: Object) -> Cluster | FromSecret | Keep | None:
+    async def _ask(self, found: Object) -> Wish:
         try:
-            return self._plan(found)
+            answer = self._plan(found)
+            return await answer if isinstance(answer, Awaitable) else answer
         except KubeconfigError as error:
             log.warning("%s cannot be used, what is engaged stays: %s", self._title, error)
             return KEEP

@@ -34,15 +34,14 @@ class Capi:
     async def status(self, name, status):
         await self.client.patch(CLUSTERS, name, {"status": status}, namespace=self.namespace, subresource="status")
 
-    async def kubeconfig(self, name, *, server=None, token=None):
+    async def kubeconfig(self, name, *, server=None, user=None):
         document = (self.config.with_server(server) if server else self.config).to_kubeconfig()
-        if token:
-            document["users"][0]["user"] = {"token": token}
-        await self.secret(name, json.dumps(document))
-
-    async def secret(self, name, content):
-        data = {"value": base64.b64encode(content.encode()).decode()}
-        body = {"metadata": {"name": f"{name}-kubeconfig", "namespace": self.namespace}, "data": data}
+        if user:
+            document["users"][0]["user"] = user
+        data = {"value": base64.b64encode(json.dumps(document).encode()).decode()}
+        labels = {"cluster.x-k8s.io/cluster-name": name}
+        metadata = {"name": f"{name}-kubeconfig", "namespace": self.namespace, "labels": labels}
+        body = {"metadata": metadata, "data": data}
         await self.client.apply(SECRETS, body)
 
     @contextlib.asynccontextmanager
@@ -65,7 +64,7 @@ async def capi(client, namespace, install, service_account):
     config = await service_account([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]}])
     reading = [
         {"apiGroups": ["cluster.x-k8s.io"], "resources": ["clusters"], "verbs": ["list", "watch"]},
-        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "watch"]},
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["list", "watch", "get"]},
     ]
     # With the permissions that the provider is said to need, and no others.
     async with Client(await service_account(reading)) as reader:
@@ -95,8 +94,8 @@ async def test_a_cluster_from_its_control_plane_to_its_deletion(capi, eventually
         await client.patch(CLUSTERS, "a", touched, namespace=capi.namespace)
         await client.patch(SECRETS, "a-kubeconfig", touched, namespace=capi.namespace)
         await capi.status("a", {"initialization": {"controlPlaneInitialized": None}})
-        await capi.secret("a", "users: [{name: u, user: {exec: {command: rm}}}]")
-        await eventually(lambda: caplog.text, lambda text: "a-kubeconfig cannot be used, what is engaged stays" in text)
+        await capi.kubeconfig("a", user={"exec": {"command": "sh", "apiVersion": "client.authentication.k8s.io/v1"}})
+        await eventually(lambda: caplog.text, lambda text: "programs are not run because a kubeconfig says so" in text)
         await capi.kubeconfig("a")
         await capi.create("b")
         await capi.kubeconfig("b")
@@ -122,7 +121,7 @@ async def test_a_rotated_secret_swaps_credentials_and_another_server_makes_anoth
     async with capi.run() as fleet:
         await eventually(lambda: fleet.get(name))
         client, (engagement,) = fleet.get(name).client, fleet.engagements()
-        await capi.kubeconfig("a", token="renewed")
+        await capi.kubeconfig("a", user={"token": "renewed"})
         await eventually(lambda: fleet.get(name).config.token, lambda token: token == "renewed")
         assert fleet.get(name).client is client
         assert client.config.token == "renewed"
