@@ -41,10 +41,12 @@ from provider.exec_plugin import ExecPlugin
 from provider.fleet import Fleet
 from provider.impersonation import Impersonation
 from provider.informer import Informer
+from provider.kinds import discover, resource_of
 from provider.kubeconfig import ClusterConfig
 from provider.lease import Lease, LeaseTimings
 from provider.limits import Allowance, AnswerLimits
 from provider.manager import Manager
+from provider.multicluster import MulticlusterController
 from provider.queue import WorkQueue
 from provider.recorder import EventRecorder
 from provider.reflector import Reflector
@@ -131,6 +133,7 @@ __all__ = [
     "LeaseTimings",
     "LocalAware",
     "Manager",
+    "MulticlusterController",
     "NotFound",
     "ObjectKey",
     "ObjectList",
@@ -153,5 +156,7 @@ __all__ = [
     "WorkQueue",
     "cluster_context",
     "current_cluster",
+    "discover",
+    "resource_of",
     "single_cluster",
 ]

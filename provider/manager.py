@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from provider.aware import Aware, LocalAware, Provider, Runnable
 from provider.checks import Check, Checks
@@ -24,6 +24,9 @@ from provider.request import LOCAL
 from provider.resources import Resource
 from provider.running import keep_running
 from provider.scoped import ScopedManager
+
+if TYPE_CHECKING:
+    from provider.multicluster import MulticlusterController
 
 __all__ = ["Manager"]
 
@@ -57,6 +60,8 @@ class Manager:
         self.coordinator: Final[Coordinator] = coordinator if coordinator is not None else Basic()
         self.max_concurrent: Final = max_concurrent
         self.group_kind_concurrency: Final[Mapping[str, int]] = dict(group_kind_concurrency or {})
+        self.controllers: Final[dict[str, MulticlusterController[Any]]] = {}
+        """Those that builders made, by name."""
         self.health_checks: Final = Checks()
         self.ready_checks: Final = Checks()
         self._local = Cluster(LOCAL, config=config) if config is not None else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from provider.backoff import Backoff
@@ -31,8 +31,8 @@ class WorkQueue(Generic[K]):
         self._processing: set[K] = set()
         self._delayed: dict[K, asyncio.TimerHandle] = {}
         self._backoffs: dict[K, Backoff] = {}
-        # One permit per waiting key, and one for ever once closed.
-        self._permits = asyncio.Semaphore(0)
+        self._getters: deque[asyncio.Future[None]] = deque()
+        self._notify: Callable[[], None] | None = None
         self._closed = False
 
     def __len__(self) -> int:
@@ -74,20 +74,37 @@ class WorkQueue(Generic[K]):
 
     async def get(self) -> K:
         """Wait for a key and take it; `done(key)` must follow. Raises QueueClosed when closed and drained."""
-        await self._permits.acquire()
-        if not self._waiting:
-            self._permits.release()
-            raise QueueClosed("the queue is closed")
-        key = self._waiting.popleft()
-        self._dirty.discard(key)
-        self._processing.add(key)
-        return key
+        while not self._waiting:
+            if self._closed:
+                raise QueueClosed("the queue is closed")
+            getter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._getters.append(getter)
+            try:
+                await getter
+            except asyncio.CancelledError:
+                # Woken and cancelled at once: what there is to get is somebody else's.
+                if not getter.cancel():
+                    self._wake()
+                raise
+        return self._pop()
+
+    def take(self) -> K | None:
+        """Take a key as `get` does, or None where none waits now."""
+        return self._pop() if self._waiting else None
+
+    def on_ready(self, notify: Callable[[], None] | None) -> None:
+        """Have `notify` called whenever there is a key to take, and when the queue is closed."""
+        self._notify = notify
 
     def done(self, key: K) -> None:
         """Say that the work on a key that `get` gave has ended, well or not."""
         self._processing.discard(key)
         if key in self._dirty:
             self._enqueue(key)
+
+    def requeue(self, key: K, seconds: float) -> None:
+        """As `add_after`, by whoever works on the key."""
+        self.add_after(key, seconds)
 
     def retry(self, key: K) -> float:
         """Add the key again after its growing backoff; returns the delay in seconds."""
@@ -117,7 +134,10 @@ class WorkQueue(Generic[K]):
         for timer in self._delayed.values():
             timer.cancel()
         self._delayed.clear()
-        self._permits.release()
+        while self._getters:
+            self._wake()
+        if self._notify is not None:
+            self._notify()
 
     def _due(self, key: K) -> None:
         del self._delayed[key]
@@ -125,4 +145,19 @@ class WorkQueue(Generic[K]):
 
     def _enqueue(self, key: K) -> None:
         self._waiting.append(key)
-        self._permits.release()
+        self._wake()
+        if self._notify is not None:
+            self._notify()
+
+    def _pop(self) -> K:
+        key = self._waiting.popleft()
+        self._dirty.discard(key)
+        self._processing.add(key)
+        return key
+
+    def _wake(self) -> None:
+        while self._getters:
+            getter = self._getters.popleft()
+            if not getter.done():
+                getter.set_result(None)
+                return

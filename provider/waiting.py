@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Final
 
@@ -44,29 +44,33 @@ class Room:
 
 
 class Place:
-    """Where a reconcile is worked on: by a worker at first, and without one once it was let go."""
+    """Where a reconcile is worked on: by a worker at first, and without one once it was let go.
 
-    def __init__(self, room: Room) -> None:
+    `freed` is called when its worker is free before the reconcile has ended.
+    """
+
+    __slots__ = ("_freed", "_room", "left")
+
+    def __init__(self, room: Room, freed: Callable[[], None]) -> None:
         self._room = room
-        self._free = asyncio.Event()
+        self._freed = freed
+        self.left = False
 
     def take(self) -> None:
         """Make this the place of all that the current task does from now on."""
         _place.set(self)
 
-    async def worker_free(self) -> None:
-        """Wait until the worker is no longer needed: the reconcile has ended, or was let go."""
-        await self._free.wait()
-
     def end(self) -> None:
         """The reconcile has ended."""
-        self._room.leave(self)
-        self._free.set()
+        if self.left:
+            self._room.leave(self)
+        self.left = True
 
     def let_go(self) -> None:
         """Free the worker, where the room is not full."""
-        if not self._free.is_set() and self._room.admit(self):
-            self._free.set()
+        if not self.left and self._room.admit(self):
+            self.left = True
+            self._freed()
 
 
 _place: ContextVar[Place | None] = ContextVar("place of the reconcile under way", default=None)

@@ -21,7 +21,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from provider import NAMESPACES, AlreadyExists, Client, ClusterConfig, NotFound, Resource
+from provider import NAMESPACES, AlreadyExists, Client, Cluster, ClusterConfig, NotFound, Resource
+from provider.entry import EntryReader
+from provider.event import Event
 
 
 @dataclass(frozen=True)
@@ -273,3 +275,69 @@ def install(client: Client) -> Callable[..., Awaitable[None]]:
                         break
 
     return make
+
+
+class Mirror:
+    """Takes the place of an informer: it has the objects that a test puts in, and tells handlers of changes at once."""
+
+    def __init__(self, resource: Resource, *, metadata_only: bool) -> None:
+        self.reader = EntryReader(resource, server="fake", metadata_only=metadata_only)
+        self.entries: dict[Any, Any] = {}
+        self.handlers: list[Callable[[Event], None]] = []
+
+    def add_handler(self, handler: Callable[[Event], None]) -> Mirror._Registration:
+        self.handlers.append(handler)
+        for entry in self.entries.values():
+            handler(Event("ADDED", entry, reader=self.reader, initial=True))
+        return self._Registration(self, handler)
+
+    def put(self, name: str, *, namespace: str = "ns", **fields: Any) -> None:
+        body = {"apiVersion": "v1", "kind": "Any", "metadata": {"name": name, "namespace": namespace}, **fields}
+        body["metadata"].update(fields.get("metadata", {}) | {"name": name, "namespace": namespace})
+        entry = self.reader.entry(json.dumps(body).encode())
+        old = self.entries.get(entry.key)
+        self.entries[entry.key] = entry
+        self._tell(Event("MODIFIED" if old else "ADDED", entry, reader=self.reader, old=old))
+
+    def remove(self, name: str, *, namespace: str = "ns") -> None:
+        self._tell(Event("DELETED", self.entries.pop((namespace, name)), reader=self.reader))
+
+    def _tell(self, event: Event) -> None:
+        for handler in tuple(self.handlers):
+            handler(event)
+
+    @dataclass(frozen=True)
+    class _Registration:
+        mirror: Mirror
+        handler: Callable[[Event], None]
+
+        def remove(self) -> None:
+            self.mirror.handlers.remove(self.handler)
+
+
+class FakeCluster(Cluster):
+    """A cluster without a server: `cluster.mirror(CONFIG_MAPS).put("x")` is an event there."""
+
+    def __init__(self, name: str, *, generation: int = 0) -> None:
+        # Another generation is another cluster of the same name.
+        super().__init__(name, config=ClusterConfig("https://127.0.0.1:1"), attributes={"generation": str(generation)})
+        self.mirrors: dict[tuple[Resource, bool], Mirror] = {}
+        self.asked: list[tuple[str, bool]] = []
+
+    @property
+    def cache(self) -> Any:
+        return self
+
+    def informer(self, resource: Resource, *, metadata_only: bool = False) -> Mirror:
+        self.asked.append((resource.kind, metadata_only))
+        return self.mirror(resource, metadata_only=metadata_only)
+
+    def mirror(self, resource: Resource, *, metadata_only: bool = False) -> Mirror:
+        key = (resource, metadata_only)
+        return self.mirrors.setdefault(key, Mirror(resource, metadata_only=metadata_only))
+
+
+@pytest.fixture
+def fake_cluster() -> type[FakeCluster]:
+    """Clusters for tests of controllers."""
+    return FakeCluster

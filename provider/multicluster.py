@@ -1,0 +1,253 @@
+"""A controller over all clusters of a fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
+
+from provider.backoff import Backoff
+from provider.context import cluster_context
+from provider.controller import Controller, Result
+from provider.engagement import Engagement
+from provider.errors import ClusterNotFound, ClusterNotReady, ProviderError
+from provider.fair_queue import FairQueue
+from provider.options import Options, Reconcile
+from provider.rate_limiter import Clustered
+from provider.request import Request
+from provider.sources import KindSource, RawSource
+from provider.stats import ControllerStats
+
+if TYPE_CHECKING:
+    from provider.delivery import Registration
+    from provider.manager import Manager
+
+__all__ = ["MulticlusterController"]
+
+R = TypeVar("R", bound=Clustered)
+
+_SWEEP_SECONDS: Final = 5.0
+
+
+class _Engaged:
+    """What a controller has of a cluster."""
+
+    def __init__(self, engagement: Engagement) -> None:
+        self.engagement: Final = engagement
+        self.registrations: list[Registration] = []
+        self.ending: asyncio.Task[None] | None = None
+
+
+class MulticlusterController(Generic[R]):
+    """Watches clusters, and calls `reconcile` for what happens there, fairly and bounded for each cluster.
+
+    It is engaged with clusters by a `Manager`, and run by it; `controller()` makes one and adds it to its manager. The
+    cluster of a request is in the context of its reconcile (`current_cluster`), and in all that is logged there.
+
+    A reconcile begins only while this process may work on the cluster; a request of a cluster that is known but not
+    engaged yet waits until it is. When the work on a cluster ends, its sources are stopped, what waits for it is thrown
+    away, and the reconciles under way may end in `grace_seconds`; all of that is awaited by the engagement's end.
+    """
+
+    def __init__(
+        self, name: str, reconcile: Reconcile[R], *, manager: Manager, options: Options[R] | None = None
+    ) -> None:
+        """`options.max_concurrent` is by default the manager's."""
+        options = options if options is not None else Options()
+        at_once = options.max_concurrent if options.max_concurrent is not None else manager.max_concurrent
+        self.name: Final = name
+        self.max_concurrent: Final = at_once
+        self.stats: Final = ControllerStats()
+        self.queue: Final[FairQueue[R]] = FairQueue(
+            weights=options.weights,
+            per_cluster=options.per_cluster if options.per_cluster is not None else at_once,
+            rate_limiter=options.rate_limiter,
+        )
+        self._reconcile = reconcile
+        self._options = options
+        self._manager = manager
+        self._may_work = manager.coordinator.may_work
+        self._sources: list[KindSource[R]] = []
+        self._raw_sources: list[RawSource[R]] = []
+        self._engaged: dict[str, _Engaged] = {}
+        self._running: asyncio.TaskGroup | None = None
+        self._controller: Controller[R] = Controller(
+            name,
+            self._work,
+            queue=self.queue,
+            workers=at_once,
+            waiting=options.waiting,
+            timeout_seconds=options.timeout_seconds,
+            on_failure=self._failed,
+            fields=self._fields,
+            logger=options.logger,
+        )
+
+    @property
+    def under_way(self) -> Mapping[str, int]:
+        """How many reconciles are under way, by cluster."""
+        return Counter(request.cluster for request in self._controller.under_way)
+
+    @property
+    def clusters(self) -> list[str]:
+        """Names of the clusters that it is engaged with, sorted."""
+        return sorted(self._engaged)
+
+    def watch(self, source: KindSource[R]) -> None:
+        """Watch one more kind, in the clusters that are engaged already and in those to come."""
+        self._sources.append(source)
+        for engaged in self._engaged.values():
+            if not engaged.engagement.closing:
+                self._start(source, engaged)
+
+    def watch_raw(self, source: RawSource[R]) -> None:
+        """Take requests from one more source that has nothing to do with clusters."""
+        self._raw_sources.append(source)
+        if self._running is not None:
+            self._start_raw(source, self._running)
+
+    async def engage(self, engagement: Engagement) -> None:
+        """Begin to watch a cluster, and return at once; the same engagement twice is one."""
+        name = engagement.cluster.name
+        known = self._engaged.get(name)
+        if known is not None:
+            if known.engagement is engagement and known.ending is None:
+                return
+            await self._end(known)
+        engaged = _Engaged(engagement)
+        engagement.on_close(lambda: self._end(engaged))
+        self._engaged[name] = engaged
+        self.stats.by_cluster.setdefault(name, Counter())
+        for source in self._sources:
+            self._start(source, engaged)
+        self.queue.unpark(name)
+
+    async def engage_local(self, engagement: Engagement) -> None:
+        """As `engage`, with the local cluster."""
+        await self.engage(engagement)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._running = tasks
+            try:
+                tasks.create_task(self._controller.run(), name=f"{self.name} workers")
+                tasks.create_task(self._sweep(), name=f"{self.name} sweep")
+                for source in self._raw_sources:
+                    self._start_raw(source, tasks)
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self._running = None
+
+    def _start(self, source: KindSource[R], engaged: _Engaged) -> None:
+        options = source.engage.over(self._options.engage)
+        if options.wants(engaged.engagement.cluster, has_provider=self._manager.provider is not None):
+            engaged.registrations.append(source.start(engaged.engagement, self.queue.add))
+
+    def _start_raw(self, source: RawSource[R], tasks: asyncio.TaskGroup) -> None:
+        tasks.create_task(self._keep_running(source), name=f"{self.name} {type(source).__name__}")
+
+    async def _keep_running(self, source: RawSource[R]) -> None:
+        backoff = Backoff(initial_seconds=1.0, maximum_seconds=60.0)
+        while True:
+            try:
+                await source.run(self.queue.add)
+            except Exception:
+                delay = backoff.next_delay()
+                self._options.logger.exception("%s: %r failed, again in %.1f s", self.name, source, delay)
+                await asyncio.sleep(delay)
+            else:
+                return
+
+    async def _end(self, engaged: _Engaged) -> None:
+        # Whoever ends it first is not the only one who waits until nothing is left.
+        if engaged.ending is None:
+            name = f"{self.name} leaves {engaged.engagement.cluster.name}"
+            engaged.ending = asyncio.create_task(self._leave(engaged), name=name)
+        await asyncio.shield(engaged.ending)
+
+    async def _leave(self, engaged: _Engaged) -> None:
+        name = engaged.engagement.cluster.name
+        for registration in engaged.registrations:
+            registration.remove()
+        if self._engaged.get(name) is engaged:
+            del self._engaged[name]
+        self.stats.dropped["gone"] += self.queue.drop(name)
+        await self._controller.drain(lambda request: request.cluster == name, grace_seconds=self._options.grace_seconds)
+        if name not in self._engaged:
+            self.stats.by_cluster.pop(name, None)
+
+    async def _work(self, request: R) -> Result | None:
+        cluster = request.cluster
+        if not self._may_work(cluster):
+            self.stats.dropped["not_owned"] += 1
+            return None
+        engaged = self._engaged.get(cluster)
+        if self._known(cluster) if engaged is None else engaged.engagement.closing:
+            self._park(request)
+            return None
+        began = time.perf_counter()
+        try:
+            with cluster_context(cluster):
+                result = await self._reconcile(request)
+        except ClusterNotFound:
+            if self._options.retry_cluster_not_found:
+                raise
+            self.stats.dropped["not_found"] += 1
+            result = None
+        except ClusterNotReady as error:
+            self._options.logger.info("%s: %s waits: %s", self.name, request, error)
+            if cluster not in self._engaged and self._known(cluster):
+                self._park(request)
+                return None
+            result = Result(requeue=True)
+        finally:
+            self.stats.durations.note(time.perf_counter() - began)
+        self._count(cluster, result)
+        return result
+
+    def _count(self, cluster: str, result: Result | None) -> None:
+        if result is None or not (result.requeue or result.requeue_after_seconds is not None):
+            self.stats.count(cluster, "success")
+        else:
+            self.stats.count(cluster, "requeue" if result.requeue_after_seconds is None else "requeue_after")
+
+    async def _failed(self, request: R, error: BaseException) -> None:
+        self.stats.count(request.cluster, "error")
+        self.stats.timeouts += isinstance(error, TimeoutError)
+
+    def _known(self, cluster: str) -> bool:
+        """Whether the fleet has a cluster: a request of one that it has not is left to the reconciler to refuse."""
+        try:
+            self._manager.clusters.get(cluster)
+        except ClusterNotFound:
+            return False
+        except ProviderError:
+            pass
+        return True
+
+    def _park(self, request: R) -> None:
+        self.queue.park(request.cluster)
+        self.queue.add(request)
+
+    async def _sweep(self) -> NoReturn:
+        """Throw away what waits for clusters that never became ready, and now are gone or somebody else's."""
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            for cluster in self.queue.parked():
+                if not self._known(cluster):
+                    self.stats.dropped["gone"] += self.queue.drop(cluster)
+                elif not self._may_work(cluster):
+                    self.stats.dropped["not_owned"] += self.queue.drop(cluster)
+
+    def _fields(self, request: R) -> dict[str, Any]:
+        if isinstance(request, Request):
+            return {
+                "controller": self.name,
+                "cluster": request.cluster,
+                "namespace": request.namespace,
+                "name": request.name,
+            }
+        return {"controller": self.name, "cluster": request.cluster, "request": str(request)}

@@ -1,0 +1,265 @@
+"""The builder: what makes a controller and what does not, and which clusters each of its kinds is watched in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import NamedTuple
+
+import pytest
+
+from provider import CONFIG_MAPS, REPLICA_SETS, Manager, ProviderError, Resource
+from provider.builder import controller, engage, every_owner, metadata_only, predicates
+from provider.engagement import Engagement
+from provider.handlers import enqueue_object, enqueue_owner
+from provider.multicluster import MulticlusterController
+from provider.predicates import on_events
+from provider.rate_limiter import ItemBackoff
+from provider.sources import Channel
+
+
+class Nothing:
+    """A provider without clusters."""
+
+    name = "nothing"
+
+    async def run(self, fleet):
+        await asyncio.Event().wait()
+
+
+async def reconcile(request):
+    return None
+
+
+@pytest.fixture
+def manager():
+    return Manager(None, Nothing(), max_concurrent=3, group_kind_concurrency={"ReplicaSet.apps": 4, "Pod": 7})
+
+
+async def watched(built, cluster):
+    """The kinds that a controller watches in a cluster."""
+    engagement = Engagement(cluster, generation=1)
+    try:
+        await (built.engage(engagement) if cluster.name else built.engage_local(engagement))
+        return sorted(kind for kind, _ in cluster.asked)
+    finally:
+        await engagement.aclose()
+
+
+def test_for_and_owns_make_a_controller(manager):
+    """Criterion 1: valid For + Owns builds; returns a controller."""
+    built = controller(manager).for_("apps/v1/Deployment").owns("apps/v1/ReplicaSet").build(reconcile)
+    assert isinstance(built, MulticlusterController)
+    assert (built.name, manager.controllers) == ("deployment", {"deployment": built})
+
+
+def test_a_second_for_is_refused(manager):
+    """Criterion 2: a second For is an error."""
+    with pytest.raises(ProviderError, match="only be called once"):
+        controller(manager).for_("v1/Pod").for_("v1/Secret").build(reconcile)
+
+
+def test_without_for_a_name_is_needed(manager):
+    """Criterion 3: no For and no name is an error."""
+    with pytest.raises(ProviderError, match="no name"):
+        controller(manager).watches("v1/Pod", enqueue_object()).build(reconcile)
+
+
+def test_owns_needs_for(manager):
+    """Criterion 4: Owns without For is an error."""
+    with pytest.raises(ProviderError, match=r"for_\(\)"):
+        controller(manager).named("x").owns("v1/Pod").build(reconcile)
+
+
+def test_nothing_to_watch_is_refused(manager):
+    """Criterion 5: no watches is an error."""
+    with pytest.raises(ProviderError, match="nothing to watch"):
+        controller(manager).named("x").build(reconcile)
+
+
+def test_a_name_and_watches_are_enough(manager):
+    """Criterion 6: a name and Watches only builds."""
+    assert controller(manager).named("x").watches("v1/Pod", enqueue_object()).build(reconcile).name == "x"
+
+
+@pytest.mark.parametrize("kind", ["example.com/v1/Widget", "v1/Nonsense", "ConfigMap", "", "a/b/c/d", "v1/"])
+def test_a_kind_that_is_not_known_is_refused(manager, kind):
+    """Criterion 7: a For kind that cannot be resolved is an error at build; what to do is said."""
+    builder = controller(manager).named("x").for_(kind)
+    with pytest.raises(ProviderError, match=r"discover\(client|written as"):
+        builder.build(reconcile)
+    assert manager.controllers == {}
+
+
+class Job(NamedTuple):
+    cluster: str
+    number: int
+
+
+def test_own_requests_need_own_sources(manager):
+    """Criterion 8: For and Owns with a custom request type are errors; with a raw source or own handler it builds."""
+    with pytest.raises(ProviderError, match="not Job"):
+        controller(manager, request=Job).for_("v1/Pod")
+    built = (
+        controller(manager, request=Job)
+        .named("jobs")
+        .watches("v1/Pod", lambda cluster, event: [Job(cluster.name, 1)])
+        .watches_raw(Channel[Job]())
+        .build(reconcile)
+    )
+    assert built.name == "jobs"
+
+
+def test_what_the_manager_refuses_is_told_and_leaves_nothing(manager, monkeypatch):
+    """Criterion 9: an error of the controller's making comes out of build."""
+
+    def refuse(what):
+        raise ProviderError("no more controllers")
+
+    monkeypatch.setattr(manager, "add", refuse)
+    with pytest.raises(ProviderError, match="no more controllers"):
+        controller(manager).for_("v1/Pod").build(reconcile)
+    assert manager.controllers == {}
+
+
+def test_how_many_work_at_once_is_the_options_or_the_kinds_or_the_managers(manager):
+    """Criterion 10: the max_concurrent option wins; else group-kind concurrency applies, then the manager's default."""
+    by_option = controller(manager).for_(REPLICA_SETS).named("a").with_options(max_concurrent=9).build(reconcile)
+    by_kind = controller(manager).for_(REPLICA_SETS).build(reconcile)
+    of_core = controller(manager).for_("v1/Pod").build(reconcile)
+    by_default = controller(manager).for_(CONFIG_MAPS).build(reconcile)
+    assert [each.max_concurrent for each in (by_option, by_kind, of_core, by_default)] == [9, 4, 7, 3]
+
+
+async def test_rate_limiter_and_logger_reach_the_controller(manager, eventually, caplog):
+    """Criterion 11: a custom rate limiter and logger reach the controller."""
+    limiter, channel = ItemBackoff(initial_seconds=0.001, maximum_seconds=0.001), Channel()
+
+    async def fail(request):
+        raise ProviderError("no")
+
+    built = (
+        controller(manager)
+        .named("x")
+        .watches_raw(channel)
+        .with_options(rate_limiter=limiter, logger=logging.getLogger("mine"))
+        .build(fail)
+    )
+    channel.put(Job("", 1))
+    running = asyncio.create_task(built.run())
+    await eventually(lambda: limiter.failures(Job("", 1)), lambda failures: failures > 3)
+    running.cancel()
+    await asyncio.wait([running])
+    assert {record.name for record in caplog.records if "failed" in record.message} == {"mine"}
+
+
+def test_two_reconcilers_are_one_too_many(manager):
+    """Criterion 12: a reconciler given both in the options and to build is an error."""
+    builder = controller(manager).for_("v1/Pod").with_options(reconcile=reconcile)
+    with pytest.raises(ProviderError, match="give one of them"):
+        builder.build(reconcile)
+    assert builder.build().name == "pod"
+
+
+def test_two_controllers_for_one_kind_need_two_names(manager):
+    """Criterion 13: two controllers for one kind with different names coexist; the same name twice is refused."""
+    one = controller(manager).for_("v1/Pod").build(reconcile)
+    with pytest.raises(ProviderError, match="another name"):
+        controller(manager).for_("v1/Pod").build(reconcile)
+    two = controller(manager).for_("v1/Pod").named("pods").build(reconcile)
+    assert manager.controllers == {"pod": one, "pods": two}
+    assert controller(Manager(None, Nothing())).for_("v1/Pod").build(reconcile).name == "pod"
+
+
+def test_no_reconciler_and_no_manager_are_refused(manager):
+    """Criterion 14: a nil reconciler and a nil manager are errors."""
+    with pytest.raises(ProviderError, match="reconcile function"):
+        controller(manager).for_("v1/Pod").build()
+    with pytest.raises(ProviderError, match="manager"):
+        controller(None)
+
+
+async def test_a_filter_keeps_provider_clusters_out_but_not_the_local_one(manager, fake_cluster):
+    """Criterion 19: the filter is called for the local cluster but cannot block it; it holds for provider clusters."""
+    asked = []
+
+    def wanted(name, cluster):
+        asked.append((name, cluster.name))
+        return name == "a"
+
+    built = controller(manager).for_("v1/Pod", engage(local=True, filter=wanted)).build(reconcile)
+    assert [await watched(built, fake_cluster(name)) for name in ("", "a", "b")] == [["Pod"], ["Pod"], []]
+    assert asked == [("", ""), ("a", "a"), ("b", "b")]
+
+
+async def test_local_and_provider_clusters_are_chosen_apart_and_for_each_kind(manager, fake_cluster):
+    """Criterion 20: local=True and provider=False both hold, merged field by field with the controller's."""
+    built = (
+        controller(manager)
+        .for_("v1/Pod", engage(local=True), engage(provider=False))
+        .owns("v1/Secret", engage(local=True))
+        .watches("v1/Event", enqueue_object(), engage(filter=lambda name, cluster: name != "a"))
+        .with_options(engage=engage(local=False))
+        .with_options(engage=engage(filter=lambda name, cluster: name != "b"))
+        .build(reconcile)
+    )
+    seen = {name: await watched(built, fake_cluster(name)) for name in ("", "a", "b", "c")}
+    assert seen == {"": ["Pod", "Secret"], "a": ["Secret"], "b": ["Event"], "c": ["Event", "Secret"]}
+
+
+@pytest.mark.parametrize(("provider", "local_on"), [(Nothing(), False), (None, True)])
+async def test_with_a_provider_its_clusters_are_watched_else_the_local_one(provider, local_on, fake_cluster):
+    """Criterion 21: provider set: local off, provider clusters on; none set: local on."""
+    built = controller(Manager(None, provider)).for_("v1/Pod").build(reconcile)
+    assert await watched(built, fake_cluster("")) == (["Pod"] if local_on else [])
+    assert await watched(built, fake_cluster("a")) == ([] if local_on else ["Pod"])
+
+
+async def test_only_clusters_of_one_provider_where_that_is_asked_for(manager, fake_cluster):
+    mine, other = Nothing(), Nothing()
+    built = controller(manager).for_("v1/Pod", engage(from_provider=mine)).build(reconcile)
+    for provider, kinds in ((mine, ["Pod"]), (other, [])):
+        cluster = fake_cluster("a")
+        cluster.note_origin(provider)
+        assert await watched(built, cluster) == kinds
+
+
+async def test_metadata_only_watches_ask_for_no_more(manager, fake_cluster):
+    built = (
+        controller(manager)
+        .for_("v1/Pod", metadata_only())
+        .watches_metadata("v1/Secret", enqueue_owner("v1/Pod"))
+        .watches("v1/Event", enqueue_owner("v1/Pod"))
+        .build(reconcile)
+    )
+    cluster = fake_cluster("a")
+    await watched(built, cluster)
+    assert sorted(cluster.asked) == [("Event", False), ("Pod", True), ("Secret", True)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_concurrent": 0},
+        {"per_cluster": 0},
+        {"waiting": -1},
+        {"grace_seconds": -1},
+        {"timeout_seconds": 0},
+    ],
+)
+def test_options_that_make_no_sense_are_refused(manager, options):
+    with pytest.raises(ProviderError, match=r"cannot be"):
+        controller(manager).for_("v1/Pod").with_options(**options)
+
+
+def test_options_that_belong_elsewhere_are_refused(manager):
+    with pytest.raises(ProviderError, match=r"only owns\(\)"):
+        controller(manager).for_("v1/Pod", every_owner()).build(reconcile)
+    with pytest.raises(ProviderError, match="handler"):
+        controller(manager).named("x").watches("v1/Pod", None).build(reconcile)
+    assert controller(manager).for_("v1/Pod", predicates(on_events(deleted=False))).build(reconcile)
+
+
+def test_a_resource_stands_for_a_kind_that_has_no_name_here(manager):
+    widgets = Resource("example.com/v1", "Widget", "widgets", namespaced=True)
+    assert controller(manager).for_(widgets).build(reconcile).name == "widget"

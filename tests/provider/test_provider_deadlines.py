@@ -1,0 +1,50 @@
+"""One timer for many that all get the same time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from provider.deadlines import Deadlines
+
+
+async def test_tells_of_those_whose_time_is_up_and_of_no_others(eventually):
+    over = []
+    deadlines = Deadlines(0.02, over.append)
+    for name in ("a", "ended", "b"):
+        deadlines.begin(name)
+    deadlines.end("ended")
+    deadlines.end("never begun")
+    await eventually(lambda: over, lambda names: names == ["a", "b"])
+    deadlines.begin("c")
+    deadlines.begin("closed")
+    await eventually(lambda: over[2:], lambda names: names == ["c", "closed"])
+    deadlines.begin("d")
+    deadlines.close()
+    await asyncio.sleep(0.03)
+    assert len(over) == 4
+
+
+async def test_one_that_begins_later_has_its_whole_time(eventually):
+    now = asyncio.get_running_loop().time
+    over = {}
+    deadlines = Deadlines(0.05, lambda name: over.setdefault(name, now()))
+    began = {"a": now()}
+    deadlines.begin("a")
+    await asyncio.sleep(0.03)
+    began["b"] = now()
+    deadlines.begin("b")
+    await eventually(lambda: len(over), lambda count: count == 2)
+    assert all(over[name] - began[name] >= 0.045 for name in over)
+
+
+async def test_who_is_told_may_begin_again(eventually):
+    over = []
+
+    def again(name):
+        over.append(name)
+        if len(over) < 3:
+            deadlines.begin(name)
+
+    deadlines = Deadlines(0.005, again)
+    deadlines.begin("a")
+    await eventually(lambda: over, lambda names: names == ["a"] * 3)

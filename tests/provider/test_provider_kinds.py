@@ -1,0 +1,34 @@
+"""Names of kinds, and asking a cluster for those that nobody knows."""
+
+from __future__ import annotations
+
+import pytest
+
+from provider import CONFIG_MAPS, DEPLOYMENTS, NAMESPACES, NETWORK_POLICIES, ProviderError, resource_of, resources
+from provider.kinds import BUILT_IN
+
+
+def test_names_stand_for_kinds():
+    assert [resource_of(kind) for kind in ("v1/ConfigMap", "apps/v1/Deployment", "v1/Namespace", NETWORK_POLICIES)] == [
+        CONFIG_MAPS,
+        DEPLOYMENTS,
+        NAMESPACES,
+        NETWORK_POLICIES,
+    ]
+
+
+def test_the_table_agrees_with_the_constants():
+    constants = [each for each in vars(resources).values() if isinstance(each, resources.Resource)]
+    assert len(constants) > 15
+    assert all(BUILT_IN[f"{each.api_version}/{each.kind}"] == each for each in constants)
+
+
+def test_of_a_kind_that_is_not_known_is_said_what_to_do():
+    with pytest.raises(ProviderError, match=r"await discover\(client, 'example.com/v1/Widget'\)"):
+        resource_of("example.com/v1/Widget")
+
+
+@pytest.mark.parametrize("kind", ["ConfigMap", "", "v1/", "/ConfigMap", "a/b/c/d", "apps/v1/../x", "v1/Config Map"])
+def test_what_is_no_name_is_refused(kind):
+    with pytest.raises(ProviderError, match="is written as"):
+        resource_of(kind)

@@ -1,0 +1,65 @@
+"""Which events matter."""
+
+from __future__ import annotations
+
+import pytest
+
+from provider import CONFIG_MAPS, ProviderError
+from provider.predicates import (
+    all_of,
+    annotations_changed,
+    any_of,
+    generation_changed,
+    in_namespaces,
+    labels_changed,
+    matches_labels,
+    none_of,
+    on_events,
+)
+
+
+@pytest.fixture
+def seen(fake_cluster):
+    """Play the life of an object, and say which events a predicate let through."""
+
+    def play(predicate):
+        mirror, passed = fake_cluster("a").mirror(CONFIG_MAPS), []
+        mirror.add_handler(lambda event: passed.append(event.kind) if predicate(event) else passed.append("-"))
+        mirror.put("x", metadata={"generation": 1, "labels": {"app": "web"}})
+        mirror.put("x", metadata={"generation": 1, "labels": {"app": "web"}}, status={"ready": True})
+        mirror.put("x", metadata={"generation": 1, "labels": {"app": "web"}, "annotations": {"a": "b"}})
+        mirror.put("x", metadata={"generation": 2, "labels": {"app": "web"}, "annotations": {"a": "b"}})
+        mirror.put("x", metadata={"generation": 2, "labels": {"app": "db"}, "annotations": {"a": "b"}})
+        mirror.put("x", metadata={"generation": 2, "labels": {"app": "db"}, "annotations": {"a": "b"}}, status={})
+        mirror.remove("x")
+        return "".join(kind[0] for kind in passed)
+
+    return play
+
+
+@pytest.mark.parametrize(
+    ("predicate", "passed"),
+    [
+        (on_events(), "AMMMMMD"),
+        (on_events(deleted=False), "AMMMMM-"),
+        (on_events(added=False, modified=False), "------D"),
+        (generation_changed(), "A--M--D"),
+        (labels_changed(), "A---M-D"),
+        (annotations_changed(), "A-M---D"),
+        # The change that takes the label away is still told, else nobody would learn of it.
+        (matches_labels("app=web"), "AMMMM--"),
+        (matches_labels("app in (db),app"), "----MMD"),
+        (in_namespaces("ns", "other"), "AMMMMMD"),
+        (in_namespaces("other"), "-------"),
+        (all_of(on_events(added=False), generation_changed()), "---M--D"),
+        (any_of(generation_changed(), labels_changed()), "A--MM-D"),
+        (none_of(on_events(modified=False), labels_changed()), "-MMM-M-"),
+    ],
+)
+def test_lets_through_what_matters(seen, predicate, passed):
+    assert seen(predicate) == passed
+
+
+def test_a_selector_that_cannot_be_read_is_refused():
+    with pytest.raises(ProviderError, match="label selector"):
+        matches_labels("app>web")
