@@ -23,7 +23,8 @@ Object = dict[str, Any]
 
 _ABSENT: Final = Raw()
 _EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
-_MANAGED: Final = b',"managedFields":'
+_MANAGED: Final = b'"managedFields":'
+_COMMA: Final = ord(",")
 _TYPES: Final = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK")
 _HEADS: Final = {kind: b'{"type":"%s","object":' % kind.encode() for kind in _TYPES[:3]}
 _INITIAL_END: Final = "k8s.io/initial-events-end"
@@ -79,16 +80,13 @@ _decode_bookmark: Final = msgspec.json.Decoder(_Bookmark).decode
 _decode_page: Final = msgspec.json.Decoder(_Page).decode
 
 
-class Entry:
+class Entry(Struct, gc=False, eq=False):
     """An object without managedFields. Whoever wants more of it than is here has it decoded by an `EntryReader`."""
 
-    __slots__ = ("_metadata", "indexed", "raw")
-
-    def __init__(self, metadata: _Metadata, raw: bytes) -> None:
-        self._metadata = metadata
-        self.raw: Final = raw
-        self.indexed: tuple[tuple[str, str], ...] = ()
-        """Names and values of the field indexes that it is found by."""
+    _metadata: _Metadata
+    raw: bytes
+    indexed: tuple[tuple[str, str], ...] = ()
+    """Names and values of the field indexes that it is found by."""
 
     @property
     def name(self) -> str:
@@ -248,11 +246,13 @@ class EntryReader:
         return Entry(metadata, raw)
 
     def _without(self, managed: Raw, raw: bytes) -> bytes:
-        # In JSON a quote after a comma begins a key or a text, so that what is found is a key, and its value the same.
+        # In JSON a quote after a comma begins a key or a text. So where there is only one, and what follows it is the
+        # value that was found in the metadata, it can be cut out. Else, and where it comes first, the long way.
         begin = raw.find(_MANAGED)
-        end = begin + len(_MANAGED)
-        if begin >= 0 and raw.startswith(managed, end):
-            return raw[:begin] + raw[end + len(managed) :]
+        value = begin + len(_MANAGED)
+        end = value + len(managed)
+        if begin > 0 and raw[begin - 1] == _COMMA and raw.startswith(managed, value) and raw.find(_MANAGED, end) < 0:
+            return raw[: begin - 1] + raw[end:]
         whole = self._decoded(raw)
         (whole if self._metadata_only else cast("Object", whole["metadata"])).pop("managedFields", None)
         return orjson.dumps(whole)

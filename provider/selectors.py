@@ -40,7 +40,7 @@ def _requirement(part: str, selector: str) -> Matches:
         return _among(found[1], frozenset({found[3]}), wanted=found[2] != "!=")
     if found := _AMONG.fullmatch(part):
         values = frozenset(value.strip() for value in found[3].split(","))
-        if all(re.fullmatch(_VALUE, value) for value in values):
+        if found[3].strip() and all(re.fullmatch(_VALUE, value) for value in values):
             return _among(found[1], values, wanted=found[2] == "in")
     raise ProviderError(
         f"{part!r} in the label selector {selector!r} cannot be read: write key=value, key!=value, key in (a,b),"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 
 import pytest
@@ -36,8 +37,10 @@ class Script:
         self.tools = tools
         self.todo = {"stream": list(streams), "watch": list(watches), "list": list(lists)}
         self.asked = []
+        self.headers = []
 
     async def answer(self, asked, writer):
+        self.headers.append(asked.headers)
         query = dict(part.split("=", 1) for part in asked.target.partition("?")[2].split("&"))
         kind = "list" if "watch" not in query else "stream" if "sendInitialEvents" in query else "watch"
         self.asked.append((kind, query["resourceVersion"]) if kind == "watch" else kind)
@@ -86,7 +89,8 @@ def play(fault_server, tools):
     async def run(*, limits=AnswerLimits(), timeout_seconds=2.0, options=None, **steps):  # noqa: B008 - frozen
         script = Script(tools, **steps)
         server = await fault_server(script.answer)
-        async with Client(server.config, timeout_seconds=timeout_seconds, limits=limits) as client:
+        config = dataclasses.replace(server.config, token="old")
+        async with Client(config, timeout_seconds=timeout_seconds, limits=limits) as client:
             backoff = Backoff(initial_seconds=0.01, maximum_seconds=0.05)
             informer = Informer(client, CONFIG_MAPS, backoff=backoff, **(options or {}))
             informer.start()
@@ -172,7 +176,7 @@ async def test_a_lost_connection_goes_on_where_it_was(play, eventually, cut):
 async def test_a_server_that_goes_on_failing_is_asked_for_all_again_and_nothing_is_forgotten(play, eventually):
     seen = Seen()
     begin = [event("ADDED", item("a", 1)) + end(), "reset"]
-    async with play(streams=[begin], watches=[500] * 9, lists=[(9, [item("a", 1)])]) as (informer, script):
+    async with play(streams=[begin], watches=[500] * 3, lists=[(9, [item("a", 1)])]) as (informer, script):
         informer.add_handler(seen)
         await eventually(lambda: "list" in script.asked)
         assert informer.get("a", namespace="ns")
@@ -311,3 +315,86 @@ async def test_a_handler_of_one_namespace_is_told_of_no_other(play, eventually):
         assert late == [("ADDED", "a", "2", True), ("MODIFIED", "a", "6", False)]
         assert removed == [("ADDED", "a", "1", True)]
         assert elsewhere == []
+
+
+async def test_a_renewed_token_takes_no_new_list(play, eventually):
+    """Criterion 74: credentials are swapped under a running watch, which goes on at its resourceVersion."""
+    renewed, cut = asyncio.Event(), asyncio.Event()
+    seen = Seen()
+    stream = [end(), renewed.wait, event("ADDED", item("a", 6)), cut.wait, "reset"]
+    async with play(streams=[stream], watches=[401, [event("ADDED", item("b", 7)), "stall"]]) as (informer, script):
+        informer.add_handler(seen)
+        await informer.wait_synced()
+        client = informer._feed._client
+        await client.update(dataclasses.replace(client.config, token="new"))
+        renewed.set()
+        await eventually(lambda: len(seen) == 1)
+        assert script.asked == ["stream"]
+        cut.set()
+        await eventually(lambda: len(seen) == 2)
+    assert seen == [("ADDED", "a", "6", False), ("ADDED", "b", "7", False)]
+    # The 401 is one that the old token was answered, and says nothing against the version either.
+    assert script.asked == ["stream", ("watch", "6"), ("watch", "6")]
+    assert script.headers[-1]["authorization"] == "Bearer new"
+
+
+async def test_a_flood_lets_others_have_their_turn(play, eventually):
+    flood = b"".join(event("MODIFIED", item("a", number)) for number in range(10, 2000))
+    seen, turns = Seen(), 0
+    async with play(streams=[[event("ADDED", item("a", 1)) + end(), "stall"]]) as (informer, _script):
+        informer.add_handler(seen)
+        await informer.wait_synced()
+        await asyncio.sleep(0)
+
+        async def others():
+            nonlocal turns
+            while len(seen) < 1991:
+                turns += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(others())
+        await informer._feed._take(flood.splitlines())
+        await other
+    assert turns >= 19
+
+
+async def test_what_is_there_is_bounded_like_a_list(play, eventually):
+    limits = AnswerLimits(list_bytes=10_000)
+    endless = b"".join(event("ADDED", item(f"o{number}", number + 1)) for number in range(200))
+    async with play(streams=[[endless, "stall"]], limits=limits) as (informer, _script):
+        await eventually(lambda: "answered with more than 10000 bytes" in informer.error)
+        assert informer.state == "unreachable"
+        assert informer.size_bytes == 0
+
+
+async def test_what_comes_later_is_bounded_as_well_and_what_is_known_stays(play, eventually):
+    limits = AnswerLimits(list_bytes=10_000)
+    endless = [event("ADDED", item(f"o{number}", number + 10)) for number in range(200)]
+    async with play(
+        streams=[[event("ADDED", item("a", 1)) + end(), *endless], [event("ADDED", item("b", 1)) + end(), "stall"]],
+        limits=limits,
+    ) as (informer, script):
+        await eventually(lambda: script.asked == ["stream", "stream"] and informer.state == "ready")
+        assert informer.keys() == [("ns", "b")]
+        assert informer.restarts == {"unreachable": 1}
+
+
+async def test_an_event_has_as_many_values_as_it_may(play, eventually):
+    brackets = {**item("a", 1), "spec": [[[]]] * 1000}
+    for stream in ([event("ADDED", brackets) + end()], [end(), event("ADDED", brackets)]):
+        async with play(streams=[[*stream, "stall"]], limits=AnswerLimits(values=1000)) as (informer, _script):
+            await eventually(lambda: "more than 1000 values" in informer.error)
+            assert informer.keys() == []
+
+
+async def test_all_are_asked_for_again_now_and_then(play, eventually):
+    first, second = [event("ADDED", item("ghost", 1)) + end(), "stall"], [end(9), "stall"]
+    seen = Seen()
+    async with play(streams=[first, second], options={"relist_seconds": 0.2, "idle_timeout_seconds": 0.3}) as (
+        informer,
+        script,
+    ):
+        informer.add_handler(seen)
+        await eventually(lambda: len(seen) == 2)
+    assert seen[1] == ("DELETED", "ghost", "1", False)
+    assert script.asked[:2] == ["stream", "stream"]

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 
-from provider import CONFIG_MAPS, NAMESPACES, Cache, Client, NotFound
+from provider import (
+    CLUSTER_ROLE_BINDINGS,
+    CONFIG_MAPS,
+    NAMESPACES,
+    SERVICE_ACCOUNTS,
+    Cache,
+    Client,
+    ClusterConfig,
+    Informer,
+    NotFound,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -124,3 +135,42 @@ async def test_objects_are_found_by_their_fields(client, cache, namespace):
         assert await names(field, "red", namespace=other) == [(other, "a"), (other, "c")]
         assert await names(field, "blue") == [(namespace, "b"), (other, "b")]
         assert await names(field, "green") == []
+
+
+async def test_a_rotated_token_is_used_by_the_next_watch_which_goes_on_where_the_last_one_ended(
+    client, namespace, eventually
+):
+    """Criterion 74: a renewed token takes no new list; the watch goes on at its resourceVersion."""
+    await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "reader"}}, namespace=namespace)
+    subject = {"kind": "ServiceAccount", "name": "reader", "namespace": namespace}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
+    await client.create(
+        CLUSTER_ROLE_BINDINGS, {"metadata": {"name": namespace}, "roleRef": role, "subjects": [subject]}
+    )
+
+    async def issue():
+        path = SERVICE_ACCOUNTS.path("reader", namespace=namespace, subresource="token")
+        found = await client.request("POST", path, body={"apiVersion": "authentication.k8s.io/v1", "spec": {}})
+        config = ClusterConfig(client.config.server, ca_data=client.config.ca_data)
+        return dataclasses.replace(config, token=found["status"]["token"])
+
+    seen = []
+    async with Counting(await issue()) as counting:
+        informer = Informer(counting, CONFIG_MAPS, watch_seconds=2)
+        informer.start()
+        informer.add_handler(lambda event: event.namespace == namespace and seen.append((event.kind, event.name)))
+        try:
+            await asyncio.wait_for(informer.wait_synced(), 10)
+            await counting.update(await issue())
+            await client.create(CONFIG_MAPS, {"metadata": {"name": "during"}}, namespace=namespace)
+            await eventually(lambda: ("ADDED", "during") in seen)
+            assert counting.watches == ["initial"]
+            await eventually(lambda: len(counting.watches) == 2)
+            await client.create(CONFIG_MAPS, {"metadata": {"name": "after"}}, namespace=namespace)
+            await eventually(lambda: ("ADDED", "after") in seen)
+        finally:
+            await informer.aclose()
+    assert counting.watches[1].isdigit()
+    assert "initial" not in counting.watches[1:]
+    assert counting.lists == 0
+    assert [name for _, name in seen if name != "kube-root-ca.crt"] == ["during", "after"]

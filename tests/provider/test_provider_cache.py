@@ -1,0 +1,267 @@
+"""The cache of a cluster: what is found in it, and what it does when there is nothing to find."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import pytest
+
+from provider import (
+    CONFIG_MAPS,
+    SECRETS,
+    AnswerLimits,
+    Cache,
+    Client,
+    ClusterNotReady,
+    NotFound,
+    ProviderError,
+    cluster_context,
+    current_cluster,
+)
+from provider.logs import log_fields
+from provider.waiting import Place, Room
+
+END = {"metadata": {"resourceVersion": "5", "annotations": {"k8s.io/initial-events-end": "true"}}}
+
+
+def config_map(namespace, name, *, labels=None, **data):
+    metadata = {"name": name, "namespace": namespace, "uid": f"{namespace}-{name}", "resourceVersion": "1"}
+    return {"metadata": {**metadata, "labels": labels or {}}, "data": data}
+
+
+class Collection:
+    """Streams these objects, and then what is put into the queue."""
+
+    def __init__(self, tools):
+        self.tools, self.objects, self.asked = tools, [], []
+        self.changes = asyncio.Queue()
+
+    async def answer(self, asked, writer):
+        self.asked.append(asked.target.partition("?")[0])
+        if "secrets" in asked.target:
+            writer.write(self.tools.http({"kind": "Status", "code": 403, "message": "not for you"}, status=403))
+            return
+        writer.write(self.tools.stream_head())
+        for kind, found in [*(("ADDED", each) for each in self.objects), ("BOOKMARK", END)]:
+            await self.send(kind, found, writer)
+        while True:
+            kind, found = await self.changes.get()
+            await self.send(kind, found, writer)
+
+    async def send(self, kind, found, writer):
+        writer.write(self.tools.chunk(json.dumps({"type": kind, "object": found}).encode() + b"\n"))
+        await writer.drain()
+
+
+@pytest.fixture
+def collection(tools):
+    return Collection(tools)
+
+
+@pytest.fixture
+async def client(fault_server, collection):
+    server = await fault_server(collection.answer)
+    async with Client(server.config, timeout_seconds=2) as client:
+        yield client
+
+
+@pytest.fixture
+async def cache(client):
+    cache = Cache(client, name="one", sync_timeout_seconds=5)
+    yield cache
+    await cache.aclose()
+
+
+def names(found):
+    return sorted((each["metadata"]["namespace"], each["metadata"]["name"]) for each in found)
+
+
+async def test_objects_are_found_by_name_namespace_and_labels(cache, collection):
+    collection.objects = [
+        config_map("x", "a", labels={"app": "web"}),
+        config_map("x", "b"),
+        config_map("y", "a", labels={"app": "db"}),
+    ]
+    assert (await cache.get(CONFIG_MAPS, "a", namespace="y"))["metadata"]["labels"] == {"app": "db"}
+    assert names(await cache.list(CONFIG_MAPS)) == [("x", "a"), ("x", "b"), ("y", "a")]
+    assert names(await cache.list(CONFIG_MAPS, namespace="x")) == [("x", "a"), ("x", "b")]
+    assert names(await cache.list(CONFIG_MAPS, label_selector="app in (web,db)")) == [("x", "a"), ("y", "a")]
+    assert names(await cache.list(CONFIG_MAPS, label_selector="app", namespace="x")) == [("x", "a")]
+    assert cache.informer(CONFIG_MAPS).keys(label_selector="!app") == [("x", "b")]
+    assert await cache.list(CONFIG_MAPS, namespace="z") == []
+    for name, namespace in (("c", "x"), ("a", None), ("b", "y")):
+        with pytest.raises(NotFound, match="is not in Cache"):
+            await cache.get(CONFIG_MAPS, name, namespace=namespace)
+    with pytest.raises(ProviderError, match="cannot be read"):
+        await cache.list(CONFIG_MAPS, label_selector="a>1")
+    assert collection.asked == ["/api/v1/configmaps"]
+
+
+async def test_whoever_changes_what_was_read_harms_nobody(cache, collection):
+    collection.objects = [config_map("x", "a", labels={"app": "web"}, k="v")]
+    events = []
+    cache.informer(CONFIG_MAPS).add_handler(events.append)
+    found = await cache.get(CONFIG_MAPS, "a", namespace="x")
+    (listed,) = await cache.list(CONFIG_MAPS)
+    for each in (found, listed, events[0].object):
+        each["data"]["k"] = "changed"
+        each["metadata"]["labels"].clear()
+    assert (await cache.get(CONFIG_MAPS, "a", namespace="x"))["data"] == {"k": "v"}
+    assert names(await cache.list(CONFIG_MAPS, label_selector="app=web")) == [("x", "a")]
+
+
+async def test_an_index_follows_its_objects(cache, collection, eventually):
+    """Criterion 36: the same index may be added twice; it follows what changes and goes."""
+    collection.objects = [config_map("x", "a", owner="me"), config_map("x", "b", owner="you")]
+
+    def owners(found):
+        return found.get("data", {}).values()
+
+    for _ in range(2):
+        cache.index_field(CONFIG_MAPS, "owner", owners)
+    assert names(await cache.list(CONFIG_MAPS, field={"owner": "me"})) == [("x", "a")]
+    cache.index_field(CONFIG_MAPS, "owner", owners)
+    events = []
+    cache.informer(CONFIG_MAPS).add_handler(lambda event: events.append(event.kind))
+    changed = config_map("x", "b", owner="me", other="you")
+    changed["metadata"]["resourceVersion"] = "6"
+    collection.changes.put_nowait(("MODIFIED", changed))
+    collection.changes.put_nowait(("DELETED", config_map("x", "a", owner="me")))
+    await eventually(lambda: "DELETED" in events)
+    assert names(await cache.list(CONFIG_MAPS, field={"owner": "me"})) == [("x", "b")]
+    assert names(await cache.list(CONFIG_MAPS, field={"owner": "you"})) == [("x", "b")]
+    cache.index_field(CONFIG_MAPS, "name", lambda found: found["metadata"]["name"])
+    assert names(await cache.list(CONFIG_MAPS, field={"owner": "me", "name": "b"})) == [("x", "b")]
+    assert await cache.list(CONFIG_MAPS, field={"owner": "me", "name": "a"}) == []
+    assert cache.informer(CONFIG_MAPS)._store._indexes._found.keys() == {
+        ("owner", "me"),
+        ("owner", "you"),
+        ("name", "b"),
+    }
+
+
+async def test_an_index_that_cannot_be_is_refused_and_one_that_fails_harms_no_other(cache, collection, caplog):
+    collection.objects = [config_map("x", "a", owner="me"), {"metadata": {"name": "odd", "uid": "o"}}]
+    cache.index_field(CONFIG_MAPS, "owner", lambda found: [found["data"]["owner"]])
+    cache.index_field(CONFIG_MAPS, "name", lambda found: [found["metadata"]["name"]])
+    with pytest.raises(ProviderError, match="already indexed by another function"):
+        cache.index_field(CONFIG_MAPS, "owner", lambda found: [])
+    with pytest.raises(ProviderError, match="no index 'colour': call index_field"):
+        await cache.list(CONFIG_MAPS, field={"colour": "red"})
+    with pytest.raises(ProviderError, match="no index 'owner'"):
+        await cache.list(CONFIG_MAPS, field={"owner": "me"}, metadata_only=True)
+    assert len(await cache.list(CONFIG_MAPS, field={"owner": "me"})) == 1
+    assert len(await cache.list(CONFIG_MAPS, field={"name": "odd"})) == 1
+    assert "index 'owner' failed for ConfigMap /odd" in caplog.text
+
+
+async def test_a_cache_that_cannot_be_filled_says_why(client, eventually):
+    cache = Cache(client, sync_timeout_seconds=0.3)
+    assert cache.state == "ready"
+    with pytest.raises(ClusterNotReady, match=r"secrets of .* are not known yet: .*not for you"):
+        await cache.get(SECRETS, "a", namespace="b")
+    assert cache.state == "unreachable"
+    assert "not for you" in cache.error
+    assert cache.restarts == {"refused": 1}
+    cache.informer(CONFIG_MAPS)
+    await cache.stop()
+    assert cache.state == "ready"
+    assert cache.restarts["refused"] >= 1
+    await cache.aclose()
+
+
+async def test_whoever_waits_for_a_cache_keeps_no_worker(client):
+    cache = Cache(client, sync_timeout_seconds=60)
+    place = Place(Room(1))
+
+    async def reconcile():
+        place.take()
+        await cache.get(SECRETS, "a", namespace="b")
+
+    task = asyncio.create_task(reconcile())
+    await asyncio.wait_for(place.worker_free(), 5)
+    assert not task.done()
+    await cache.aclose()
+    with pytest.raises(ClusterNotReady, match="was stopped"):
+        await task
+
+
+async def test_a_cache_that_was_stopped_knows_nothing_and_begins_anew(cache, collection):
+    collection.objects = [config_map("x", "a", owner="me")]
+    cache.index_field(CONFIG_MAPS, "owner", lambda found: [found["data"]["owner"]])
+    informer = cache.informer(CONFIG_MAPS)
+    events = []
+    informer.add_handler(events.append)
+    await cache.get(CONFIG_MAPS, "a", namespace="x")
+    before = len(asyncio.all_tasks())
+    await cache.stop()
+    assert len(asyncio.all_tasks()) < before
+    assert informer.keys() == []
+    assert cache.size_bytes() == {}
+    collection.objects = [config_map("x", "b", owner="me")]
+    assert names(await cache.list(CONFIG_MAPS, field={"owner": "me"})) == [("x", "b")]
+    assert len(events) == 1
+    await cache.aclose()
+    with pytest.raises(ProviderError, match="is closed"):
+        await cache.get(CONFIG_MAPS, "b", namespace="x")
+
+
+async def test_an_informer_belongs_to_no_reconcile_that_needed_it_first(cache, collection, eventually, caplog):
+    seen = []
+
+    def handler(event):
+        seen.append(current_cluster())
+        raise ValueError("odd")
+
+    with cluster_context("other"), log_fields(name="an object"):
+        cache.informer(CONFIG_MAPS)
+    cache.informer(CONFIG_MAPS).add_handler(handler)
+    await cache.list(CONFIG_MAPS)
+    with caplog.at_level(logging.ERROR):
+        collection.changes.put_nowait(("ADDED", config_map("x", "new")))
+        await eventually(lambda: seen)
+    assert seen == [None]
+
+
+async def test_a_transform_changes_what_is_kept_and_not_what_it_is(client, collection, caplog):
+    def forget(found):
+        if found["metadata"]["name"] == "odd":
+            raise ValueError("odd")
+        if found["metadata"]["name"] == "other":
+            return {**found, "metadata": {**found["metadata"], "name": "stranger"}}
+        found["metadata"]["labels"]["seen"] = "1"
+        del found["data"]
+        return found
+
+    collection.objects = [config_map("x", name, secret="s" * 1000) for name in ("a", "odd", "other")]
+    for metadata_only in (False, True):
+        cache = Cache(client, transform=forget)
+        found = await cache.list(CONFIG_MAPS, label_selector="seen=1", metadata_only=metadata_only)
+        if not metadata_only:
+            assert names(found) == [("x", "a")]
+            assert "data" not in found[0]
+            assert 2000 < cache.size_bytes()["ConfigMap"] < 3000
+        assert sorted(cache.informer(CONFIG_MAPS, metadata_only=metadata_only).keys()) == [
+            ("x", "a"),
+            ("x", "odd"),
+            ("x", "other"),
+        ]
+        await cache.aclose()
+    assert caplog.text.count("is kept as it is: its transform failed") >= 4
+
+
+async def test_sizes_are_those_of_the_bytes_that_are_kept(fault_server, collection):
+    collection.objects = [{**config_map("x", "a", k="v" * 5000)}]
+    collection.objects[0]["metadata"]["managedFields"] = [{"manager": "m" * 5000}]
+    server = await fault_server(collection.answer)
+    async with Client(server.config, limits=AnswerLimits(list_bytes=50_000)) as client:
+        cache = Cache(client)
+        await cache.list(CONFIG_MAPS)
+        await cache.list(CONFIG_MAPS, metadata_only=True)
+        full, partial = (cache.informer(CONFIG_MAPS, metadata_only=each).size_bytes for each in (False, True))
+        assert 5000 < full < 5300
+        assert partial < 200
+        assert cache.size_bytes() == {"ConfigMap": full + partial}
+        await cache.aclose()
