@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-import aiohttp
 from typing_extensions import override
 
 from provider.body import encode, name_of, namespace_of, query_of, typed
+from provider.calls import Calls
 from provider.connections import Connections
-from provider.errors import Expired, NotFound, ProviderError, TooManyRequests
+from provider.errors import Expired, NotFound, ProviderError
 from provider.kubeconfig import ClusterConfig
-from provider.limits import AnswerLimits, Intake
+from provider.limits import AnswerLimits
 from provider.listing import JSON, METADATA, METADATA_LIST, Listing, ObjectList, Pages
 from provider.resources import Resource
 from provider.transport import Request, Transport
-from provider.waiting import unanswered
 from provider.watch import Watch
-from provider.wire import decode, drop_body, error_of, read_body, read_object, translated
+from provider.wire import decode, read_object, translated
 
 __all__ = ["Client", "ObjectList"]
 
@@ -32,7 +29,6 @@ _JSON_PATCH: Final = "application/json-patch+json"
 _APPLY_PATCH: Final = "application/apply-patch+yaml"
 _LIST_DEADLINES: Final = 10
 
-T = TypeVar("T")
 P = TypeVar("P", bound=Pages)
 Object = dict[str, Any]
 Params = Mapping[str, str | int | bool | None]
@@ -70,10 +66,15 @@ class Client:
     ) -> None:
         """`connections` are used in the place of own ones, and outlive the client."""
         self._transport = Transport(config, connect_timeout_seconds=connect_timeout_seconds, connections=connections)
+        self._calls = Calls(
+            self._transport,
+            timeout_seconds=timeout_seconds,
+            keeps_worker=keeps_worker,
+            before_write=before_write,
+            limits=limits,
+        )
         self._timeout_seconds = timeout_seconds
-        self._waiting: Callable[[], AbstractContextManager[None]] = nullcontext if keeps_worker else unanswered
         self._field_manager = field_manager
-        self._before_write = before_write
         self._limits = limits
 
     @override
@@ -124,7 +125,7 @@ class Client:
         """Tell whether there is an object of that name; what is said of it is not kept, however long it is."""
         request = Request("GET", resource.path(name, namespace=namespace), accept=METADATA)
         try:
-            await self._drop(request)
+            await self._calls.drop(request)
         except NotFound:
             return False
         return True
@@ -320,11 +321,11 @@ class Client:
         if resource.namespaced and namespace is None:
             raise ProviderError(f"{resource.plural} are namespaced: a namespace is needed")
         query = query_of({"labelSelector": label_selector})
-        await self._drop(Request("DELETE", resource.path(namespace=namespace), query, accept=METADATA_LIST))
+        await self._calls.drop(Request("DELETE", resource.path(namespace=namespace), query, accept=METADATA_LIST))
 
     async def probe(self, path: str = "/readyz") -> None:
         """Return when the API server says that it is healthy; raises Unreachable or ApiError otherwise."""
-        await self._drop(Request("GET", path, accept="*/*"))
+        await self._calls.drop(Request("GET", path, accept="*/*"))
 
     async def request(
         self,
@@ -342,7 +343,8 @@ class Client:
         """
         request = Request(method, path, query_of(params or {}), None if body is None else encode(body), content_type)
         with self._limits.intake(server=self.config.server) as intake:
-            body = await self._body(request, intake=intake, timeout_seconds=timeout_seconds)
+            body = await self._calls.body(request, intake=intake, timeout_seconds=timeout_seconds)
+            intake.parse(body)
             return decode(body, server=self.config.server)
 
     async def _object(
@@ -363,51 +365,6 @@ class Client:
         with self._limits.intake(server=self.config.server, is_list=True) as intake:
             while True:
                 request = Request("GET", path, query_of({**params, "continue": token}), accept=pages.accept)
-                token = pages.add(await self._body(request, intake=intake))
+                token = pages.add(await self._calls.body(request, intake=intake), intake=intake)
                 if token is None:
                     return pages
-
-    async def _body(self, request: Request, *, intake: Intake, timeout_seconds: float | None = None) -> bytes:
-        async def read(response: aiohttp.ClientResponse) -> bytes:
-            return await read_body(response, intake=intake)
-
-        body = await self._call(request, read, timeout_seconds=timeout_seconds)
-        intake.parse(body)
-        return body
-
-    async def _drop(self, request: Request) -> None:
-        """Send a request of whose answer only the status counts."""
-
-        async def drop(response: aiohttp.ClientResponse) -> None:
-            await drop_body(response, size_bytes=self._limits.answer_bytes)
-
-        await self._call(request, drop)
-
-    async def _call(
-        self,
-        request: Request,
-        read: Callable[[aiohttp.ClientResponse], Awaitable[T]],
-        *,
-        timeout_seconds: float | None = None,
-    ) -> T:
-        seconds = timeout_seconds if timeout_seconds is not None else self._timeout_seconds
-        with self._waiting(), translated(server=self.config.server, asked=str(request)):
-            async with asyncio.timeout(seconds) as deadline:
-                while True:
-                    try:
-                        return await self._once(request, read)
-                    except TooManyRequests as error:
-                        pause = (error.retry_after_seconds or 1.0) * random.uniform(1.0, 1.3)  # noqa: S311
-                        left = (deadline.when() or 0.0) - asyncio.get_running_loop().time()
-                        if pause >= left:
-                            raise
-                        await asyncio.sleep(pause)
-
-    async def _once(self, request: Request, read: Callable[[aiohttp.ClientResponse], Awaitable[T]]) -> T:
-        if self._before_write is not None and request.method != "GET":
-            self._before_write()
-        async with self._transport.exchange(request) as response:
-            if not 200 <= response.status < 300:
-                with self._limits.intake(server=self.config.server) as intake:
-                    raise await error_of(response, intake=intake, asked=str(request))
-            return await read(response)

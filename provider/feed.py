@@ -9,6 +9,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Final, Literal, NoReturn, Protocol
 
 from typing_extensions import override
@@ -21,7 +22,6 @@ from provider.errors import (
     ApiError,
     Expired,
     Forbidden,
-    Invalid,
     ProviderError,
     ServerError,
     TooManyRequests,
@@ -45,6 +45,7 @@ _PATIENCE: Final = 3
 """So many failures in a row are taken for passing ones: of the server's, then its whole state is asked for again; of
 a stream of it, then it is asked for in pages."""
 _STREAM_DEADLINES: Final = 10
+_REFUSALS: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
 
 
 class Feed(abc.ABC):
@@ -197,17 +198,19 @@ class CollectionFeed(Feed):
 
     async def _stream(self) -> bool:
         """Have what is there streamed, and follow; returns whether the server could."""
-        seconds = self._watch_seconds * random.uniform(0.8, 1.0)  # noqa: S311
+        seconds, server = self._watch_seconds * random.uniform(0.8, 1.0), self._client.config.server  # noqa: S311
         async with self._watch(seconds=seconds, initial_events=True) as watch:
             try:
                 await watch.open()
-            except Invalid as error:
-                log.info("%s: %s are listed in pages: %s", self._client.config.server, self, error)
+            except ApiError as error:
+                if error.status not in _REFUSALS:
+                    raise
+                log.info("%s: %s are listed in pages: %s", server, self, error)
                 self._streaming.refused = True
                 return False
             lines = await self._initial(watch)
             if lines is None:
-                log.info("%s: %s are listed in pages: it does not say when all were sent", watch, self)
+                log.info("%s: %s are listed in pages: it does not say when all were sent", server, self)
                 self._streaming.refused = True
                 return False
             with self._living(seconds):
@@ -225,7 +228,7 @@ class CollectionFeed(Feed):
                     while lines := await self._next(watch):
                         for number, line in enumerate(lines, start=1):
                             intake.read(len(line))
-                            intake.parse(line)
+                            intake.count(line)
                             change = self._reader.change(line)
                             if change.initial_end:
                                 await self._begin([*present.values()], change.entry.resource_version)

@@ -101,14 +101,18 @@ class Intake:
         self._take(size_bytes)
 
     def parse(self, body: bytes) -> None:
-        """Count the values in what is about to be parsed."""
+        """Count the values in what is about to be parsed, and the memory that they will take."""
+        self._take(self.count(body) * _VALUE_BYTES)
+
+    def count(self, body: bytes) -> int:
+        """Count the values in what stays bytes."""
         if self._limits.values is None:
-            return
+            return 0
         values = sum(body.count(each) for each in _OPENING)
         self._values += values
         if self._values > self._limits.values:
             raise AnswerTooLarge(f"{self.server} answered with more than {self._limits.values} values; refused")
-        self._take(values * _VALUE_BYTES)
+        return values
 
     def give_back(self) -> None:
         """The answer was handed over, or dropped."""

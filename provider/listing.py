@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 
 from provider.entry import Entry, EntryReader
 from provider.errors import AnswerTooLarge, Unreachable
+from provider.limits import Intake
 from provider.resources import Resource
 from provider.wire import decode, read_object
 
@@ -33,7 +34,7 @@ class Pages(Protocol):
     def accept(self) -> str:
         """What to ask for."""
 
-    def add(self, body: bytes) -> str | None:
+    def add(self, body: bytes, *, intake: Intake) -> str | None:
         """Take a page in, and return the token of the next one. Raises Unreachable where it is none of a list."""
 
 
@@ -46,8 +47,9 @@ class EntryListing:
     entries: list[Entry] = field(default_factory=list)
     resource_version: str = ""
 
-    def add(self, body: bytes) -> str | None:
+    def add(self, body: bytes, *, intake: Intake) -> str | None:
         """Take a page in, and return the token of the next one. Raises Unreachable where it is none of a list."""
+        intake.count(body)
         found, self.resource_version, token = self.reader.page(body)
         self.entries += found
         return token
@@ -69,8 +71,9 @@ class Listing:
         """What to ask for."""
         return METADATA_LIST if self.metadata_only else JSON
 
-    def add(self, body: bytes) -> str | None:
+    def add(self, body: bytes, *, intake: Intake) -> str | None:
         """Take a page in, and return the token of the next one. Raises Unreachable where it is none of a list."""
+        intake.parse(body)
         page = decode(body, server=self.server)
         metadata = page.get("metadata") if isinstance(page, dict) else None
         found = page.get("items") if isinstance(page, dict) else None

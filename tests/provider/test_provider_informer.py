@@ -118,7 +118,9 @@ async def test_one_request_is_enough_for_what_is_there_and_what_changes(play, ev
     assert script.asked == ["stream"]
 
 
-@pytest.mark.parametrize("refusal", [422, [event("ADDED", item("a", 1)), "stall"]], ids=["refused", "without an end"])
+@pytest.mark.parametrize(
+    "refusal", [400, 422, [event("ADDED", item("a", 1)), "stall"]], ids=["400", "422", "without an end"]
+)
 async def test_a_server_that_cannot_stream_what_is_there_is_asked_for_pages_and_not_for_a_stream_again(
     play, eventually, refusal
 ):
