@@ -174,14 +174,15 @@ async def test_a_cache_that_cannot_be_filled_says_why(client, eventually):
 
 async def test_whoever_waits_for_a_cache_keeps_no_worker(client):
     cache = Cache(client, sync_timeout_seconds=60)
-    place = Place(Room(1))
+    freed = asyncio.Event()
+    place = Place(Room(1), freed.set)
 
     async def reconcile():
         place.take()
         await cache.get(SECRETS, "a", namespace="b")
 
     task = asyncio.create_task(reconcile())
-    await asyncio.wait_for(place.worker_free(), 5)
+    await asyncio.wait_for(freed.wait(), 5)
     assert not task.done()
     await cache.aclose()
     with pytest.raises(ClusterNotReady, match="was stopped"):
