@@ -224,6 +224,9 @@ class _Follower:
         if self._object is None or not (self._ready(self._object) or self._engaged()):
             return
         answer = await self._ask(self._object)
+        if self._gone:
+            # While it was asked: the next round sees to that.
+            return
         if isinstance(answer, FromSecret):
             await self._follow_secret((answer.namespace, answer.name))
             answer = self._made_of(answer)

@@ -113,7 +113,7 @@ async def test_a_cluster_from_its_control_plane_to_its_deletion(capi, eventually
 
 
 async def test_a_rotated_secret_swaps_credentials_and_another_server_makes_another_cluster(capi, eventually):
-    """Criterion 74: a renewed token goes into the engagement; only another server makes a new one."""
+    """Criterion 50: a renewed token goes into the engagement and its client; only another server makes a new one."""
     name = capi.name("a")
     await capi.create("a")
     await capi.status("a", INITIALIZED)

@@ -49,7 +49,7 @@ class Place:
         data = {"server": base64.b64encode(server.encode()).decode()}
         await self.client.apply(SECRETS, {"metadata": {"name": name, "namespace": self.namespace}, "data": data})
 
-    def following(self, plan=plan):
+    def following(self, plan=plan, **options):
         return Following(
             self.client,
             CONFIG_MAPS,
@@ -58,6 +58,7 @@ class Place:
             name=lambda namespace, name: f"{namespace}/{name}",
             namespace=self.namespace,
             label_selector="follow=yes",
+            **options,
         )
 
 
@@ -179,6 +180,59 @@ async def test_a_slow_cluster_and_a_failing_plan_hold_up_no_other(place, fleet, 
         assert f"{place.namespace}/slow" not in [found.cluster.name for found in fleet.engagements()]
         slow.set()
         await eventually(lambda: len(fleet.engagements()), lambda count: count == 3)
+
+
+async def test_a_plan_that_takes_long_holds_up_no_other_and_counts_only_while_its_object_is_there(
+    place, fleet, eventually
+):
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def slow(found):
+        if found["metadata"]["name"] == "slow":
+            asked.set()
+            await answered.wait()
+        return plan(found)
+
+    seen = []
+
+    class Seeing:
+        async def engage(self, engagement):
+            seen.append(engagement.cluster.name)
+
+    fleet.add_aware(Seeing())
+    await place.put("slow", server="https://slow.test")
+    async with run(place.following(slow), fleet):
+        await asked.wait()
+        await place.put("other", server="https://other.test")
+        await eventually(lambda: seen == [f"{place.namespace}/other"])
+        await place.client.delete(CONFIG_MAPS, "slow", namespace=place.namespace)
+        await place.put("last", server="https://last.test")
+        await eventually(lambda: len(seen) == 2)
+        answered.set()
+        await eventually(lambda: tasks_for(place.namespace), lambda found: not found)
+    assert f"{place.namespace}/slow" not in seen
+
+
+async def test_an_object_that_was_made_anew_is_another_one(place, fleet, eventually):
+    await place.put("a", server="https://a.test")
+    async with run(place.following(), fleet):
+        (engagement,) = await eventually(fleet.engagements)
+        await place.client.delete(CONFIG_MAPS, "a", namespace=place.namespace)
+        await place.put("a", server="https://a.test")
+        await eventually(lambda: engagement.closed and fleet.engagements())
+
+
+async def test_what_is_not_ready_is_not_engaged_and_what_is_engaged_is_kept_up_to_date(place, fleet, eventually):
+    name = f"{place.namespace}/a"
+    following = place.following(ready=lambda found: "ready" in found["metadata"]["labels"])
+    await place.put("a", server="https://a.test")
+    await place.put("b", server="https://b.test")
+    async with run(following, fleet):
+        await place.put("a", labels={"ready": "yes"}, server="https://a.test")
+        await eventually(fleet.names, lambda names: names == [name])
+        await place.put("a", server="https://moved.test")
+        await eventually(lambda: server(fleet, name), lambda found: found == "https://moved.test")
+        assert fleet.names() == [name]
 
 
 async def test_wake_asks_again_about_objects_that_are_known(place, fleet, eventually):
