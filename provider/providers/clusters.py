@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from typing_extensions import override
-
-from provider.aware import Provider
 from provider.cluster import Cluster
 from provider.errors import ProviderError
 from provider.fleet import Fleet
@@ -15,7 +12,7 @@ from provider.fleet import Fleet
 __all__ = ["ClustersProvider"]
 
 
-class ClustersProvider(Provider):
+class ClustersProvider:
     """A fleet by hand: what is added is engaged, what is removed is not.
 
     What is added before it runs is engaged as soon as it does, and once more where it is run again. Names, credentials
@@ -28,7 +25,6 @@ class ClustersProvider(Provider):
         self._fleet: Fleet | None = None
 
     @property
-    @override
     def name(self) -> str:
         """For logs."""
         return "clusters"
@@ -55,15 +51,15 @@ class ClustersProvider(Provider):
         if self._fleet is not None:
             await self._fleet.remove(name)
 
-    @override
     async def run(self, fleet: Fleet) -> None:
         """Pass on what is added and removed, until cancelled. Raises ProviderError where it runs already."""
         if self._fleet is not None:
             raise ProviderError("this provider runs already: a second fleet needs a second provider")
         self._fleet = fleet
         try:
-            names = {*self._clusters, *fleet.names()}
-            await asyncio.gather(*(self._tell(fleet, name) for name in names))
+            async with asyncio.TaskGroup() as tasks:
+                for name in {*self._clusters, *fleet.names()}:
+                    tasks.create_task(self._tell(fleet, name), name=f"cluster {name}")
             await asyncio.Event().wait()
         finally:
             self._fleet = None

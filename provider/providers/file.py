@@ -11,9 +11,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from typing_extensions import override
-
-from provider.aware import Provider
 from provider.cluster import Cluster
 from provider.errors import ProviderError
 from provider.fleet import Fleet
@@ -34,7 +31,7 @@ DEFAULT_GLOBS: Final = (
 """Names of the files that count in a directory, as upstream's."""
 
 
-class FileProvider(Provider):
+class FileProvider:
     """Engages a cluster for every context of every kubeconfig file, and keeps up with the files.
 
     It reads `files`, and in `directories` what matches one of `globs`; none of them has to exist yet. Where neither is
@@ -65,7 +62,9 @@ class FileProvider(Provider):
         exec_plugins: bool | Collection[str] = False,
     ) -> None:
         if not separator:
-            raise ProviderError("the separator between path and context is empty; names would not be clear")
+            raise ProviderError("the separator between path and context is empty; give one, such as '+'")
+        if interval_seconds <= 0:
+            raise ProviderError(f"files cannot be looked at every {interval_seconds:g} s; give a time above 0")
         self._files = [os.fspath(path) for path in files]
         self._directories = [os.fspath(path) for path in directories]
         if not self._files and not self._directories:
@@ -78,12 +77,10 @@ class FileProvider(Provider):
         self._looking = threading.Lock()
 
     @property
-    @override
     def name(self) -> str:
         """For logs."""
         return "file"
 
-    @override
     async def run(self, fleet: Fleet) -> None:
         """Follow the files until cancelled."""
         async with asyncio.TaskGroup() as tasks:
@@ -96,7 +93,9 @@ class FileProvider(Provider):
         """Bring the fleet in line with the files as they are now. Raises what the fleet does."""
         clusters = {cluster.name: cluster for cluster in await asyncio.to_thread(self._look)}
         gone = [name for name in fleet.names() if name not in clusters]
-        await asyncio.gather(*map(fleet.remove, gone), *map(fleet.add_or_replace, clusters.values()))
+        async with asyncio.TaskGroup() as tasks:
+            for work in (*map(fleet.remove, gone), *map(fleet.add_or_replace, clusters.values())):
+                tasks.create_task(work)
 
     def _look(self) -> list[Cluster]:
         # A look whose task was cancelled goes on in its thread.

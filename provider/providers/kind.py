@@ -10,9 +10,6 @@ import shutil
 import signal
 from typing import Final
 
-from typing_extensions import override
-
-from provider.aware import Provider
 from provider.backoff import Backoff
 from provider.cluster import Cluster
 from provider.errors import ProviderError
@@ -28,7 +25,7 @@ _PROGRAMS_AT_ONCE: Final = 4
 _MOST_OF_A_MESSAGE: Final = 500
 
 
-class KindProvider(Provider):
+class KindProvider:
     """Engages every kind cluster whose name begins with `prefix`, under its name.
 
     A cluster counts as soon as `kind get clusters` lists it and `kind get kubeconfig` has a kubeconfig for it; that
@@ -55,6 +52,8 @@ class KindProvider(Provider):
             raise ProviderError(
                 f"the program {program!r} is not on PATH: install kind (https://kind.sigs.k8s.io), or say where it is"
             )
+        if min(interval_seconds, refresh_seconds, timeout_seconds) <= 0:
+            raise ProviderError("kind cannot be asked in no time; give times above 0")
         self._program = found
         self._prefix = prefix
         self._interval_seconds = interval_seconds
@@ -63,12 +62,10 @@ class KindProvider(Provider):
         self._slots = asyncio.Semaphore(_PROGRAMS_AT_ONCE)
 
     @property
-    @override
     def name(self) -> str:
         """For logs."""
         return "kind"
 
-    @override
     async def run(self, fleet: Fleet) -> None:
         """Follow the clusters until cancelled."""
         followed: dict[str, asyncio.Task[None]] = {}
@@ -138,6 +135,7 @@ class KindProvider(Provider):
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     """See that neither the program nor what it started is left."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()

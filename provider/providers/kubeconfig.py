@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from typing_extensions import override
-
-from provider.aware import Provider
 from provider.client import Client
 from provider.cluster import Cluster
 from provider.errors import ProviderError
@@ -25,7 +22,7 @@ KUBECONFIG_KEY: Final = "kubeconfig"
 """Where a kubeconfig is in the data of its Secret. As upstream's DefaultKubeconfigSecretKey."""
 
 
-class KubeconfigProvider(Provider):
+class KubeconfigProvider:
     """Engages a cluster for every Secret of `namespace` that is labelled `label: "true"`, under the Secret's name.
 
     The current context of the kubeconfig under `key` says where the cluster is and with which credentials it is worked
@@ -58,12 +55,10 @@ class KubeconfigProvider(Provider):
         )
 
     @property
-    @override
     def name(self) -> str:
         """For logs."""
         return "kubeconfig"
 
-    @override
     async def run(self, fleet: Fleet) -> None:
         """Follow the Secrets until cancelled."""
         await self._secrets.run(fleet)

@@ -57,7 +57,7 @@ class KubeconfigFile:
                 return
             self.exists = seen[0] is not None
             document = _read(self.path) if self.exists else {}
-        except (OSError, KubeconfigError) as error:
+        except (OSError, ValueError) as error:
             self._seen = None
             self._note("", f"{_reason(error)}; what is engaged from it stays")
             return
@@ -75,7 +75,7 @@ class KubeconfigFile:
                 found[name] = ClusterConfig.from_kubeconfig(
                     document, context=name, directory=directory, exec_plugins=self._exec_plugins
                 )
-            except KubeconfigError as error:
+            except ValueError as error:  # a KubeconfigError, or a path that cannot be one
                 self._note(name, f"context {name!r} is left as it was: {error}")
                 if name in self.contexts:
                     found[name] = self.contexts[name]
@@ -102,7 +102,7 @@ class KubeconfigFile:
 def _stat(path: Path) -> _Stat | None:
     try:
         found = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 

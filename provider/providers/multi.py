@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from typing_extensions import override
-
 from provider.aware import Provider
 from provider.errors import ProviderError
 from provider.fleet import Fleet, FleetView
@@ -23,7 +21,7 @@ class _Member:
         self.task: asyncio.Task[None] | None = None
 
 
-class MultiProvider(Provider):
+class MultiProvider:
     """Runs providers next to each other: the cluster `island` of the one added as `cloud1` is `cloud1#island`.
 
     Names are split at the first `separator`, so that a multi provider may be a member of another one. Members are added
@@ -40,7 +38,6 @@ class MultiProvider(Provider):
         self._running: tuple[Fleet, asyncio.TaskGroup] | None = None
 
     @property
-    @override
     def name(self) -> str:
         """For logs."""
         return "multi"
@@ -87,7 +84,6 @@ class MultiProvider(Provider):
         if self._members.get(name) is member:
             del self._members[name]
 
-    @override
     async def run(self, fleet: Fleet) -> None:
         """Run the members until cancelled. Raises ProviderError where it runs already."""
         if self._running is not None:

@@ -7,7 +7,6 @@ from typing import Final
 
 from typing_extensions import override
 
-from provider.aware import Provider
 from provider.cache import Cache
 from provider.client import Client
 from provider.cluster import Cluster
@@ -28,7 +27,7 @@ UID_ATTRIBUTE: Final = "namespaceUID"
 """Attribute of a cluster: metadata.uid of its namespace. One that was deleted and created anew is another cluster."""
 
 
-class NamespaceProvider(Provider):
+class NamespaceProvider:
     """Engages every namespace of `host` as a cluster of the namespace's name, whose only namespace is `default`.
 
     It is for trying things out, and for components that take a cluster each where namespaces have to do. Everything in
@@ -54,12 +53,10 @@ class NamespaceProvider(Provider):
         self._label_selector = label_selector
 
     @property
-    @override
     def name(self) -> str:
         """For logs."""
         return "namespace"
 
-    @override
     async def run(self, fleet: Fleet) -> None:
         """Follow the namespaces until cancelled."""
         namespaces = Following(

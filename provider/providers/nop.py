@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing_extensions import override
-
-from provider.aware import Provider
 from provider.fleet import Fleet
 
 __all__ = ["NopProvider"]
 
 
-class NopProvider(Provider):
+class NopProvider:
     """Finds nothing, and needs nothing.
 
     It is good where a manager has to have a provider: sources are then off for the local cluster by default, and every
@@ -18,11 +15,9 @@ class NopProvider(Provider):
     """
 
     @property
-    @override
     def name(self) -> str:
         """For logs."""
         return "nop"
 
-    @override
     async def run(self, fleet: Fleet) -> None:
         """Return at once."""

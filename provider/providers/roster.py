@@ -10,6 +10,7 @@ from typing import Final
 
 from provider.backoff import Backoff
 from provider.cluster import Cluster
+from provider.errors import ProviderError
 from provider.fleet import Fleet
 
 __all__ = ["Roster"]
@@ -72,7 +73,8 @@ class Roster:
                 await self._bring_about(name)
             except Exception as error:
                 delay = backoff.next_delay()
-                log.warning("%s %s: again in %.1f s: %s", self._what, name, delay, error, exc_info=error)
+                unexpected = None if isinstance(error, ProviderError) else error
+                log.warning("%s %s: again in %.1f s: %s", self._what, name, delay, error, exc_info=unexpected)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(delay):
                         await changed.wait()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing_extensions import override
-
-from provider.aware import Provider
 from provider.cluster import Cluster
 from provider.fleet import Fleet
 
 __all__ = ["SingleProvider"]
 
 
-class SingleProvider(Provider):
+class SingleProvider:
     """Engages the one cluster that it is given, for as long as the manager runs.
 
     The cluster keeps its name and its credentials; a token file or an exec plugin in its configuration goes on being
@@ -22,12 +19,10 @@ class SingleProvider(Provider):
         self._cluster = cluster
 
     @property
-    @override
     def name(self) -> str:
         """For logs."""
         return "single"
 
-    @override
     async def run(self, fleet: Fleet) -> None:
         """Engage it and return: there is nothing more to tell."""
         await fleet.add_or_replace(self._cluster)

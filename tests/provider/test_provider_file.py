@@ -112,6 +112,8 @@ async def test_a_context_that_cannot_be_used_concerns_no_other(tmp_path, eventua
     text = document("good")
     text["contexts"].append({"name": "bad", "context": {"cluster": "elsewhere", "user": "u"}})
     text["contexts"].append("no context at all")
+    text["contexts"].append({"name": "odd", "context": {"cluster": "odd", "user": "u"}})
+    text["clusters"].append({"name": "odd", "cluster": {"server": "https://x.test", "certificate-authority": "a\0b"}})
     file.write_text(yaml.safe_dump(text))
     async with following(FileProvider(files=[file], interval_seconds=0.01)) as clusters:
         await eventually(clusters.names, lambda names: names == [f"{file}+good"])
@@ -183,9 +185,11 @@ async def test_defaults_are_those_of_kubectl_then_the_working_directory(tmp_path
     assert await found() == [f"{work}/kubeconfig.yaml+work"]
 
 
-def test_an_empty_separator_is_refused():
+def test_what_makes_no_sense_is_refused():
     with pytest.raises(ProviderError, match="separator"):
         FileProvider(separator="")
+    with pytest.raises(ProviderError, match="above 0"):
+        FileProvider(interval_seconds=0)
 
 
 def test_a_file_is_read_again_only_where_something_changed(tmp_path, monkeypatch, tools):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from provider import CLUSTER_ROLES, CONFIG_MAPS, EVENTS, Client, Invalid, NotFound, ProviderError, Watch
-from provider.providers import namespace_client
+from provider import CLUSTER_ROLES, CONFIG_MAPS, EVENTS, Client, Informer, Invalid, NotFound, ProviderError, Watch
+from provider.providers import namespace_cache, namespace_client
 from provider.providers.namespace_client import NamespaceClient
 from provider.providers.namespace_view import NamespaceView
 
@@ -24,8 +24,9 @@ class Host:
         return self.answer
 
 
-def test_every_method_of_a_client_is_one_of_a_namespace_too():
-    for whole, view in ((Client, NamespaceClient), (Watch, namespace_client._NamespaceWatch)):
+def test_every_method_of_what_stands_behind_a_view_is_one_of_a_namespace_too():
+    pairs = ((Client, NamespaceClient), (Watch, namespace_client._NamespaceWatch), (Informer, namespace_cache._Part))
+    for whole, view in pairs:
         public = {name for name in vars(whole) if not name.startswith("_")}
         assert public <= set(vars(view)), whole
 

@@ -1,0 +1,72 @@
+"""What is true of every provider."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import os
+import pkgutil
+
+from mypy import api
+
+from provider import Cluster, ClusterConfig, Manager, providers
+from provider.providers.clusters import ClustersProvider
+from provider.providers.file import FileProvider
+from provider.providers.kind import KindProvider
+from provider.providers.multi import MultiProvider
+from provider.providers.nop import NopProvider
+from provider.providers.single import SingleProvider
+
+
+def found():
+    """Module and name of each provider there is."""
+    for info in pkgutil.iter_modules(providers.__path__):
+        module = importlib.import_module(f"{providers.__name__}.{info.name}")
+        for name, member in vars(module).items():
+            if inspect.isclass(member) and member.__module__ == module.__name__ and name.endswith("Provider"):
+                yield module.__name__, name
+
+
+def test_a_type_checker_takes_each_of_them_for_a_provider(tmp_path):
+    known = sorted(found())
+    assert {name for _, name in known} >= {
+        "ClustersProvider",
+        "FileProvider",
+        "KindProvider",
+        "KubeconfigProvider",
+        "MultiProvider",
+        "NamespaceProvider",
+        "NopProvider",
+        "RegistrationProvider",
+        "SingleProvider",
+    }
+    lines = ["from provider.aware import Provider", *(f"from {module} import {name}" for module, name in known)]
+    for number, (_, name) in enumerate(known):
+        lines += [
+            f"def as_provider_{number}(given: {name}) -> Provider:",
+            "    provider: Provider = given",
+            "    return provider",
+        ]
+    source = tmp_path / "every_provider.py"
+    source.write_text("\n".join(lines))
+    report, problem, status = api.run(["--no-error-summary", str(source)])
+    assert (report, problem, status) == ("", "", 0)
+
+
+async def test_nothing_of_them_is_left_when_their_manager_has_ended(tmp_path, eventually):
+    (tmp_path / "kind").write_text("#!/bin/sh\ncase $2 in clusters) echo a ;; *) sleep 60 ;; esac\n")
+    (tmp_path / "kind").chmod(0o755)
+    config, multi, by_hand = ClusterConfig("https://127.0.0.1:1"), MultiProvider(), ClustersProvider()
+    (tmp_path / "kubeconfig.yaml").write_text(str(config.to_kubeconfig()))
+    await by_hand.add(Cluster("a", config=config))
+    multi.add_provider("kind", KindProvider(program=str(tmp_path / "kind")))
+    multi.add_provider("file", FileProvider(directories=[tmp_path]))
+    multi.add_provider("hand", by_hand)
+    multi.add_provider("fixed", SingleProvider(Cluster("a", config=config)))
+    multi.add_provider("none", NopProvider())
+    before = len(os.listdir("/proc/self/fd"))
+    async with Manager(None, multi) as manager:
+        await eventually(manager.cluster_names, lambda names: len(names) == 3)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    await eventually(lambda: len(os.listdir("/proc/self/fd")), lambda now: now <= before)
