@@ -20,6 +20,7 @@ from provider import (
     ProviderError,
     Reflector,
 )
+from provider.builder import controller
 from provider.providers.multi import MultiProvider
 from provider.providers.namespace import NamespaceProvider
 
@@ -81,60 +82,43 @@ async def host(client):
     await host.aclose()
 
 
-class Feeding:
-    """An aware that feeds the animals, and knows nothing of namespaces."""
+def feed(manager):
+    """Have a controller feed the animals, which knows nothing of namespaces; returns what it is asked for."""
+    asked = []
 
-    def __init__(self):
-        self.seen = []
+    async def reconcile(request):
+        asked.append(request)
+        cluster = manager.get_cluster(request.cluster)
+        with contextlib.suppress(NotFound):
+            found = await cluster.cache.get(CONFIG_MAPS, request.name, namespace=request.namespace)
+            assert found["metadata"]["namespace"] == request.namespace
+            if kind_of(found) == ["animal"] and not found.get("data"):
+                body = {"metadata": {"namespace": request.namespace}, "data": {"stomach": "food"}}
+                await cluster.client.patch(CONFIG_MAPS, request.name, body, namespace=request.namespace)
 
-    async def engage(self, engagement):
-        cluster, hungry = engagement.cluster, asyncio.Queue()
-
-        def see(event):
-            self.seen.append((cluster.name, event.kind, event.namespace, event.name))
-            assert event.object["metadata"]["namespace"] == event.metadata["namespace"] == event.namespace
-            if event.labels.get("type") == "animal" and event.kind != "DELETED":
-                hungry.put_nowait((event.namespace, event.name))
-
-        async def feed():
-            while True:
-                namespace, name = await hungry.get()
-                with contextlib.suppress(NotFound):
-                    found = await cluster.cache.get(CONFIG_MAPS, name, namespace=namespace)
-                    assert found["metadata"]["namespace"] == namespace
-                    if not found.get("data"):
-                        body = {"metadata": {"namespace": namespace}, "data": {"stomach": "food"}}
-                        await cluster.client.patch(CONFIG_MAPS, name, body, namespace=namespace)
-
-        registration = cluster.cache.informer(CONFIG_MAPS).add_handler(see)
-        engagement.spawn(feed(), name="feed")
-
-        async def close():
-            registration.remove()
-
-        engagement.on_close(close)
+    controller(manager).named("feeding").for_("v1/ConfigMap").build(reconcile)
+    return asked
 
 
 @contextlib.asynccontextmanager
-async def managing(world, host, *awares):
+async def managing(world, host):
     provider = NamespaceProvider(host, label_selector=f"world={world.mark}")
-    async with Manager(None, provider, awares=awares) as manager:
+    async with Manager(None, provider) as manager:
         yield manager
 
 
 async def test_objects_appear_in_default_and_are_worked_on_there(world, host, eventually):
     """Criterion 53: objects appear in ns `default`; write to another ns is Invalid. Existing, new and updated ones."""
-    feeding = Feeding()
-    async with managing(world, host, feeding) as manager:
+    async with managing(world, host) as manager:
+        asked = feed(manager)
         await eventually(manager.cluster_names, lambda names: names == world.names())
         await eventually(lambda: world.stomach("zoo", "lion"), lambda stomach: stomach == "food")
         await world.put("zoo", "tiger", "animal")
         await eventually(lambda: world.stomach("zoo", "tiger"), lambda stomach: stomach == "food")
         await world.client.patch(CONFIG_MAPS, "lion", {"data": None}, namespace=world.name("zoo"))
         await eventually(lambda: world.stomach("zoo", "lion"), lambda stomach: stomach == "food")
-        assert {namespace for _, _, namespace, _ in feeding.seen} == {"default"}
-        tigers = {cluster for cluster, _, _, name in feeding.seen if name == "tiger"}
-        assert tigers == {world.name("zoo")}
+        assert {request.namespace for request in asked} == {"default"}
+        assert {request.cluster for request in asked if request.name == "tiger"} == {world.name("zoo")}
 
         client = manager.get_cluster(world.name("zoo")).client
         body = {"metadata": {"name": "new", "namespace": world.name("jungle")}}
