@@ -76,8 +76,9 @@ class FairQueue(Generic[R]):
     whenever the cluster has work again after it had none. At most `per_cluster` requests of a cluster are worked on at
     once.
 
-    A parked cluster is one that nothing can be done for yet: up to `parked_limit` of its requests wait until it is
-    unparked. More are refused, which is logged and counted by `refused`.
+    A parked cluster is one that nothing can be done for now: its requests wait until it is unparked. Of one that was
+    never unparked, and of which it is not known whether it ever will be, at most `parked_limit` do; more are refused,
+    which is logged and counted by `refused`.
     """
 
     def __init__(
@@ -221,7 +222,7 @@ class FairQueue(Generic[R]):
         self._limiter.forget(request)
 
     def park(self, cluster: str) -> None:
-        """Let the requests of a cluster wait until `unpark` or `drop`."""
+        """Let the requests of a cluster wait until `unpark`, or `drop`, which ends it too."""
         self._lane(cluster).parked = True
 
     def unpark(self, cluster: str) -> None:
@@ -269,7 +270,7 @@ class FairQueue(Generic[R]):
         return lane is not None and lane.processing.get(request) == lane.generation
 
     def _full(self, lane: _Lane[R], there: int) -> bool:
-        if there < self._parked_limit:
+        if lane.kept or there < self._parked_limit:
             return False
         self.refused += 1
         if not lane.told_full:

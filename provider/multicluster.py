@@ -12,7 +12,7 @@ from provider.backoff import Backoff
 from provider.context import cluster_context
 from provider.controller import Controller, Result
 from provider.engagement import Engagement
-from provider.errors import ClusterNotFound, ClusterNotReady, ProviderError
+from provider.errors import ClusterNotFound, ClusterNotOwned, ClusterNotReady, ProviderError
 from provider.fair_queue import FairQueue
 from provider.options import Options, Reconcile
 from provider.rate_limiter import Clustered
@@ -28,7 +28,7 @@ __all__ = ["MulticlusterController"]
 
 R = TypeVar("R", bound=Clustered)
 
-_SWEEP_SECONDS: Final = 5.0
+_SWEEP_SECONDS: Final = 1.0
 
 
 class _Engaged:
@@ -47,8 +47,9 @@ class MulticlusterController(Generic[R]):
     cluster of a request is in the context of its reconcile (`current_cluster`), and in all that is logged there.
 
     A reconcile begins only while this process may work on the cluster; a request of a cluster that is known but not
-    engaged yet waits until it is. When the work on a cluster ends, its sources are stopped, what waits for it is thrown
-    away, and the reconciles under way may end in `grace_seconds`; all of that is awaited by the engagement's end.
+    engaged yet waits until it is, and one of a cluster that is somebody else's is thrown away. When the work on a
+    cluster ends, its sources are stopped, what waits for it is thrown away, and the reconciles under way may end in
+    `grace_seconds`; all of that is awaited by the engagement's end.
     """
 
     def __init__(
@@ -111,8 +112,7 @@ class MulticlusterController(Generic[R]):
     async def engage(self, engagement: Engagement) -> None:
         """Begin to watch a cluster, and return at once; the same engagement twice is one."""
         name = engagement.cluster.name
-        known = self._engaged.get(name)
-        if known is not None:
+        while (known := self._engaged.get(name)) is not None:
             if known.engagement is engagement and known.ending is None:
                 return
             await self._end(known)
@@ -172,21 +172,14 @@ class MulticlusterController(Generic[R]):
         name = engaged.engagement.cluster.name
         for registration in engaged.registrations:
             registration.remove()
-        if self._engaged.get(name) is engaged:
-            del self._engaged[name]
+        del self._engaged[name]
         self.stats.dropped["gone"] += self.queue.drop(name)
         await self._controller.drain(lambda request: request.cluster == name, grace_seconds=self._options.grace_seconds)
-        if name not in self._engaged:
-            self.stats.by_cluster.pop(name, None)
+        self.stats.by_cluster.pop(name, None)
 
     async def _work(self, request: R) -> Result | None:
         cluster = request.cluster
-        if not self._may_work(cluster):
-            self.stats.dropped["not_owned"] += 1
-            return None
-        engaged = self._engaged.get(cluster)
-        if self._known(cluster) if engaged is None else engaged.engagement.closing:
-            self._park(request)
+        if not self._may_begin(request):
             return None
         began = time.perf_counter()
         try:
@@ -198,15 +191,32 @@ class MulticlusterController(Generic[R]):
             self.stats.dropped["not_found"] += 1
             result = None
         except ClusterNotReady as error:
-            self._options.logger.info("%s: %s waits: %s", self.name, request, error)
-            if cluster not in self._engaged and self._known(cluster):
-                self._park(request)
-                return None
+            self._options.logger.debug("%s: %s waits: %s", self.name, request, error)
             result = Result(requeue=True)
+        except ClusterNotOwned:
+            if self._may_begin(request):
+                raise
+            return None
         finally:
             self.stats.durations.note(time.perf_counter() - began)
         self._count(cluster, result)
         return result
+
+    def _may_begin(self, request: R) -> bool:
+        """Whether the request can be worked on; else it waits, or is thrown away where it is nothing to us."""
+        cluster = request.cluster
+        engaged = self._engaged.get(cluster)
+        if self._may_work(cluster):
+            if not (self._known(cluster) if engaged is None else engaged.engagement.closing):
+                return True
+        elif engaged is None:
+            self.stats.dropped["not_owned"] += 1
+            return False
+        # It is ready, ours or gone soon. Ours again, perhaps: a Lease that is renewed late ends no engagement, and what
+        # was thrown away meanwhile would not come again.
+        self.queue.park(cluster)
+        self.queue.add(request)
+        return False
 
     def _count(self, cluster: str, result: Result | None) -> None:
         if result is None or not (result.requeue or result.requeue_after_seconds is not None):
@@ -228,16 +238,15 @@ class MulticlusterController(Generic[R]):
             pass
         return True
 
-    def _park(self, request: R) -> None:
-        self.queue.park(request.cluster)
-        self.queue.add(request)
-
     async def _sweep(self) -> NoReturn:
-        """Throw away what waits for clusters that never became ready, and now are gone or somebody else's."""
+        """Look at clusters whose requests wait: whether they may be worked on again, or never became ready and went."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             for cluster in self.queue.parked():
-                if not self._known(cluster):
+                if cluster in self._engaged:
+                    if self._may_work(cluster):
+                        self.queue.unpark(cluster)
+                elif not self._known(cluster):
                     self.stats.dropped["gone"] += self.queue.drop(cluster)
                 elif not self._may_work(cluster):
                     self.stats.dropped["not_owned"] += self.queue.drop(cluster)

@@ -207,7 +207,10 @@ async def test_requests_of_a_parked_cluster_wait_and_are_bounded(eventually):
     assert drain(queue) == [request("b")]
     queue.unpark("a")
     assert [each.name for each in drain(queue)] == ["delayed", "0", "1"]
-    assert queue.parked() == []
+    queue.park("a")
+    for number in range(5):
+        queue.add(request("a", number))
+    assert (queue.depth("a"), queue.refused, queue.parked()) == (5, 3, ["a"])
 
 
 def test_names_that_nobody_knows_leave_nothing():
@@ -256,6 +259,7 @@ class Model(RuleBasedStateMachine):
         self.working = {}  # request: whether its cluster was dropped since
         self.delayed = collections.defaultdict(set)
         self.parked = set()
+        self.kept = set()  # once unparked, and not dropped since
 
     def teardown(self):
         self.queue.close()
@@ -263,6 +267,9 @@ class Model(RuleBasedStateMachine):
 
     def at_work(self, cluster):
         return sum(each.cluster == cluster for each in self.working)
+
+    def full(self, cluster, there):
+        return cluster in self.parked and cluster not in self.kept and len(there) >= 3
 
     def takeable(self):
         return {c for c in self.waiting if self.waiting[c] and c not in self.parked and self.at_work(c) < 2}
@@ -272,14 +279,14 @@ class Model(RuleBasedStateMachine):
         each = request(cluster, name)
         self.queue.add(each)
         known = self.waiting[cluster] + self.again[cluster]
-        if each not in known and not (cluster in self.parked and len(known) >= 3):
+        if each not in known and not self.full(cluster, known):
             (self.again if each in self.working else self.waiting)[cluster].append(each)
 
     @rule(cluster=CLUSTERS, name=NAMES)
     def add_after(self, cluster, name):
         each = request(cluster, name)
         self._timed(self.queue.add_after, each, 3600)
-        if not (cluster in self.parked and len(self.delayed[cluster]) >= 3):
+        if not self.full(cluster, self.delayed[cluster]):
             self.delayed[cluster].add(each)
 
     @rule()
@@ -300,7 +307,7 @@ class Model(RuleBasedStateMachine):
         if retry:
             delay = self._timed(self.queue.retry, each)
             assert (delay is None) == self.working[each]
-            if delay is not None and not (each.cluster in self.parked and len(self.delayed[each.cluster]) >= 3):
+            if delay is not None and not self.full(each.cluster, self.delayed[each.cluster]):
                 self.delayed[each.cluster].add(each)
         self.queue.done(each)
         del self.working[each]
@@ -317,6 +324,7 @@ class Model(RuleBasedStateMachine):
     def unpark(self, cluster):
         self.queue.unpark(cluster)
         self.parked.discard(cluster)
+        self.kept.add(cluster)
 
     @rule(cluster=CLUSTERS)
     def drop(self, cluster):
@@ -325,6 +333,7 @@ class Model(RuleBasedStateMachine):
         for each in (self.waiting, self.again, self.delayed):
             each.pop(cluster, None)
         self.parked.discard(cluster)
+        self.kept.discard(cluster)
         self.working = {each: gone or each.cluster == cluster for each, gone in self.working.items()}
 
     @invariant()
@@ -343,4 +352,4 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestModel.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)

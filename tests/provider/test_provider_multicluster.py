@@ -13,6 +13,7 @@ from provider import (
     CONFIG_MAPS,
     SECRETS,
     ClusterNotFound,
+    ClusterNotOwned,
     ClusterNotReady,
     Manager,
     ProviderError,
@@ -354,7 +355,7 @@ async def test_predicates_of_a_kind_and_of_all_must_both_agree(manager, work, fa
     assert len(of_all) == 6
 
 
-async def test_a_predicate_or_handler_that_fails_disturbs_nobody(manager, work, fake_cluster, eventually):
+async def test_events_that_do_not_matter_lead_to_nothing(manager, work, fake_cluster, eventually):
     built = controller(manager).for_(CONFIG_MAPS, predicates(on_events(deleted=False))).build(work.reconcile)
     async with fleet(manager) as given:
         cluster = fake_cluster("a")
@@ -446,8 +447,9 @@ async def test_what_waits_for_a_cluster_that_goes_is_thrown_away(work, fake_clus
         assert work.asked == []
 
 
-async def test_a_reconcile_begins_only_where_this_process_may_work(work, fake_cluster, eventually):
-    """Criterion 61: ownership is asked at dispatch; what is somebody else's is not begun."""
+async def test_a_reconcile_begins_only_while_this_process_may_work(work, fake_cluster, eventually, monkeypatch):
+    """Criterion 61: ownership is asked at dispatch: what is somebody else's is not begun, nor lost where it is ours."""
+    monkeypatch.setattr("provider.multicluster._SWEEP_SECONDS", 0.01)
     coordinator = Later()
     manager = Manager(None, Given(), coordinator=coordinator)
     built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
@@ -456,10 +458,59 @@ async def test_a_reconcile_begins_only_where_this_process_may_work(work, fake_cl
         await given.add_or_replace(cluster)
         coordinator.workplace.allow("a")
         await eventually(lambda: built.clusters)
-        coordinator.mine = lambda name: name != "a"
-        map_of(cluster).put("x")
+        coordinator.mine = lambda name: False
+        for name in ("x", "y"):
+            map_of(cluster).put(name)
+        built.queue.add(Request("of somebody else", "ns", "x"))
         await eventually(lambda: built.stats.dropped, lambda dropped: dropped == {"not_owned": 1})
-        assert work.asked == []
+        await eventually(lambda: built.under_way, lambda under_way: under_way == {})
+        assert (work.asked, built.queue.depth("a")) == ([], 2)
+        # The engagement has not ended, so nobody would tell of these objects again.
+        coordinator.mine = lambda name: True
+        await eventually(lambda: sorted(work.names("a")), lambda names: names == ["x", "y"])
+
+
+async def test_what_turns_out_not_to_be_ours_waits_and_other_clusters_are_a_failure(work, fake_cluster, eventually):
+    coordinator = Later()
+    manager = Manager(None, Given(), coordinator=coordinator)
+
+    async def reconcile(request):
+        await work.reconcile(request)
+        coordinator.mine = lambda cluster: request.name != "ours no more"
+        raise ClusterNotOwned("no")
+
+    built = controller(manager).for_(CONFIG_MAPS).with_options(rate_limiter=ItemBackoff(initial_seconds=60))
+    built = built.build(reconcile)
+    async with fleet(manager) as given:
+        cluster = fake_cluster("a")
+        await given.add_or_replace(cluster)
+        coordinator.workplace.allow("a")
+        map_of(cluster).put("asks for another")
+        await eventually(lambda: built.stats.reconciles, lambda counts: counts == {"error": 1})
+        map_of(cluster).put("ours no more")
+        await eventually(lambda: built.queue.parked(), lambda names: names == ["a"])
+        assert built.queue.depth("a") == 1
+        assert built.stats.reconciles == {"error": 1}
+
+
+async def test_a_thousand_clusters_that_come_and_go_leave_nothing(manager, work, fake_cluster):
+    """Criterion 68: 1,000 engage/disengage cycles: tasks and what the controller keeps stay as they were."""
+    built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
+    async with manager:
+        await asyncio.sleep(0)
+        before = len(asyncio.all_tasks())
+        for number in range(1000):
+            engagement = Engagement(fake_cluster(f"cluster-{number}"), generation=number)
+            await built.engage(engagement)
+            map_of(engagement.cluster).put("x")
+            built.queue.add_after(Request(engagement.cluster.name, "ns", "later"), 60)
+            if number % 2:
+                await asyncio.sleep(0)
+            await engagement.aclose()
+            assert map_of(engagement.cluster).handlers == []
+        assert len(asyncio.all_tasks()) == before
+        assert (built.clusters, built.under_way, built.stats.by_cluster) == ([], {}, {})
+        assert (built.queue._lanes, built.queue._limiter._failures, built.queue.idle) == ({}, {}, True)
 
 
 async def test_a_cluster_that_is_not_ready_is_asked_again_and_is_no_failure(manager, work, fake_cluster, eventually):
