@@ -42,6 +42,7 @@ from provider.fleet import Fleet
 from provider.impersonation import Impersonation
 from provider.informer import Informer
 from provider.kinds import discover, resource_of
+from provider.kopf_bridge import KopfAware
 from provider.kubeconfig import ClusterConfig
 from provider.lease import Lease, LeaseTimings
 from provider.limits import Allowance, AnswerLimits
@@ -127,6 +128,7 @@ __all__ = [
     "Impersonation",
     "Informer",
     "Invalid",
+    "KopfAware",
     "KubeconfigError",
     "Lease",
     "LeaseLost",

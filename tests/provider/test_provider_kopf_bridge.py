@@ -1,0 +1,108 @@
+"""kopf for each cluster: started again, stopped with the engagement, and never logged in elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import dataclasses
+import threading
+
+import kopf
+import pytest
+
+from provider import Client, Cluster, ClusterConfig, Clusters, ProviderError
+from provider.context import current_cluster
+from provider.kopf_bridge import KopfAware
+
+
+def kopf_threads():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("kopf ")]
+
+
+async def refuse(_, writer):
+    writer.write(b"HTTP/1.1 401 Unauthorized\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+
+
+@pytest.fixture
+def settings():
+    made = kopf.OperatorSettings()
+    made.scanning.disabled = True
+    made.posting.enabled = False
+    made.networking.error_backoffs = (0.1,)
+    return made
+
+
+@pytest.fixture
+async def clusters():
+    made = Clusters(retry_initial_seconds=0.1)
+    yield made
+    await made.aclose()
+    assert kopf_threads() == []
+
+
+@pytest.mark.integration  # kopf takes five seconds to end
+async def test_one_that_is_refused_does_not_ask_again_and_again(
+    fault_server, clusters, settings, eventually, monkeypatch
+):
+    monkeypatch.setattr("provider.kopf_bridge._LOGIN_SECONDS", 0.2)
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.event("example.com", "v1", "widgets", registry=registry)
+    async def handle(**_): ...
+
+    server = await fault_server(refuse)
+    clusters.add_aware(KopfAware(registry, settings=settings))
+    await clusters.add_or_replace(Cluster("a", config=dataclasses.replace(server.config, token="old")))
+    await eventually(lambda: server.asked)
+    await asyncio.sleep(0.5)
+    assert len(server.asked) < 10
+    await clusters.add_or_replace(Cluster("a", config=dataclasses.replace(server.config, token="new")))
+    await eventually(lambda: server.asked[-1].headers["authorization"] == "Bearer new", timeout=20)
+
+
+@pytest.mark.integration  # kopf takes five seconds to end
+async def test_a_kopf_that_ends_is_started_again(fault_server, clusters, settings, eventually):
+    async def answer(_, writer):
+        """Answer what has kopf try no more."""
+        writer.write(b"HTTP/1.1 415 No\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+
+    registry, starts = kopf.OperatorRegistry(), []
+
+    @kopf.on.startup(registry=registry)
+    async def start(**_):
+        starts.append(current_cluster())
+
+    @kopf.on.event("example.com", "v1", "widgets", registry=registry)
+    async def handle(**_): ...
+
+    server = await fault_server(answer)
+    clusters.add_aware(KopfAware(registry, settings=settings))
+    await clusters.add_or_replace(Cluster("a", config=server.config))
+    await eventually(lambda: starts, lambda seen: seen == ["a", "a"], timeout=30)
+
+
+async def test_a_cluster_that_is_a_part_of_another_is_refused(clusters, settings, eventually):
+    class Part(Cluster):
+        def make_client(self):
+            return Client(self.config)
+
+    clusters.add_aware(KopfAware(kopf.OperatorRegistry(), settings=settings))
+    await clusters.add_or_replace(Part("part", config=ClusterConfig("https://127.0.0.1:1")))
+    await eventually(lambda: clusters.failure("part"), lambda why: why is not None and "is a part of another" in why)
+    proxied = ClusterConfig("https://127.0.0.1:1", proxy="http://me:word@127.0.0.1:1")
+    await clusters.add_or_replace(Cluster("proxied", config=proxied))
+    await eventually(lambda: clusters.failure("proxied"), lambda why: why is not None and "with a password" in why)
+
+
+def test_without_kopf_it_says_what_to_install(monkeypatch):
+    real = builtins.__import__
+
+    def without_kopf(name, *args, **options):
+        if name == "kopf":
+            raise ImportError(name)
+        return real(name, *args, **options)
+
+    registry = kopf.OperatorRegistry()
+    monkeypatch.setattr(builtins, "__import__", without_kopf)
+    with pytest.raises(ProviderError, match=r"pip install kplane\[operator\]"):
+        KopfAware(registry)
