@@ -10,7 +10,17 @@ import sys
 
 import pytest
 
-from provider import CONFIG_MAPS, SECRETS, Client, ClusterNotFound, Clusters, Reflector
+from provider import (
+    CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
+    CONFIG_MAPS,
+    SECRETS,
+    Client,
+    ClusterNotFound,
+    Clusters,
+    Manager,
+)
+from provider.builder import controller
 from provider.providers.access_providers import AccessProviders
 from provider.providers.cluster_inventory import CLUSTER_PROFILES, ClusterInventoryProvider
 
@@ -81,8 +91,8 @@ class Hub:
         await self.client.apply(CONFIG_MAPS, body)
 
     @contextlib.asynccontextmanager
-    async def run(self, *awares, **options):
-        fleet = Clusters(awares=awares)
+    async def run(self, **options):
+        fleet = Clusters()
         provider = ClusterInventoryProvider(self.reader, namespace=self.namespace, **options)
         task = asyncio.create_task(provider.run(fleet))
         try:
@@ -107,24 +117,25 @@ async def hub(client, namespace, install, service_account, tmp_path):
         yield Hub(client, namespace, await service_account(rules), reader, tmp_path)
 
 
-class Reader:
-    """Follows the ConfigMaps of a namespace in each cluster."""
+@pytest.fixture
+async def everywhere(client, hub):
+    """Lets the identity that works in the clusters read ConfigMaps of all namespaces, as caches do."""
+    claims = hub.config.token.split(".")[1]
+    user = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["sub"]
+    name = {"name": hub.namespace}
+    rules = [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list", "watch"]}]
+    await client.create(CLUSTER_ROLES, {"metadata": name, "rules": rules})
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", **name}
+    subjects = [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}]
+    await client.create(CLUSTER_ROLE_BINDINGS, {"metadata": name, "roleRef": role, "subjects": subjects})
+    yield
+    await client.delete(CLUSTER_ROLE_BINDINGS, hub.namespace)
+    await client.delete(CLUSTER_ROLES, hub.namespace)
 
-    def __init__(self, namespace):
-        self.namespace = namespace
-        self.store = {}
 
-    async def engage(self, engagement):
-        reflector = Reflector(engagement.cluster.client, CONFIG_MAPS, namespace=self.namespace)
-        self.store = reflector.store
-        engagement.spawn(reflector.run(), name="reader")
-
-    def text(self, name):
-        return self.store.get((self.namespace, name), {}).get("data", {}).get("text")
-
-
+@pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("way", ["secret", "accessProviders", "credentialProviders"])
-async def test_objects_of_a_profiles_cluster_are_seen_by_each_strategy(hub, eventually, way):
+async def test_objects_of_a_profiles_cluster_are_reconciled_by_each_strategy(hub, eventually, way):
     """Criterion 46: existing, new and updated objects, by a Secret and by a plugin, from both fields of the status."""
     await hub.say("existing", "one")
     await hub.profile("a")
@@ -135,14 +146,24 @@ async def test_objects_of_a_profiles_cluster_are_seen_by_each_strategy(hub, even
     else:
         await hub.status("a", **{way: hub.offer()})
         options = {"access": hub.access()}
-    reader = Reader(hub.namespace)
-    async with hub.run(reader, **options) as fleet:
-        await eventually(lambda: reader.text("existing"), lambda text: text == "one")
+    manager = Manager(None, ClusterInventoryProvider(hub.reader, namespace=hub.namespace, **options))
+    texts = {}
+
+    async def reconcile(request):
+        if request.namespace == hub.namespace:
+            cache = manager.get_cluster(request.cluster).cache
+            found = await cache.get(CONFIG_MAPS, request.name, namespace=request.namespace)
+            texts[request.cluster, request.name] = (found.get("data") or {}).get("text")
+
+    controller(manager).named("texts").for_(CONFIG_MAPS).build(reconcile)
+    name = hub.name("a")
+    async with manager:
+        await eventually(lambda: texts.get((name, "existing")), lambda text: text == "one")
         await hub.say("new", "two")
-        await eventually(lambda: reader.text("new"), lambda text: text == "two")
+        await eventually(lambda: texts.get((name, "new")), lambda text: text == "two")
         await hub.say("existing", "three")
-        await eventually(lambda: reader.text("existing"), lambda text: text == "three")
-        assert fleet.names() == [hub.name("a")]
+        await eventually(lambda: texts.get((name, "existing")), lambda text: text == "three")
+        assert {cluster for cluster, _ in texts} == {name}
 
 
 async def test_another_server_for_a_profile_makes_another_engagement(hub, eventually):
