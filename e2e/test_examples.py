@@ -1,0 +1,42 @@
+"""The example of a multicluster reconciler over a fleet of kind clusters: the one that these tests run on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.kubectl import Kubectl
+
+pytestmark = pytest.mark.k8s_needs("pods", "images")
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def example(k8s: Any, reader_environment: Mapping[str, str], tmp_path: Path) -> Iterator[None]:
+    """`python -m examples.configmaps kind`, which has to end well when it is asked to."""
+    command = [sys.executable, "-m", "examples.configmaps", "kind", "--prefix", k8s.kind.cluster]
+    log = tmp_path / "log"
+    with log.open("wb") as errors:
+        running = subprocess.Popen(command, cwd=_ROOT, env=dict(reader_environment), stderr=errors)
+    try:
+        yield
+    finally:
+        running.terminate()
+        status = running.wait(30)
+    assert status == 0, log.read_text()
+
+
+def test_a_config_map_is_stamped_with_the_name_of_its_kind_cluster(k8s: Any, kubectl: Kubectl, example: None) -> None:
+    kubectl("create", "configmap", "stamped", "--namespace=default")
+    try:
+        kubectl("label", "configmap", "stamped", "demo=stamp", "--namespace=default")
+        stamped = f"--for=jsonpath={{.metadata.annotations.demo/cluster}}={k8s.kind.cluster}"
+        kubectl("wait", "configmap/stamped", stamped, "--namespace=default", "--timeout=60s")
+    finally:
+        kubectl("delete", "configmap", "stamped", "--namespace=default")

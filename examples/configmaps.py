@@ -1,0 +1,100 @@
+"""One reconciler for the ConfigMaps of a fleet, wherever its clusters are found.
+
+    python -m examples.configmaps kind --prefix fleet-
+    python -m examples.configmaps files ~/clusters prod.kubeconfig
+    python -m examples.configmaps registrations --kubeconfig management.kubeconfig
+
+It logs each ConfigMap that it sees, and writes the cluster's name into those with the label `demo: stamp`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import uvloop
+
+from provider import CONFIG_MAPS, Client, ClusterConfig, Manager, NotFound, Provider, Request
+from provider.builder import controller
+from provider.logs import json_logging
+from provider.providers.file import FileProvider
+from provider.providers.kind import KindProvider
+from provider.providers.registration import RegistrationProvider
+
+log = logging.getLogger("configmaps")
+
+STAMP = "demo/cluster"
+
+
+class ConfigMaps:
+    """Brings one ConfigMap of one cluster in line."""
+
+    def __init__(self, manager: Manager) -> None:
+        self.manager = manager
+
+    async def reconcile(self, request: Request) -> None:
+        """Called for each ConfigMap that is there, is new, or has changed, and again later where it raises."""
+        cluster = self.manager.get_cluster(request.cluster)
+        try:
+            found = await cluster.cache.get(CONFIG_MAPS, request.name, namespace=request.namespace)
+        except NotFound:
+            log.info("gone")
+            return
+        log.info("seen")
+        metadata = found["metadata"]
+        stamped = metadata.get("annotations", {}).get(STAMP) == request.cluster
+        if metadata.get("labels", {}).get("demo") == "stamp" and not stamped:
+            stamp = {"metadata": {"annotations": {STAMP: request.cluster}}}
+            await cluster.client.patch(CONFIG_MAPS, request.name, stamp, namespace=request.namespace)
+            log.info("stamped")
+
+
+async def run(provider: Provider) -> None:
+    """Follow the provider's clusters until SIGINT or SIGTERM."""
+    manager = Manager(None, provider)
+    controller(manager).named("configmaps").for_(CONFIG_MAPS).build(ConfigMaps(manager).reconcile)
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await manager.run(stop)
+
+
+@contextlib.asynccontextmanager
+async def chosen(given: argparse.Namespace) -> AsyncIterator[Provider]:
+    """The provider that the command line asks for."""
+    if given.source == "kind":
+        yield KindProvider(prefix=given.prefix)
+    elif given.source == "files":
+        yield FileProvider(
+            files=[path for path in given.paths if not path.is_dir()],
+            directories=[path for path in given.paths if path.is_dir()],
+        )
+    else:
+        async with Client(ClusterConfig.load(given.kubeconfig)) as client:
+            yield RegistrationProvider(client, services=frozenset({given.service}))
+
+
+async def main() -> None:
+    """Read the command line, and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sources = parser.add_subparsers(dest="source", required=True, metavar="SOURCE")
+    kind = sources.add_parser("kind", help="clusters of kind on this machine")
+    kind.add_argument("--prefix", default="", help="only those whose name begins so")
+    files = sources.add_parser("files", help="every context of kubeconfig files")
+    files.add_argument("paths", nargs="*", type=Path, help="files, and directories of files; default: as kubectl")
+    registrations = sources.add_parser("registrations", help="control planes that are registered for a service")
+    registrations.add_argument("--kubeconfig", type=Path, required=True, help="of the management cluster")
+    registrations.add_argument("--service", default="controllers")
+    given = parser.parse_args()
+    with json_logging("INFO"):
+        async with chosen(given) as provider:
+            await run(provider)
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

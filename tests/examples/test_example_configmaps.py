@@ -1,0 +1,122 @@
+"""The example of a multicluster reconciler, by its commands, over each of its sources."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import os
+import signal
+import sys
+import uuid
+
+import pytest
+import yaml
+
+from provider import CONFIG_MAPS, NAMESPACES, SECRETS, Client, ClusterConfig
+from provider.providers.registration import REGISTRATIONS
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def client(api_server):
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+        yield client
+
+
+@pytest.fixture
+async def namespace(client):
+    name = f"example-{uuid.uuid4().hex[:8]}"
+    await client.create(NAMESPACES, {"metadata": {"name": name}})
+    return name
+
+
+@contextlib.asynccontextmanager
+async def running(log, *arguments, **environment):
+    """Run the example; it has to end well when it is asked to."""
+    with log.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "examples.configmaps", *arguments),
+            env={**os.environ, **environment},
+            stderr=errors,
+        )
+    try:
+        yield
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 20) == 0, log.read_text()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def files(api_server, directory):
+    (directory / "one.kubeconfig").write_bytes(api_server.admin_kubeconfig.read_bytes())
+    context = yaml.safe_load(api_server.admin_kubeconfig.read_bytes())["current-context"]
+    return ("files", str(directory)), {}, f"{directory}/one.kubeconfig+{context}"
+
+
+def kind(api_server, directory):
+    """A program that answers as kind does: the real one is in the suite that runs on kind."""
+    program = directory / "kind"
+    program.write_text(
+        f"""#!/bin/sh
+case "$*" in
+"get clusters"*) echo fleet-1; echo other;;
+*fleet-1*) cat {api_server.admin_kubeconfig};;
+esac
+"""
+    )
+    program.chmod(0o755)
+    return ("kind", "--prefix", "fleet-"), {"PATH": f"{directory}:{os.environ['PATH']}"}, "fleet-1"
+
+
+def registrations(api_server, directory):
+    """Of a service that no other test registers for."""
+    return ("registrations", "--kubeconfig", str(api_server.admin_kubeconfig), "--service", "scheduler"), {}, None
+
+
+async def register(client, namespace, *, api_server, service):
+    """What the operator makes of a registration that is ready."""
+    kubeconfig = base64.b64encode(api_server.admin_kubeconfig.read_bytes()).decode()
+    await client.create(
+        SECRETS, {"metadata": {"name": "admin"}, "data": {"kubeconfig": kubeconfig}}, namespace=namespace
+    )
+    name = f"example-{namespace}"
+    spec = {"controlPlaneRef": {"name": "x"}, "services": [service]}
+    await client.create(REGISTRATIONS, {"metadata": {"name": name}, "spec": spec})
+    status = {
+        "ready": True,
+        "observedGeneration": 1,
+        "resolvedEndpoint": client.config.server,
+        "resolvedKubeconfigSecretRef": {"name": "admin", "namespace": namespace},
+        "services": [service.title()],
+    }
+    await client.patch(REGISTRATIONS, name, {"status": status}, subresource="status")
+    return name
+
+
+@pytest.mark.parametrize("source", [files, kind, registrations])
+async def test_config_maps_of_a_fleet_are_stamped(source, api_server, client, namespace, tmp_path, eventually):
+    arguments, environment, name = source(api_server, tmp_path)
+    if name is None:
+        name = await register(client, namespace, api_server=api_server, service="scheduler")
+    asked = {"metadata": {"name": "asked", "labels": {"demo": "stamp"}}}
+    await client.create(CONFIG_MAPS, asked, namespace=namespace)
+    await client.create(CONFIG_MAPS, {"metadata": {"name": "other"}}, namespace=namespace)
+
+    async def stamps():
+        found = await client.list(CONFIG_MAPS, namespace=namespace)
+        annotations = {each["metadata"]["name"]: each["metadata"].get("annotations", {}) for each in found.items}
+        return {
+            key: value.get("demo/cluster") for key, value in annotations.items() if key in {"asked", "later", "other"}
+        }
+
+    async with running(tmp_path / "log", *arguments, **environment):
+        await eventually(stamps, lambda found: found == {"asked": name, "other": None}, timeout=20)
+        later = {"metadata": {"name": "later", "labels": {"demo": "stamp"}}}
+        await client.create(CONFIG_MAPS, later, namespace=namespace)
+        await eventually(stamps, lambda found: found == {"asked": name, "later": name, "other": None}, timeout=20)
+    if source is registrations:
+        await client.delete(REGISTRATIONS, name)
