@@ -69,9 +69,7 @@ class Fleet:
 
 
 @pytest.mark.timeout(300)
-async def test_a_thousand_engagements_leave_no_task_no_socket_and_no_memory(
-    api_server: object, eventually: object
-) -> None:
+async def test_a_thousand_engagements_leave_no_task_no_socket_and_no_memory(api_server: Any) -> None:
     """Criterion 68: a removal returns when nothing of the cluster lives, and a thousand of them cost nothing."""
     fleet = Fleet(ClusterConfig.load(api_server.admin_kubeconfig))
     async with fleet.manager:
