@@ -58,6 +58,8 @@ class Watch:
         self._idle_timeout_seconds = idle_timeout_seconds
         self._stack = contextlib.AsyncExitStack()
         self._response: aiohttp.ClientResponse | None = None
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._waiting_since: float | None = None
         self._closed = False
         self._lines: deque[bytes] = deque()
         self._partial: list[bytes] = []
@@ -83,11 +85,14 @@ class Watch:
             await self.aclose()
             raise refusal
         self._response = response
+        self._look_again(self._idle_timeout_seconds)
 
     async def aclose(self) -> None:
         """End the watch and close its connection."""
         self._closed = True
         self._response = None
+        if self._watchdog is not None:
+            self._watchdog.cancel()
         self._lines.clear()
         await self._stack.aclose()
 
@@ -133,17 +138,14 @@ class Watch:
         if self._response is None:
             return None
         server = self._transport.config.server
+        self._waiting_since = asyncio.get_running_loop().time()
         try:
+            chunk = await self._response.content.readany()
+        except Exception:
             with translated(server=server, asked=f"watch of {self._resource.plural}"):
-                async with asyncio.timeout(self._idle_timeout_seconds):
-                    chunk = await self._response.content.readany()
-        except Unreachable as error:
-            if error.timed_out:
-                raise Unreachable(
-                    f"watch of {self._resource.plural}: {server} sent nothing for {self._idle_timeout_seconds:g} s",
-                    kind="timeout",
-                ) from error
-            raise
+                raise
+        finally:
+            self._waiting_since = None
         if not chunk:
             if self._partial_size:
                 raise Unreachable(
@@ -151,6 +153,21 @@ class Watch:
                 )
             return None
         return self._split(chunk, server=server)
+
+    def _look_again(self, seconds: float) -> None:
+        # One timer for the whole watch: to start and stop one for each read takes longer than to read.
+        self._watchdog = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        """Have whoever waits for an event raise where that takes too long."""
+        since, idle_seconds = self._waiting_since, self._idle_timeout_seconds
+        waited = 0.0 if since is None else asyncio.get_running_loop().time() - since
+        if waited < idle_seconds:
+            self._look_again(idle_seconds - waited)
+        elif self._response is not None:
+            what = f"watch of {self._resource.plural}: {self._transport.config.server}"
+            stalled = Unreachable(f"{what} sent nothing for {idle_seconds:g} s", kind="timeout")
+            self._response.content.set_exception(stalled)
 
     def _split(self, chunk: bytes, *, server: str) -> list[bytes]:
         head, separator, rest = chunk.rpartition(b"\n")
