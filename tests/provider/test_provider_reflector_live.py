@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from provider import CONFIG_MAPS, SECRETS, Client, Forbidden, Reflector, Unreachable
+from provider import CONFIG_MAPS, SECRETS, Cache, Client, Forbidden, Reflector, Unreachable
 from workloads import find_processes
 
 pytestmark = pytest.mark.integration
@@ -67,8 +67,14 @@ async def test_what_went_while_nobody_watched_is_deleted(client, namespace, even
 async def test_goes_on_after_the_api_server_was_killed(api_server, client, namespace, eventually):
     events, handler = recorder()
     reflector = Reflector(client, CONFIG_MAPS, namespace=namespace)
-    async with running(reflector, handler):
+    seen = []
+    async with running(reflector, handler), contextlib.aclosing(Cache(client)) as cache:
+        informer = cache.informer(CONFIG_MAPS)
+        informer.add_handler(
+            lambda event: event.namespace == namespace and seen.append((event.kind, event.namespace, event.name))
+        )
         await asyncio.wait_for(reflector.synced.wait(), 10)
+        await asyncio.wait_for(informer.wait_synced(), 10)
         (server,) = [
             pid
             for pid in find_processes(api_server.directory)
@@ -83,8 +89,12 @@ async def test_goes_on_after_the_api_server_was_killed(api_server, client, names
             return True
 
         await eventually(create, timeout=60)
-        await eventually(lambda: events, lambda seen: ("ADDED", "after") in seen, timeout=60)
+        await eventually(lambda: events, lambda told: ("ADDED", "after") in told, timeout=60)
+        await eventually(lambda: ("ADDED", namespace, "after") in seen, timeout=60)
+        assert cache.state == "ready"
     assert [event for event in events if event[1] == "after"] == [("ADDED", "after")]
+    assert len(set(seen)) == len(seen)
+    assert not any(event == "DELETED" for event, *_ in seen)
     assert not any(event == "DELETED" for event, _ in events)
 
 
