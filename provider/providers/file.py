@@ -100,11 +100,11 @@ class FileProvider:
     def _look(self) -> list[Cluster]:
         # A look whose task was cancelled goes on in its thread.
         with self._looking:
-            paths = dict.fromkeys([*self._files, *self._matches(), *self._known])
-            for path in paths:
+            expected = dict.fromkeys([*self._files, *self._matches()])
+            for path in expected | dict.fromkeys(self._known):
                 file = self._known.setdefault(path, KubeconfigFile(path, exec_plugins=self._exec_plugins))
                 file.look()
-                if not file.exists and not file.contexts:
+                if not file.exists and not file.contexts and path not in expected:
                     del self._known[path]
             return [
                 Cluster(f"{path}{self._separator}{context}", config=config)

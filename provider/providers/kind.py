@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import shutil
 import signal
 from typing import Final
@@ -21,7 +22,6 @@ __all__ = ["KindProvider"]
 
 log: Final = logging.getLogger(__name__)
 
-_PROGRAMS_AT_ONCE: Final = 4
 _MOST_OF_A_MESSAGE: Final = 500
 
 
@@ -59,7 +59,6 @@ class KindProvider:
         self._interval_seconds = interval_seconds
         self._refresh_seconds = refresh_seconds
         self._timeout_seconds = timeout_seconds
-        self._slots = asyncio.Semaphore(_PROGRAMS_AT_ONCE)
 
     @property
     def name(self) -> str:
@@ -102,31 +101,30 @@ class KindProvider:
                 log.warning("kind cluster %s: no kubeconfig, again in %.1f s: %s", name, delay, error)
             else:
                 backoff.reset()
-                delay = self._refresh_seconds
+                delay = self._refresh_seconds * random.uniform(0.8, 1.0)  # noqa: S311 - not all at once
             await asyncio.sleep(delay)
 
     async def _run(self, *arguments: str) -> bytes:
         """Return what the program prints. Raises ProviderError where it fails."""
-        async with self._slots:
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    self._program,
-                    *arguments,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.PIPE,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise ProviderError(f"{self._program} cannot be run: {error.strerror}") from error
-            asked = f"kind {' '.join(arguments)}"
-            try:
-                async with asyncio.timeout(self._timeout_seconds):
-                    output, complaint = await process.communicate()
-            except TimeoutError as error:
-                raise ProviderError(f"{asked} took longer than {self._timeout_seconds:g} s") from error
-            finally:
-                await _end(process)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                self._program,
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ProviderError(f"{self._program} cannot be run: {error.strerror}") from error
+        asked = f"kind {' '.join(arguments)}"
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                output, complaint = await process.communicate()
+        except TimeoutError as error:
+            raise ProviderError(f"{asked} took longer than {self._timeout_seconds:g} s") from error
+        finally:
+            await _end(process)
         if process.returncode:
             said = complaint.decode(errors="replace").strip()[-_MOST_OF_A_MESSAGE:]
             raise ProviderError(f"{asked} failed: {said or f'exit status {process.returncode}'}")

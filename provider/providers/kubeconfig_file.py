@@ -70,7 +70,8 @@ class KubeconfigFile:
     def _take(self, document: Mapping[str, Any]) -> None:
         directory = Path(self.path).absolute().parent
         found: dict[str, ClusterConfig] = {}
-        for name in _names(document):
+        names = _names(document)
+        for name in names:
             try:
                 found[name] = ClusterConfig.from_kubeconfig(
                     document, context=name, directory=directory, exec_plugins=self._exec_plugins
@@ -86,6 +87,7 @@ class KubeconfigFile:
         self._missing = frozenset(waited)
         self.contexts = {**found, **waited}
         self._references = tuple(_references(document, directory))
+        self._problems = {name: self._problems[name] for name in self._problems.keys() & set(names)}
 
     def _stats(self) -> tuple[_Stat | None, ...]:
         return tuple(_stat(path) for path in (Path(self.path), *self._references))

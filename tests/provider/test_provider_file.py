@@ -107,6 +107,16 @@ async def test_what_cannot_be_read_keeps_its_clusters(tmp_path, eventually, capl
         assert clusters.names() == [f"{file}+kept"]
 
 
+async def test_what_was_never_read_is_told_of_once(tmp_path, eventually, caplog):
+    other = tmp_path / "other"
+    async with following(FileProvider(files=[tmp_path, other], interval_seconds=0.01)) as clusters:
+        for port in (1, 2, 3):
+            write(other, "c", port=port)
+            end = f":{port}"
+            await eventually(lambda: clusters.get(f"{other}+c").config.server, lambda seen, end=end: seen.endswith(end))
+        assert caplog.text.count("it cannot be read: Is a directory") == 1
+
+
 async def test_a_context_that_cannot_be_used_concerns_no_other(tmp_path, eventually, caplog):
     file = tmp_path / "a"
     text = document("good")
