@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
-from provider.backoff import Backoff
 from provider.context import cluster_context
 from provider.controller import Controller, Result
 from provider.engagement import Engagement
@@ -17,6 +16,7 @@ from provider.fair_queue import FairQueue
 from provider.options import Options, Reconcile
 from provider.rate_limiter import Clustered
 from provider.request import Request
+from provider.running import keep_running
 from provider.sources import KindSource, RawSource
 from provider.stats import ControllerStats
 
@@ -147,19 +147,8 @@ class MulticlusterController(Generic[R]):
             engaged.registrations.append(source.start(engaged.engagement, self.queue.add))
 
     def _start_raw(self, source: RawSource[R], tasks: asyncio.TaskGroup) -> None:
-        tasks.create_task(self._keep_running(source), name=f"{self.name} {type(source).__name__}")
-
-    async def _keep_running(self, source: RawSource[R]) -> None:
-        backoff = Backoff(initial_seconds=1.0, maximum_seconds=60.0)
-        while True:
-            try:
-                await source.run(self.queue.add)
-            except Exception:
-                delay = backoff.next_delay()
-                self._options.logger.exception("%s: %r failed, again in %.1f s", self.name, source, delay)
-                await asyncio.sleep(delay)
-            else:
-                return
+        name = f"{self.name} {type(source).__name__}"
+        tasks.create_task(keep_running(name, lambda: source.run(self.queue.add)), name=name)
 
     async def _end(self, engaged: _Engaged) -> None:
         # Whoever ends it first is not the only one who waits until nothing is left.
@@ -175,7 +164,8 @@ class MulticlusterController(Generic[R]):
         del self._engaged[name]
         self.stats.dropped["gone"] += self.queue.drop(name)
         await self._controller.drain(lambda request: request.cluster == name, grace_seconds=self._options.grace_seconds)
-        self.stats.by_cluster.pop(name, None)
+        if name not in self._engaged:
+            self.stats.by_cluster.pop(name, None)
 
     async def _work(self, request: R) -> Result | None:
         cluster = request.cluster

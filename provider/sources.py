@@ -35,8 +35,9 @@ class Engage:
     """Which clusters a source watches; None leaves it to the controller's own options, and then to the defaults.
 
     `local`: the local cluster, by default where the manager has no provider. `provider`: those of the provider, by
-    default where there is one. Of these only those that `filter` wants, which is called once for each engagement, and
-    those that come from `from_provider`; neither keeps the local cluster out (`filter` is called for it all the same).
+    default where there is one. Of these only those that `filter` wants, which is called once for each kind and
+    engagement, and those that come from `from_provider`; neither keeps the local cluster out (`filter` is called for it
+    all the same).
     """
 
     local: bool | None = None

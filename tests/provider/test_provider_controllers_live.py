@@ -8,7 +8,7 @@ import contextlib
 
 import pytest
 
-from provider import CONFIG_MAPS, PODS, SECRETS, Cluster, Manager, NotFound, Request, Resource, discover
+from provider import CONFIG_MAPS, PODS, SECRETS, Cluster, ClusterConfig, Manager, NotFound, Request, Resource, discover
 from provider.builder import controller, every_owner, predicates
 from provider.handlers import enqueue_owner
 from provider.kinds import BUILT_IN
@@ -165,6 +165,35 @@ async def test_metadata_is_all_that_metadata_watches_give_and_they_share_it(clie
         assert (found["apiVersion"], found["kind"]) == ("v1", "ConfigMap")
         assert found["metadata"]["labels"] == {"app": "web"}
         assert found["metadata"]["uid"] == created["metadata"]["uid"]
+
+
+async def test_a_cluster_whose_server_says_nothing_delays_no_other(client, namespace, manager, eventually):
+    """Criterion 63: healthy clusters engage and are reconciled while the API of another one hangs."""
+    work, seconds = Work(), []
+    connections = []
+    server = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    built = controller(manager).for_(CONFIG_MAPS, predicates(mine(namespace))).build(work.reconcile)
+    await client.create(CONFIG_MAPS, config_map("x"), namespace=namespace)
+    now = asyncio.get_running_loop().time
+    try:
+        async with running(manager):
+            fleet = await manager.provider.fleet
+            for number in range(20):
+                await fleet.add_or_replace(Cluster(f"silent-{number}", config=ClusterConfig(server=url)))
+            await eventually(lambda: connections)
+            began = now()
+            await fleet.add_or_replace(Cluster("late", config=client.config))
+            await eventually(lambda: work.counts[Request("late", namespace, "x")])
+            seconds.append(now() - began)
+            assert len(built.clusters) == 23
+            began = now()
+        seconds.append(now() - began)
+    finally:
+        server.close()
+        for writer in connections:
+            writer.close()
+    assert max(seconds) < 5, "engaged, or ended, no sooner than the silent ones gave up"
 
 
 async def test_the_reconciler_reads_what_the_event_was_about(client, namespace, manager, eventually):

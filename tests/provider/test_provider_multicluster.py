@@ -12,6 +12,7 @@ import pytest
 from provider import (
     CONFIG_MAPS,
     SECRETS,
+    Backoff,
     ClusterNotFound,
     ClusterNotOwned,
     ClusterNotReady,
@@ -661,7 +662,7 @@ async def test_one_whose_source_does_not_start_is_tried_again_and_delays_nobody(
 
 
 async def test_raw_sources_run_whatever_clusters_there_are_and_again_when_they_fail(work, eventually, monkeypatch):
-    monkeypatch.setattr("provider.multicluster.Backoff", lambda **_: type("", (), {"next_delay": lambda self: 0.01})())
+    monkeypatch.setattr("provider.running.Backoff", lambda **_: Backoff(initial_seconds=0.01, maximum_seconds=0.01))
     channel, asked = Channel(), []
 
     async def ask():
