@@ -111,6 +111,11 @@ class Cluster:
             self._live.cache = self.make_cache()
         return self._live.cache
 
+    @property
+    def known_cache(self) -> Cache | None:
+        """The cache, where somebody has used it already."""
+        return self._live.cache
+
     def make_cache(self) -> Cache:
         """Make the cache; for kinds of clusters that need another one."""
         return Cache(self.client, name=self.name, transform=self._live.transform)
@@ -150,6 +155,11 @@ class Cluster:
         self._live.before_write = before_write
         self._live.transform = transform
         self._live.ended = False
+
+    @property
+    def provider_name(self) -> str:
+        """Name of the provider that found it, for metrics; empty for the local cluster."""
+        return self._origins[0].name if self._origins else ""
 
     def came_from(self, provider: Provider) -> bool:
         """Whether a provider told of this cluster, itself or through the provider that it is part of."""

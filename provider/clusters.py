@@ -7,6 +7,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Final
 
@@ -20,6 +21,7 @@ from provider.indexes import Extract
 from provider.informer import Transform
 from provider.request import LOCAL
 from provider.resources import Resource
+from provider.stats import Durations
 
 __all__ = ["Clusters"]
 
@@ -60,6 +62,8 @@ class Clusters:
         retry_initial_seconds: float = 1.0,
         retry_maximum_seconds: float = 60.0,
     ) -> None:
+        self.engage_durations: Final = Durations()
+        """How long it took until an aware was engaged with a cluster, failed tries included; for metrics."""
         self._awares: list[Aware | LocalAware] = list(awares)
         self._coordinated = coordinated
         self._connections = connections
@@ -247,6 +251,7 @@ class Clusters:
         key: tuple[int, int],
     ) -> None:
         backoff = Backoff(initial_seconds=self._retry_initial_seconds, maximum_seconds=self._retry_maximum_seconds)
+        began = time.monotonic()
         while True:
             attempt = work.inner()
             try:
@@ -259,6 +264,7 @@ class Clusters:
                 log.warning(told, work.cluster.name, self._failures[key], delay, exc_info=error)
             else:
                 self._failures.pop(key, None)
+                self.engage_durations.note(time.monotonic() - began)
                 return
             await attempt.aclose()
             await asyncio.sleep(delay)

@@ -92,6 +92,11 @@ class Manager:
         return self._connections
 
     @property
+    def stopping(self) -> bool:
+        """Whether its end has begun."""
+        return self._ended
+
+    @property
     def local(self) -> Cluster:
         """The local cluster, also before the manager runs; raises ProviderError where there is none."""
         if self._local is None:

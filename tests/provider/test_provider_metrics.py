@@ -1,0 +1,176 @@
+"""What a manager answers over HTTP: its numbers, none of a cluster that is gone, and whether it is well."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from provider import CONFIG_MAPS, Cluster, ClusterConfig, Manager, ProviderError, Request
+from provider.builder import controller
+from provider.metrics import Metrics
+from provider.serving import Serving
+
+
+class Told:
+    """A provider that keeps the clusters that it is told to."""
+
+    name = "told"
+
+    async def run(self, fleet):
+        self.fleet = fleet
+        await asyncio.Event().wait()
+
+
+class Requests:
+    """A raw source of the requests that are put into it."""
+
+    def __init__(self):
+        self.put = asyncio.Queue()
+
+    async def run(self, add):
+        while True:
+            add(await self.put.get())
+
+
+def cluster(name):
+    return Cluster(name, config=ClusterConfig("https://127.0.0.1:1"))
+
+
+async def samples(metrics):
+    found = {}
+    for family in text_string_to_metric_families((await metrics.render()).decode()):
+        for sample in family.samples:
+            found[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+@pytest.fixture
+async def at_work(eventually):
+    """A manager with clusters a and b, and a controller that fails for objects called `bad`."""
+    provider, requests = Told(), Requests()
+    manager = Manager(None, provider)
+
+    async def reconcile(request):
+        if request.name == "bad":
+            raise ValueError("bad")
+
+    controller(manager).named("builder").watches_raw(requests).build(reconcile)
+    async with manager:
+        await eventually(lambda: hasattr(provider, "fleet"))
+        for name in ("a", "b"):
+            await provider.fleet.add_or_replace(cluster(name))
+        yield SimpleNamespace(manager=manager, fleet=provider.fleet, requests=requests)
+
+
+async def test_reconciles_are_counted_by_controller_and_by_cluster(at_work, eventually):
+    """Criterion 73: metrics of a reconcile carry the cluster, and histograms do not."""
+    for request in (Request("a", "n", "good"), Request("b", "n", "bad")):
+        at_work.requests.put.put_nowait(request)
+    metrics = Metrics(at_work.manager)
+
+    async def counted():
+        found = await samples(metrics)
+        by_cluster = "multicluster_reconcile_total"
+        assert found[by_cluster, (("cluster", "a"), ("controller", "builder"), ("result", "success"))] == 1
+        assert found[by_cluster, (("cluster", "b"), ("controller", "builder"), ("result", "error"))] >= 1
+        assert found["controller_runtime_reconcile_total", (("controller", "builder"), ("result", "success"))] == 1
+        assert found["controller_runtime_reconcile_errors_total", (("controller", "builder"),)] >= 1
+        assert found["controller_runtime_reconcile_time_seconds_count", (("controller", "builder"),)] >= 2
+        assert found["workqueue_depth", (("controller", "builder"), ("name", "builder"))] >= 0
+        return True
+
+    await eventually(counted)
+    await at_work.fleet.remove("b")
+    found = await samples(metrics)
+    assert not [labels for _, labels in found if ("cluster", "b") in labels], (
+        "nothing is told of a cluster that is gone"
+    )
+    assert found["controller_runtime_reconcile_errors_total", (("controller", "builder"),)] >= 1, "totals stay"
+
+
+async def test_clusters_are_counted_by_provider_and_state(at_work, eventually):
+    informer = at_work.manager.get_cluster("a").cache.informer(CONFIG_MAPS)
+    metrics = Metrics(at_work.manager)
+
+    async def counted():
+        found = await samples(metrics)
+        state = "multicluster_clusters"
+        assert found[state, (("provider", "told"), ("state", "Unreachable"))] == 1
+        assert found[state, (("provider", "told"), ("state", "Ready"))] == 1
+        assert found["multicluster_cluster_ready", (("cluster", "a"),)] == 0
+        assert found["multicluster_cluster_ready", (("cluster", "b"),)] == 1
+        assert found["multicluster_owned_clusters", ()] == 2
+        assert found["multicluster_cache_bytes", (("cluster", "a"), ("kind", "ConfigMap"))] == informer.size_bytes
+        # Of each cluster, the controller.
+        assert found["multicluster_engage_seconds_count", ()] == 2
+        assert found["process_resident_memory_bytes", ()] > 0
+        return True
+
+    await eventually(counted)
+
+
+async def test_cluster_labels_can_be_left_out(at_work):
+    _ = at_work.manager.get_cluster("a").cache.informer(CONFIG_MAPS)
+    found = await samples(Metrics(at_work.manager, cluster_labels=False))
+    assert not [name for name, labels in found if dict(labels).get("cluster")]
+    assert found["multicluster_cache_bytes", (("kind", "ConfigMap"),)] == 0
+
+
+async def test_what_a_coordinator_says_of_its_leases_is_shown():
+    stats = SimpleNamespace(peers=("x", "y"), fences=64, owned=30, draining=1, lost=2, renewals=100, failures=3)
+    sharing = SimpleNamespace(stats=stats, may_work=lambda cluster: True)
+    found = await samples(Metrics(Manager(None, coordinator=sharing)))
+    assert found["multicluster_peers", ()] == 2
+    assert found["multicluster_fences", (("state", "owned"),)] == 30
+    assert found["multicluster_lease_events_total", (("event", "lost"),)] == 2
+    leading = SimpleNamespace(leading=True, may_work=lambda cluster: True)
+    assert (await samples(Metrics(Manager(None, coordinator=leading))))["multicluster_leading", ()] == 1
+
+
+async def test_health_readiness_and_metrics_are_answered_while_the_manager_runs(eventually):
+    manager = Manager(ClusterConfig("https://127.0.0.1:1"))
+    serving = Serving(manager, port=0)
+    well = asyncio.Event()
+
+    async def check():
+        if not well.is_set():
+            raise ValueError("not warm yet")
+
+    manager.add_ready_check("warm", check)
+    manager.add(serving)
+    async with aiohttp.ClientSession() as session:
+
+        async def ask(path):
+            host, port = serving.address
+            async with session.get(f"http://{host}:{port}{path}") as answer:
+                return answer.status, await answer.text()
+
+        async with manager:
+            await serving.listening.wait()
+            # The local cluster cannot be reached, which is nothing that a new process would change.
+            _ = manager.local.cache.informer(CONFIG_MAPS)
+            assert await ask("/healthz") == (200, "ok")
+            verbose = "[+]ping ok\n[+]manager ok\n[-]warm failed: not warm yet\nreadyz check failed\n"
+            assert await ask("/readyz") == (500, verbose)
+            assert await ask("/readyz/warm") == (500, "not warm yet\n")
+            assert (await ask("/readyz/other"))[0] == 404
+            well.set()
+            assert await ask("/readyz") == (200, "ok")
+            assert (await ask("/readyz?verbose"))[1].endswith("[+]warm ok\nreadyz check passed\n")
+            status, text = await ask("/metrics")
+            assert status == 200
+            assert "multicluster_owned_clusters 1.0" in text
+
+            async def slow_end():
+                assert (await ask("/readyz"))[0] == 500, "one that is about to end is sent nothing more"
+                slow_end.seen = True
+
+            for engagement in manager.clusters.engagements():
+                engagement.on_close(slow_end)
+        assert slow_end.seen
+        with pytest.raises(ProviderError, match="does not listen"):
+            _ = serving.address
