@@ -253,6 +253,28 @@ async def test_namespaces_of_two_hosts_side_by_side(world, host, client, eventua
     await other.aclose()
 
 
+async def test_a_cache_that_is_stopped_ends_its_own_handlers_and_may_begin_again(world, host, eventually):
+    async with managing(world, host) as manager:
+        await eventually(manager.cluster_names, lambda names: names == world.names())
+        zoo, jungle = (manager.get_cluster(world.name(name)).cache for name in ("zoo", "jungle"))
+        first, beside, again = [], [], []
+        registration = zoo.informer(CONFIG_MAPS).add_handler(lambda event: first.append(event.name))
+        jungle.informer(CONFIG_MAPS).add_handler(lambda event: beside.append(event.name))
+        await registration.synced.wait()
+        whole = host.cache.informer(CONFIG_MAPS)
+        await zoo.stop()
+        before = list(first)
+        await world.put("zoo", "tiger", "animal")
+        await world.put("jungle", "snake", "animal")
+        await eventually(lambda: "snake" in beside)
+        assert first == before
+        zoo.informer(CONFIG_MAPS).add_handler(lambda event: again.append((event.name, event.initial)))
+        await eventually(lambda: {("tiger", True), ("lion", True)} <= set(again))
+        assert host.cache.informer(CONFIG_MAPS) is whole
+        assert zoo.size_bytes() == {"ConfigMap": 0}
+        assert manager.get_cluster(world.name("zoo")).health.state == "Ready"
+
+
 async def test_what_a_manager_leaves_of_objects_is_left_in_the_hosts_cache(world, host, eventually):
     def without_labels(found):
         found["metadata"].pop("labels", None)
