@@ -194,6 +194,8 @@ class Controller(Generic[K]):
         attempt = self._attempts.pop(task)
         self._stop_clocks(attempt)
         attempt.end()
+        # The task's context has the attempt: what refers to itself would be left to the garbage collector.
+        attempt.task = None
         self.queue.done(attempt.key)
         error = task.exception() if not task.cancelled() else None
         if error is not None and self._ended is not None and not self._ended.done():

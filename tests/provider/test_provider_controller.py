@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import gc
 import logging
 
 import pytest
@@ -75,6 +76,65 @@ async def test_a_result_asks_to_be_called_again(eventually):
         await eventually(lambda: (len(tries), queue.idle), lambda seen: seen == (3, True))
 
 
+async def test_a_result_may_ask_for_another_try_without_a_failure(eventually, caplog):
+    tries = []
+    queue = WorkQueue(initial_backoff_seconds=0.001)
+
+    async def reconcile(key):
+        tries.append(queue.failures(key))
+        return Result(requeue=True) if len(tries) < 4 else None
+
+    async with running(Controller("test", reconcile, queue=queue)):
+        queue.add("a")
+        await eventually(lambda: (len(tries), queue.idle), lambda seen: seen == (4, True))
+    assert (tries, queue.failures("a"), caplog.records) == ([0, 1, 2, 3], 0, [])
+
+
+async def test_draining_waits_for_its_keys_only_and_cancels_those_that_take_too_long(eventually):
+    ended, gates = [], {"a": asyncio.Event(), "b": asyncio.Event(), "c": asyncio.Event()}
+    queue = WorkQueue()
+
+    async def reconcile(key):
+        try:
+            await gates[key].wait()
+        except asyncio.CancelledError:
+            ended.append(f"{key} cancelled")
+            raise
+        ended.append(key)
+
+    controller = Controller("test", reconcile, queue=queue)
+    async with running(controller):
+        for key in gates:
+            queue.add(key)
+        await eventually(lambda: sorted(controller.under_way), lambda keys: keys == ["a", "b", "c"])
+        draining = asyncio.create_task(controller.drain(lambda key: key in "ab", grace_seconds=0.05))
+        gates["a"].set()
+        await draining
+        assert (ended, controller.under_way) == (["a", "b cancelled"], ["c"])
+        await controller.drain(lambda key: key in "ab", grace_seconds=60)
+    assert ended == ["a", "b cancelled", "c cancelled"]
+
+
+async def test_a_deadline_that_comes_with_the_end_of_the_controller_ends_it_all_the_same(eventually):
+    begun = []
+    queue = WorkQueue()
+
+    async def reconcile(key):
+        begun.append(key)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(Controller("test", reconcile, queue=queue, timeout_seconds=0.02).run())
+    queue.add("a")
+    await eventually(lambda: begun)
+    await asyncio.sleep(0.05)
+    task.cancel()
+    await asyncio.wait_for(asyncio.wait([task]), 5)
+    assert task.cancelled()
+
+
 async def test_ends_when_the_queue_is_closed_and_drained():
     done = []
     queue = WorkQueue()
@@ -86,6 +146,25 @@ async def test_ends_when_the_queue_is_closed_and_drained():
     queue.close()
     await asyncio.wait_for(Controller("test", reconcile, queue=queue).run(), 1)
     assert done == ["a"]
+
+
+async def test_reconciles_leave_nothing_to_the_garbage_collector(eventually):
+    queue = WorkQueue()
+
+    async def reconcile(key):
+        await asyncio.sleep(0)
+
+    async with running(Controller("test", reconcile, queue=queue, waiting=10)):
+        await asyncio.sleep(0)
+        gc.collect()
+        gc.disable()
+        try:
+            for key in range(500):
+                queue.add(key)
+            await eventually(lambda: queue.idle)
+            assert gc.collect() < 250
+        finally:
+            gc.enable()
 
 
 async def test_cancelling_awaits_the_reconciles_under_way():
