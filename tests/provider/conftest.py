@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
 import datetime as dt
@@ -341,3 +342,74 @@ class FakeCluster(Cluster):
 def fake_cluster() -> type[FakeCluster]:
     """Clusters for tests of controllers."""
     return FakeCluster
+
+
+class Given:
+    """A provider of what a test puts into its fleet."""
+
+    name = "given"
+
+    def __init__(self):
+        self.fleet = asyncio.get_running_loop().create_future()
+
+    async def run(self, fleet):
+        self.fleet.set_result(fleet)
+        await asyncio.Event().wait()
+
+
+class Work:
+    """A reconciler that notes what it is asked, and does as it is told."""
+
+    def __init__(self):
+        self.asked = []
+        self.begun = collections.Counter()
+        self.ended = []
+        self.answers = {}
+        self.gates = {}
+
+    async def reconcile(self, request):
+        self.asked.append(request)
+        gate = self.gates.get(request.name)
+        if gate is not None:
+            try:
+                await gate.wait()
+            finally:
+                self.ended.append(request)
+        answer = self.answers.get(request.name)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def names(self, cluster):
+        return [each.name for each in self.asked if each.cluster == cluster]
+
+
+@contextlib.asynccontextmanager
+async def _fleet(manager):
+    """Run the manager; what is given is its provider's fleet."""
+    async with manager:
+        yield await manager.provider.fleet
+
+
+@pytest.fixture
+def given() -> type[Given]:
+    """A provider for tests."""
+    return Given
+
+
+@pytest.fixture
+def new_work() -> type[Work]:
+    """Reconcilers for tests."""
+    return Work
+
+
+@pytest.fixture
+def work() -> Work:
+    """A reconciler for tests."""
+    return Work()
+
+
+@pytest.fixture
+def fleet() -> Any:
+    """`async with fleet(manager) as given`: runs it, and `given.add_or_replace(cluster)` is what its provider says."""
+    return _fleet

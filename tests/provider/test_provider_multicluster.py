@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import collections
-import contextlib
 import logging
 
 import pytest
@@ -12,12 +10,7 @@ import pytest
 from provider import (
     CONFIG_MAPS,
     SECRETS,
-    Backoff,
-    ClusterNotFound,
-    ClusterNotOwned,
-    ClusterNotReady,
     Manager,
-    ProviderError,
     Request,
     Result,
     Unreachable,
@@ -25,70 +18,16 @@ from provider import (
     logs,
     single_cluster,
 )
-from provider.builder import controller, engage, every_owner, predicates
+from provider.builder import controller, engage
 from provider.engagement import Engagement
-from provider.handlers import enqueue_mapped, enqueue_object, enqueue_owner
-from provider.predicates import in_namespaces, on_events
+from provider.handlers import enqueue_object
 from provider.rate_limiter import ItemBackoff
-from provider.sources import Channel, KindSource, Poll
-from provider.waiting import unanswered
-
-
-class Given:
-    """A provider of what a test puts into its fleet."""
-
-    name = "given"
-
-    def __init__(self):
-        self.fleet = asyncio.get_running_loop().create_future()
-
-    async def run(self, fleet):
-        self.fleet.set_result(fleet)
-        await asyncio.Event().wait()
-
-
-class Work:
-    """A reconciler that notes what it is asked, and does as it is told."""
-
-    def __init__(self):
-        self.asked = []
-        self.begun = collections.Counter()
-        self.ended = []
-        self.answers = {}
-        self.gates = {}
-
-    async def reconcile(self, request):
-        self.asked.append(request)
-        gate = self.gates.get(request.name)
-        if gate is not None:
-            try:
-                await gate.wait()
-            finally:
-                self.ended.append(request)
-        answer = self.answers.get(request.name)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def names(self, cluster):
-        return [each.name for each in self.asked if each.cluster == cluster]
-
-
-@contextlib.asynccontextmanager
-async def fleet(manager):
-    """Run the manager; what is given is its provider's fleet."""
-    async with manager:
-        yield await manager.provider.fleet
+from provider.sources import KindSource
 
 
 @pytest.fixture
-async def manager():
-    return Manager(None, Given(), max_concurrent=2)
-
-
-@pytest.fixture
-def work():
-    return Work()
+async def manager(given):
+    return Manager(None, given(), max_concurrent=2)
 
 
 def map_of(cluster):
@@ -131,7 +70,9 @@ async def test_a_new_engagement_under_a_name_stops_the_old_handlers_first(manage
         await new.aclose()
 
 
-async def test_a_watch_that_is_added_later_reaches_the_clusters_that_are_there(manager, work, fake_cluster, eventually):
+async def test_a_watch_that_is_added_later_reaches_the_clusters_that_are_there(
+    manager, work, fake_cluster, eventually, fleet
+):
     """Criterion 24: a watch added after engagement reaches already engaged clusters, and those to come."""
     built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
     async with fleet(manager) as given:
@@ -148,7 +89,7 @@ async def test_a_watch_that_is_added_later_reaches_the_clusters_that_are_there(m
 
 
 async def test_a_controller_that_is_added_later_gets_the_clusters_that_are_there(
-    manager, work, fake_cluster, eventually
+    manager, work, fake_cluster, eventually, fleet
 ):
     """Criterion 66: a controller added after engagement gets all engaged clusters, and runs."""
     async with fleet(manager) as given:
@@ -159,7 +100,7 @@ async def test_a_controller_that_is_added_later_gets_the_clusters_that_are_there
         await eventually(lambda: work.asked, lambda asked: asked == [Request("a", "ns", "x")])
 
 
-async def test_after_removal_nothing_of_a_cluster_is_left(manager, work, fake_cluster, eventually):
+async def test_after_removal_nothing_of_a_cluster_is_left(manager, work, fake_cluster, eventually, fleet):
     """Criterion 27: after removal no event of that cluster enqueues; its entry is gone from the controller."""
     built = controller(manager).for_(CONFIG_MAPS).with_options(max_concurrent=1, grace_seconds=5).build(work.reconcile)
     work.gates["slow"] = asyncio.Event()
@@ -186,7 +127,7 @@ async def test_after_removal_nothing_of_a_cluster_is_left(manager, work, fake_cl
         assert built.stats.reconciles == {"success": 1}
 
 
-async def test_reconciles_under_way_get_a_grace_and_are_cancelled_then(manager, work, fake_cluster, eventually):
+async def test_reconciles_under_way_get_a_grace_and_are_cancelled_then(manager, work, fake_cluster, eventually, fleet):
     """Criterion 75: the end of the work on a cluster waits for its reconciles, and cancels those that take too long."""
     built = controller(manager).for_(CONFIG_MAPS).with_options(grace_seconds=0.05).build(work.reconcile)
     work.gates["stuck"] = asyncio.Event()
@@ -202,7 +143,7 @@ async def test_reconciles_under_way_get_a_grace_and_are_cancelled_then(manager, 
         assert built.stats.reconciles == {}
 
 
-async def test_what_a_late_reconcile_asks_for_is_not_done(manager, work, fake_cluster, eventually):
+async def test_what_a_late_reconcile_asks_for_is_not_done(manager, work, fake_cluster, eventually, fleet):
     built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
     work.gates["slow"] = asyncio.Event()
     work.answers["slow"] = Result(requeue_after_seconds=0.001)
@@ -220,27 +161,7 @@ async def test_what_a_late_reconcile_asks_for_is_not_done(manager, work, fake_cl
         assert work.names("a") == ["slow"]
 
 
-async def test_a_cluster_that_is_gone_is_no_failure_unless_asked_for(manager, work, eventually):
-    """Criterion 28: ClusterNotFound from a reconciler: no retry, no error; with the wrapper off: retried."""
-    channel, tolerant, strict = Channel(), Work(), Work()
-    for each in (tolerant, strict):
-        each.answers["x"] = ClusterNotFound("there is no cluster 'a'")
-    one = controller(manager).named("one").watches_raw(channel).build(tolerant.reconcile)
-    two = controller(manager).named("two").watches_raw(channel)
-    two = two.with_options(
-        retry_cluster_not_found=True, rate_limiter=ItemBackoff(initial_seconds=0.001, maximum_seconds=0.001)
-    ).build(strict.reconcile)
-    async with manager:
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        channel.put(Request("a", "ns", "x"))
-        await eventually(lambda: len(strict.asked), lambda count: count >= 3)
-        assert len(tolerant.asked) == 1
-        assert one.stats.reconciles == {"success": 1}
-        assert two.stats.reconciles["error"] >= 2
-
-
-async def test_a_reconciler_for_one_cluster_gets_it_from_the_context(manager, fake_cluster, eventually):
+async def test_a_reconciler_for_one_cluster_gets_it_from_the_context(manager, fake_cluster, eventually, fleet):
     """Criterion 30: a single-cluster reconciler runs unmodified with the cluster taken from the context."""
     seen = []
 
@@ -255,243 +176,6 @@ async def test_a_reconciler_for_one_cluster_gets_it_from_the_context(manager, fa
             map_of(cluster).put("x")
         await eventually(lambda: sorted(seen), lambda found: found == [("a", "a", "ns/x"), ("b", "b", "ns/x")])
         assert current_cluster() is None
-
-
-async def test_what_a_mapping_returns_is_of_the_events_cluster_unless_preserved(
-    manager, work, fake_cluster, eventually
-):
-    """Criterion 32: map func output gets the event's cluster; the "preserve" variant keeps the given one."""
-
-    def fan_out(cluster, found):
-        return [Request(name, "", found["metadata"]["name"]) for name in ("a", "b")]
-
-    built = (
-        controller(manager)
-        .named("x")
-        .watches(CONFIG_MAPS, enqueue_mapped(fan_out))
-        .watches(SECRETS, enqueue_mapped(fan_out, preserve_cluster=True))
-        .build(work.reconcile)
-    )
-    async with fleet(manager) as given:
-        clusters = [fake_cluster(name) for name in ("a", "b")]
-        for each in clusters:
-            await given.add_or_replace(each)
-        await eventually(lambda: built.clusters, lambda names: len(names) == 2)
-        map_of(clusters[0]).put("mapped")
-        clusters[0].mirror(SECRETS).put("preserved")
-        expected = [Request("a", "", "mapped"), Request("a", "", "preserved"), Request("b", "", "preserved")]
-        await eventually(lambda: sorted(work.asked), lambda asked: asked == expected)
-
-
-def test_a_mapping_that_would_have_to_be_awaited_is_refused():
-    async def fan_out(cluster, found):
-        return []
-
-    with pytest.raises(ProviderError, match="coroutine function"):
-        enqueue_mapped(fan_out)
-
-
-def owner(kind, name, *, controlling=False, api_version="apps/v1"):
-    return {"apiVersion": api_version, "kind": kind, "name": name, "uid": name, "controller": controlling}
-
-
-async def test_owned_objects_lead_to_their_controller_or_to_every_owner(manager, fake_cluster, eventually):
-    """Criterion 15: an owned object's event reconciles its controller owner; every_owner reconciles every owner."""
-    one, every = Work(), Work()
-    controller(manager).for_("apps/v1/Deployment").owns(CONFIG_MAPS).build(one.reconcile)
-    builder = controller(manager).named("every").for_("apps/v1/Deployment").owns(CONFIG_MAPS, every_owner())
-    builder.build(every.reconcile)
-    async with fleet(manager) as given:
-        cluster = fake_cluster("a")
-        await given.add_or_replace(cluster)
-        owners = [
-            owner("Deployment", "controls", controlling=True, api_version="apps/v1beta2"),
-            owner("Deployment", "owns"),
-            owner("Deployment", "of-another-group", controlling=True, api_version="example.com/v1"),
-            owner("StatefulSet", "of-another-kind", controlling=True),
-        ]
-        map_of(cluster).put("x", metadata={"ownerReferences": owners})
-        await eventually(lambda: sorted(every.names("a")), lambda names: names == ["controls", "owns"])
-        assert one.asked == [Request("a", "ns", "controls")]
-        map_of(cluster).put("x", metadata={"ownerReferences": [owner("Deployment", "new", controlling=True)]})
-        await eventually(lambda: sorted(one.names("a")), lambda names: names == ["controls", "controls", "new"])
-
-
-@pytest.mark.parametrize("references", [None, "odd", [1, None], [{"kind": "Node", "name": None}], {}])
-def test_owners_that_are_none_lead_nowhere_and_of_cluster_scoped_kinds_there_is_no_namespace(references, fake_cluster):
-    seen = []
-    cluster = fake_cluster("a")
-    handler = enqueue_owner("v1/Node", every_owner=True)
-    map_of(cluster).add_handler(lambda event: seen.extend(handler(cluster, event)))
-    map_of(cluster).put("x", metadata={"ownerReferences": references})
-    map_of(cluster).put("x", metadata={"ownerReferences": [owner("Node", "n", api_version="v1")]})
-    assert Request("a", "", "n") in seen
-
-
-async def test_predicates_of_a_kind_and_of_all_must_both_agree(manager, work, fake_cluster, eventually):
-    """Criterion 17: a per-input predicate sees only its kind; the global filter sees all; both must pass."""
-    of_all, of_secrets = [], []
-
-    def note(seen, wanted):
-        return lambda event: seen.append((event.resource.kind, event.name)) or event.name != wanted
-
-    built = (
-        controller(manager)
-        .for_(CONFIG_MAPS)
-        .watches(SECRETS, enqueue_object(), predicates(note(of_secrets, "not-in-one")))
-        .with_filter(in_namespaces("ns"), note(of_all, "not-at-all"))
-        .build(work.reconcile)
-    )
-    async with fleet(manager) as given:
-        cluster = fake_cluster("a")
-        await given.add_or_replace(cluster)
-        await eventually(lambda: built.clusters)
-        for resource in (CONFIG_MAPS, SECRETS):
-            for name in ("yes", "not-at-all", "not-in-one"):
-                cluster.mirror(resource).put(name)
-        cluster.mirror(SECRETS).put("elsewhere", namespace="other")
-        await eventually(lambda: built.queue.idle and len(work.asked) >= 2)
-    assert set(work.names("a")) == {"yes", "not-in-one"}
-    assert set(of_secrets) == {("Secret", "yes"), ("Secret", "not-in-one")}
-    assert len(of_all) == 6
-
-
-async def test_events_that_do_not_matter_lead_to_nothing(manager, work, fake_cluster, eventually):
-    built = controller(manager).for_(CONFIG_MAPS, predicates(on_events(deleted=False))).build(work.reconcile)
-    async with fleet(manager) as given:
-        cluster = fake_cluster("a")
-        await given.add_or_replace(cluster)
-        await eventually(lambda: built.clusters)
-        map_of(cluster).put("x")
-        await eventually(lambda: work.asked)
-        map_of(cluster).remove("x")
-        await asyncio.sleep(0.01)
-        assert len(work.asked) == 1
-
-
-async def test_a_flood_in_one_cluster_delays_the_first_of_another_by_one_reconcile_at_most(
-    manager, work, fake_cluster, eventually
-):
-    """Criterion 70: 10,000 items of A; the first one of B starts within one worker slot."""
-    built = controller(manager).for_(CONFIG_MAPS).with_options(max_concurrent=1).build(work.reconcile)
-    work.gates["100"] = asyncio.Event()
-    async with fleet(manager) as given:
-        flooded, other = fake_cluster("a"), fake_cluster("b")
-        for each in (flooded, other):
-            await given.add_or_replace(each)
-        await eventually(lambda: len(built.clusters), lambda count: count == 2)
-        for number in range(10_000):
-            built.queue.add(Request("a", "ns", str(number)))
-        await eventually(lambda: work.ended or work.names("a")[-1:] == ["100"])
-        map_of(other).put("first")
-        before = len(work.asked)
-        work.gates["100"].set()
-        await eventually(lambda: work.names("b"))
-        assert work.asked[before] == Request("b", "ns", "first")
-        await eventually(lambda: built.queue.idle, timeout=20)
-    assert len(work.asked) == 10_001
-
-
-class Later:
-    """A coordinator that lets work on clusters begin when it is told."""
-
-    def __init__(self):
-        self.workplace = None
-        self.mine = lambda cluster: True
-
-    async def run(self, workplace):
-        self.workplace = workplace
-        await asyncio.Event().wait()
-
-    def may_work(self, cluster):
-        return self.mine(cluster)
-
-    def require_read(self, cluster):
-        pass
-
-    def require_write(self, cluster):
-        pass
-
-
-async def test_a_request_for_a_cluster_that_is_not_ready_waits_until_it_is(work, fake_cluster, eventually):
-    """Criterion 71: a request for a known but not ready cluster is parked and runs on engagement, not dropped."""
-    coordinator, channel = Later(), Channel()
-    manager = Manager(None, Given(), coordinator=coordinator)
-    built = controller(manager).named("x").watches_raw(channel).build(work.reconcile)
-    async with fleet(manager) as given:
-        await given.add_or_replace(fake_cluster("a"))
-        for name in ("one", "two", "one"):
-            channel.put(Request("a", "ns", name))
-        channel.put(Request("b", "ns", "of a cluster that nobody knows"))
-        await eventually(lambda: (built.queue.depth("a"), work.names("b")), lambda seen: seen[0] == 2 and seen[1])
-        assert (built.queue.parked(), work.names("a")) == (["a"], [])
-        coordinator.workplace.allow("a")
-        await eventually(lambda: work.names("a"), lambda names: sorted(names) == ["one", "two"])
-        assert built.queue.parked() == []
-
-
-async def test_what_waits_for_a_cluster_that_goes_is_thrown_away(work, fake_cluster, eventually, monkeypatch):
-    monkeypatch.setattr("provider.multicluster._SWEEP_SECONDS", 0.01)
-    coordinator, channel = Later(), Channel()
-    manager = Manager(None, Given(), coordinator=coordinator)
-    built = controller(manager).named("x").watches_raw(channel).build(work.reconcile)
-    async with fleet(manager) as given:
-        for name in ("a", "b"):
-            await given.add_or_replace(fake_cluster(name))
-            channel.put(Request(name, "ns", "x"))
-        await eventually(lambda: sorted(built.queue.parked()), lambda names: names == ["a", "b"])
-        await given.remove("a")
-        await eventually(lambda: built.queue.parked(), lambda names: names == ["b"])
-        coordinator.mine = lambda cluster: False
-        await eventually(lambda: built.queue.idle)
-        assert built.stats.dropped == {"gone": 1, "not_owned": 1}
-        assert work.asked == []
-
-
-async def test_a_reconcile_begins_only_while_this_process_may_work(work, fake_cluster, eventually, monkeypatch):
-    """Criterion 61: ownership is asked at dispatch: what is somebody else's is not begun, nor lost where it is ours."""
-    monkeypatch.setattr("provider.multicluster._SWEEP_SECONDS", 0.01)
-    coordinator = Later()
-    manager = Manager(None, Given(), coordinator=coordinator)
-    built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
-    async with fleet(manager) as given:
-        cluster = fake_cluster("a")
-        await given.add_or_replace(cluster)
-        coordinator.workplace.allow("a")
-        await eventually(lambda: built.clusters)
-        coordinator.mine = lambda name: False
-        for name in ("x", "y"):
-            map_of(cluster).put(name)
-        built.queue.add(Request("of somebody else", "ns", "x"))
-        await eventually(lambda: built.stats.dropped, lambda dropped: dropped == {"not_owned": 1})
-        await eventually(lambda: built.under_way, lambda under_way: under_way == {})
-        assert (work.asked, built.queue.depth("a")) == ([], 2)
-        # The engagement has not ended, so nobody would tell of these objects again.
-        coordinator.mine = lambda name: True
-        await eventually(lambda: sorted(work.names("a")), lambda names: names == ["x", "y"])
-
-
-async def test_what_turns_out_not_to_be_ours_waits_and_other_clusters_are_a_failure(work, fake_cluster, eventually):
-    coordinator = Later()
-    manager = Manager(None, Given(), coordinator=coordinator)
-
-    async def reconcile(request):
-        await work.reconcile(request)
-        coordinator.mine = lambda cluster: request.name != "ours no more"
-        raise ClusterNotOwned("no")
-
-    built = controller(manager).for_(CONFIG_MAPS).with_options(rate_limiter=ItemBackoff(initial_seconds=60))
-    built = built.build(reconcile)
-    async with fleet(manager) as given:
-        cluster = fake_cluster("a")
-        await given.add_or_replace(cluster)
-        coordinator.workplace.allow("a")
-        map_of(cluster).put("asks for another")
-        await eventually(lambda: built.stats.reconciles, lambda counts: counts == {"error": 1})
-        map_of(cluster).put("ours no more")
-        await eventually(lambda: built.queue.parked(), lambda names: names == ["a"])
-        assert built.queue.depth("a") == 1
-        assert built.stats.reconciles == {"error": 1}
 
 
 async def test_a_thousand_clusters_that_come_and_go_leave_nothing(manager, work, fake_cluster):
@@ -514,20 +198,7 @@ async def test_a_thousand_clusters_that_come_and_go_leave_nothing(manager, work,
         assert (built.queue._lanes, built.queue._limiter._failures, built.queue.idle) == ({}, {}, True)
 
 
-async def test_a_cluster_that_is_not_ready_is_asked_again_and_is_no_failure(manager, work, fake_cluster, eventually):
-    built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
-    work.answers["x"] = ClusterNotReady("another cluster is being engaged")
-    async with fleet(manager) as given:
-        cluster = fake_cluster("a")
-        await given.add_or_replace(cluster)
-        map_of(cluster).put("x")
-        await eventually(lambda: len(work.asked), lambda count: count >= 3)
-        work.answers["x"] = None
-        await eventually(lambda: built.queue.idle)
-        assert built.stats.reconciles == {"requeue": len(work.asked) - 1, "success": 1}
-
-
-async def test_counts_results_by_cluster_as_controller_runtime_does(manager, work, fake_cluster, eventually):
+async def test_counts_results_by_cluster_as_controller_runtime_does(manager, work, fake_cluster, eventually, fleet):
     builder = controller(manager).for_(CONFIG_MAPS)
     built = builder.with_options(timeout_seconds=0.05, rate_limiter=ItemBackoff(initial_seconds=60)).build(
         work.reconcile
@@ -563,7 +234,7 @@ class _Noting(logging.Filter):
 
 
 async def test_what_is_logged_in_a_reconcile_and_of_its_failure_names_the_cluster(
-    manager, fake_cluster, eventually, caplog
+    manager, fake_cluster, eventually, caplog, fleet
 ):
     """Criterion 73: every log line of a reconcile carries cluster, namespace and name, those of its tasks too."""
 
@@ -587,7 +258,7 @@ async def test_what_is_logged_in_a_reconcile_and_of_its_failure_names_the_cluste
     assert all(each == expected for each in noted)
 
 
-async def test_the_context_of_one_reconcile_is_not_that_of_the_next(manager, fake_cluster, eventually):
+async def test_the_context_of_one_reconcile_is_not_that_of_the_next(manager, fake_cluster, eventually, fleet):
     import contextvars
 
     left = contextvars.ContextVar("left", default="nothing")
@@ -609,36 +280,8 @@ async def test_the_context_of_one_reconcile_is_not_that_of_the_next(manager, fak
     assert seen == ["nothing"] * 3
 
 
-async def test_silent_clusters_keep_no_worker_from_others(manager, fake_cluster, eventually):
-    """Criterion 63: clusters whose servers say nothing delay nobody else's reconciles."""
-    done, silence = [], asyncio.Event()
-
-    async def reconcile(request):
-        if request.cluster.startswith("silent"):
-            with unanswered(patience_seconds=0.01):
-                await silence.wait()
-        done.append(request.cluster)
-
-    built = controller(manager).for_(CONFIG_MAPS).with_options(max_concurrent=1).build(reconcile)
-    async with fleet(manager) as given:
-        for number in range(20):
-            cluster = fake_cluster(f"silent-{number}")
-            await given.add_or_replace(cluster)
-            for name in range(5):
-                map_of(cluster).put(str(name))
-        cluster = fake_cluster("good")
-        await given.add_or_replace(cluster)
-        await eventually(lambda: len(built.clusters), lambda count: count == 21)
-        map_of(cluster).put("x")
-        await eventually(lambda: done, lambda names: names == ["good"])
-        assert max(count for name, count in built.under_way.items()) == 1
-        silence.set()
-        await eventually(lambda: built.queue.idle)
-    assert len(done) == 101
-
-
 async def test_one_whose_source_does_not_start_is_tried_again_and_delays_nobody(
-    manager, work, fake_cluster, eventually, caplog
+    manager, work, fake_cluster, eventually, caplog, fleet
 ):
     tries = []
 
@@ -661,40 +304,7 @@ async def test_one_whose_source_does_not_start_is_tried_again_and_delays_nobody(
         assert len(map_of(clusters["odd"]).handlers) == 1
 
 
-async def test_raw_sources_run_whatever_clusters_there_are_and_again_when_they_fail(work, eventually, monkeypatch):
-    monkeypatch.setattr("provider.running.Backoff", lambda **_: Backoff(initial_seconds=0.01, maximum_seconds=0.01))
-    channel, asked = Channel(), []
-
-    async def ask():
-        asked.append(1)
-        if len(asked) == 2:
-            raise ValueError("odd")
-        return [Request("", "polled", str(len(asked)))]
-
-    class Fails:
-        async def run(self, add):
-            add(Request("", "failing", "x"))
-            raise ValueError("odd")
-
-    manager = Manager(None)
-    channel.put(Request("", "early", "x"))
-    channel.put(Request("", "early", "x"))
-    built = controller(manager).named("x").watches_raw(channel).watches_raw(Poll(ask, every_seconds=0.02))
-    built = built.watches_raw(Fails()).with_filter(lambda event: False).build(work.reconcile)
-    async with manager:
-        await eventually(lambda: len(asked), lambda count: count >= 4)
-        await eventually(lambda: collections.Counter(work.asked)[Request("", "failing", "x")], lambda count: count > 1)
-        channel.put(Request("", "late", "x"))
-        late = Channel()
-        built.watch_raw(late)
-        late.put(Request("", "later", "x"))
-        await eventually(lambda: Request("", "later", "x") in work.asked)
-    counts = collections.Counter(each.namespace for each in work.asked)
-    assert counts["early"] == counts["late"] == counts["later"] == 1
-    assert counts["polled"] >= 2
-
-
-async def test_the_end_of_the_manager_leaves_no_task(manager, work, fake_cluster, eventually):
+async def test_the_end_of_the_manager_leaves_no_task(manager, work, fake_cluster, eventually, fleet):
     """Criterion 68: nothing of a controller is left when its manager has ended."""
     controller(manager).for_(CONFIG_MAPS).with_options(grace_seconds=0.01).build(work.reconcile)
     work.gates["stuck"] = asyncio.Event()

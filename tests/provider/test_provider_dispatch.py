@@ -1,0 +1,225 @@
+"""When a request is worked on, waits, or is nothing to this process."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from provider import (
+    CONFIG_MAPS,
+    ClusterNotFound,
+    ClusterNotOwned,
+    ClusterNotReady,
+    Manager,
+    Request,
+)
+from provider.builder import controller
+from provider.rate_limiter import ItemBackoff
+from provider.sources import Channel
+from provider.waiting import unanswered
+
+
+@pytest.fixture
+async def manager(given):
+    return Manager(None, given(), max_concurrent=2)
+
+
+def map_of(cluster):
+    return cluster.mirror(CONFIG_MAPS)
+
+
+async def test_a_cluster_that_is_gone_is_no_failure_unless_asked_for(manager, work, eventually, new_work):
+    """Criterion 28: ClusterNotFound from a reconciler: no retry, no error; with the wrapper off: retried."""
+    channel, tolerant, strict = Channel(), new_work(), new_work()
+    for each in (tolerant, strict):
+        each.answers["x"] = ClusterNotFound("there is no cluster 'a'")
+    one = controller(manager).named("one").watches_raw(channel).build(tolerant.reconcile)
+    two = controller(manager).named("two").watches_raw(channel)
+    two = two.with_options(
+        retry_cluster_not_found=True, rate_limiter=ItemBackoff(initial_seconds=0.001, maximum_seconds=0.001)
+    ).build(strict.reconcile)
+    async with manager:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        channel.put(Request("a", "ns", "x"))
+        await eventually(lambda: len(strict.asked), lambda count: count >= 3)
+        assert len(tolerant.asked) == 1
+        assert one.stats.reconciles == {"success": 1}
+        assert two.stats.reconciles["error"] >= 2
+
+
+async def test_a_flood_in_one_cluster_delays_the_first_of_another_by_one_reconcile_at_most(
+    manager, work, fake_cluster, eventually, fleet
+):
+    """Criterion 70: 10,000 items of A; the first one of B starts within one worker slot."""
+    built = controller(manager).for_(CONFIG_MAPS).with_options(max_concurrent=1).build(work.reconcile)
+    work.gates["100"] = asyncio.Event()
+    async with fleet(manager) as given:
+        flooded, other = fake_cluster("a"), fake_cluster("b")
+        for each in (flooded, other):
+            await given.add_or_replace(each)
+        await eventually(lambda: len(built.clusters), lambda count: count == 2)
+        for number in range(10_000):
+            built.queue.add(Request("a", "ns", str(number)))
+        await eventually(lambda: work.ended or work.names("a")[-1:] == ["100"])
+        map_of(other).put("first")
+        before = len(work.asked)
+        work.gates["100"].set()
+        await eventually(lambda: work.names("b"))
+        assert work.asked[before] == Request("b", "ns", "first")
+        await eventually(lambda: built.queue.idle, timeout=20)
+    assert len(work.asked) == 10_001
+
+
+class Later:
+    """A coordinator that lets work on clusters begin when it is told."""
+
+    def __init__(self):
+        self.workplace = None
+        self.mine = lambda cluster: True
+
+    async def run(self, workplace):
+        self.workplace = workplace
+        await asyncio.Event().wait()
+
+    def may_work(self, cluster):
+        return self.mine(cluster)
+
+    def require_read(self, cluster):
+        pass
+
+    def require_write(self, cluster):
+        pass
+
+
+async def test_a_request_for_a_cluster_that_is_not_ready_waits_until_it_is(
+    work, fake_cluster, eventually, fleet, given
+):
+    """Criterion 71: a request for a known but not ready cluster is parked and runs on engagement, not dropped."""
+    coordinator, channel = Later(), Channel()
+    manager = Manager(None, given(), coordinator=coordinator)
+    built = controller(manager).named("x").watches_raw(channel).build(work.reconcile)
+    async with fleet(manager) as given:
+        await given.add_or_replace(fake_cluster("a"))
+        for name in ("one", "two", "one"):
+            channel.put(Request("a", "ns", name))
+        channel.put(Request("b", "ns", "of a cluster that nobody knows"))
+        await eventually(lambda: (built.queue.depth("a"), work.names("b")), lambda seen: seen[0] == 2 and seen[1])
+        assert (built.queue.parked(), work.names("a")) == (["a"], [])
+        coordinator.workplace.allow("a")
+        await eventually(lambda: work.names("a"), lambda names: sorted(names) == ["one", "two"])
+        assert built.queue.parked() == []
+
+
+async def test_what_waits_for_a_cluster_that_goes_is_thrown_away(
+    work, fake_cluster, eventually, monkeypatch, fleet, given
+):
+    monkeypatch.setattr("provider.multicluster._SWEEP_SECONDS", 0.01)
+    coordinator, channel = Later(), Channel()
+    manager = Manager(None, given(), coordinator=coordinator)
+    built = controller(manager).named("x").watches_raw(channel).build(work.reconcile)
+    async with fleet(manager) as given:
+        for name in ("a", "b"):
+            await given.add_or_replace(fake_cluster(name))
+            channel.put(Request(name, "ns", "x"))
+        await eventually(lambda: sorted(built.queue.parked()), lambda names: names == ["a", "b"])
+        await given.remove("a")
+        await eventually(lambda: built.queue.parked(), lambda names: names == ["b"])
+        coordinator.mine = lambda cluster: False
+        await eventually(lambda: built.queue.idle)
+        assert built.stats.dropped == {"gone": 1, "not_owned": 1}
+        assert work.asked == []
+
+
+async def test_a_reconcile_begins_only_while_this_process_may_work(
+    work, fake_cluster, eventually, monkeypatch, fleet, given
+):
+    """Criterion 61: ownership is asked at dispatch: what is somebody else's is not begun, nor lost where it is ours."""
+    monkeypatch.setattr("provider.multicluster._SWEEP_SECONDS", 0.01)
+    coordinator = Later()
+    manager = Manager(None, given(), coordinator=coordinator)
+    built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
+    async with fleet(manager) as given:
+        cluster = fake_cluster("a")
+        await given.add_or_replace(cluster)
+        coordinator.workplace.allow("a")
+        await eventually(lambda: built.clusters)
+        coordinator.mine = lambda name: False
+        for name in ("x", "y"):
+            map_of(cluster).put(name)
+        built.queue.add(Request("of somebody else", "ns", "x"))
+        await eventually(lambda: built.stats.dropped, lambda dropped: dropped == {"not_owned": 1})
+        await eventually(lambda: built.under_way, lambda under_way: under_way == {})
+        assert (work.asked, built.queue.depth("a")) == ([], 2)
+        # The engagement has not ended, so nobody would tell of these objects again.
+        coordinator.mine = lambda name: True
+        await eventually(lambda: sorted(work.names("a")), lambda names: names == ["x", "y"])
+
+
+async def test_what_turns_out_not_to_be_ours_waits_and_other_clusters_are_a_failure(
+    work, fake_cluster, eventually, fleet, given
+):
+    coordinator = Later()
+    manager = Manager(None, given(), coordinator=coordinator)
+
+    async def reconcile(request):
+        await work.reconcile(request)
+        coordinator.mine = lambda cluster: request.name != "ours no more"
+        raise ClusterNotOwned("no")
+
+    built = controller(manager).for_(CONFIG_MAPS).with_options(rate_limiter=ItemBackoff(initial_seconds=60))
+    built = built.build(reconcile)
+    async with fleet(manager) as given:
+        cluster = fake_cluster("a")
+        await given.add_or_replace(cluster)
+        coordinator.workplace.allow("a")
+        map_of(cluster).put("asks for another")
+        await eventually(lambda: built.stats.reconciles, lambda counts: counts == {"error": 1})
+        map_of(cluster).put("ours no more")
+        await eventually(lambda: built.queue.parked(), lambda names: names == ["a"])
+        assert built.queue.depth("a") == 1
+        assert built.stats.reconciles == {"error": 1}
+
+
+async def test_a_cluster_that_is_not_ready_is_asked_again_and_is_no_failure(
+    manager, work, fake_cluster, eventually, fleet
+):
+    built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
+    work.answers["x"] = ClusterNotReady("another cluster is being engaged")
+    async with fleet(manager) as given:
+        cluster = fake_cluster("a")
+        await given.add_or_replace(cluster)
+        map_of(cluster).put("x")
+        await eventually(lambda: len(work.asked), lambda count: count >= 3)
+        work.answers["x"] = None
+        await eventually(lambda: built.queue.idle)
+        assert built.stats.reconciles == {"requeue": len(work.asked) - 1, "success": 1}
+
+
+async def test_silent_clusters_keep_no_worker_from_others(manager, fake_cluster, eventually, fleet):
+    """Criterion 63: clusters whose servers say nothing delay nobody else's reconciles."""
+    done, silence = [], asyncio.Event()
+
+    async def reconcile(request):
+        if request.cluster.startswith("silent"):
+            with unanswered(patience_seconds=0.01):
+                await silence.wait()
+        done.append(request.cluster)
+
+    built = controller(manager).for_(CONFIG_MAPS).with_options(max_concurrent=1).build(reconcile)
+    async with fleet(manager) as given:
+        for number in range(20):
+            cluster = fake_cluster(f"silent-{number}")
+            await given.add_or_replace(cluster)
+            for name in range(5):
+                map_of(cluster).put(str(name))
+        cluster = fake_cluster("good")
+        await given.add_or_replace(cluster)
+        await eventually(lambda: len(built.clusters), lambda count: count == 21)
+        map_of(cluster).put("x")
+        await eventually(lambda: done, lambda names: names == ["good"])
+        assert max(count for name, count in built.under_way.items()) == 1
+        silence.set()
+        await eventually(lambda: built.queue.idle)
+    assert len(done) == 101

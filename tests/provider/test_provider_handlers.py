@@ -1,0 +1,141 @@
+"""Which requests events lead to."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from provider import (
+    CONFIG_MAPS,
+    SECRETS,
+    Manager,
+    ProviderError,
+    Request,
+)
+from provider.builder import controller, every_owner, predicates
+from provider.handlers import enqueue_mapped, enqueue_object, enqueue_owner
+from provider.predicates import in_namespaces, on_events
+
+
+@pytest.fixture
+async def manager(given):
+    return Manager(None, given(), max_concurrent=2)
+
+
+def map_of(cluster):
+    return cluster.mirror(CONFIG_MAPS)
+
+
+async def test_what_a_mapping_returns_is_of_the_events_cluster_unless_preserved(
+    manager, work, fake_cluster, eventually, fleet
+):
+    """Criterion 32: map func output gets the event's cluster; the "preserve" variant keeps the given one."""
+
+    def fan_out(cluster, found):
+        return [Request(name, "", found["metadata"]["name"]) for name in ("a", "b")]
+
+    built = (
+        controller(manager)
+        .named("x")
+        .watches(CONFIG_MAPS, enqueue_mapped(fan_out))
+        .watches(SECRETS, enqueue_mapped(fan_out, preserve_cluster=True))
+        .build(work.reconcile)
+    )
+    async with fleet(manager) as given:
+        clusters = [fake_cluster(name) for name in ("a", "b")]
+        for each in clusters:
+            await given.add_or_replace(each)
+        await eventually(lambda: built.clusters, lambda names: len(names) == 2)
+        map_of(clusters[0]).put("mapped")
+        clusters[0].mirror(SECRETS).put("preserved")
+        expected = [Request("a", "", "mapped"), Request("a", "", "preserved"), Request("b", "", "preserved")]
+        await eventually(lambda: sorted(work.asked), lambda asked: asked == expected)
+
+
+def test_a_mapping_that_would_have_to_be_awaited_is_refused():
+    async def fan_out(cluster, found):
+        return []
+
+    with pytest.raises(ProviderError, match="coroutine function"):
+        enqueue_mapped(fan_out)
+
+
+def owner(kind, name, *, controlling=False, api_version="apps/v1"):
+    return {"apiVersion": api_version, "kind": kind, "name": name, "uid": name, "controller": controlling}
+
+
+async def test_owned_objects_lead_to_their_controller_or_to_every_owner(
+    manager, fake_cluster, eventually, fleet, new_work
+):
+    """Criterion 15: an owned object's event reconciles its controller owner; every_owner reconciles every owner."""
+    one, every = new_work(), new_work()
+    controller(manager).for_("apps/v1/Deployment").owns(CONFIG_MAPS).build(one.reconcile)
+    builder = controller(manager).named("every").for_("apps/v1/Deployment").owns(CONFIG_MAPS, every_owner())
+    builder.build(every.reconcile)
+    async with fleet(manager) as given:
+        cluster = fake_cluster("a")
+        await given.add_or_replace(cluster)
+        owners = [
+            owner("Deployment", "controls", controlling=True, api_version="apps/v1beta2"),
+            owner("Deployment", "owns"),
+            owner("Deployment", "of-another-group", controlling=True, api_version="example.com/v1"),
+            owner("StatefulSet", "of-another-kind", controlling=True),
+        ]
+        map_of(cluster).put("x", metadata={"ownerReferences": owners})
+        await eventually(lambda: sorted(every.names("a")), lambda names: names == ["controls", "owns"])
+        assert one.asked == [Request("a", "ns", "controls")]
+        map_of(cluster).put("x", metadata={"ownerReferences": [owner("Deployment", "new", controlling=True)]})
+        await eventually(lambda: sorted(one.names("a")), lambda names: names == ["controls", "controls", "new"])
+
+
+@pytest.mark.parametrize("references", [None, "odd", [1, None], [{"kind": "Node", "name": None}], {}])
+def test_owners_that_are_none_lead_nowhere_and_of_cluster_scoped_kinds_there_is_no_namespace(references, fake_cluster):
+    seen = []
+    cluster = fake_cluster("a")
+    handler = enqueue_owner("v1/Node", every_owner=True)
+    map_of(cluster).add_handler(lambda event: seen.extend(handler(cluster, event)))
+    map_of(cluster).put("x", metadata={"ownerReferences": references})
+    map_of(cluster).put("x", metadata={"ownerReferences": [owner("Node", "n", api_version="v1")]})
+    assert Request("a", "", "n") in seen
+
+
+async def test_predicates_of_a_kind_and_of_all_must_both_agree(manager, work, fake_cluster, eventually, fleet):
+    """Criterion 17: a per-input predicate sees only its kind; the global filter sees all; both must pass."""
+    of_all, of_secrets = [], []
+
+    def note(seen, wanted):
+        return lambda event: seen.append((event.resource.kind, event.name)) or event.name != wanted
+
+    built = (
+        controller(manager)
+        .for_(CONFIG_MAPS)
+        .watches(SECRETS, enqueue_object(), predicates(note(of_secrets, "not-in-one")))
+        .with_filter(in_namespaces("ns"), note(of_all, "not-at-all"))
+        .build(work.reconcile)
+    )
+    async with fleet(manager) as given:
+        cluster = fake_cluster("a")
+        await given.add_or_replace(cluster)
+        await eventually(lambda: built.clusters)
+        for resource in (CONFIG_MAPS, SECRETS):
+            for name in ("yes", "not-at-all", "not-in-one"):
+                cluster.mirror(resource).put(name)
+        cluster.mirror(SECRETS).put("elsewhere", namespace="other")
+        await eventually(lambda: built.queue.idle and len(work.asked) >= 2)
+    assert set(work.names("a")) == {"yes", "not-in-one"}
+    assert set(of_secrets) == {("Secret", "yes"), ("Secret", "not-in-one")}
+    assert len(of_all) == 6
+
+
+async def test_events_that_do_not_matter_lead_to_nothing(manager, work, fake_cluster, eventually, fleet):
+    built = controller(manager).for_(CONFIG_MAPS, predicates(on_events(deleted=False))).build(work.reconcile)
+    async with fleet(manager) as given:
+        cluster = fake_cluster("a")
+        await given.add_or_replace(cluster)
+        await eventually(lambda: built.clusters)
+        map_of(cluster).put("x")
+        await eventually(lambda: work.asked)
+        map_of(cluster).remove("x")
+        await asyncio.sleep(0.01)
+        assert len(work.asked) == 1

@@ -1,0 +1,49 @@
+"""Sources that have nothing to do with clusters."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+
+from provider import Backoff, Manager, ProviderError, Request
+from provider.builder import controller
+from provider.sources import Channel, Poll
+
+
+async def test_raw_sources_run_whatever_clusters_there_are_and_again_when_they_fail(work, eventually, monkeypatch):
+    monkeypatch.setattr("provider.running.Backoff", lambda **_: Backoff(initial_seconds=0.01, maximum_seconds=0.01))
+    channel, asked = Channel(), []
+
+    async def ask():
+        asked.append(1)
+        if len(asked) == 2:
+            raise ValueError("odd")
+        return [Request("", "polled", str(len(asked)))]
+
+    class Fails:
+        async def run(self, add):
+            add(Request("", "failing", "x"))
+            raise ValueError("odd")
+
+    manager = Manager(None)
+    channel.put(Request("", "early", "x"))
+    channel.put(Request("", "early", "x"))
+    built = controller(manager).named("x").watches_raw(channel).watches_raw(Poll(ask, every_seconds=0.02))
+    built = built.watches_raw(Fails()).with_filter(lambda event: False).build(work.reconcile)
+    async with manager:
+        await eventually(lambda: len(asked), lambda count: count >= 4)
+        await eventually(lambda: collections.Counter(work.asked)[Request("", "failing", "x")], lambda count: count > 1)
+        channel.put(Request("", "late", "x"))
+        late = Channel()
+        built.watch_raw(late)
+        late.put(Request("", "later", "x"))
+        await eventually(lambda: Request("", "later", "x") in work.asked)
+    counts = collections.Counter(each.namespace for each in work.asked)
+    assert counts["early"] == counts["late"] == counts["later"] == 1
+    assert counts["polled"] >= 2
+
+
+def test_a_source_that_is_polled_without_a_pause_is_refused():
+    with pytest.raises(ProviderError, match="above 0"):
+        Poll(None, every_seconds=0)
