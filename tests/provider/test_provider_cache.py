@@ -114,7 +114,7 @@ async def test_whoever_changes_what_was_read_harms_nobody(cache, collection):
 
 async def test_an_index_follows_its_objects(cache, collection, eventually):
     """Criterion 36: the same index may be added twice; it follows what changes and goes."""
-    collection.objects = [config_map("x", "a", owner="me"), config_map("x", "b", owner="you")]
+    collection.objects = [config_map("x", "a", owner="me"), config_map("x", "b", owner="you", third="gone")]
 
     def owners(found):
         return found.get("data", {}).values()
@@ -140,6 +140,8 @@ async def test_an_index_follows_its_objects(cache, collection, eventually):
         ("owner", "you"),
         ("name", "b"),
     }
+    (kept,) = await cache.list(CONFIG_MAPS)
+    assert abs(cache.size_bytes()["ConfigMap"] - len(json.dumps(kept))) < 50
 
 
 async def test_an_index_that_cannot_be_is_refused_and_one_that_fails_harms_no_other(cache, collection, caplog):
@@ -148,6 +150,8 @@ async def test_an_index_that_cannot_be_is_refused_and_one_that_fails_harms_no_ot
     cache.index_field(CONFIG_MAPS, "name", lambda found: [found["metadata"]["name"]])
     with pytest.raises(ProviderError, match="already indexed by another function"):
         cache.index_field(CONFIG_MAPS, "owner", lambda found: [])
+    with pytest.raises(ProviderError, match="already indexed by another function"):
+        cache.informer(CONFIG_MAPS).add_index("owner", lambda found: [])
     with pytest.raises(ProviderError, match="no index 'colour': call index_field"):
         await cache.list(CONFIG_MAPS, field={"colour": "red"})
     with pytest.raises(ProviderError, match="no index 'owner'"):
@@ -164,7 +168,7 @@ async def test_a_cache_that_cannot_be_filled_says_why(client, eventually):
         await cache.get(SECRETS, "a", namespace="b")
     assert cache.state == "unreachable"
     assert "not for you" in cache.error
-    assert cache.restarts == {"refused": 1}
+    assert cache.restarts.keys() == {"refused"}
     cache.informer(CONFIG_MAPS)
     await cache.stop()
     assert cache.state == "ready"

@@ -64,6 +64,15 @@ def test_nothing_is_lost_but_managed_fields(found, spaces, raw_text):
         assert not entry.deleting
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_managed_fields_of_the_metadata_are_meant_and_no_others(before):
+    managed = [{"manager": "m"}]
+    other = {"spec": {"a": 1, "managedFields": managed}}
+    own = {"metadata": {"name": "a", "managedFields": managed}}
+    entry = FULL.change(line("ADDED", {**other, **own} if before else {**own, **other})).entry
+    assert FULL.decode(entry) == {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, **other}
+
+
 @given(objects, st.data())
 def test_whatever_is_sent_is_an_entry_or_an_error_of_ours(found, data):
     text = bytearray(line("ADDED", found))

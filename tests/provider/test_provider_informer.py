@@ -263,12 +263,15 @@ async def test_a_handler_that_is_removed_is_not_called_again_not_even_for_what_h
         def handler(event):
             seen(event)
             registration.remove()
+            next_one.remove()
 
         registration = informer.add_handler(handler)
-        others = Seen()
+        never, others = Seen(), Seen()
+        next_one = informer.add_handler(never)
         informer.add_handler(others)
         await eventually(lambda: len(others) == 3)
     assert len(seen) == 1
+    assert never == []
 
 
 async def test_a_handler_that_raises_ends_nothing(play, eventually, caplog):
