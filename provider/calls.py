@@ -30,7 +30,7 @@ class Calls:
         *,
         timeout_seconds: float,
         keeps_worker: bool,
-        before_write: Callable[[], None] | None,
+        before_write: Callable[[], float | None] | None,
         limits: AnswerLimits,
     ) -> None:
         self._transport: Final = transport
@@ -76,9 +76,12 @@ class Calls:
                         await asyncio.sleep(pause)
 
     async def _once(self, request: Request, read: Callable[[aiohttp.ClientResponse], Awaitable[T]]) -> T:
+        seconds: float | None = None
         if self._before_write is not None and request.method != "GET":
-            self._before_write()
-        async with self._transport.exchange(request) as response:
+            seconds = self._before_write()
+        if seconds is not None:
+            request = request.within(seconds)
+        async with asyncio.timeout(seconds), self._transport.exchange(request) as response:
             if not 200 <= response.status < 300:
                 with self._limits.intake(server=self._transport.config.server) as intake:
                     raise await error_of(response, intake=intake, asked=str(request))

@@ -49,7 +49,8 @@ class Client:
     is for the server that all reconciles work with, which more of them at once would only make slower.
 
     `before_write` is called before each request that may change something is sent; what it raises keeps it from being
-    sent. So whoever may write only while a Lease is held cannot forget to look.
+    sent. So whoever may write only while a Lease is held cannot forget to look. Where it returns a number, the request
+    may take so many seconds at most: the server is told so as well, and gives up when they are over.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Client:
         field_manager: str = "kplane",
         keeps_worker: bool = False,
         connections: Connections | None = None,
-        before_write: Callable[[], None] | None = None,
+        before_write: Callable[[], float | None] | None = None,
         limits: AnswerLimits = AnswerLimits(),  # noqa: B008 - frozen
     ) -> None:
         """`connections` are used in the place of own ones, and outlive the client."""

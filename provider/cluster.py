@@ -48,7 +48,7 @@ class _Live:
         self.client: Client | None = None
         self.cache: Cache | None = None
         self.connections: Connections | None = None
-        self.before_write: Callable[[], None] | None = None
+        self.before_write: Callable[[], float | None] | None = None
         self.recorders: dict[str, EventRecorder] = {}
         self.transform: Transform | None = None
         self.ended = False
@@ -143,7 +143,7 @@ class Cluster:
         self,
         *,
         connections: Connections | None = None,
-        before_write: Callable[[], None] | None = None,
+        before_write: Callable[[], float | None] | None = None,
         transform: Transform | None = None,
     ) -> None:
         """Say, before client and cache are made, what they need.

@@ -56,7 +56,7 @@ class Clusters:
         awares: Iterable[Aware | LocalAware] = (),
         coordinated: bool = False,
         connections: Connections | None = None,
-        before_write: Callable[[str], None] | None = None,
+        before_write: Callable[[str], float | None] | None = None,
         transform: Transform | None = None,
         engage_timeout_seconds: float = 60.0,
         retry_initial_seconds: float = 1.0,

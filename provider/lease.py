@@ -127,6 +127,7 @@ class Lease:
         self._wall_clock = wall_clock
         self._seen: _Record | None = None
         self._seen_since = _NEVER
+        self._seen_version = 0
         self._existed = False
         """Whether there ever was one to be seen."""
         self._transitions = 0
@@ -183,11 +184,21 @@ class Lease:
         """The time of `now` from which it may be taken, by what was seen last; of one that is ours: be used."""
         return self._usable_from if self._now() < self._expires_at else self._seen_since + self._patience()
 
-    async def try_acquire(self) -> bool:
+    def observe(self, found: Object, *, deleted: bool = False) -> None:
+        """Take note of what a watch told of it, so that the time of another holder counts from now on.
+
+        What is older than what was read meanwhile says nothing new.
+        """
+        version = _version(found)
+        if version >= self._seen_version:
+            self._see(None if deleted else _Record.of(found), version=version)
+
+    async def try_acquire(self, *, absent_since: float | None = None) -> bool:
         """Take it if it is free, or renew it; returns whether it is held.
 
         Where there was none, it is made, and held only after it has lasted once: it may have been deleted while
-        somebody was at work.
+        somebody was at work. That time counts from `absent_since`, a time of `now`, where it was watched from then on
+        and never there.
         """
         if self._now() < self._expires_at:
             await self.renew()
@@ -196,7 +207,7 @@ class Lease:
         if self._now() < self.free_at:
             return False
         try:
-            await self._take(known)
+            await self._take(known, absent_since=absent_since)
         except (Conflict, NotFound):
             return False  # somebody was quicker
         return self.held
@@ -242,10 +253,14 @@ class Lease:
             found = await self._client.get(LEASES, self.name, namespace=self.namespace)
         except NotFound:
             found = None
-        self._see(_Record.of(found) if found is not None else None)
+        if found is not None:
+            self._see(_Record.of(found), version=_version(found))
+        else:
+            self._see(None, version=self._seen_version)
         return found
 
-    def _see(self, record: _Record | None) -> None:
+    def _see(self, record: _Record | None, *, version: int) -> None:
+        self._seen_version = version
         if record != self._seen or self._seen_since == _NEVER:
             self._seen, self._seen_since = record, self._now()
             if record is not None:
@@ -262,7 +277,7 @@ class Lease:
         # The holder may have other settings; and nobody who edits the object can make it shorter.
         return max(seen.duration_seconds, self.timings.duration_seconds)
 
-    async def _take(self, known: Object | None) -> None:
+    async def _take(self, known: Object | None, *, absent_since: float | None) -> None:
         if not self._acquired:
             self._acquired = self._timestamp()
         record = self._mine()
@@ -271,7 +286,8 @@ class Lease:
             record = replace(record, transitions=self._transitions + self._existed)
         await self._write(record, over=known)
         # Whoever may have held one that was deleted has stopped when as much time has gone as it could last.
-        self._usable_from = self._now() + self.timings.duration_seconds if self._created else self._renewed_at
+        vacant = self._now() if absent_since is None else absent_since
+        self._usable_from = vacant + self.timings.duration_seconds if self._created else self._renewed_at
 
     def _mine(self) -> _Record:
         return _Record(
@@ -289,7 +305,7 @@ class Lease:
     async def _write(self, record: _Record, *, over: Object | None) -> None:
         sent = self._now()
         self._object = await self._put(record, over=over)
-        self._see(_Record.of(self._object))
+        self._see(_Record.of(self._object), version=_version(self._object))
         self._renewed_at = sent
         self._expires_at = sent + record.duration_seconds
 
@@ -311,3 +327,9 @@ class Lease:
 
     def _timestamp(self) -> str:
         return self._wall_clock().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _version(found: Object) -> int:
+    """Those of one server grow; 0 where it is none that can be compared."""
+    version = (found.get("metadata") or {}).get("resourceVersion")
+    return int(version) if isinstance(version, str) and version.isdecimal() else 0

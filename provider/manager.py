@@ -198,9 +198,8 @@ class Manager:
                 await asyncio.gather(*map(self._stop, tuple(self._tasks)))
                 await self._connections.aclose()
 
-    def _require_write(self, name: str) -> None:
-        if name != LOCAL:
-            self.coordinator.require_write(name)
+    def _require_write(self, name: str) -> float | None:
+        return self.coordinator.require_write(name)
 
     def _start_runnable(self, runnable: Runnable) -> None:
         self._start(f"runnable {len(self._tasks)} {type(runnable).__name__}", runnable.run)

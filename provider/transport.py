@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 import aiohttp
@@ -36,6 +36,11 @@ class Request:
     @override
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
+
+    def within(self, seconds: float) -> Request:
+        """The same, which the API server ends when it took so long (its parameter `timeout`, a Go duration)."""
+        timeout = f"timeout={max(1, int(seconds * 1000))}ms"
+        return replace(self, query=f"{self.query}&{timeout}" if self.query else timeout)
 
 
 class _Exchange:

@@ -38,5 +38,9 @@ class Coordinator(Protocol):
     def require_read(self, cluster: str) -> None:
         """Raise ClusterNotOwned where this process has no business with a cluster; asked when it is looked up."""
 
-    def require_write(self, cluster: str) -> None:
-        """Raise ClusterNotOwned where this process may not change a cluster now; asked before each write is sent."""
+    def require_write(self, cluster: str) -> float | None:
+        """Raise ClusterNotOwned where this process may not change a cluster now; asked before each write is sent.
+
+        Returns how many seconds that write may take at most, None: as long as it likes. The local cluster is changed in
+        reconciles of all others.
+        """

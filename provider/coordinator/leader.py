@@ -54,12 +54,13 @@ class Leader:
     def require_read(self, cluster: str) -> None:
         """Raise nothing."""
 
-    def require_write(self, cluster: str) -> None:
+    def require_write(self, cluster: str) -> float | None:
         """Raise ClusterNotOwned in a reconcile of a process that does not lead."""
         if current_cluster() is not None and not self.leading:
             raise ClusterNotOwned(
                 f"cluster {cluster!r} is not changed: this process does not lead ({self._election.lease})"
             )
+        return None
 
     async def _lead(self, workplace: Workplace, *, won: Callable[[], None]) -> None:
         won()

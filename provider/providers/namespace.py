@@ -82,7 +82,7 @@ class _NamespaceCluster(Cluster):
         self,
         *,
         connections: Connections | None = None,
-        before_write: Callable[[], None] | None = None,
+        before_write: Callable[[], float | None] | None = None,
         transform: Transform | None = None,
     ) -> None:
         """As Cluster's; the cache that keeps the objects is the host's."""

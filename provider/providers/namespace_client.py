@@ -37,11 +37,11 @@ class NamespaceClient(Client):
     than `default`. Writing there raises Invalid. `before_write` is called before anything is changed.
     """
 
-    def __init__(self, host: Client, *, view: NamespaceView, before_write: Callable[[], None] | None = None) -> None:
+    def __init__(self, host: Client, *, view: NamespaceView, before_write: Callable[[], float | None] | None = None) -> None:
         # Nothing of Client's own is set up: every method of it is here, and asks the host's.
         self._host = host
         self._view = view
-        self._check_write: Callable[[], None] = before_write or _allow
+        self._check_write: Callable[[], object] = before_write or _allow
 
     @override
     def __repr__(self) -> str:

@@ -1,0 +1,64 @@
+"""Who gets what: weighted rendezvous hashing with bounded shares.
+
+Every peer computes the same from the same Leases, so nobody has to decide for the others.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections.abc import Collection, Mapping
+
+__all__ = ["assign", "score", "slot_of"]
+
+_BITS = 52
+_SLACK = 1e-9
+
+
+def slot_of(name: str, slots: int) -> int:
+    """Return which of `slots` a name belongs to; the same in every process, for ever."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") % slots
+
+
+def score(item: str, peer: str, weight: float) -> float:
+    """How much a peer is the one for an item: the highest has it, each with a probability that is its weight's part.
+
+    That is `-w / ln(u)` with a hash u in (0, 1): weighted rendezvous hashing as of Schindelhauer and Schomaker, 2005.
+    """
+    return weight * _draw(item, peer)
+
+
+def assign(items: Collection[str], weights: Mapping[str, float], *, held: Mapping[str, str]) -> dict[str, str]:
+    """Give each item to one of the peers, each of whom gets its part by weight, rounded down or up.
+
+    `held` says who has which item: it stays there while that peer is one of `weights` and has no more than its part, so
+    that nothing moves that need not. What is free goes by score. With nothing held it is plain rendezvous hashing, but
+    for the bound: without it, a peer of three would have 64 shards' third by a quarter more or less.
+    """
+    total, wanted = sum(weights.values()), set(items)
+    room = {peer: math.floor(len(wanted) * weight / total + _SLACK) for peer, weight in weights.items()}
+    # As many as the parts have left over by rounding get one more.
+    extra = len(wanted) - sum(room.values())
+    kept = [
+        (score(item, peer, weights[peer]), item, peer)
+        for item, peer in held.items()
+        if peer in weights and item in wanted
+    ]
+    free = [(score(item, peer, weight), item, peer) for item in wanted for peer, weight in weights.items()]
+    owners: dict[str, str] = {}
+    for _, item, peer in (*sorted(kept, reverse=True), *sorted(free, reverse=True)):
+        if item not in owners and (room[peer] > 0 or (room[peer] == 0 and extra > 0)):
+            owners[item] = peer
+            extra -= room[peer] == 0
+            room[peer] -= 1
+    return owners
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _draw(item: str, peer: str) -> float:
+    # A zero byte is in no name, so that no two pairs are hashed alike.
+    digest = hashlib.blake2b(f"{item}\0{peer}".encode(), digest_size=8).digest()
+    # As many bits as let neither 0 nor 1 come out.
+    number = int.from_bytes(digest, "big") >> (64 - _BITS)
+    return -1.0 / math.log((number + 0.5) / (1 << _BITS))
