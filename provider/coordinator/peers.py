@@ -155,14 +155,20 @@ class Peers:
         return known is None or _shown(known) != _shown(sighting) or known.alive_until <= self._now()
 
     def alive(self) -> dict[str, float]:
-        """Weights of those who are there, this process always included."""
+        """Weights of those who are there and divide as we do, this process always included."""
         now = self._now()
         found = {
             each.identity: float(each.weight)
             for each in self._seen.values()
-            if each.identity and now < each.alive_until
+            if each.identity and each.layout == self._layout and now < each.alive_until
         }
         return {**found, self._own.identity: float(self._weight)}
+
+    def doubt(self, identity: str) -> None:
+        """Take one for gone until it is seen again."""
+        for each in self._seen.values():
+            if each.identity == identity:
+                each.alive_until = min(each.alive_until, self._now())
 
     def seen_at(self, identity: str) -> float:
         """When a peer was seen last, by `now`; long ago where it never was."""

@@ -209,10 +209,9 @@ class Sharded:
         """Want what is ours, and nothing else."""
         fences = self._fences
         fences.arrange()
-        silent = fences.silent_holders(seen_at=self._peers.seen_at)
-        weights = {peer: weight for peer, weight in self._peers.alive().items() if peer not in silent}
-        weights.setdefault(self.identity, float(self._weight))
-        owners = assign(fences.keys(), weights, held=fences.holders())
+        for peer in fences.silent_holders(seen_at=self._peers.seen_at):
+            self._peers.doubt(peer)
+        owners = assign(fences.keys(), self._peers.alive(), held=fences.holders())
         fences.want({key for key, owner in owners.items() if owner == self.identity})
 
     def _next_change_at(self) -> float:

@@ -9,6 +9,7 @@ import dataclasses
 import datetime as dt
 import ipaddress
 import json
+import selectors
 import ssl
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -200,6 +201,34 @@ async def fault_server(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[
 
     async with stack:
         yield start
+
+
+class MadeUpTime(asyncio.SelectorEventLoop):
+    """A loop that never waits: where nothing is to be done, it is later at once."""
+
+    def __init__(self) -> None:
+        super().__init__(_Impatient(self))
+        self.elapsed = 0.0
+
+    def time(self) -> float:
+        return self.elapsed
+
+
+class _Impatient(selectors.SelectSelector):
+    def __init__(self, loop: MadeUpTime) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout:
+            self._loop.elapsed += timeout
+        return super().select(0)
+
+
+@pytest.fixture(scope="session")
+def made_up_time() -> type[MadeUpTime]:
+    """`asyncio.Runner(loop_factory=made_up_time)`: hours of it pass at once."""
+    return MadeUpTime
 
 
 @pytest.fixture

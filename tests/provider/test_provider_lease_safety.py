@@ -11,7 +11,6 @@ import contextlib
 import copy
 import itertools
 import random
-import selectors
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -30,28 +29,6 @@ CALL_SECONDS = 3.5
 SETTLED_SECONDS = 3 * TIMINGS.duration_seconds
 DRIFT = 0.01
 """Clocks of computers drift by less than a ten-thousandth."""
-
-
-class MadeUpTime(asyncio.SelectorEventLoop):
-    """A loop that never waits: where nothing is to be done, it is later at once."""
-
-    def __init__(self) -> None:
-        super().__init__(_Impatient(self))
-        self.elapsed = 0.0
-
-    def time(self) -> float:
-        return self.elapsed
-
-
-class _Impatient(selectors.SelectSelector):
-    def __init__(self, loop: MadeUpTime) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> Any:
-        if timeout:
-            self._loop.elapsed += timeout
-        return super().select(0)
 
 
 @dataclass
@@ -298,19 +275,23 @@ async def story(events: list[tuple[float, str, int]], *, drifts: list[float], se
     blank=st.booleans(),
 )
 def test_never_do_two_work_at_once(
-    events: list[tuple[float, str, int]], drifts: list[float], seed: int, blank: bool
+    made_up_time: type[asyncio.AbstractEventLoop],
+    events: list[tuple[float, str, int]],
+    drifts: list[float],
+    seed: int,
+    blank: bool,
 ) -> None:
-    with asyncio.Runner(loop_factory=MadeUpTime) as runner:
+    with asyncio.Runner(loop_factory=made_up_time) as runner:
         world = runner.run(story(events, drifts=drifts, seed=seed, blank=blank))
     assert world.together == []
     assert world.working == set()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_alone(fault: str) -> None:
+def test_each_fault_alone(made_up_time: type[asyncio.AbstractEventLoop], fault: str) -> None:
     """With each process, and at each moment between two renewals."""
     for number, moment in itertools.product(range(PROCESSES), range(6)):
-        with asyncio.Runner(loop_factory=MadeUpTime) as runner:
+        with asyncio.Runner(loop_factory=made_up_time) as runner:
             events = [(12.0 + moment * 0.3, fault, number), (20.0, "mend", number)]
             world = runner.run(story(events, drifts=[0.0] * PROCESSES, seed=moment, blank=True))
         assert world.together == []
@@ -338,7 +319,9 @@ async def holder_and_next(seed: int) -> AsyncIterator[tuple[Process, Process]]:
 
 
 @pytest.mark.parametrize("meanwhile", ["slow", "shorten", "delete", "free", "annotate"])
-def test_a_holder_that_is_cut_off_has_stopped_before_the_next_one_begins(meanwhile: str) -> None:
+def test_a_holder_that_is_cut_off_has_stopped_before_the_next_one_begins(
+    made_up_time: type[asyncio.AbstractEventLoop], meanwhile: str
+) -> None:
     """Though it takes its time to end, and whatever else was done; the last answer that it got may have been late."""
 
     async def cut_off(seed: int) -> None:
@@ -351,11 +334,11 @@ def test_a_holder_that_is_cut_off_has_stopped_before_the_next_one_begins(meanwhi
             await second.world.begun.wait()
 
     for seed in range(50):
-        with asyncio.Runner(loop_factory=MadeUpTime) as runner:
+        with asyncio.Runner(loop_factory=made_up_time) as runner:
             runner.run(cut_off(seed))
 
 
-def test_a_holder_that_is_killed_is_replaced_in_time() -> None:
+def test_a_holder_that_is_killed_is_replaced_in_time(made_up_time: type[asyncio.AbstractEventLoop]) -> None:
     """By another one, which the clock of neither of them decides."""
 
     async def killed(seed: int) -> float:
@@ -366,7 +349,7 @@ def test_a_holder_that_is_killed_is_replaced_in_time() -> None:
             return asyncio.get_running_loop().time() - at
 
     for seed in range(40):
-        with asyncio.Runner(loop_factory=MadeUpTime) as runner:
+        with asyncio.Runner(loop_factory=made_up_time) as runner:
             assert runner.run(killed(seed)) < 13.0
 
 

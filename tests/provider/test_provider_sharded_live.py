@@ -1,0 +1,291 @@
+"""The Leases of peers and fences on the real API server, with an identity that has no more than the rights it needs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from provider import LEASES, Client, Cluster, ClusterConfig, ClusterNotOwned, LeaseTimings, Manager
+from provider.context import cluster_context
+from provider.coordinator.fence import Counts, Fence
+from provider.coordinator.sharded import Sharded
+from provider.coordinator.shards import ShardTimings
+from provider.lease import Lease, clock
+
+pytestmark = pytest.mark.integration
+
+TIMINGS = ShardTimings(
+    duration_seconds=4,
+    renew_seconds=1.0,
+    retry_seconds=0.2,
+    drain_seconds=1.5,
+    peer_seconds=4,
+    peer_renew_seconds=1.0,
+    probe_seconds=0.5,
+)
+RULE = {
+    "apiGroups": ["coordination.k8s.io"],
+    "resources": ["leases"],
+    "verbs": ["get", "list", "watch", "create", "update", "patch", "delete"],
+}
+CLUSTERS = ["zoo", "jungle", "island"]
+Eventually = Callable[..., Awaitable[Any]]
+
+
+@pytest.fixture
+async def limited(service_account: Callable[..., Awaitable[ClusterConfig]]) -> AsyncIterator[Client]:
+    async with Client(await service_account([RULE])) as client:
+        yield client
+
+
+class Fleet:
+    """A provider of clusters that nobody connects to."""
+
+    name = "fleet"
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self.fleet: Any = None
+
+    async def run(self, fleet: Any) -> None:
+        self.fleet = fleet
+        for name in self.names:
+            await fleet.add_or_replace(Cluster(name, config=ClusterConfig("https://127.0.0.1:1")))
+        await asyncio.Event().wait()
+
+
+class Working:
+    """An aware whose work ends when `go` is set."""
+
+    def __init__(self) -> None:
+        self.live: set[str] = set()
+        self.begun: list[str] = []
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def engage(self, engagement: Any) -> None:
+        name = engagement.cluster.name
+        self.live.add(name)
+        self.begun.append(name)
+        engagement.on_close(lambda: self.end(name))
+
+    async def end(self, name: str) -> None:
+        await self.go.wait()
+        self.live.discard(name)
+
+
+class Replica:
+    """A manager with a coordinator, as one of several."""
+
+    def __init__(self, client: Client, namespace: str, identity: str, **options: Any) -> None:
+        self.working, self.provider = Working(), Fleet(CLUSTERS)
+        self.options = {"timings": TIMINGS, "on_overrun": None, "shards": 4} | options
+        self.coordinator = Sharded(client, namespace=namespace, identity=identity, **self.options)
+        self.manager = Manager(None, self.provider, awares=[self.working], coordinator=self.coordinator)
+
+
+@pytest.fixture
+async def replica(limited: Client, namespace: str) -> AsyncIterator[Callable[..., Awaitable[Replica]]]:
+    """`await replica(identity, **options)`: one that runs until the test ends, or until `stop` of it is set."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(identity: str, **options: Any) -> Replica:
+            replica = Replica(limited, namespace, identity, **options)
+            await stack.enter_async_context(replica.manager)
+            return replica
+
+        yield start
+
+
+@pytest.fixture
+def spec(client: Client, namespace: str) -> Callable[[str], Awaitable[dict[str, Any]]]:
+    async def read(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = (await client.get(LEASES, name, namespace=namespace))["spec"]
+        return found
+
+    return read
+
+
+async def test_a_peer_tells_of_itself_and_ends_in_time(
+    client: Client, namespace: str, limited: Client, spec: Any, eventually: Eventually
+) -> None:
+    """Criterion 58: labels, weight, a renewTime that advances, and no Lease of it afterwards."""
+    replica = Replica(limited, namespace, "Node_7", weight=3)
+    # Dead for long, of another fleet, and as upstream leaves it when it has no holder.
+    for name, prefix, holder, renewed in (
+        ("mcr-peer-dead", "mcr-peer", "dead", "2020-01-01T00:00:00.000000Z"),
+        ("other-peer-x", "other-peer", "x", "2099-01-01T00:00:00.000000Z"),
+        ("mcr-peer-nobody", "mcr-peer", "", "2099-01-01T00:00:00.000000Z"),
+    ):
+        labels = {
+            "app.kubernetes.io/part-of": "multicluster-runtime",
+            "mcr.sigs.k8s.io/peer": "true",
+            "mcr.sigs.k8s.io/prefix": prefix,
+        }
+        notes = {"mcr.sigs.k8s.io/fences": "mcr-shard/4"}
+        metadata = {"name": name, "namespace": namespace, "labels": labels, "annotations": notes}
+        said = {"holderIdentity": holder, "leaseDurationSeconds": 30, "renewTime": renewed}
+        await client.create(LEASES, {"metadata": metadata, "spec": said})
+    async with replica.manager:
+        found = await eventually(lambda: client.get(LEASES, "mcr-peer-node-7", namespace=namespace))
+        assert found["metadata"]["labels"] == {
+            "app.kubernetes.io/part-of": "multicluster-runtime",
+            "mcr.sigs.k8s.io/peer": "true",
+            "mcr.sigs.k8s.io/prefix": "mcr-peer",
+        }
+        assert found["metadata"]["annotations"]["mcr.sigs.k8s.io/weight"] == "3"
+        assert (found["spec"]["holderIdentity"], found["spec"]["leaseDurationSeconds"]) == ("node-7", 4)
+        first = found["spec"]["renewTime"]
+        await eventually(lambda: spec("mcr-peer-node-7"), lambda said: said["renewTime"] > first)
+        await eventually(lambda: replica.coordinator.stats.owned == 4)
+        assert replica.coordinator.stats.peers == ("node-7",)
+        began = clock()
+    assert clock() - began <= 1.0
+    names = {found["metadata"]["name"] for found in (await client.list(LEASES, namespace=namespace)).items}
+    assert "mcr-peer-node-7" not in names
+
+
+async def test_a_fence_is_taken_and_given_back(
+    client: Client, namespace: str, limited: Client, spec: Any, eventually: Eventually
+) -> None:
+    """Criteria 54, 57: the Lease has holder and duration, taking it twice is no error, giving it back frees it."""
+    timings = LeaseTimings(duration_seconds=2, renew_deadline_seconds=1.5, retry_seconds=1.0)
+    lease = Lease(limited, namespace=namespace, name="mcr-shard-zoo", identity="it", timings=timings)
+    await lease.release()
+    assert not await lease.try_acquire()  # it may have been deleted while somebody was at work
+    await eventually(lease.try_acquire)
+    assert await lease.try_acquire()
+    said = await spec("mcr-shard-zoo")
+    assert (said["holderIdentity"], said["leaseDurationSeconds"]) == ("it", 2)
+    await lease.release()
+    assert not (await spec("mcr-shard-zoo")).get("holderIdentity")
+    await lease.release()
+    vacant = Lease(limited, namespace=namespace, name="mcr-shard-new", identity="it", timings=timings)
+    assert await vacant.try_acquire(absent_since=clock() - 2)
+
+
+async def test_a_fence_of_another_is_left_alone_until_it_runs_out(
+    client: Client, namespace: str, limited: Client, eventually: Eventually
+) -> None:
+    """Criterion 55: by the own clock, from when it was seen to be renewed."""
+    timings = LeaseTimings(duration_seconds=1, renew_deadline_seconds=0.8, retry_seconds=0.5)
+    said = {"holderIdentity": "other", "leaseDurationSeconds": 2, "renewTime": "2020-01-01T00:00:00.000000Z"}
+    metadata = {"name": "mcr-shard-1", "namespace": namespace}
+    await client.create(LEASES, {"metadata": metadata, "spec": said})
+    lease = Lease(limited, namespace=namespace, name="mcr-shard-1", identity="it", timings=timings)
+    assert not await lease.try_acquire()
+    began = clock()
+    await eventually(lease.try_acquire)
+    assert clock() - began > 1.5
+
+
+async def test_a_fence_that_is_taken_away_is_lost_once(
+    client: Client, namespace: str, limited: Client, spec: Any, eventually: Eventually
+) -> None:
+    """Criterion 56: work ends once, and what another one wrote stays."""
+    ended: list[bool] = []
+    begun = asyncio.Event()
+    counts = Counts()
+
+    async def end() -> None:
+        ended.append(fence.may_begin)
+
+    lease = Lease(limited, namespace=namespace, name="mcr-shard-2", identity="it", timings=None)
+    fence = Fence(
+        lease,
+        timings=TIMINGS,
+        counts=counts,
+        slots=asyncio.Semaphore(1),
+        begin=begun.set,
+        end=end,
+        absent_since=lambda: clock() - 100,
+        now=clock,
+    )
+    fence.want(True)
+    running = asyncio.create_task(fence.run())
+    await asyncio.wait_for(begun.wait(), 10)
+    await client.patch(LEASES, "mcr-shard-2", {"spec": {"holderIdentity": "thief"}}, namespace=namespace)
+    await eventually(lambda: ended == [False])
+    assert fence.seconds_left == 0
+    fence.want(False)
+    await running
+    assert (ended, counts.lost, counts.released) == ([False], 1, 0)
+    assert (await spec("mcr-shard-2"))["holderIdentity"] == "thief"
+
+
+async def test_work_is_shared_and_moves_with_who_comes_and_goes(
+    namespace: str, client: Client, limited: Client, replica: Any, spec: Any, eventually: Eventually
+) -> None:
+    """Criteria 59, 60, 75: who works on a cluster holds its fence; it is drained before the next one has it."""
+    first = await replica("first", fence="cluster")
+    await eventually(lambda: first.working.live == set(CLUSTERS))
+    for name in CLUSTERS:
+        said = await spec(f"mcr-shard-{name}")
+        assert (said["holderIdentity"], said["leaseDurationSeconds"]) == ("first", 4)
+        assert first.manager.get_cluster(name).name == name
+        assert 0 < first.coordinator.require_write(name) <= 3.5
+
+    first.working.go.clear()
+    second = Replica(limited, namespace, "second", fence="cluster")
+    async with second.manager:
+        await eventually(lambda: first.coordinator.stats.draining)
+        (moving,) = [name for name in CLUSTERS if not first.coordinator.may_work(name)]
+        await asyncio.sleep(1.5)
+        assert second.working.begun == []
+        assert first.coordinator.require_write(moving) is not None
+        first.working.go.set()
+        await eventually(lambda: second.working.live == {moving})
+        assert (await spec(f"mcr-shard-{moving}"))["holderIdentity"] == "second"
+        with pytest.raises(ClusterNotOwned, match=f"mcr-shard-{moving} is held by second"):
+            first.manager.get_cluster(moving)
+        with pytest.raises(ClusterNotOwned):
+            first.coordinator.require_write(moving)
+        # Everybody writes to the local cluster, for clusters of its own.
+        assert first.coordinator.require_write("") is None
+        with cluster_context(moving), pytest.raises(ClusterNotOwned):
+            first.coordinator.require_write("")
+    assert second.working.live == set()
+    await eventually(lambda: first.working.live == set(CLUSTERS))
+    assert first.working.begun.count(moving) == 2
+
+
+async def test_a_cluster_that_goes_leaves_the_others_alone(replica: Any, eventually: Eventually) -> None:
+    """Criterion 64: and it is worked on again when it comes back (D3)."""
+    first = await replica("first")
+    await eventually(lambda: first.working.live == set(CLUSTERS))
+    await first.provider.fleet.remove("zoo")
+    assert first.working.live == {"jungle", "island"}
+    await first.provider.fleet.add_or_replace(Cluster("zoo", config=ClusterConfig("https://127.0.0.1:1")))
+    await eventually(lambda: first.working.live == set(CLUSTERS))
+    assert sorted(first.working.begun) == sorted([*CLUSTERS, "zoo"])
+
+
+async def test_a_process_whose_work_does_not_end_is_ended(
+    limited: Client, namespace: str, eventually: Eventually
+) -> None:
+    """Criterion 75: before anybody else can have the fence, which is not given back."""
+    held: list[bool] = []
+    ended = threading.Event()
+
+    def end() -> None:
+        held.append(any(fence.lease.held for fence in replica.coordinator._fences.all()))
+        ended.set()
+
+    replica = Replica(limited, namespace, "first", on_overrun=end)
+    async with replica.manager:
+        await eventually(lambda: replica.working.live == set(CLUSTERS))
+        assert not ended.is_set()
+        ended.wait(10.0)  # the loop stands still
+        assert held == [True]
+
+
+async def test_the_server_ends_a_write_when_the_fence_runs_out(client: Client, namespace: str) -> None:
+    """The parameter that says so is one that the API server understands."""
+    async with Client(client.config, before_write=lambda: 20.0) as capped:
+        await capped.create(LEASES, {"metadata": {"name": "a", "namespace": namespace}})
+        assert await capped.delete(LEASES, "a", namespace=namespace)
