@@ -234,8 +234,10 @@ class Lease:
 
         Call it when all work has ended, and stopped renewing.
         """
-        known, expires_at, former = self._object, self._expires_at, self._seen or _Record()
-        if self._now() >= expires_at:
+        known, former = self._object, self._seen or _Record()
+        if not self.held:
+            # One that was made and is not to be used yet: the next one has to wait as well.
+            self._drop()
             return
         now = self._timestamp()
         released = replace(former, holder="", duration_seconds=_RELEASED_SECONDS, acquired=now, renewed=now)

@@ -80,7 +80,10 @@ class Fence:
     @property
     def may_begin(self) -> bool:
         """Whether something new may be begun: not while it is drained, nor after it could not be renewed for long."""
-        return self._open and self._lost is None and self._now() < self._begins_until
+        if self._open and (self._lost is not None or self._now() >= self._begins_until):
+            # What is refused now would be missing later, unless all is begun anew.
+            self._close()
+        return self._open
 
     @property
     def seconds_left(self) -> float:
@@ -142,17 +145,21 @@ class Fence:
         renewing.add_done_callback(lambda _: self._bell.set())
         try:
             self._begin()
-            while self._wanted and not renewing.done() and (left := self._begins_until - self._now()) > 0:
-                await self._pause(min(left, self._timings.probe_seconds))
+            while self._wanted and self.may_begin and not renewing.done():
+                await self._pause(min(self._begins_until - self._now(), self._timings.probe_seconds))
             if self._wanted and self._lost is None:
                 log.error("%s could not be renewed: the work behind it is ended", self.lease)
-            self._open = False
+            self._close()
             await self._drain()
         finally:
-            self._open = False
+            self._close()
             renewing.cancel()
             await asyncio.wait((renewing,))
         self._working = False
+
+    def _close(self) -> None:
+        self._open = False
+        self._bell.set()
 
     async def _drain(self) -> None:
         """Return when nothing is at work. Where that never comes, the fence runs out, and `overrun_at` is seen to."""
@@ -205,7 +212,8 @@ class Fence:
 
     async def _release(self) -> None:
         """Give it back, also where only an answer was missed that it is ours."""
-        if self.lease.expires_at <= self._now():
+        if not self.lease.held:
+            await self.lease.release()  # forgets it
             return
         try:
             async with self._slots, asyncio.timeout(2 * self._timings.call_seconds):

@@ -102,19 +102,24 @@ class Fences:
             lease = section.fence.lease
             if section.fence.working:
                 found[key] = self._identity
-            elif lease.holder is not None and now < lease.free_at:
+            elif lease.holder is not None and now < max(lease.free_at, lease.expires_at):
                 found[key] = lease.holder
         return found
 
     def silent_holders(self, *, seen_at: Callable[[str], float]) -> set[str]:
-        """Those others who let a fence run out and were not seen since: they are gone, whatever they said before."""
+        """Those others who let a fence run out and missed to say that they are there: they are gone before their time.
+
+        So who is dead is replaced when its fences have run out, and a peer may be silent for longer than that.
+        """
         now = self._now()
+        seen_before = now - self._timings.peer_renew_seconds - self._timings.probe_seconds
         return {
             holder
             for section in self._sections.values()
             if (holder := section.fence.lease.holder) is not None
             and holder != self._identity
-            and seen_at(holder) < section.fence.lease.free_at <= now
+            and section.fence.lease.free_at <= now
+            and seen_at(holder) < seen_before
         }
 
     def next_change_at(self) -> float:

@@ -115,6 +115,7 @@ class Sharded:
         self._now = now
         self._counts = Counts()
         self._bell = asyncio.Event()
+        self._settled_at = float("-inf")
         self._announcement, self._peers, self._reflector, self._fences = self._make()
 
     @property
@@ -174,11 +175,14 @@ class Sharded:
         helpers.append(asyncio.create_task(self._announcement.keep(), name=f"announce peer {self.identity}"))
         await self._announcement.announced.wait()
         await self._wait_for_strangers()
+        self._settle()
         _log.info("peer %s takes part with %d others", self.identity, len(self._peers.alive()) - 1)
         while True:
             for task in helpers:
                 if task.done():
                     task.result()
+            # Those who come at the same time have to know of each other first, or what they take moves twice.
+            await asyncio.sleep(max(0.0, self._settled_at - self._now()))
             self._decide()
             await self._pause(min(self.timings.probe_seconds, self._next_change_at() - self._now()))
 
@@ -218,9 +222,17 @@ class Sharded:
         return min(self._peers.next_change_at(), self._fences.next_change_at())
 
     def _see(self, event: str, lease: Object) -> None:
+        before = self._peers.alive().keys()
         heard = self._peers.see(event, lease)
+        if heard and self._peers.alive().keys() - before:
+            self._settle()
         if self._fences.see(event, lease) or heard:
             self._bell.set()
+
+    def _settle(self) -> None:
+        now = self._now()
+        if now >= self._settled_at:
+            self._settled_at = now + self.timings.retry_seconds
 
     def _require(self, cluster: str) -> float:
         fence = self._fences.of(cluster)

@@ -37,7 +37,9 @@ class NamespaceClient(Client):
     than `default`. Writing there raises Invalid. `before_write` is called before anything is changed.
     """
 
-    def __init__(self, host: Client, *, view: NamespaceView, before_write: Callable[[], float | None] | None = None) -> None:
+    def __init__(
+        self, host: Client, *, view: NamespaceView, before_write: Callable[[], float | None] | None = None
+    ) -> None:
         # Nothing of Client's own is set up: every method of it is here, and asks the host's.
         self._host = host
         self._view = view

@@ -75,6 +75,15 @@ async def test_one_that_was_not_there_is_made_and_held_later(
     assert not await second.try_acquire()
 
 
+async def test_one_that_may_not_be_used_yet_is_not_made_free(lease: Callable[..., Lease]) -> None:
+    """Somebody may have been at work when it was deleted, and may be still."""
+    first, second = lease("first"), lease("second")
+    assert not await first.try_acquire()
+    await first.release()
+    assert not await second.try_acquire()
+    assert second.holder == "first"
+
+
 @pytest.mark.usefixtures("empty")
 async def test_a_deleted_lease_is_made_again_by_its_holder(
     client: Client, namespace: str, lease: Callable[..., Lease]

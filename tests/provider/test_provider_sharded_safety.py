@@ -118,7 +118,7 @@ class Link:
     async def delete(self, _: Any, name: str, *, namespace: str, uid: str | None) -> dict[str, Any]:
         return await self._call(lambda: self.api.delete(name, uid))
 
-    async def list(self, _: Any, *, namespace: str, label_selector: str) -> ObjectList:
+    async def list(self, _: Any, **__: Any) -> ObjectList:
         def items() -> Any:
             return ObjectList(copy.deepcopy(list(self.api.leases.values())), str(len(self.api.log)))
 
@@ -558,8 +558,7 @@ def test_a_peer_that_leaves_is_followed_at_once(made_up_time: Loop) -> None:
             await first.stop()
             assert first.announced not in world.api.leases
             assert first.identity not in world.holders().values()
-            await until(world.settled, within=2)
-            assert world.spread() == [SHARDS]
+            await until(lambda: world.settled() and world.spread() == [SHARDS], within=2)
             assert second.coordinator.stats.peers == (second.identity,)
 
     with asyncio.Runner(loop_factory=made_up_time) as runner:

@@ -1,0 +1,225 @@
+"""Three processes share clusters; one is killed, one is frozen. Proved by what the API server wrote down, not by logs.
+
+All that they write, Leases and objects, is in one etcd, so the resourceVersions say what came before what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from embedded import components
+from embedded.cluster import ManagementCluster
+from provider import CONFIG_MAPS, NAMESPACES, Client
+from provider.coordinator.shards import Layout
+from tools.binaries import Binaries
+from workloads import Component
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+REPLICA = Path(__file__).with_name("sharded_replica.py")
+NAMESPACE = "shared"
+CLUSTERS = [f"cluster-{number}" for number in range(12)]
+LAYOUT = Layout("mcr-shard", "shard", 8)
+FENCE_SECONDS, PROBE_SECONDS = 5.0, 1.0
+SLACK_SECONDS = 4.0
+"""For a machine that does other things too: a new owner lists before it writes."""
+POLICY = f"""
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: RequestResponse
+  namespaces: [{NAMESPACE}]
+  verbs: [create, update, patch, delete]
+  resources:
+  - group: ""
+    resources: [configmaps]
+  - group: coordination.k8s.io
+    resources: [leases]
+- level: None
+"""
+
+
+class Audited(ManagementCluster):
+    """A management cluster whose API server writes down who changed what."""
+
+    def __init__(self, directory: Path, *, binaries: Binaries) -> None:
+        super().__init__(directory / "cluster", binaries=binaries, operators=False, manifests=False, fsync=False)
+        self._policy = directory / "policy.yaml"
+        self._policy.write_text(POLICY)
+        self.log = directory / "audit.log"
+
+    @override
+    async def _run(self, component: Component) -> None:
+        if component.name == components.API_SERVER:
+            audit = (f"--audit-policy-file={self._policy}", f"--audit-log-path={self.log}")
+            component = dataclasses.replace(component, args=(*component.args, *audit))
+        await super()._run(component)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One write, as the API server recorded it."""
+
+    version: int
+    kind: str
+    name: str
+    who: str
+    """Who holds the Lease since then, or who wrote the object."""
+    received: float
+    done: float
+
+
+def changes(log: Path) -> list[Change]:
+    """Return all that were made, in the order of etcd."""
+    found = []
+    for line in log.read_text().splitlines():
+        event = json.loads(line)
+        if not 200 <= event["responseStatus"]["code"] < 300 or event["verb"] == "delete":
+            continue
+        after, kind = event["responseObject"], event["objectRef"]["resource"]
+        who = after.get("data", {}).get("writer") if kind == "configmaps" else after["spec"].get("holderIdentity")
+        times = [
+            datetime.fromisoformat(event[each]).timestamp() for each in ("requestReceivedTimestamp", "stageTimestamp")
+        ]
+        found.append(
+            Change(int(after["metadata"]["resourceVersion"]), kind, after["metadata"]["name"], who or "", *times)
+        )
+    return sorted(found, key=lambda change: change.version)
+
+
+class Replica:
+    """A process that is started again when it ends by itself, as a kubelet does."""
+
+    def __init__(self, identity: str, *, kubeconfig: Path, directory: Path) -> None:
+        self.identity = identity
+        self.ended: list[int] = []
+        self._command = [sys.executable, str(REPLICA), str(kubeconfig), NAMESPACE, identity, str(len(CLUSTERS))]
+        self._log = directory / f"{identity}.log"
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = False
+
+    async def run(self) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with self._log.open("ab") as log:
+            while not self._stopping:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command, stdout=log, stderr=log, env=environment
+                )
+                self.ended.append(await self._process.wait())
+
+    def send(self, number: signal.Signals) -> float:
+        assert self._process is not None
+        self._process.send_signal(number)
+        return time.time()
+
+    def stop(self) -> None:
+        self._stopping = True
+        with contextlib.suppress(ProcessLookupError):
+            self.send(signal.SIGTERM)
+
+
+@pytest.fixture
+async def audited(binaries: Binaries, tmp_path: Path) -> AsyncIterator[Audited]:
+    async with Audited(tmp_path, binaries=binaries) as cluster:
+        await cluster.client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
+        for name in CLUSTERS:
+            await cluster.client.create(CONFIG_MAPS, {"metadata": {"name": name, "namespace": NAMESPACE}})
+        yield cluster
+
+
+@pytest.fixture
+async def replicas(audited: Audited, tmp_path: Path) -> AsyncIterator[list[Replica]]:
+    kubeconfig = audited.handle.admin_kubeconfig
+    replicas = [Replica(f"mcm-{number}", kubeconfig=kubeconfig, directory=tmp_path) for number in range(3)]
+    async with asyncio.TaskGroup() as tasks:
+        for replica in replicas:
+            tasks.create_task(replica.run())
+        yield replicas
+        for replica in replicas:
+            replica.stop()
+
+
+async def writers(client: Client) -> dict[str, str]:
+    """Return who wrote each cluster's object last."""
+    found = (await client.list(CONFIG_MAPS, namespace=NAMESPACE)).items
+    objects = {each["metadata"]["name"]: each.get("data", {}) for each in found}
+    return {name: objects[name].get("writer", "").split("/")[0] for name in CLUSTERS}
+
+
+def taken_over_in(log: Path, identity: str, *, since: float) -> float:
+    """Return how long the clusters of a process were without work after it went."""
+    last = {change.name: change.who for change in changes(log) if change.kind == "configmaps" and change.done < since}
+    orphans = {name for name, who in last.items() if who.startswith(f"{identity}/")}
+    next_at = {
+        name: next(
+            each.received
+            for each in changes(log)
+            if each.name == name and each.received > since and each.who != last[name]
+        )
+        for name in orphans
+    }
+    return max(next_at.values()) - since
+
+
+async def test_at_any_time_one_process_works_on_a_cluster(
+    audited: Audited, replicas: list[Replica], eventually: Callable[..., Awaitable[Any]]
+) -> None:
+    """Criterion 61: across kill -9 and a freeze for longer than a fence lasts; who follows does so in time."""
+    everybody = {replica.identity for replica in replicas}
+
+    async def shared_by(those: set[str]) -> None:
+        await eventually(lambda: writers(audited.client), lambda found: set(found.values()) == those, timeout=60)
+
+    await shared_by(everybody)
+    killed, frozen, _ = replicas
+    killed_at = killed.send(signal.SIGKILL)
+    # The kubelet's part: it comes back under its name, and waits until what it held before has run out.
+    await eventually(lambda: len(killed.ended) == 1)
+    await shared_by(everybody)
+
+    frozen_at = frozen.send(signal.SIGSTOP)
+    await shared_by(everybody - {frozen.identity})
+    await asyncio.sleep(FENCE_SECONDS)
+    frozen.send(signal.SIGCONT)
+    await shared_by(everybody)
+
+    for replica in replicas:
+        replica.stop()
+    await eventually(lambda: all(replica.ended and replica.ended[-1] == 0 for replica in replicas), timeout=30)
+
+    fences: dict[str, str] = {}
+    tenures: defaultdict[str, list[Change]] = defaultdict(list)
+    written = 0
+    for change in changes(audited.log):
+        if change.kind == "leases":
+            fences[change.name] = change.who
+        elif change.who:
+            written += 1
+            # Who writes has the fence at that moment, in the order of etcd: so nobody else has.
+            assert fences[LAYOUT.lease_name(LAYOUT.key_of(change.name))] == change.who.split("/")[0], change
+            before = tenures[change.name][-1] if tenures[change.name] else None
+            if before is not None and before.who != change.who:
+                assert before.done <= change.received, (before, change)
+            tenures[change.name].append(change)
+    assert written > 500
+    assert killed.ended[0] == -signal.SIGKILL
+    limit = FENCE_SECONDS + PROBE_SECONDS + SLACK_SECONDS
+    assert taken_over_in(audited.log, killed.identity, since=killed_at) <= limit
+    assert taken_over_in(audited.log, frozen.identity, since=frozen_at) <= limit
