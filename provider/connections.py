@@ -151,16 +151,20 @@ class Connections:
         peer.users += 1
         return peer
 
-    async def leave(self, peer: Peer) -> None:
+    def leave(self, peer: Peer) -> None:
         """Take back one `join`; after the last one the connections are closed, at once or later."""
         peer.users -= 1
         if peer.users or self._peers.get(peer.key) is not peer:
             return
         if self._linger_seconds > 0:
             peer.lingering = asyncio.get_running_loop().call_later(self._linger_seconds, self._forget, peer)
-            return
-        self._forget(peer)
-        await _ended(peer.open)
+        else:
+            self._forget(peer)
+
+    async def ended(self, peer: Peer) -> None:
+        """Return when nothing is left of connections that are being closed; at once where they are used on."""
+        if self._peers.get(peer.key) is not peer:
+            await _ended(peer.open)
 
     async def request(
         self, peer: Peer, method: str, url: Any, *, timeout: aiohttp.ClientTimeout, **options: Any

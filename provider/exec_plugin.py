@@ -159,12 +159,13 @@ class ExecPlugin:
             async with asyncio.timeout(self.timeout_seconds):
                 printed, said = await asyncio.gather(_read(process.stdout), _read(process.stderr))
                 status = await process.wait()
-        except TimeoutError:
+        except BaseException as error:
+            await _end(process)
+            if not isinstance(error, TimeoutError):
+                raise
             raise KubeconfigError(
                 f"exec plugin {self.command!r} took longer than {self.timeout_seconds:g} s and was ended"
             ) from None
-        finally:
-            await _end(process)
         if status != 0:
             raise KubeconfigError(f"exec plugin {self.command!r} failed with exit code {status}{_complaint(said)}")
         if len(printed) > _MAX_OUTPUT:

@@ -100,7 +100,7 @@ class Transport:
         finally:
             self._exchanges.discard(exchange)
             for peer in exchange.peers:
-                await self._connections.leave(peer)
+                self._connections.leave(peer)
 
     async def update(self, config: ClusterConfig) -> None:
         """Use renewed credentials from now on; exchanges under way end on the old ones."""
@@ -115,7 +115,8 @@ class Transport:
             exchange.end()
         peer, self._peer = self._peer, None
         if peer is not None:
-            await self._connections.leave(peer)
+            self._connections.leave(peer)
+            await self._connections.ended(peer)
         if self._owned:
             await self._connections.aclose()
         await self._credentials.aclose()
@@ -148,17 +149,20 @@ class Transport:
         shown = await credentials.current()
         response = await self._send_once(request, exchange, shown=shown)
         if response.status == HTTPStatus.UNAUTHORIZED:
-            renewed = await credentials.refused(shown)
+            try:
+                renewed = await credentials.refused(shown)
+            except BaseException:
+                _drop(response)
+                raise
             if renewed is not shown:
-                response.close()
+                _drop(response)
                 return await self._send_once(request, exchange, shown=renewed)
         return response
 
     async def _send_once(
         self, request: Request, exchange: _Exchange, *, shown: ClusterConfig
     ) -> aiohttp.ClientResponse:
-        peer = await self._join(shown)
-        exchange.peers.append(peer)
+        peer = self._join(exchange, shown=shown)
         headers = CIMultiDict({"Accept": request.accept, "User-Agent": "kplane"})
         if request.body is not None:
             headers["Content-Type"] = request.content_type
@@ -176,15 +180,18 @@ class Transport:
             data=request.body,
         )
 
-    async def _join(self, shown: ClusterConfig) -> Peer:
+    def _join(self, exchange: _Exchange, *, shown: ClusterConfig) -> Peer:
         """Count one more exchange with the server; the client as such counts as well, so that connections stay."""
         self._require_open()
-        if self._peer is None or shown is not self._shown:
-            previous, self._peer, self._shown = self._peer, self._connections.join(shown), shown
+        peer = self._peer
+        if peer is None or shown is not self._shown:
+            previous, peer = peer, self._connections.join(shown)
+            self._peer, self._shown = peer, shown
             if previous is not None:
-                await self._connections.leave(previous)
-        self._peer.users += 1
-        return self._peer
+                self._connections.leave(previous)
+        peer.users += 1
+        exchange.peers.append(peer)
+        return peer
 
 
 def _drop(response: aiohttp.ClientResponse) -> None:
