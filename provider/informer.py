@@ -14,7 +14,7 @@ from provider.backoff import Backoff
 from provider.client import Client
 from provider.delivery import EventHandler, Handlers, Registration
 from provider.entry import Change, Entry, EntryReader, Key, Object
-from provider.errors import AnswerTooLarge, ClusterNotReady, ProviderError
+from provider.errors import AnswerTooLarge, ClusterNotReady
 from provider.event import Event, EventKind
 from provider.feed import CollectionFeed, FeedState, Streaming
 from provider.indexes import Extract
@@ -128,18 +128,16 @@ class Informer:
     async def wait_synced(self) -> None:
         """Wait until all objects were read for the first time. Raises ClusterNotReady where it is closed before."""
         await self._mirror.settled.wait()
-        if not self.synced.is_set():
-            raise ClusterNotReady(f"the cache of {self._server} was stopped")
+        self._require_open()
 
     def add_handler(self, handler: EventHandler, *, namespace: str | None = None) -> Registration:
         """Tell a handler of all objects that are there, as ADDED with `initial`, and of every change from then on.
 
         None is lost and none told twice: what changes before the handler was given it is given as it is then. The
         handler is not called before this returns. With `namespace` it is told of that one's objects only, which costs
-        no more where there are many such handlers. Raises ProviderError where the informer was closed.
+        no more where there are many such handlers. Raises ClusterNotReady where the informer was closed.
         """
-        if self._closed:
-            raise ProviderError(f"{self!r} of {self._server} is closed")
+        self._require_open()
         registration = Registration(
             handler,
             pending=self.keys(namespace=namespace),
@@ -155,7 +153,8 @@ class Informer:
         self._store.add_index(field, extract)
 
     def get(self, name: str, *, namespace: str | None = None) -> Object | None:
-        """Return an object as it is known now."""
+        """Return an object as it is known now. Raises ClusterNotReady where the informer was closed."""
+        self._require_open()
         entry = self._store.get((namespace or "", name))
         return None if entry is None else self._reader.decode(entry)
 
@@ -168,8 +167,10 @@ class Informer:
     ) -> Objects:
         """Return the objects that are known now; `namespace=None` is over all namespaces.
 
-        `field` are values of indexed fields, all of which an object must have.
+        `field` are values of indexed fields, all of which an object must have. Raises ProviderError for one that is not
+        indexed and for a selector that cannot be read, and ClusterNotReady where the informer was closed.
         """
+        self._require_open()
         found = self._store.select(namespace=namespace, label_selector=label_selector, field=field)
         return [self._reader.decode(entry) for entry in found]
 
@@ -181,8 +182,14 @@ class Informer:
         field: Mapping[str, str] | None = None,
     ) -> Keys:
         """Return namespaces and names of what `list` would return, without decoding the objects."""
+        self._require_open()
         found = self._store.select(namespace=namespace, label_selector=label_selector, field=field)
         return [entry.key for entry in found]
+
+    def _require_open(self) -> None:
+        # What is forgotten must not be taken for gone.
+        if self._closed:
+            raise ClusterNotReady(f"the cache of {self._server} was stopped")
 
     async def _run(self) -> NoReturn:
         with log_fields(**({"cluster": self._name} if self._name else {})):

@@ -203,7 +203,8 @@ async def test_a_cache_that_was_stopped_knows_nothing_and_begins_anew(cache, col
     before = len(asyncio.all_tasks())
     await cache.stop()
     assert len(asyncio.all_tasks()) < before
-    assert informer.keys() == []
+    with pytest.raises(ClusterNotReady, match="was stopped"):
+        informer.keys()
     assert cache.size_bytes() == {}
     collection.objects = [config_map("x", "b", owner="me")]
     assert names(await cache.list(CONFIG_MAPS, field={"owner": "me"})) == [("x", "b")]
@@ -228,6 +229,21 @@ async def test_an_informer_belongs_to_no_reconcile_that_needed_it_first(cache, c
         collection.changes.put_nowait(("ADDED", config_map("x", "new")))
         await eventually(lambda: seen)
     assert seen == [None]
+
+
+async def test_whoever_waits_while_the_cache_is_stopped_is_not_told_that_nothing_is_there(cache, collection):
+    collection.objects = [config_map("x", "a")]
+    informer = cache.informer(CONFIG_MAPS)
+    waiting = asyncio.create_task(cache.get(CONFIG_MAPS, "a", namespace="x"))
+
+    def stop(_event):
+        stopping.append(asyncio.ensure_future(informer.aclose()))
+
+    stopping = []
+    informer.add_handler(stop)
+    with pytest.raises(ClusterNotReady, match="was stopped"):
+        await waiting
+    await stopping[0]
 
 
 async def test_a_transform_changes_what_is_kept_and_not_what_it_is(client, collection, caplog):

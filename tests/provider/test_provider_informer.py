@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from provider import CONFIG_MAPS, AnswerLimits, Backoff, Client, Informer, ProviderError
+from provider import CONFIG_MAPS, AnswerLimits, Backoff, Client, ClusterNotReady, Informer
 
 END = {"metadata": {"resourceVersion": "5", "annotations": {"k8s.io/initial-events-end": "true"}}}
 
@@ -287,14 +287,22 @@ async def test_a_handler_that_raises_ends_nothing(play, eventually, caplog):
     assert "handler failed for Event(ADDED ConfigMap ns/a)" in caplog.text
 
 
-async def test_a_closed_informer_takes_no_handler(play):
+async def test_what_a_closed_informer_forgot_is_not_taken_for_gone(play):
     async with play(streams=[[end(), "stall"]]) as (informer, _script):
         await informer.wait_synced()
         registration = informer.add_handler(Seen())
         await informer.aclose()
         registration.remove()
-        with pytest.raises(ProviderError, match="is closed"):
-            informer.add_handler(Seen())
+        for call in (
+            lambda: informer.add_handler(Seen()),
+            lambda: informer.get("a", namespace="ns"),
+            informer.list,
+            informer.keys,
+        ):
+            with pytest.raises(ClusterNotReady, match="was stopped"):
+                call()
+        with pytest.raises(ClusterNotReady, match="was stopped"):
+            await informer.wait_synced()
 
 
 async def test_a_handler_of_one_namespace_is_told_of_no_other(play, eventually):
