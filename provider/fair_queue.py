@@ -100,6 +100,7 @@ class FairQueue(Generic[R]):
         self._order = itertools.count()
         self._notify: Callable[[], None] = _nobody
         self._closed = False
+        self._told_weight = False
         self.refused = 0
 
     def __len__(self) -> int:
@@ -301,8 +302,11 @@ class FairQueue(Generic[R]):
         assert self._weights is not None  # noqa: S101 - asked by `_offer` only
         try:
             return min(_HEAVIEST, max(_LIGHTEST, float(self._weights(cluster))))
-        except Exception:
-            log.exception("the weight of cluster %s is not known, and taken as 1", cluster)
+        except Exception as error:
+            # Once: it is asked again with each burst of work.
+            if not self._told_weight:
+                self._told_weight = True
+                log.warning("the weight of cluster %r is not known, and taken as 1", cluster, exc_info=error)
             return 1.0
 
     def _set_timer(self, lane: _Lane[R]) -> None:

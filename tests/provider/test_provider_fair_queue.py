@@ -92,6 +92,14 @@ def test_a_weight_that_is_none_starves_nobody(weight):
     assert counts["b"] > 0
 
 
+def test_weights_that_cannot_be_told_are_complained_of_once(caplog):
+    queue = FairQueue(weights={}.__getitem__)
+    for number in range(10):
+        queue.add(request(str(number)))
+    assert len(drain(queue)) == 10
+    assert len(caplog.records) == 1
+
+
 def test_no_more_than_so_many_of_a_cluster_are_worked_on_at_once():
     queue = FairQueue(per_cluster=2)
     for cluster, number in itertools.product("ab", range(5)):
