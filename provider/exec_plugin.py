@@ -58,10 +58,10 @@ class ExecPlugin:
 
     command: str
     args: tuple[str, ...] = field(default=(), repr=False)
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
     api_version: str = _VERSIONS[0]
     provide_cluster_info: bool = False
-    cluster_config: Any = field(default=None, repr=False)
+    cluster_config: Any = field(default=None, repr=False, hash=False)
     install_hint: str = field(default="", repr=False)
     timeout_seconds: float = 60.0
 

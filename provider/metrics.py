@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -17,6 +17,8 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from provider.cluster import Cluster
+from provider.coordinator.leader import Leader
+from provider.coordinator.sharded import Sharded
 from provider.stats import BOUNDS_SECONDS, Durations
 
 if TYPE_CHECKING:
@@ -25,37 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["Metrics"]
 
 _STATES: Final = ("Ready", "Connecting", "Unreachable")
-
-
-class _ShardingNumbers(Protocol):
-    """What `Sharded.stats` has; see there."""
-
-    @property
-    def peers(self) -> Sequence[str]: ...
-    @property
-    def fences(self) -> int: ...
-    @property
-    def owned(self) -> int: ...
-    @property
-    def draining(self) -> int: ...
-    @property
-    def lost(self) -> int: ...
-    @property
-    def renewals(self) -> int: ...
-    @property
-    def failures(self) -> int: ...
-
-
-@runtime_checkable
-class _Sharding(Protocol):
-    @property
-    def stats(self) -> _ShardingNumbers: ...
-
-
-@runtime_checkable
-class _Leading(Protocol):
-    @property
-    def leading(self) -> bool: ...
 
 
 class Metrics(Collector):
@@ -110,10 +81,10 @@ class Metrics(Collector):
         coordinator = self._manager.coordinator
         owned = sum(coordinator.may_work(cluster.name) for cluster in clusters)
         yield GaugeMetricFamily("multicluster_owned_clusters", "Clusters that this process works on.", value=owned)
-        if isinstance(coordinator, _Leading):
+        if isinstance(coordinator, Leader):
             text = "Whether this process leads: 1, or 0."
             yield GaugeMetricFamily("multicluster_leading", text, value=coordinator.leading)
-        if isinstance(coordinator, _Sharding):
+        if isinstance(coordinator, Sharded):
             stats = coordinator.stats
             fences = GaugeMetricFamily(
                 "multicluster_fences", "Leases that share the clusters out: all, and this process's.", labels=["state"]
@@ -125,7 +96,14 @@ class Metrics(Collector):
             leases = CounterMetricFamily(
                 "multicluster_lease_events", "What became of the Leases of this process.", labels=["event"]
             )
-            for event, count in (("renewed", stats.renewals), ("failed", stats.failures), ("lost", stats.lost)):
+            events = {
+                "acquired": stats.acquired,
+                "renewed": stats.renewals,
+                "failed": stats.failures,
+                "lost": stats.lost,
+                "released": stats.released,
+            }
+            for event, count in events.items():
                 leases.add_metric([event], count)
             yield leases
 

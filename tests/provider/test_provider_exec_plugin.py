@@ -254,6 +254,7 @@ def test_another_plugin_is_another_identity():
         ClusterConfig("https://10.0.0.1", exec_plugin=ExecPlugin(command)) for command in ("a", "a", "b")
     )
     assert same.continues(one)
+    assert hash(same) == hash(one)
     assert not other.continues(one)
     with pytest.raises(KubeconfigError, match="only one of them"):
         ClusterConfig("https://10.0.0.1", exec_plugin=ExecPlugin("a"), token="t")

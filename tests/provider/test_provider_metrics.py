@@ -9,8 +9,10 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from provider import CONFIG_MAPS, Cluster, ClusterConfig, Manager, ProviderError, Request
+from provider import CONFIG_MAPS, Client, Cluster, ClusterConfig, Election, Lease, Manager, ProviderError, Request
 from provider.builder import controller
+from provider.coordinator.leader import Leader
+from provider.coordinator.sharded import Sharded
 from provider.metrics import Metrics
 from provider.serving import Serving
 
@@ -121,14 +123,15 @@ async def test_cluster_labels_can_be_left_out(at_work):
 
 
 async def test_what_a_coordinator_says_of_its_leases_is_shown():
-    stats = SimpleNamespace(peers=("x", "y"), fences=64, owned=30, draining=1, lost=2, renewals=100, failures=3)
-    sharing = SimpleNamespace(stats=stats, may_work=lambda cluster: True)
-    found = await samples(Metrics(Manager(None, coordinator=sharing)))
-    assert found["multicluster_peers", ()] == 2
-    assert found["multicluster_fences", (("state", "owned"),)] == 30
-    assert found["multicluster_lease_events_total", (("event", "lost"),)] == 2
-    leading = SimpleNamespace(leading=True, may_work=lambda cluster: True)
-    assert (await samples(Metrics(Manager(None, coordinator=leading))))["multicluster_leading", ()] == 1
+    async with Client(ClusterConfig("https://127.0.0.1:1")) as client:
+        found = await samples(
+            Metrics(Manager(None, coordinator=Sharded(client, identity="x", fence="shard", shards=64)))
+        )
+        assert found["multicluster_fences", (("state", "owned"),)] == 0
+        assert found["multicluster_lease_events_total", (("event", "lost"),)] == 0
+        assert ("multicluster_peers", ()) in found
+        leader = Leader(Election(Lease(client, name="x", namespace="default", identity="x")))
+        assert (await samples(Metrics(Manager(None, coordinator=leader))))["multicluster_leading", ()] == 0
 
 
 async def test_health_readiness_and_metrics_are_answered_while_the_manager_runs(eventually):
