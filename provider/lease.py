@@ -160,6 +160,11 @@ class Lease:
         return self._usable_from <= self._now() < self._expires_at
 
     @property
+    def seconds_left(self) -> float:
+        """For how long it is ours, unless it is renewed; 0 where it is not."""
+        return self._expires_at - self._now() if self.held else 0.0
+
+    @property
     def holder(self) -> str | None:
         """Whom it named when it was looked at last; None: nobody."""
         return (self._seen.holder or None) if self._seen is not None else None

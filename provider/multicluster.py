@@ -163,9 +163,13 @@ class MulticlusterController(Generic[R]):
             registration.remove()
         del self._engaged[name]
         self.stats.dropped["gone"] += self.queue.drop(name)
-        await self._controller.drain(lambda request: request.cluster == name, grace_seconds=self._options.grace_seconds)
+        await self._controller.drain(lambda request: request.cluster == name, grace_seconds=self._grace_seconds(name))
         if name not in self._engaged:
             self.stats.by_cluster.pop(name, None)
+
+    def _grace_seconds(self, cluster: str) -> float:
+        least = self._manager.coordinator.grace_seconds(cluster)
+        return self._options.grace_seconds if least is None else min(self._options.grace_seconds, least)
 
     async def _work(self, request: R) -> Result | None:
         cluster = request.cluster

@@ -35,6 +35,9 @@ class Coordinator(Protocol):
     def may_work(self, cluster: str) -> bool:
         """Tell whether a reconcile may begin now; asked for each, so it looks at memory and the clock only."""
 
+    def grace_seconds(self, cluster: str) -> float | None:
+        """How long reconciles under way may take to end, now that work on a cluster does; None: as they like."""
+
     def require_read(self, cluster: str) -> None:
         """Raise ClusterNotOwned where this process has no business with a cluster; asked when it is looked up."""
 

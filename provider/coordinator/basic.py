@@ -24,6 +24,11 @@ class Basic:
         del cluster
         return True
 
+    def grace_seconds(self, cluster: str) -> float | None:
+        """As long as they like."""
+        del cluster
+        return None
+
     def require_read(self, cluster: str) -> None:
         """Raise nothing."""
 

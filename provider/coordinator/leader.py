@@ -17,6 +17,9 @@ __all__ = ["Leader"]
 
 _log: Final = logging.getLogger(__name__)
 
+_CANCEL_SECONDS: Final = 1.0
+"""So long before its Lease runs out reconciles are cancelled: the process is ended half a second later."""
+
 
 class Leader:
     """Works on everything while a Lease is held. Every replica may look clusters up, read them and serve webhooks.
@@ -51,16 +54,21 @@ class Leader:
         del cluster
         return self.leading and not self._leaving
 
+    def grace_seconds(self, cluster: str) -> float | None:
+        """As long as the Lease lasts, less what it takes to cancel them."""
+        del cluster
+        return max(0.0, self._election.lease.seconds_left - _CANCEL_SECONDS)
+
     def require_read(self, cluster: str) -> None:
         """Raise nothing."""
 
     def require_write(self, cluster: str) -> float | None:
-        """Raise ClusterNotOwned in a reconcile of a process that does not lead."""
+        """Raise ClusterNotOwned in a reconcile of a process that does not lead; one may last as the Lease does."""
         if current_cluster() is not None and not self.leading:
             raise ClusterNotOwned(
                 f"cluster {cluster!r} is not changed: this process does not lead ({self._election.lease})"
             )
-        return None
+        return self._election.lease.seconds_left if current_cluster() is not None else None
 
     async def _lead(self, workplace: Workplace, *, won: Callable[[], None]) -> None:
         won()

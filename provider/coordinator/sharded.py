@@ -141,6 +141,11 @@ class Sharded:
         fence = self._fences.of(cluster)
         return fence is not None and fence.may_begin
 
+    def grace_seconds(self, cluster: str) -> float | None:
+        """As long as the fence lasts, less what it takes to cancel them."""
+        fence = self._fences.of(cluster)
+        return max(0.0, fence.seconds_left - self.timings.margin_seconds) if fence is not None else 0.0
+
     def require_read(self, cluster: str) -> None:
         """Raise ClusterNotOwned where the fence of the cluster is not held; the local cluster is everybody's."""
         if cluster != LOCAL:

@@ -31,10 +31,11 @@ class ShardTimings:
     """How long Leases last, in seconds. The defaults are upstream's, where it has them.
 
     A fence lasts `duration_seconds` and is renewed every `renew_seconds`, tried again after `retry_seconds` where that
-    fails. Where it could not be renewed until `drain_seconds` before its end, work is withdrawn: that has to be enough
-    for the grace period of the controllers. A fence that goes to another peer is renewed until its work has ended, but
-    not longer than `handover_seconds`. A peer that is silent for `peer_seconds` gets nothing; it says that it is there
-    every `peer_renew_seconds`. All is looked at again every `probe_seconds`, though changes are noticed by a watch.
+    fails. Where it could not be renewed until `drain_seconds` before its end, work is withdrawn: reconciles under way
+    have a second less than that to end, and are cancelled then. A fence that goes to another peer is renewed until its
+    work has ended, but not longer than `handover_seconds`. A peer that is silent for `peer_seconds` gets nothing; it
+    says that it is there every `peer_renew_seconds`. All is looked at again every `probe_seconds`, though changes are
+    noticed by a watch.
 
     Raises ValueError where they do not fit.
     """

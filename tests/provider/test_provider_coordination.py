@@ -153,6 +153,7 @@ class OneLease:
 
     def __init__(self):
         self.held = False
+        self.seconds_left = 7.0
 
     def __str__(self):
         return "Lease of the test"
@@ -202,7 +203,8 @@ async def test_a_replica_that_does_not_lead_knows_the_clusters(eventually):
         voting.lost.set()
         await eventually(lambda: not leader.may_work("a"))
         with cluster_context("a"):
-            leader.require_write("a")  # what is under way may come to its end
+            assert leader.require_write("a") == 7.0  # what is under way may come to its end
+            assert leader.grace_seconds("a") == 6.0
             voting.lease.held = False
             with pytest.raises(ClusterNotOwned):
                 leader.require_write("a")

@@ -78,6 +78,7 @@ class Later:
     def __init__(self):
         self.workplace = None
         self.mine = lambda cluster: True
+        self.grace = None
 
     async def run(self, workplace):
         self.workplace = workplace
@@ -85,6 +86,9 @@ class Later:
 
     def may_work(self, cluster):
         return self.mine(cluster)
+
+    def grace_seconds(self, cluster):
+        return self.grace
 
     def require_read(self, cluster):
         pass
@@ -110,6 +114,25 @@ async def test_a_request_for_a_cluster_that_is_not_ready_waits_until_it_is(
         coordinator.workplace.allow("a")
         await eventually(lambda: work.names("a"), lambda names: sorted(names) == ["one", "two"])
         assert built.queue.parked() == []
+
+
+async def test_what_is_under_way_ends_in_the_time_that_the_coordinator_has(
+    work, fake_cluster, eventually, fleet, given
+):
+    """Criterion 75: before a fence runs out, whatever grace the controller gives."""
+    coordinator, channel = Later(), Channel()
+    manager = Manager(None, given(), coordinator=coordinator)
+    controller(manager).named("x").watches_raw(channel).with_options(grace_seconds=60).build(work.reconcile)
+    work.gates["stuck"] = asyncio.Event()
+    async with fleet(manager) as given:
+        await given.add_or_replace(fake_cluster("a"))
+        coordinator.workplace.allow("a")
+        channel.put(Request("a", "ns", "stuck"))
+        await eventually(lambda: work.asked)
+        coordinator.grace = 0.05
+        async with asyncio.timeout(5):
+            await coordinator.workplace.withdraw("a")
+        assert work.ended == [Request("a", "ns", "stuck")]
 
 
 async def test_what_waits_for_a_cluster_that_goes_is_thrown_away(

@@ -498,7 +498,10 @@ def test_a_renewal_that_gets_no_answer_ends_the_work_before_the_fence_runs_out(m
             (process,) = world.processes
             process.slow_end, process.link.deaf = 4.0, True
             await until(lambda: not any(process.coordinator.may_work(cluster) for cluster in CLUSTERS), within=20)
-            # What is under way may come to its end.
+            # What is under way may come to its end, but not later than that.
+            assert max(process.coordinator.grace_seconds(cluster) or 0 for cluster in CLUSTERS) == pytest.approx(
+                4, abs=0.1
+            )
             assert any(process.may_write(cluster) for cluster in CLUSTERS)
             last = max(fence.lease.expires_at for fence in process.coordinator._fences.all())
             await until(lambda: not any(world.working.values()), within=10)
