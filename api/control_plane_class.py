@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Final, Self
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from api.compute_resources import ComputeResources
 from api.conditions import Conditions
@@ -103,13 +103,61 @@ class AuthSpec(ApiModel):
         return parse_duration(self.lifetime)
 
 
-class ControllersSettings(ApiModel):
-    """Which controllers run for a control plane."""
+_PROFILE_OR_EXPLICIT: Final = "say either spec.controllers.profile or spec.controllers.explicit, not both"
+_SOME_RUN: Final = (
+    "spec.controllers.explicit must have some controller run: name one without '-', or '*' for those that are on by"
+    " default"
+)
 
-    profile: ControllersProfile = ControllersProfile.NODELESS
+
+def _some_run(names: list[str]) -> list[str]:
+    """Hold a list to the rule of `explicit`, for objects that no API server has seen yet."""
+    if all(name.startswith("-") for name in names):
+        raise ValueError(_SOME_RUN)
+    return names
+
+
+class ControllersSettings(ApiModel):
+    """Which controllers run for a control plane: those of a profile, or those of a list."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(Rule(rule="!has(self.profile) || !has(self.explicit)", message=_PROFILE_OR_EXPLICIT))
+    )
+
+    profile: ControllersProfile | None = None
     """Core: what makes an API server complete (namespaces, service accounts, garbage collection, roles, certificates).
     Nodeless: those, and the controllers of workloads. Full: those, and the controllers of nodes and volumes.
     """
+    explicit: (
+        Annotated[
+            list[
+                Annotated[
+                    str,
+                    StringConstraints(min_length=1, max_length=128, pattern=r"^([*]|-?[a-z0-9]([-a-z0-9]*[a-z0-9])?)$"),
+                ]
+            ],
+            Field(min_length=1, max_length=128),
+            AfterValidator(_some_run),
+            ATOMIC_LIST,
+            Extension(rules(Rule(rule="self.exists(name, !name.startsWith('-'))", message=_SOME_RUN))),
+        ]
+        | None
+    ) = None
+    """Controllers by their names, as in --controllers of kube-controller-manager: `job-controller` is one that runs,
+    `-job-controller` one that does not, `*` stands for all that are on by default. One whose keys the control plane
+    does not have, such as the one that signs certificates, is left out.
+    """
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> Self:
+        if self.profile is not None and self.explicit is not None:
+            raise ValueError(_PROFILE_OR_EXPLICIT)
+        return self
+
+    @property
+    def chosen(self) -> bool:
+        """Whether they say anything."""
+        return self.profile is not None or self.explicit is not None
 
 
 class ControlPlaneClassSpec(ApiModel):
@@ -129,8 +177,10 @@ class ControlPlaneClassSpec(ApiModel):
     """
     modes_allowed: Annotated[list[ControlPlaneMode], Field(max_length=8), ATOMIC_LIST] = Field(default_factory=list)
     """Modes that control planes of the class may have; absent or empty for every mode."""
-    controllers: ControllersSettings = ControllersSettings()
-    """Which controllers run for control planes of the class."""
+    controllers: ControllersSettings | None = None
+    """Which controllers run for control planes of the class whose registration does not say it. Where neither does,
+    --controllers of the multicluster controller manager counts, and without that those of profile Nodeless run.
+    """
     default_services: Services = Field(default_factory=list)
     """Services that each control plane of the class is registered for by itself; absent or empty for none. It counts
     when the registration is made: one that exists is never changed.

@@ -44,6 +44,8 @@ class ControlPlaneRegistrationSpec(ApiModel):
     """Shared: by a controller manager that serves many registrations; Dedicated: by one of its own."""
     kubeconfig_secret_ref: SecretReference | None = None
     """The Secret with the kubeconfig to use; the default is the one that the control plane publishes."""
+    controllers: ControllersSettings | None = None
+    """Which controllers run; the default is what the class of the control plane says."""
 
 
 class InstanceStatus(ApiModel):
@@ -77,7 +79,7 @@ class ControlPlaneRegistrationStatus(ApiModel):
     mode: RegistrationMode | None = None
     """The mode of the spec, Shared where it has none."""
     controllers: ControllersSettings | None = None
-    """Which controllers run, by the class of the control plane."""
+    """Which controllers run, by the spec, else by the class of the control plane; absent where neither says it."""
     version: Annotated[str, StringConstraints(max_length=63)] | None = None
     """The version that the control plane's API server reports."""
     instance: InstanceStatus | None = None

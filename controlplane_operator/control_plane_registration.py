@@ -131,14 +131,20 @@ class ControlPlaneRegistrationReconciler:
         opened = (found["metadata"].get("labels") or {}).get(ALLOW_REGISTRATION_LABEL) == "true"
         return SecretStanding.USABLE if opened or published else SecretStanding.NOT_ALLOWED
 
-    def _profile(self, current: ControlPlaneRegistration, *, control_plane: ControlPlane | None) -> ControllersSettings:
+    def _controllers(
+        self, current: ControlPlaneRegistration, *, control_plane: ControlPlane | None
+    ) -> ControllersSettings | None:
+        own = current.spec.controllers
+        if own is not None and own.chosen:
+            return own
         if control_plane is None or control_plane.spec.class_ref is None:
-            return ControllersSettings()
+            return None
         chosen = class_in_force(control_plane, classes=self._management.stores.classes).chosen
         if chosen is None:
             # The class is not here yet: what was said before stays in force.
-            return current.status.controllers or ControllersSettings()
-        return chosen.spec.controllers
+            return current.status.controllers
+        settings = chosen.spec.controllers
+        return settings if settings is not None and settings.chosen else None
 
     async def _publish(
         self,
@@ -163,7 +169,7 @@ class ControlPlaneRegistrationReconciler:
                 "resolved_controllers_secret_ref": resolved.controllers_secret if resolved else None,
                 "control_plane_uid": resolved.control_plane_uid if resolved else None,
                 "version": resolved.version if resolved else None,
-                "controllers": self._profile(current, control_plane=control_plane) if resolved else None,
+                "controllers": self._controllers(current, control_plane=control_plane) if resolved else None,
                 "services": current.spec.services,
                 "mode": current.spec.mode or RegistrationMode.SHARED,
                 "observed_generation": current.metadata.generation,

@@ -11,12 +11,13 @@ from typing import Any, Final
 from api import ControllersProfile
 from mcm.certificate import ServingCertificate
 from mcm.errors import ConfigurationError
+from mcm.flags import Flags
 from mcm.profiles import controllers
 from provider import Cluster
-from provider.providers.registration import PROFILE_ATTRIBUTE
+from provider.providers.registration import CONTROLLERS_ATTRIBUTE, PROFILE_ATTRIBUTE
 from workloads import DATA, FILES, Address, Component, File, Lifetime, Port, Probe
 
-__all__ = ["PORT", "PROGRAM", "component_name", "configure", "profile_of"]
+__all__ = ["PORT", "PROGRAM", "component_name", "configure", "controllers_name", "controllers_named"]
 
 PROGRAM: Final = "kube-controller-manager"
 PORT: Final = "https"
@@ -46,9 +47,16 @@ def component_name(registration: str) -> str:
     return f"kcm-{stem}--{hashlib.sha256(registration.encode()).hexdigest()[:_DIGEST_LENGTH]}"
 
 
-def profile_of(cluster: Cluster) -> ControllersProfile:
-    """Tell the profile that a registration resolves to. Raises ConfigurationError for one that is not known here."""
-    profile = cluster.attributes.get(PROFILE_ATTRIBUTE) or ControllersProfile.NODELESS
+def _controllers_wanted(cluster: Cluster, *, flags: Flags) -> ControllersProfile | tuple[str, ...]:
+    """Tell which controllers run: by the registration or its class, by mcm's `--controllers`, or those of Nodeless.
+
+    Raises ConfigurationError for a profile that is not known here.
+    """
+    if explicit := controllers_named(cluster):
+        return explicit
+    profile = cluster.attributes.get(PROFILE_ATTRIBUTE)
+    if not profile:
+        return flags.controllers or ControllersProfile.NODELESS
     try:
         return ControllersProfile(profile)
     except ValueError:
@@ -58,14 +66,40 @@ def profile_of(cluster: Cluster) -> ControllersProfile:
         ) from None
 
 
-def configure(cluster: Cluster, *, address: Address, serving: ServingCertificate) -> Component:
+def controllers_name(cluster: Cluster, *, flags: Flags) -> str:
+    """Name them: a profile, as it was asked for, also where there is none of that name, or Explicit for a list."""
+    if controllers_named(cluster):
+        return _EXPLICIT
+    otherwise = _EXPLICIT if flags.controllers else ControllersProfile.NODELESS
+    return cluster.attributes.get(PROFILE_ATTRIBUTE) or otherwise
+
+
+def controllers_named(cluster: Cluster) -> tuple[str, ...]:
+    """List the controllers that the registration or its class names one by one; empty where it does not."""
+    return tuple(name for name in cluster.attributes.get(CONTROLLERS_ATTRIBUTE, "").split(",") if name)
+
+
+_EXPLICIT: Final = "Explicit"
+
+_DEFAULTS: Final = (
+    "--use-service-account-credentials=false",
+    "--profiling=false",
+    # Some controllers make this directory; the default is one of the machine's.
+    f"--flex-volume-plugin-dir={DATA}/flexvolumes",
+)
+"""What an instance is told where the flags of mcm's own command line do not say it."""
+
+
+def configure(cluster: Cluster, *, address: Address, serving: ServingCertificate, flags: Flags) -> Component:
     """Describe the instance of a cluster.
 
     Where two descriptions differ only in files that kube-controller-manager reads again by itself, the process goes on.
     Raises ConfigurationError where the profile is not known or the kubeconfig has no credentials.
     """
-    profile, keys = profile_of(cluster), _keys(cluster)
+    wanted, keys = _controllers_wanted(cluster, flags=flags), _keys(cluster)
     arguments = [
+        *flags.over(_DEFAULTS),
+        # The last one of a kind counts: what follows is so whatever the flags say.
         f"--kubeconfig={FILES}/kubeconfig",
         # With this it asks the API server for something before it serves /healthz. Without, it says that it is healthy
         # while it waits for an API server that refuses it, for 10 seconds, or that is silent, for ever.
@@ -74,13 +108,9 @@ def configure(cluster: Cluster, *, address: Address, serving: ServingCertificate
         f"--secure-port={address.ports[PORT]}",
         f"--tls-cert-file={FILES}/serving.crt",
         f"--tls-private-key-file={FILES}/serving.key",
-        f"--controllers={','.join(controllers(profile, keys=keys))}",
+        f"--controllers={','.join(controllers(wanted, keys=keys))}",
         # mcm ends one instance before it starts the next: a Lease in each tenant would cost writes and say the same.
         "--leader-elect=false",
-        "--use-service-account-credentials=false",
-        "--profiling=false",
-        # Some controllers make this directory; the default is one of the machine's.
-        f"--flex-volume-plugin-dir={DATA}/flexvolumes",
         *(f"{flag}={FILES}/{name}" for name, flag in _KEY_FLAGS.items() if name in keys),
     ]
     return Component(

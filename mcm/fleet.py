@@ -6,11 +6,9 @@ import enum
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from api import ControllersProfile
 from mcm.instance import Instance
 from mcm.instances import Instances
-from provider import Cluster, Clusters
-from provider.providers.registration import PROFILE_ATTRIBUTE
+from provider import Clusters
 from workloads import Phase
 
 __all__ = ["ClusterSummary", "Fleet", "State"]
@@ -70,30 +68,24 @@ class Fleet:
                     ClusterSummary(
                         name=name,
                         state=State.PENDING,
-                        profile=_profile(cluster),
+                        profile=self._instances.profile(cluster),
                         server=cluster.config.server,
                         message=self._clusters.failure(name) or "",
                     )
                 )
         return summaries
 
-    @staticmethod
-    def _summarize(instance: Instance) -> ClusterSummary:
+    def _summarize(self, instance: Instance) -> ClusterSummary:
         state = instance.state
         return ClusterSummary(
             name=instance.cluster.name,
             state=_STATES[state.phase],
-            profile=_profile(instance.cluster),
+            profile=self._instances.profile(instance.cluster),
             server=instance.cluster.config.server,
             pid=state.pid,
             restarts=state.restarts,
             message=instance.message[-_MESSAGE_LENGTH:],
         )
-
-
-def _profile(cluster: Cluster) -> str:
-    """As it was asked for, also where there is none of that name."""
-    return cluster.attributes.get(PROFILE_ATTRIBUTE) or ControllersProfile.NODELESS
 
 
 _STATES: Final = {

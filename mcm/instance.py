@@ -9,6 +9,7 @@ from collections.abc import Callable
 from mcm.certificate import ServingCertificate
 from mcm.configuration import PORT, component_name, configure
 from mcm.errors import McmError
+from mcm.flags import NO_FLAGS, Flags
 from mcm.report import Reason, reason_of
 from mcm.skew import check_skew
 from provider import Backoff, Cluster, Engagement
@@ -28,10 +29,17 @@ class Instance:
     """
 
     def __init__(
-        self, cluster: Cluster, *, runtime: Runtime, changed: Callable[[], None], settle_seconds: float = 1.0
+        self,
+        cluster: Cluster,
+        *,
+        runtime: Runtime,
+        changed: Callable[[], None],
+        flags: Flags = NO_FLAGS,
+        settle_seconds: float = 1.0,
     ) -> None:
         self.cluster = cluster
         self._runtime = runtime
+        self._flags = flags
         self._changed = changed
         self._settle_seconds = settle_seconds
         self._component = component_name(cluster.name)
@@ -107,7 +115,7 @@ class Instance:
         address = await self._runtime.reserve(self._component, ports=(PORT,))
         if self._serving is None:
             self._serving = ServingCertificate.create(host=address.host)
-        return configure(cluster, address=address, serving=self._serving)
+        return configure(cluster, address=address, serving=self._serving, flags=self._flags)
 
     def _note(self, component: str) -> None:
         if component == self._component:

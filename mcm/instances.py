@@ -10,7 +10,9 @@ from typing import Protocol
 
 from typing_extensions import override
 
+from mcm.configuration import controllers_name
 from mcm.errors import McmError, RegistrationWithdrawn
+from mcm.flags import NO_FLAGS, Flags
 from mcm.instance import Instance
 from mcm.report import Reason
 from provider import Aware, Cluster, Engagement
@@ -45,9 +47,10 @@ class Instances(Aware):
     cluster of one registration. The witness hears of an instance before it starts, and when it has ended.
     """
 
-    def __init__(self, runtime: Runtime, *, witness: Witness) -> None:
+    def __init__(self, runtime: Runtime, *, witness: Witness, flags: Flags = NO_FLAGS) -> None:
         self._runtime = runtime
         self._witness = witness
+        self._flags = flags
         self._instances: dict[str, Instance] = {}
 
     @property
@@ -55,12 +58,18 @@ class Instances(Aware):
         """Each instance by the name of its cluster."""
         return MappingProxyType(self._instances)
 
+    def profile(self, cluster: Cluster) -> str:
+        """Tell which controllers run for a cluster, in one word, whether or not there is an instance."""
+        return controllers_name(cluster, flags=self._flags)
+
     @override
     async def engage(self, engagement: Engagement) -> None:
         """See `Aware.engage`."""
         cluster = engagement.cluster
         with log_fields(cluster=cluster.name):
-            instance = Instance(cluster, runtime=self._runtime, changed=lambda: self._tell(cluster.name))
+            instance = Instance(
+                cluster, runtime=self._runtime, changed=lambda: self._tell(cluster.name), flags=self._flags
+            )
             self._instances[cluster.name] = instance
             engagement.on_close(lambda: self._end(instance))
             try:

@@ -14,6 +14,7 @@ import uvloop
 from api import Service
 from mcm.configuration import PROGRAM
 from mcm.errors import McmError
+from mcm.flags import check_flags
 from mcm.fleet import Fleet
 from mcm.instances import Instances, remove_leftovers
 from mcm.reports import Reports
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 async def run(settings: Settings, *, until: asyncio.Event) -> None:
     """Run until the event is set; then every instance has ended. Raises McmError, ProviderError or WorkloadsError."""
+    if settings.flags:
+        await check_flags(settings.flags, program=PROGRAM, directories=settings.programs)
     config = ClusterConfig.load(settings.kubeconfig) if settings.kubeconfig else ClusterConfig.in_cluster()
     async with (
         ProcessRuntime(settings.state_dir, programs=settings.programs, log_limit_bytes=_LOG_BYTES) as runtime,
@@ -54,7 +57,7 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
         provider = RegistrationProvider(client, services=frozenset({Service.CONTROLLERS}))
         reports = Reports(client, registration=provider.registration, version=await _version(runtime))
         provider.listen(reports.look)
-        instances = Instances(runtime, witness=reports)
+        instances = Instances(runtime, witness=reports, flags=settings.flags)
         manager = Manager(config, provider, awares=[instances])
         fleet = Fleet(manager.clusters, instances=instances)
         async with serve_status(settings.listen, fleet=fleet, synced=provider.synced.is_set):

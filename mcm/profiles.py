@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from api import ControllersProfile
@@ -60,15 +60,19 @@ _NEEDS: Final[Mapping[str, frozenset[str]]] = {
 }
 
 
-def controllers(profile: ControllersProfile, *, keys: Collection[str]) -> tuple[str, ...]:
-    """List what `--controllers` gets. `keys` are those of the Secret that are there: without the keys that a controller
-    works with it is left out.
+def controllers(wanted: ControllersProfile | Sequence[str], *, keys: Collection[str]) -> tuple[str, ...]:
+    """List what `--controllers` gets, for a profile or a list of the same form.
+
+    `keys` are those of the Secret that are there: without the keys that a controller works with it is left out.
     """
     lacking = sorted(name for name, needed in _NEEDS.items() if not needed.issubset(keys))
-    match profile:
-        case ControllersProfile.CORE:
-            return tuple(name for name in CORE if name not in lacking)
-        case ControllersProfile.NODELESS:
-            return tuple(name for name in NODELESS if name not in lacking)
-        case ControllersProfile.FULL:
-            return (*_FULL, *(f"-{name}" for name in lacking))
+    listed = _PROFILES[wanted] if isinstance(wanted, ControllersProfile) else wanted
+    named = tuple(name for name in listed if name not in lacking)
+    return (*named, *(f"-{name}" for name in lacking)) if "*" in named else named
+
+
+_PROFILES: Final = {
+    ControllersProfile.CORE: CORE,
+    ControllersProfile.NODELESS: NODELESS,
+    ControllersProfile.FULL: _FULL,
+}

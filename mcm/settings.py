@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mcm.errors import ConfigurationError
+from mcm.flags import Flags
+
 __all__ = ["Listen", "Settings"]
 
 _LEVELS = ("debug", "info", "warning", "error")
@@ -32,6 +35,8 @@ class Settings:
     """Directories in which kube-controller-manager is looked for, in this order."""
     listen: Listen
     log_level: str
+    flags: Flags
+    """Of kube-controller-manager, for every instance."""
 
     @classmethod
     def parse(cls, arguments: Sequence[str] | None = None) -> Settings:
@@ -39,6 +44,8 @@ class Settings:
         parser = argparse.ArgumentParser(
             prog="mcm",
             description="Runs kube-controller-manager for every ControlPlaneRegistration that is ready.",
+            epilog="All other flags are those of kube-controller-manager, such as --controllers, --feature-gates or"
+            " --concurrent-gc-syncs, and reach every instance; those that mcm sets itself are refused.",
             allow_abbrev=False,
         )
         parser.add_argument(
@@ -71,13 +78,18 @@ class Settings:
             help="address of /healthz, /readyz and /metrics (default: 127.0.0.1:8081)",
         )
         parser.add_argument("--log-level", choices=_LEVELS, default="info", help="default: info")
-        given = parser.parse_args(arguments)
+        given, others = parser.parse_known_args(arguments)
+        try:
+            flags = Flags.parse(others)
+        except ConfigurationError as error:
+            parser.error(str(error))
         return cls(
             kubeconfig=given.kubeconfig,
             state_dir=given.state_dir,
             programs=tuple(given.programs),
             listen=given.listen,
             log_level=given.log_level,
+            flags=flags,
         )
 
 

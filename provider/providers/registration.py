@@ -18,7 +18,14 @@ from provider.providers.following import KEEP, Following, FromSecret, Keep, Obje
 from provider.providers.secret import value_of
 from provider.resources import Resource
 
-__all__ = ["PROFILE_ATTRIBUTE", "REGISTRATIONS", "UID_ATTRIBUTE", "VERSION_ATTRIBUTE", "RegistrationProvider"]
+__all__ = [
+    "CONTROLLERS_ATTRIBUTE",
+    "PROFILE_ATTRIBUTE",
+    "REGISTRATIONS",
+    "UID_ATTRIBUTE",
+    "VERSION_ATTRIBUTE",
+    "RegistrationProvider",
+]
 
 log: Final = logging.getLogger(__name__)
 
@@ -29,6 +36,11 @@ UID_ATTRIBUTE: Final = "controlPlaneUID"
 
 PROFILE_ATTRIBUTE: Final = "profile"
 """Attribute of a cluster: the profile of controllers that its registration resolves to; empty where it names none."""
+
+CONTROLLERS_ATTRIBUTE: Final = "controllers"
+"""Attribute of a cluster: the list of controllers, with commas in between, that its registration resolves to instead of
+a profile; empty where it has none.
+"""
 
 VERSION_ATTRIBUTE: Final = "version"
 """Attribute of a cluster: the minor version of Kubernetes that its API server reports, such as 1.36; empty where it is
@@ -52,7 +64,7 @@ class RegistrationProvider:
     A registration counts when the operator has answered its present spec (`status.observedGeneration`) with `ready`,
     it is not being deleted, and one of its services is in `services` (upper and lower case are the same). The cluster
     is made of `status.resolvedEndpoint` and the one Secret that the status names, controllers' before admin's; its
-    attributes are controlPlaneUID, services, the profile of controllers and the minor version of the status.
+    attributes are controlPlaneUID, services, the profile or list of controllers and the minor version of the status.
 
     While the operator has not answered a changed spec, and while the Secret is missing or garbage, the cluster stays
     as it last was. `client` is one of the management cluster, and belongs to the caller.
@@ -111,7 +123,7 @@ def read_wish(registration: Object | None, *, services: frozenset[str]) -> _Wish
         return None
     if status.get("observedGeneration") != metadata.get("generation"):
         return KEEP
-    wanted = _services(status.get("services")) or _services(_mapping(registration.get("spec")).get("services"))
+    wanted = _texts(status.get("services")) or _texts(_mapping(registration.get("spec")).get("services"))
     if status.get("ready") is not True or not services.intersection(name.lower() for name in wanted):
         return None
     reference = _mapping(status.get("resolvedControllersSecretRef")) or _mapping(
@@ -121,10 +133,12 @@ def read_wish(registration: Object | None, *, services: frozenset[str]) -> _Wish
     if not (_is_text(endpoint) and _is_text(namespace) and _is_text(secret)):
         log.warning("registration %s: its status is ready but names no endpoint or Secret", metadata.get("name"))
         return KEEP
+    controllers = _mapping(status.get("controllers"))
     attributes = {
         UID_ATTRIBUTE: str(status.get("controlPlaneUID") or ""),
         "services": ",".join(sorted({name.title() for name in wanted})),
-        PROFILE_ATTRIBUTE: str(_mapping(status.get("controllers")).get("profile") or ""),
+        PROFILE_ATTRIBUTE: str(controllers.get("profile") or ""),
+        CONTROLLERS_ATTRIBUTE: ",".join(_texts(controllers.get("explicit"))),
         VERSION_ATTRIBUTE: _minor_version(status.get("version")),
     }
     return _Wish(str(endpoint), str(namespace), str(secret), attributes)
@@ -139,7 +153,7 @@ def _minor_version(value: object) -> str:
     return f"{version.major}.{version.minor}" if version is not None else ""
 
 
-def _services(value: object) -> list[str]:
+def _texts(value: object) -> list[str]:
     return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
 
 

@@ -152,7 +152,6 @@ async def test_defaults_of_a_class(kube: Kubectl) -> None:
     created = await create(kube, manifest("ControlPlaneClass", "crd-defaults", {}), "--dry-run=server")
     assert created["spec"] == {
         "auth": {"model": "token", "defaultRole": "cluster-admin", "lifetime": "24h"},
-        "controllers": {"profile": "Nodeless"},
     }
 
 

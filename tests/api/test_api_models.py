@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from api import (
     AuthModel,
-    ControllersProfile,
     ControlPlane,
     ControlPlaneClass,
     ControlPlaneMode,
@@ -54,7 +53,7 @@ def test_defaults_without_an_api_server() -> None:
     assert control_plane("tenant").spec.mode is ControlPlaneMode.VIRTUAL
     spec = ControlPlaneClass.model_validate({"metadata": {"name": "plain"}, "spec": {}}).spec
     assert (spec.auth.model, spec.auth.default_role) == (AuthModel.TOKEN, "cluster-admin")
-    assert spec.controllers.profile is ControllersProfile.NODELESS
+    assert spec.controllers is None
     assert spec.deletion_policy is None
 
 

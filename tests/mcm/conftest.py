@@ -183,10 +183,14 @@ class Mcm:
         ]
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def start(self, *flags: str) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=Path(__file__).parents[2]
+                [*self._command, *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=Path(__file__).parents[2],
             )
 
     def end(self, number: int = signal.SIGTERM, *, timeout: float = 30.0) -> int:

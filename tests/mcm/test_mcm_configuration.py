@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from mcm.certificate import ServingCertificate
 from mcm.configuration import component_name, configure
 from mcm.errors import ConfigurationError
-from mcm.profiles import CORE
+from mcm.flags import NO_FLAGS, Flags
+from mcm.profiles import CORE, NODELESS
 from provider import Cluster, ClusterConfig
 from workloads import Address, Component, Lifetime
 
@@ -27,16 +28,22 @@ CLIENT = {"token": None, "client_certificate": CA, "client_key": b"key-secret"}
 
 
 def describe(
-    *, credentials: dict[str, bytes] | None = None, profile: str = "Core", name: str = "a", **config: Any
+    *,
+    credentials: dict[str, bytes] | None = None,
+    profile: str = "Core",
+    name: str = "a",
+    flags: Flags = NO_FLAGS,
+    explicit: str = "",
+    **config: Any,
 ) -> Component:
     arguments: dict[str, Any] = {"server": "https://127.0.0.1:6443", "ca_data": CA, "token": "token-secret"}
     cluster = Cluster(
         name,
         config=ClusterConfig(**(arguments | config)),
         credentials=KEYS if credentials is None else credentials,
-        attributes={"profile": profile},
+        attributes={"profile": profile, "controllers": explicit},
     )
-    return configure(cluster, address=ADDRESS, serving=SERVING)
+    return configure(cluster, address=ADDRESS, serving=SERVING, flags=flags)
 
 
 def test_arguments_of_a_control_plane_with_all_keys() -> None:
@@ -171,3 +178,46 @@ def test_component_names_are_labels_and_distinct(one: str, other: str) -> None:
     for name in (one, other):
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", component_name(name))
     assert (component_name(one) == component_name(other)) == (one == other)
+
+
+def controllers_of(component: Component) -> list[str]:
+    """What `--controllers` of the process says."""
+    found = [argument for argument in component.args if argument.startswith("--controllers=")]
+    assert len(found) == 1
+    return found[0].partition("=")[2].split(",")
+
+
+def test_flags_reach_the_process_and_take_the_place_of_defaults() -> None:
+    flags = Flags(("--concurrent-gc-syncs", "5", "--use_service_account_credentials", "--v=2"))
+    component = describe(flags=flags)
+    at = component.args.index("--concurrent-gc-syncs")
+    assert component.args[at : at + 4] == flags.arguments
+    assert "--use-service-account-credentials=false" not in component.args
+    assert "--profiling=false" in component.args
+    assert component.args != describe().args
+
+
+def test_what_mcm_sets_itself_comes_last_so_that_no_flag_undoes_it() -> None:
+    component = describe(flags=Flags(("--cluster-name=a",)))
+    assert component.args.index("--cluster-name=a") < component.args.index("--kubeconfig=$(FILES)/kubeconfig")
+
+
+def test_controllers_of_mcm_run_where_the_registration_names_none() -> None:
+    flags = Flags(controllers=("*", "-job-controller", "serviceaccount-token-controller"))
+    assert controllers_of(describe(profile="", flags=flags)) == list(flags.controllers)
+    assert controllers_of(describe(profile="Core", flags=flags)) == list(CORE)
+    assert controllers_of(describe(profile="")) == list(NODELESS)
+
+
+def test_a_controller_of_mcm_whose_keys_are_missing_is_left_out() -> None:
+    flags = Flags(controllers=("*", "serviceaccount-token-controller"))
+    keyless = controllers_of(describe(profile="", flags=flags, credentials={"ca.crt": CA}))
+    assert keyless[0] == "*"
+    assert "serviceaccount-token-controller" not in keyless
+    assert "-serviceaccount-token-controller" in keyless
+
+
+def test_controllers_of_the_registration_run_before_those_of_mcm() -> None:
+    flags = Flags(controllers=("*",))
+    named = controllers_of(describe(profile="", explicit="namespace-controller,-job-controller", flags=flags))
+    assert named == ["namespace-controller", "-job-controller"]

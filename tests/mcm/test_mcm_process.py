@@ -11,6 +11,7 @@ import os
 import signal
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +44,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm")]
 Eventually = Callable[..., Any]
 
 CLAIMS = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims", namespaced=True)
+JOBS = Resource("batch/v1", "Job", "jobs", namespaced=True)
+REPLICA_SETS = Resource("apps/v1", "ReplicaSet", "replicasets", namespaced=True)
 _DEADLINE_SECONDS = 40.0
 
 
@@ -118,7 +121,7 @@ class Fleet:
             "resolvedControllersSecretRef": {"name": secret, "namespace": self.namespace},
             "controlPlaneUID": uid_at(server),
             "services": ["Controllers"],
-            "controllers": {"profile": profile},
+            "controllers": {"profile": profile} if profile else {},
         }
         await self.client.patch(REGISTRATIONS, self.name(stem), {"status": status}, subresource="status")
 
@@ -144,6 +147,11 @@ def deployment(name: str, *, namespace: str) -> dict[str, Any]:
     pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "a", "image": "none"}]}}
     spec = {"replicas": 3, "selector": {"matchLabels": labels}, "template": pod}
     return manifest("apps/v1", "Deployment", name, namespace=namespace, spec=spec)
+
+
+def job(name: str, *, namespace: str) -> dict[str, Any]:
+    pod = {"spec": {"restartPolicy": "Never", "containers": [{"name": "a", "image": "none"}]}}
+    return manifest("batch/v1", "Job", name, namespace=namespace, spec={"template": pod})
 
 
 @pytest.fixture
@@ -228,6 +236,32 @@ async def test_an_instance_gives_a_control_plane_what_kubernetes_promises(
     await one.create(CLAIMS, manifest("v1", "PersistentVolumeClaim", "data", namespace=namespace, spec=claim))
     await one.delete(NAMESPACES, namespace)
     await eventually(lambda: gone(one, NAMESPACES, namespace), timeout=_DEADLINE_SECONDS)
+
+
+@pytest.mark.timeout(180)
+async def test_flags_of_its_command_line_are_acted_on_by_the_instance(
+    mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
+) -> None:
+    mcm.start("--controllers=*,-deployment-controller", "--concurrent-gc-syncs", "3")
+    secret = tenants["one"].controllers_secret()
+    name = await fleet.register("a", secret, server=tenants["one"].server, profile="")
+    found = await state(name, "Ready")
+    assert found["profile"] == "Explicit"
+    command = Path(f"/proc/{found['pid']}/cmdline").read_text().split("\0")
+    assert command[command.index("--concurrent-gc-syncs") + 1] == "3"
+
+    namespace = await works(one, eventually)
+    await one.create(DEPLOYMENTS, deployment("web", namespace=namespace))
+    await one.create(JOBS, job("once", namespace=namespace))
+    await eventually(lambda: one.list(PODS, namespace=namespace), lambda found: found.items, timeout=_DEADLINE_SECONDS)
+    assert not (await one.list(REPLICA_SETS, namespace=namespace)).items
+    await one.delete(NAMESPACES, namespace)
+
+
+async def test_flags_that_kube_controller_manager_refuses_are_refused_at_the_start(mcm: Any) -> None:
+    mcm.start("--nope")
+    assert mcm.process.wait(30.0) == 1
+    assert "kube-controller-manager refuses its flags: unknown flag: --nope" in mcm.log.read_text()
 
 
 @pytest.mark.timeout(180)

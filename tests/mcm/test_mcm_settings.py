@@ -45,5 +45,41 @@ def test_a_directory_of_programs_that_is_not_there_is_refused(
 
 
 def test_flags_are_not_abbreviated(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        parse(tmp_path, "--kube=k")
+    settings = parse(tmp_path, "--kube=k")
+    assert settings.kubeconfig is None
+    assert settings.flags.arguments == ("--kube=k",)  # which kube-controller-manager will not know
+
+
+def test_flags_of_kube_controller_manager_are_kept_in_their_order(tmp_path: Path) -> None:
+    given = ["--concurrent-gc-syncs", "5", "--log-level=error", "-v", "2", "--feature-gates=A=true"]
+    settings = parse(tmp_path, *given)
+    assert settings.log_level == "error"
+    assert settings.flags.arguments == ("--concurrent-gc-syncs", "5", "-v", "2", "--feature-gates=A=true")
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [
+        ("--master=https://a", "the control plane of its own registration"),
+        ("--authentication-kubeconfig=a", "the control plane of its own registration"),
+        ("--secure-port=1", "gives each instance a port"),
+        ("--secure_port=1", "gives each instance a port"),
+        ("--client-ca-file=a", "who may ask an instance"),
+        ("--requestheader-client-ca-file=a", "who may ask an instance"),
+        ("--leader-elect", "ends it before it starts the next"),
+        ("--leader-elect-resource-name=a", "ends it before it starts the next"),
+        ("--cluster-signing-key-file=a", "come from the Secret"),
+        ("--cluster-signing-kubelet-client-cert-file=a", "come from the Secret"),
+        ("--version", "ask the program itself"),
+        ("--", "every argument has to be a flag"),
+        ("--controllers=-job-controller", "has none run"),
+        ("--controllers=", "has none run"),
+    ],
+)
+def test_what_mcm_sets_itself_is_refused_with_the_reason(
+    tmp_path: Path, flag: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(tmp_path, flag)
+    assert ended.value.code == 2
+    assert reason in " ".join(capsys.readouterr().err.split())

@@ -13,7 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provider import SECRETS, Client, Clusters
-from provider.providers.registration import PROFILE_ATTRIBUTE, REGISTRATIONS, RegistrationProvider, read_wish
+from provider.providers.registration import (
+    CONTROLLERS_ATTRIBUTE,
+    PROFILE_ATTRIBUTE,
+    REGISTRATIONS,
+    RegistrationProvider,
+    read_wish,
+)
 
 SERVICES = frozenset({"Controllers"})
 
@@ -87,6 +93,22 @@ async def following(client, namespace):
         task.cancel()
         await asyncio.wait([task])
         await clusters.aclose()
+
+
+@pytest.mark.parametrize(
+    ("controllers", "listed"),
+    [
+        ({"explicit": ["*", "-job-controller"]}, "*,-job-controller"),
+        ({"profile": "Core"}, ""),
+        ({"explicit": [1, None, "a"]}, "a"),
+        ({"explicit": "abc"}, ""),
+        (None, ""),
+    ],
+)
+def test_a_list_of_controllers_is_an_attribute(controllers, listed):
+    registration = {"metadata": {"name": "a", "generation": 1}, "status": status("n", controllers=controllers)}
+    wish = read_wish(registration, services=frozenset({"controllers"}))
+    assert wish.attributes[CONTROLLERS_ATTRIBUTE] == listed
 
 
 @pytest.mark.integration

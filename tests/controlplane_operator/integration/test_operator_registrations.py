@@ -100,6 +100,27 @@ async def test_a_default_registration_is_its_users_once_it_is_there(field: Any) 
     assert again["spec"]["services"] == ["Workloads"]
 
 
+async def test_controllers_are_the_registrations_else_the_classs_else_nobodys(field: Any) -> None:
+    listed = {"explicit": ["*", "-job-controller"]}
+    await field.create("ControlPlaneClass", "listing", controllers=listed, deletionPolicy="Destroy")
+    await field.create("ControlPlane", "listed", classRef={"name": "listing"})
+    asked = {"controlPlaneRef": {"name": "listed"}, "services": ["Controllers"]}
+    await field.create("ControlPlaneRegistration", "listed", **asked)
+    found = await field.becomes("ControlPlaneRegistration", "listed", "Resolved", timeout=60.0)
+    assert found["status"]["controllers"] == listed
+
+    async def published() -> Any:
+        return (await status_of(field, "listed")).get("controllers")
+
+    own = {"spec": {"controllers": {"profile": "Core"}}}
+    await field.client.patch(CONTROL_PLANE_REGISTRATIONS, "listed", own)
+    await field.eventually(published, lambda controllers: controllers == {"profile": "Core"})
+    await field.client.patch(CONTROL_PLANE_REGISTRATIONS, "listed", {"spec": {"controllers": None}})
+    await field.eventually(published, lambda controllers: controllers == listed)
+    await field.client.patch(CONTROL_PLANE_CLASSES, "listing", {"spec": {"controllers": None}})
+    await field.eventually(published, lambda controllers: controllers is None)
+
+
 async def test_a_deletion_is_told_before_anything_else_happens(field: Any) -> None:
     """And a control plane of the same name that comes next is another one, until it is ready itself."""
     held = {"metadata": {"finalizers": ["test.kplane.dev/held"]}}

@@ -1,0 +1,173 @@
+"""Flags of kube-controller-manager on mcm's own command line: they reach every instance."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mcm.errors import ConfigurationError
+from mcm.programs import find_programs
+from workloads import ProgramFailed, ProgramTimedOut, RuntimeFailure, run_program
+
+__all__ = ["NO_FLAGS", "Flags", "check_flags"]
+
+_TIMEOUT_SECONDS: Final = 15.0
+_CONTROLLERS: Final = "controllers"
+_NOWHERE: Final = "/nonexistent/kubeconfig"
+_REFUSAL: Final = re.compile(r'^Error: (.+)$|"command failed"[, ]+"?err"?[=:]"((?:[^"\\]|\\.)*)"', re.MULTILINE)
+
+_CONNECTION: Final = "each instance works for the control plane of its own registration, with the credentials of that"
+_ENDPOINT: Final = "mcm gives each instance a port and a certificate of its own, because it asks them for their health"
+_CALLERS: Final = "mcm decides who may ask an instance, because it asks them for their health"
+_LEADER: Final = "mcm runs one instance for each control plane, and ends it before it starts the next"
+_KEYS: Final = "keys are each control plane's own, and come from the Secret of its registration"
+_ASIDE: Final = "it would have the instances end at once: ask the program itself for it"
+
+_OWNED: Final = {
+    "kubeconfig": _CONNECTION,
+    "master": _CONNECTION,
+    "authentication-kubeconfig": _CONNECTION,
+    "authorization-kubeconfig": _CONNECTION,
+    "bind-address": _ENDPOINT,
+    "cert-dir": _ENDPOINT,
+    "permit-address-sharing": _ENDPOINT,
+    "permit-port-sharing": _ENDPOINT,
+    "secure-port": _ENDPOINT,
+    "tls-cert-file": _ENDPOINT,
+    "tls-private-key-file": _ENDPOINT,
+    "tls-sni-cert-key": _ENDPOINT,
+    "authentication-skip-lookup": _CALLERS,
+    "authentication-tolerate-lookup-failure": _CALLERS,
+    "authorization-always-allow-paths": _CALLERS,
+    "client-ca-file": _CALLERS,
+    "enable-leader-migration": _LEADER,
+    "leader-migration-config": _LEADER,
+    "root-ca-file": _KEYS,
+    "service-account-private-key-file": _KEYS,
+    "help": _ASIDE,
+    "version": _ASIDE,
+}
+_OWNED_FAMILIES: Final = (
+    (re.compile(r"leader-elect(-.*)?"), _LEADER),
+    (re.compile(r"requestheader-.*"), _CALLERS),
+    (re.compile(r"cluster-signing-(.+-)?(cert|key)-file"), _KEYS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What the instances are told beyond what mcm and their registrations say."""
+
+    arguments: tuple[str, ...] = ()
+    """As they were given, in their order, without `--controllers`."""
+    controllers: tuple[str, ...] = ()
+    """Of `--controllers`: what runs where neither registration nor class says it. Empty: it was not given."""
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str]) -> Flags:
+        """Take the flags that are not mcm's own. Raises ConfigurationError for one that mcm sets itself.
+
+        Whether the others are flags of kube-controller-manager is for itself to say: see `check_flags`.
+        """
+        kept: list[str] = []
+        controllers: list[str] | None = None
+        rest = iter(arguments)
+        for argument in rest:
+            name = _name(argument)
+            if (reason := _why_owned(name)) is not None:
+                raise ConfigurationError(f"--{name} is not for you to set: {reason}")
+            if argument == "--":
+                raise ConfigurationError("-- is not understood: every argument has to be a flag")
+            if name != _CONTROLLERS:
+                kept.append(argument)
+                continue
+            # As for kube-controller-manager, a second one adds to the first.
+            _, separator, value = argument.partition("=")
+            controllers = controllers or []
+            controllers += [item for item in (value if separator else next(rest, "")).split(",") if item]
+        if controllers is not None and all(item.startswith("-") for item in controllers):
+            raise ConfigurationError("--controllers has none run: name some, or '*' for all that are on by default")
+        return cls(tuple(kept), tuple(controllers or ()))
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self.arguments or self.controllers)
+
+    def over(self, defaults: Sequence[str]) -> tuple[str, ...]:
+        """Put them in place of those defaults, each `--name=value`, that they set as well."""
+        given = {_name(argument) for argument in self.arguments}
+        return (*(default for default in defaults if _name(default) not in given), *self.arguments)
+
+
+NO_FLAGS: Final = Flags()
+
+
+async def check_flags(flags: Flags, *, program: str, directories: Sequence[Path]) -> None:
+    """Ask every program of that name, of whatever version, whether it can be started with these flags.
+
+    Raises ConfigurationError where one refuses them, with its own words, or where there is none; RuntimeFailure where
+    one cannot be asked.
+    """
+    found = find_programs(program, directories=directories)
+    if not found:
+        places = ", ".join(str(directory) for directory in directories)
+        raise ConfigurationError(f"there is no {program} in {places} that could say whether it knows the flags given")
+    for path in found:
+        await _ask(flags, program=path)
+
+
+async def _ask(flags: Flags, *, program: Path) -> None:
+    """See `check_flags`.
+
+    kube-controller-manager validates all flags before it reads its kubeconfig, and here there is none: so the complaint
+    about that one says that all the rest is well (upstream cmd/kube-controller-manager/app/options, `Config`).
+    `--version` and `--help` would have it parse them, and look at no value of `--controllers`.
+    """
+    # Ours come first, so that no flag that lacks its value takes one of them for it.
+    question = [f"--kubeconfig={_NOWHERE}", "--secure-port=0", *flags.arguments]
+    if flags.controllers:
+        question.append(f"--controllers={','.join(flags.controllers)}")
+    try:
+        await run_program(program, question, timeout_seconds=_TIMEOUT_SECONDS)
+    except ProgramFailed as failure:
+        said = _refusal(failure.stderr.decode(errors="replace"))
+        if said is None:
+            raise RuntimeFailure(f"{program} cannot be asked about its flags: {failure}") from failure
+        if said.startswith(f"stat {_NOWHERE}:"):
+            return
+        raise ConfigurationError(f"{program} refuses its flags: {said}") from None
+    except ProgramTimedOut as error:
+        raise RuntimeFailure(f"{program} cannot be asked about its flags: {error}") from error
+    raise RuntimeFailure(f"{program} cannot be asked about its flags: it ended without a word about its kubeconfig")
+
+
+def _name(argument: str) -> str:
+    """Tell the name of a flag as kube-controller-manager understands it: it takes underscores for hyphens."""
+    if not argument.startswith("--"):
+        return "help" if argument == "-h" else ""
+    return argument[2:].partition("=")[0].replace("_", "-")
+
+
+def _why_owned(name: str) -> str | None:
+    if (reason := _OWNED.get(name)) is not None:
+        return reason
+    return next((reason for pattern, reason in _OWNED_FAMILIES if pattern.fullmatch(name)), None)
+
+
+def _refusal(said: str) -> str | None:
+    """Find the last complaint, which is below the usage or, with a high `--v`, below all flags."""
+    found = deque(_REFUSAL.finditer(said), maxlen=1)
+    if not found:
+        return None
+    plain, quoted = found[0].groups()
+    if plain is not None:
+        return str(plain)
+    try:
+        return str(json.loads(f'"{quoted}"'))
+    except ValueError:
+        return str(quoted)

@@ -1,0 +1,87 @@
+"""Flags of kube-controller-manager: itself says which it knows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcm.errors import ConfigurationError
+from mcm.flags import Flags, check_flags
+from workloads import RuntimeFailure
+
+PROGRAM = "kube-controller-manager"
+
+
+async def check(*arguments: str, directories: Sequence[Path]) -> None:
+    await check_flags(Flags.parse(arguments), program=PROGRAM, directories=directories)
+
+
+def script(directory: Path, text: str) -> Path:
+    directory.mkdir(exist_ok=True)
+    path = directory / PROGRAM
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    return directory
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--concurrent-gc-syncs", "5", "--cluster-name=a"),
+        ("--controllers=*,-job-controller",),
+        ("--controllers", "garbage-collector-controller", "--controllers=job"),
+        ("--use_service_account_credentials", "--feature-gates=AllBeta=false"),
+        ("-v", "5"),
+        ("--v=2", "--logging-format=json"),
+    ],
+    ids=" ".join,
+)
+async def test_what_kube_controller_manager_takes_is_let_pass(binaries: Any, arguments: tuple[str, ...]) -> None:
+    await check(*arguments, directories=binaries.directories)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--nope",), "unknown flag: --nope"),
+        (("-x",), "unknown shorthand flag: 'x' in -x"),
+        (("--concurrent-gc-syncs=a",), 'invalid argument "a" for "--concurrent-gc-syncs" flag: strconv.ParseInt'),
+        (("--concurrent-gc-syncs",), "flag needs an argument: --concurrent-gc-syncs"),
+        (("--profiling", "false"), 'does not take any arguments, got ["false"]'),
+        (("--feature-gates=Nope=true",), "unrecognized feature gate: Nope"),
+        (("--logging-format=xml",), 'format: Invalid value: "xml": Unsupported log format'),
+        (("--controllers=*,nope",), '"nope" is not in the list of known controllers'),
+        (("--controllers=nope", "-v=3"), '"nope" is not in the list of known controllers'),
+        (("--controllers=nope", "--logging-format=json"), '"nope" is not in the list of known controllers'),
+    ],
+    ids=" ".join,
+)
+async def test_what_it_refuses_is_refused_with_its_own_words(
+    binaries: Any, arguments: tuple[str, ...], says: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=rf"/{PROGRAM} refuses its flags: .*{re.escape(says)}"):
+        await check(*arguments, directories=binaries.directories)
+
+
+@pytest.mark.integration
+async def test_every_version_is_asked(binaries: Any, tmp_path: Path) -> None:
+    older = script(tmp_path / "older", 'echo "Error: unknown flag: --cluster-name" >&2; exit 1')
+    with pytest.raises(ConfigurationError, match=f"{older}/{PROGRAM} refuses its flags: unknown flag: --cluster-name"):
+        await check("--cluster-name=a", directories=[*binaries.directories, older])
+
+
+async def test_without_the_program_flags_are_not_taken_on_trust(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=f"there is no {PROGRAM} in {tmp_path} "):
+        await check("--cluster-name=a", directories=[tmp_path])
+
+
+@pytest.mark.parametrize("text", ["exit 0", "echo something else >&2; exit 3"])
+async def test_a_program_that_answers_otherwise_is_not_understood(tmp_path: Path, text: str) -> None:
+    with pytest.raises(RuntimeFailure, match="cannot be asked about its flags"):
+        await check("--cluster-name=a", directories=[script(tmp_path, text)])
