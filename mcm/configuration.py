@@ -90,8 +90,10 @@ _DEFAULTS: Final = (
 """What an instance is told where the flags of mcm's own command line do not say it."""
 
 
-def configure(cluster: Cluster, *, address: Address, serving: ServingCertificate, flags: Flags) -> Component:
-    """Describe the instance of a cluster.
+def configure(
+    cluster: Cluster, *, address: Address, serving: ServingCertificate, flags: Flags, program: str = PROGRAM
+) -> Component:
+    """Describe the instance of a cluster. `program` is as `Component.program` has it.
 
     Where two descriptions differ only in files that kube-controller-manager reads again by itself, the process goes on.
     Raises ConfigurationError where the profile is not known or the kubeconfig has no credentials.
@@ -115,7 +117,7 @@ def configure(cluster: Cluster, *, address: Address, serving: ServingCertificate
     ]
     return Component(
         name=component_name(cluster.name),
-        program=PROGRAM,
+        program=program,
         args=tuple(arguments),
         files={
             **_connection(cluster),

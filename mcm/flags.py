@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +10,11 @@ from typing import Final
 
 from mcm.errors import ConfigurationError
 from mcm.programs import find_programs
-from workloads import ProgramFailed, ProgramTimedOut, RuntimeFailure, run_program
+from mcm.question import ask
 
 __all__ = ["NO_FLAGS", "Flags", "check_flags"]
 
-_TIMEOUT_SECONDS: Final = 15.0
 _CONTROLLERS: Final = "controllers"
-_NOWHERE: Final = "/nonexistent/kubeconfig"
-_REFUSAL: Final = re.compile(r'^Error: (.+)$|"command failed"[, ]+"?err"?[=:]"((?:[^"\\]|\\.)*)"', re.MULTILINE)
 
 _CONNECTION: Final = "each instance works for the control plane of its own registration, with the credentials of that"
 _ENDPOINT: Final = "mcm gives each instance a port and a certificate of its own, because it asks them for their health"
@@ -117,33 +112,12 @@ async def check_flags(flags: Flags, *, program: str, directories: Sequence[Path]
     if not found:
         places = ", ".join(str(directory) for directory in directories)
         raise ConfigurationError(f"there is no {program} in {places} that could say whether it knows the flags given")
-    for path in found:
-        await _ask(flags, program=path)
-
-
-async def _ask(flags: Flags, *, program: Path) -> None:
-    """See `check_flags`.
-
-    kube-controller-manager validates all flags before it reads its kubeconfig, and here there is none: so the complaint
-    about that one says that all the rest is well (upstream cmd/kube-controller-manager/app/options, `Config`).
-    `--version` and `--help` would have it parse them, and look at no value of `--controllers`.
-    """
-    # Ours come first, so that no flag that lacks its value takes one of them for it.
-    question = [f"--kubeconfig={_NOWHERE}", "--secure-port=0", *flags.arguments]
+    question = list(flags.arguments)
     if flags.controllers:
         question.append(f"--controllers={','.join(flags.controllers)}")
-    try:
-        await run_program(program, question, timeout_seconds=_TIMEOUT_SECONDS)
-    except ProgramFailed as failure:
-        said = _refusal(failure.stderr.decode(errors="replace"))
-        if said is None:
-            raise RuntimeFailure(f"{program} cannot be asked about its flags: {failure}") from failure
-        if said.startswith(f"stat {_NOWHERE}:"):
-            return
-        raise ConfigurationError(f"{program} refuses its flags: {said}") from None
-    except ProgramTimedOut as error:
-        raise RuntimeFailure(f"{program} cannot be asked about its flags: {error}") from error
-    raise RuntimeFailure(f"{program} cannot be asked about its flags: it ended without a word about its kubeconfig")
+    for path in found:
+        if (refused := await ask(path, question)) is not None:
+            raise ConfigurationError(f"{path} refuses its flags: {refused}")
 
 
 def _name(argument: str) -> str:
@@ -157,17 +131,3 @@ def _why_owned(name: str) -> str | None:
     if (reason := _OWNED.get(name)) is not None:
         return reason
     return next((reason for pattern, reason in _OWNED_FAMILIES if pattern.fullmatch(name)), None)
-
-
-def _refusal(said: str) -> str | None:
-    """Find the last complaint, which is below the usage or, with a high `--v`, below all flags."""
-    found = deque(_REFUSAL.finditer(said), maxlen=1)
-    if not found:
-        return None
-    plain, quoted = found[0].groups()
-    if plain is not None:
-        return str(plain)
-    try:
-        return str(json.loads(f'"{quoted}"'))
-    except ValueError:
-        return str(quoted)

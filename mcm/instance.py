@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable
 
 from mcm.certificate import ServingCertificate
-from mcm.configuration import PORT, component_name, configure
+from mcm.configuration import PORT, PROGRAM, component_name, configure, controllers_named
 from mcm.errors import McmError
 from mcm.flags import NO_FLAGS, Flags
+from mcm.programs import Programs
 from mcm.report import Reason, reason_of
-from mcm.skew import check_skew
 from provider import Backoff, Cluster, Engagement
 from workloads import Component, ComponentState, Phase, Runtime, WorkloadsError
 
@@ -35,11 +35,15 @@ class Instance:
         runtime: Runtime,
         changed: Callable[[], None],
         flags: Flags = NO_FLAGS,
+        programs: Programs | None = None,
         settle_seconds: float = 1.0,
     ) -> None:
         self.cluster = cluster
         self._runtime = runtime
         self._flags = flags
+        self._programs = programs or Programs(runtime=runtime)
+        self.version: str | None = None
+        """Of the program, such as v1.36.3, from `check` on; None where it was not chosen by its version."""
         self._changed = changed
         self._settle_seconds = settle_seconds
         self._component = component_name(cluster.name)
@@ -111,11 +115,14 @@ class Instance:
         await self._runtime.apply(await self._describe(cluster))
 
     async def _describe(self, cluster: Cluster) -> Component:
-        await check_skew(cluster, runtime=self._runtime)
+        build = await self._programs.choose(PROGRAM, cluster=cluster)
+        if names := controllers_named(cluster):
+            await self._programs.check_controllers(build, names, cluster=cluster)
         address = await self._runtime.reserve(self._component, ports=(PORT,))
         if self._serving is None:
             self._serving = ServingCertificate.create(host=address.host)
-        return configure(cluster, address=address, serving=self._serving, flags=self._flags)
+        self.version = build.version
+        return configure(cluster, address=address, serving=self._serving, flags=self._flags, program=build.program)
 
     def _note(self, component: str) -> None:
         if component == self._component:

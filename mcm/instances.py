@@ -14,6 +14,7 @@ from mcm.configuration import controllers_name
 from mcm.errors import McmError, RegistrationWithdrawn
 from mcm.flags import NO_FLAGS, Flags
 from mcm.instance import Instance
+from mcm.programs import Programs
 from mcm.report import Reason
 from provider import Aware, Cluster, Engagement
 from provider.logs import log_fields
@@ -27,8 +28,8 @@ logger = logging.getLogger(__name__)
 class Witness(Protocol):
     """Who is told what becomes of instances, by the name of their cluster."""
 
-    async def announce(self, cluster: Cluster) -> None:
-        """One is about to start. Raises RegistrationWithdrawn where it must not."""
+    async def announce(self, cluster: Cluster, *, version: str | None) -> None:
+        """One is about to start, of that version where one was chosen. Raises RegistrationWithdrawn: it must not."""
 
     def say(self, name: str, reason: Reason, *, message: str = "") -> None:
         """It changed."""
@@ -47,10 +48,13 @@ class Instances(Aware):
     cluster of one registration. The witness hears of an instance before it starts, and when it has ended.
     """
 
-    def __init__(self, runtime: Runtime, *, witness: Witness, flags: Flags = NO_FLAGS) -> None:
+    def __init__(
+        self, runtime: Runtime, *, witness: Witness, flags: Flags = NO_FLAGS, programs: Programs | None = None
+    ) -> None:
         self._runtime = runtime
         self._witness = witness
         self._flags = flags
+        self._programs = programs or Programs(runtime=runtime)
         self._instances: dict[str, Instance] = {}
 
     @property
@@ -68,13 +72,17 @@ class Instances(Aware):
         cluster = engagement.cluster
         with log_fields(cluster=cluster.name):
             instance = Instance(
-                cluster, runtime=self._runtime, changed=lambda: self._tell(cluster.name), flags=self._flags
+                cluster,
+                runtime=self._runtime,
+                changed=lambda: self._tell(cluster.name),
+                flags=self._flags,
+                programs=self._programs,
             )
             self._instances[cluster.name] = instance
             engagement.on_close(lambda: self._end(instance))
             try:
                 await instance.check()
-                await self._witness.announce(cluster)
+                await self._witness.announce(cluster, version=instance.version)
                 await instance.start()
             except RegistrationWithdrawn:
                 raise

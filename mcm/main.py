@@ -17,6 +17,7 @@ from mcm.errors import McmError
 from mcm.flags import check_flags
 from mcm.fleet import Fleet
 from mcm.instances import Instances, remove_leftovers
+from mcm.programs import Programs
 from mcm.reports import Reports
 from mcm.settings import Settings
 from mcm.status import serve_status
@@ -57,7 +58,8 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
         provider = RegistrationProvider(client, services=frozenset({Service.CONTROLLERS}))
         reports = Reports(client, registration=provider.registration, version=await _version(runtime))
         provider.listen(reports.look)
-        instances = Instances(runtime, witness=reports, flags=settings.flags)
+        programs = Programs(settings.programs, runtime=runtime)
+        instances = Instances(runtime, witness=reports, flags=settings.flags, programs=programs)
         manager = Manager(config, provider, awares=[instances])
         fleet = Fleet(manager.clusters, instances=instances)
         async with serve_status(settings.listen, fleet=fleet, synced=provider.synced.is_set):

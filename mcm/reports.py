@@ -64,10 +64,12 @@ class Reports:
     def __init__(
         self, client: Client, *, registration: Callable[[str], Object | None], version: str | None = None
     ) -> None:
-        """`registration` returns one as it was last seen, `version` is that of kube-controller-manager."""
+        """`registration` returns one as it was last seen, `version` is that of kube-controller-manager where an
+        instance is not announced with another one.
+        """
         self._client = client
         self._registration = registration
-        self._version = {"version": version} if version is not None else {}
+        self._version = version
         self._subjects: dict[str, _Subject] = {}
         self._queue: WorkQueue[str] = WorkQueue(initial_backoff_seconds=0.5, maximum_backoff_seconds=60.0)
         self._slots = asyncio.Semaphore(_AT_ONCE)
@@ -89,15 +91,19 @@ class Reports:
         """The registration changed: what it says of its instance may be wrong by now."""
         self._queue.add(name)
 
-    async def announce(self, cluster: Cluster) -> None:
-        """Say that an instance is about to start.
+    async def announce(self, cluster: Cluster, *, version: str | None = None) -> None:
+        """Say that an instance is about to start, of that version of kube-controller-manager.
 
         Raises RegistrationWithdrawn where the registration wants none for this control plane any more.
         """
         name, uid = cluster.name, cluster.attributes.get(UID_ATTRIBUTE, "")
         self._check_wanted(name, uid=uid)
         subject = self._subject(name)
-        subject.announced = {**({"controlPlaneUID": uid} if uid else {}), **self._version}
+        version = version or self._version
+        subject.announced = {
+            **({"controlPlaneUID": uid} if uid else {}),
+            **({"version": version} if version is not None else {}),
+        }
         reason = Reason.CANNOT_START if subject.failure else Reason.STARTING
         subject.live = Report(reason=reason, message=subject.failure, instance=subject.announced)
         if await self._tell_now(name):

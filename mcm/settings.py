@@ -32,7 +32,7 @@ class Settings:
     state_dir: Path
     """Belongs to one mcm: credentials and logs of the instances."""
     programs: tuple[Path, ...]
-    """Directories in which kube-controller-manager is looked for, in this order."""
+    """Directories with kube-controller-manager, of several versions where there are several."""
     listen: Listen
     log_level: str
     flags: Flags
@@ -68,7 +68,7 @@ class Settings:
             action="append",
             dest="programs",
             metavar="DIR",
-            help="directory with kube-controller-manager; may be given several times",
+            help="directory with kube-controller-manager; may be given several times, for several versions of it",
         )
         parser.add_argument(
             "--listen",

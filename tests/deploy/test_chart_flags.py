@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from controlplane_operator.settings import Settings, parse_arguments
 from mcm.settings import Settings as McmSettings
@@ -48,4 +49,8 @@ def test_the_operator_is_told_everything_that_is_set(chart: Any, everything_on: 
 def test_both_understand_every_file_of_values(chart: Any, values_file: Path, tmp_path: Path) -> None:
     rendered = chart.render(values_file)
     assert operator_settings(rendered, tmp_path).shared_etcd is not None
-    assert McmSettings.parse(arguments(rendered, "-mcm")).listen.port == 8081
+    mcm = McmSettings.parse(arguments(rendered, "-mcm"))
+    assert mcm.listen.port == 8081
+    # What mcm does not know it takes for a flag of kube-controller-manager: that is for users alone.
+    given = yaml.safe_load(values_file.read_text()) or {}
+    assert list(mcm.flags.arguments) == given.get("mcm", {}).get("extraArgs", [])

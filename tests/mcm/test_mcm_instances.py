@@ -35,7 +35,7 @@ class Heard:
         self.told: list[tuple[str, str]] = []
         self.refuses = False
 
-    async def announce(self, cluster: Cluster) -> None:
+    async def announce(self, cluster: Cluster, *, version: str | None = None) -> None:
         self.told.append(("announced", cluster.config.server))
         if self.refuses:
             raise RegistrationWithdrawn("not wanted any more")
@@ -163,7 +163,8 @@ async def test_an_instance_out_of_skew_is_refused_and_told_alone(
 
     for name in ("v34", "v35", "v38"):
         sentence = await eventually(lambda name=name: told()[name].message, lambda message: "Kubernetes 1." in message)
-        assert "kube-controller-manager 1.36.3 works with 1.36 and 1.37 only" in sentence
+        number = name.removeprefix("v")
+        assert f"needs kube-controller-manager 1.{number} or 1.{int(number) - 1}, and there is 1.36.3 only" in sentence
         assert (told()[name].state, told()[name].pid) == ("Pending", None)
         assert f"registration {name}: its API server is Kubernetes" in caplog.text
     # It is brought to a version that fits, and no other one was touched for that.
@@ -178,7 +179,7 @@ async def test_an_instance_ends_when_its_api_server_gets_out_of_skew(world: Worl
     await world.clusters.add_or_replace(cluster("a", attributes={"version": "1.37"}))
     pid = await eventually(lambda: world.pid("a"))
     await world.clusters.add_or_replace(cluster("a", attributes={"version": "1.38"}))
-    await eventually(lambda: world.fleet.summaries()[0].message, lambda message: "works with 1.36 and 1.37" in message)
+    await eventually(lambda: world.fleet.summaries()[0].message, lambda message: "there is 1.36.3 only" in message)
     assert not alive(pid)
 
 
@@ -198,9 +199,9 @@ async def test_the_witness_hears_of_an_instance_before_its_start_and_after_its_e
 ) -> None:
     pids: list[int | None] = []
 
-    async def look(cluster: Cluster) -> None:
+    async def look(cluster: Cluster, *, version: str | None = None) -> None:
         pids.append(world.pid(cluster.name))
-        await Heard.announce(world.witness, cluster)
+        await Heard.announce(world.witness, cluster, version=version)
 
     world.witness.announce = look  # type: ignore[method-assign]
     await world.clusters.add_or_replace(cluster("a"))

@@ -1,0 +1,98 @@
+"""Which of several versions an instance runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcm.errors import ConfigurationError
+from mcm.programs import Build, Programs
+from provider import Cluster, ClusterConfig
+from workloads import ProcessRuntime, RuntimeFailure
+
+PROGRAM = "kube-controller-manager"
+
+
+def cluster(version: str, name: str = "a") -> Cluster:
+    config = ClusterConfig(server="https://127.0.0.1:1", token="t")
+    return Cluster(name, config=config, attributes={"version": version})
+
+
+def directory(root: Path, name: str, *, version: str) -> Path:
+    """A directory with a program of that version; `broken` is none."""
+    found = root / name
+    found.mkdir()
+    path = found / PROGRAM
+    path.write_text(f"#!/bin/sh\n{f'echo Kubernetes {version}' if version != 'broken' else 'exit 1'}\n")
+    path.chmod(0o700)
+    return found
+
+
+def programs(root: Path, versions: Mapping[str, str]) -> Programs:
+    directories = [directory(root, name, version=version) for name, version in versions.items()]
+    return Programs(directories, runtime=ProcessRuntime(root / "state", programs=directories))
+
+
+SEVERAL = {"first": "v1.35.2", "old": "v1.34.9", "same": "v1.35.2", "patched": "v1.35.10", "new": "v1.37.0"}
+
+
+@pytest.mark.parametrize(
+    ("server", "chosen", "version"),
+    [
+        ("1.34", "old", "v1.34.9"),
+        ("1.35", "patched", "v1.35.10"),
+        ("1.36", "patched", "v1.35.10"),
+        ("1.37", "new", "v1.37.0"),
+        ("1.38", "new", "v1.37.0"),
+    ],
+)
+async def test_the_newest_that_fits_is_chosen(tmp_path: Path, server: str, chosen: str, version: str) -> None:
+    found = await programs(tmp_path, SEVERAL).choose(PROGRAM, cluster=cluster(server))
+    assert found == Build(str(tmp_path / chosen / PROGRAM), version)
+
+
+async def test_of_the_same_version_the_first_directory_counts(tmp_path: Path) -> None:
+    found = await programs(tmp_path, {"a": "v1.35.2", "b": "v1.35.2"}).choose(PROGRAM, cluster=cluster("1.35"))
+    assert found.program == str(tmp_path / "a" / PROGRAM)
+
+
+@pytest.mark.parametrize("server", ["1.33", "1.39"])
+async def test_where_none_fits_it_is_said_which_would(tmp_path: Path, server: str) -> None:
+    major, minor = server.split(".")
+    wanted = f"needs {PROGRAM} {server} or {major}.{int(minor) - 1}, and there is 1.34.9 and 1.35.2 and"
+    with pytest.raises(ConfigurationError, match=f"registration a: its API server is Kubernetes {server}, .*{wanted}"):
+        await programs(tmp_path, SEVERAL).choose(PROGRAM, cluster=cluster(server))
+
+
+async def test_an_api_server_of_an_unknown_version_gets_what_is_there(tmp_path: Path) -> None:
+    assert await programs(tmp_path, SEVERAL).choose(PROGRAM, cluster=cluster("")) == Build(PROGRAM)
+
+
+async def test_a_broken_program_is_left_out_where_another_one_fits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = programs(tmp_path, {"bad": "broken", "good": "v1.35.2"})
+    for _ in range(2):
+        assert (await found.choose(PROGRAM, cluster=cluster("1.35"))).program == str(tmp_path / "good" / PROGRAM)
+    assert caplog.text.count(f"{tmp_path}/bad/{PROGRAM}") == 1
+
+
+async def test_where_none_tells_its_version_that_is_said(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeFailure, match=f"version of {tmp_path}/bad/{PROGRAM} cannot be found out"):
+        await programs(tmp_path, {"bad": "broken"}).choose(PROGRAM, cluster=cluster("1.35"))
+
+
+@pytest.mark.integration
+async def test_controllers_that_kube_controller_manager_does_not_know_are_refused(
+    binaries: Any, tmp_path: Path
+) -> None:
+    directories = binaries.directories
+    found = Programs(directories, runtime=ProcessRuntime(tmp_path / "state", programs=directories))
+    build = await found.choose(PROGRAM, cluster=cluster(""))
+    await found.check_controllers(build, ("*", "-job-controller", "csrsigning"), cluster=cluster(""))
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r'registration b: .* refuses .*: "nope" is not in the list'):
+            await found.check_controllers(build, ("*", "nope"), cluster=cluster("", name="b"))
