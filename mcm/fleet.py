@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from mcm.instance import Instance
@@ -39,6 +40,8 @@ class ClusterSummary:
     pid: int | None = None
     restarts: int = 0
     message: str = ""
+    exits: Mapping[str, int] = field(default_factory=dict)
+    """How often it ended by itself, by the reason."""
 
     def to_json(self) -> dict[str, Any]:
         """All of it but the name."""
@@ -85,6 +88,7 @@ class Fleet:
             pid=state.pid,
             restarts=state.restarts,
             message=instance.message[-_MESSAGE_LENGTH:],
+            exits={str(reason): count for reason, count in sorted(instance.exits.items())},
         )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 
 from mcm.certificate import ServingCertificate
 from mcm.configuration import PORT, PROGRAM, component_name, configure, controllers_named
 from mcm.errors import McmError
+from mcm.exits import OomKills, exit_reason
 from mcm.flags import NO_FLAGS, Flags
 from mcm.programs import Programs
 from mcm.report import Reason, reason_of
@@ -39,6 +41,8 @@ class Instance:
         settle_seconds: float = 1.0,
     ) -> None:
         self.cluster = cluster
+        self.exits: Counter[Reason] = Counter()
+        """How often it ended by itself, by the reason."""
         self._runtime = runtime
         self._flags = flags
         self._programs = programs or Programs(runtime=runtime)
@@ -50,6 +54,8 @@ class Instance:
         self._serving: ServingCertificate | None = None
         self._failure = ""
         self._end = ""
+        self._exited: Reason | None = None
+        self._oom_kills = OomKills()
         self._unsubscribe = runtime.subscribe(self._note)
 
     @property
@@ -65,7 +71,7 @@ class Instance:
     @property
     def reason(self) -> Reason | None:
         """Why it runs or does not; None while that is about to change."""
-        return reason_of(self.state.phase, failed=bool(self._end))
+        return reason_of(self.state.phase, exited=self._exited)
 
     async def check(self) -> None:
         """See that a process can be described. Raises McmError or WorkloadsError where that is not possible."""
@@ -128,7 +134,15 @@ class Instance:
         if component == self._component:
             state = self.state
             if state.phase is Phase.BACKOFF:
-                self._end = state.message
+                self._note_end(state)
             elif state.phase is Phase.READY:
-                self._end = ""
+                self._end, self._exited = "", None
             self._changed()
+
+    def _note_end(self, state: ComponentState) -> None:
+        """Take note of an end, once: a failing attempt to start again tells of itself in the same phase."""
+        if state.message == self._end:
+            return
+        self._end = state.message
+        self._exited = exit_reason(state.exit_code, state.message, oom_killed=self._oom_kills.more())
+        self.exits[self._exited] += 1

@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from mcm.exits import EXIT_REASONS
 from mcm.fleet import ClusterSummary, Fleet, State
 
 __all__ = ["Metrics"]
@@ -57,12 +58,17 @@ class _FleetCollector(Collector):
         pss = GaugeMetricFamily(
             "mcm_instance_pss_bytes", "Memory of the instance, its share of shared pages included.", labels=["cluster"]
         )
+        exits = CounterMetricFamily(
+            "mcm_instance_exits", "Ends of the instance by itself, by the reason.", labels=["cluster", "reason"]
+        )
         for found in self._summaries:
+            for reason in EXIT_REASONS:
+                exits.add_metric([found.name, reason], found.exits.get(reason, 0))
             up.add_metric([found.name], found.state is State.READY)
             restarts.add_metric([found.name], found.restarts)
             if found.pid is not None and found.pid in self._pss:
                 pss.add_metric([found.name], self._pss[found.pid])
-        return [clusters, up, restarts, pss]
+        return [clusters, up, restarts, exits, pss]
 
 
 def _pss_by_pid(pids: Iterable[int]) -> dict[int, int]:

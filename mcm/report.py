@@ -29,6 +29,17 @@ class Reason(StrEnum):
     """Its process is there and does not answer its health check."""
     BACKOFF = "Backoff"
     """It ended by itself, and is started again later and later."""
+    BAD_FLAG = "BadFlag"
+    """As BACKOFF, and so the others down to KILLED: it refused its command line."""
+    API_SERVER_NOT_HEALTHY = "APIServerNotHealthy"
+    """It waited for its API server for 10 seconds."""
+    LEASE_LOST = "LeaseLost"
+    OUT_OF_MEMORY = "OutOfMemory"
+    KILLED = "Killed"
+    API_SERVER_UNREACHABLE = "APIServerUnreachable"
+    """It is not run, because its API server does not answer; it is, when that does."""
+    FOREIGN_CONTROLLER_MANAGER = "ForeignControllerManager"
+    """It is not run, because another one works on the same control plane."""
     CANNOT_START = "CannotStart"
     CANNOT_END = "CannotEnd"
     ENDED = "Ended"
@@ -51,14 +62,14 @@ _REASONS: Final = {
 }
 
 
-def reason_of(phase: Phase, *, failed: bool) -> Reason | None:
+def reason_of(phase: Phase, *, exited: Reason | None) -> Reason | None:
     """Tell what a phase of its component means for an instance; None where it means nothing new.
 
-    `failed` says that it ended by itself and was not ready since: its starts are no transitions then, because there is
-    one after each of its ends.
+    `exited` says why it ended by itself, where it was not ready since: its starts are no transitions then, because
+    there is one after each of its ends.
     """
-    if phase is Phase.STARTING and failed:
-        return Reason.BACKOFF
+    if exited is not None and phase in {Phase.STARTING, Phase.BACKOFF, Phase.ENDED}:
+        return exited
     return _REASONS.get(phase)
 
 

@@ -295,6 +295,7 @@ async def test_readiness_depends_on_the_registrations_only(world: World, eventua
         "server": "https://127.0.0.1:1",
         "pid": pid,
         "restarts": 0,
+        "exits": {},
     }
 
 

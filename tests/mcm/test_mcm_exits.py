@@ -1,0 +1,123 @@
+"""Why instances ended is told apart, by what kube-controller-manager really says, and by signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcm.exits import OomKills, exit_reason
+from mcm.fleet import Fleet
+from mcm.instances import Instances
+from mcm.metrics import Metrics
+from mcm.report import Reason
+from provider import Cluster, ClusterConfig, Clusters
+from tools.binaries import Binaries
+from workloads import Pace, ProcessRuntime
+
+Eventually = Callable[..., Any]
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+clusters: [{name: a, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: a, user: {token: t}}]
+contexts: [{name: a, context: {cluster: a, user: a}}]
+current-context: a
+"""
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.reasons: list[Reason] = []
+
+    async def announce(self, cluster: Cluster) -> None: ...
+
+    def say(self, name: str, reason: Reason, *, message: str = "") -> None:
+        self.reasons.append(reason)
+
+    def say_failure(self, cluster: Cluster, message: str) -> None: ...
+
+    async def end(self, name: str) -> None: ...
+
+
+@pytest.fixture
+async def runtime(tmp_path: Path) -> AsyncIterator[ProcessRuntime]:
+    async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=Pace(restart_base=0.05)) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo 'Error: unknown flag: --nope' >&2; exit 1", Reason.BAD_FLAG),
+        ("echo 'E1 leaderelection.go:1] leaderelection lost' >&2; exit 1", Reason.LEASE_LOST),
+        ("echo 'fatal error: runtime: out of memory' >&2; exit 2", Reason.OUT_OF_MEMORY),
+        ("kill -SEGV $$", Reason.KILLED),
+        ("exit 3", Reason.BACKOFF),
+    ],
+)
+async def test_the_reason_of_an_end_is_told_shown_and_counted(
+    runtime: ProcessRuntime, tmp_path: Path, eventually: Eventually, script: str, reason: Reason
+) -> None:
+    program = tmp_path / "kube-controller-manager"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o700)
+    heard = Heard()
+    instances = Instances(runtime, witness=heard)
+    clusters = Clusters(awares=[instances])
+    fleet = Fleet(clusters, instances=instances)
+    try:
+        await clusters.add_or_replace(Cluster("a", config=ClusterConfig(server="https://127.0.0.1:1", token="t")))
+        [summary] = await eventually(fleet.summaries, lambda found: found and found[0].exits.get(reason, 0) > 2)
+        assert set(summary.exits) == {reason}
+        assert set(heard.reasons) == {Reason.STARTING, reason}
+        shown = (await Metrics(fleet).render()).decode()
+        assert f'mcm_instance_exits_total{{cluster="a",reason="{reason}"}}' in shown
+    finally:
+        await clusters.aclose()
+
+
+def test_a_kill_by_the_kernel_for_want_of_memory_is_told_from_other_kills(tmp_path: Path) -> None:
+    events = tmp_path / "memory.events"
+    events.write_text("low 0\noom 4\noom_kill 3\n")
+    kills = OomKills(events)
+    assert exit_reason(-signal.SIGKILL, "", oom_killed=kills.more()) is Reason.KILLED
+    events.write_text("low 0\noom 5\noom_kill 4\n")
+    assert exit_reason(-signal.SIGKILL, "", oom_killed=kills.more()) is Reason.OUT_OF_MEMORY
+    assert exit_reason(-signal.SIGKILL, "", oom_killed=kills.more()) is Reason.KILLED
+    assert not OomKills(tmp_path / "none").more()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("argument", "reason"),
+    [
+        ("--nope", Reason.BAD_FLAG),
+        ("--concurrent-gc-syncs=x", Reason.BAD_FLAG),
+        ("--controllers=nope", Reason.BAD_FLAG),
+        ("--feature-gates=Nope=true", Reason.BAD_FLAG),
+        ("--v=1", Reason.API_SERVER_NOT_HEALTHY),
+    ],
+)
+async def test_the_last_words_of_the_real_program_are_understood(
+    binaries: Binaries, tmp_path: Path, argument: str, reason: Reason
+) -> None:
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG)
+    [program] = [
+        path / "kube-controller-manager"
+        for path in binaries.directories
+        if os.access(path / "kube-controller-manager", os.X_OK)
+    ]
+    process = await asyncio.create_subprocess_exec(
+        *(program, f"--kubeconfig={tmp_path}/kubeconfig", f"--authentication-kubeconfig={tmp_path}/kubeconfig"),
+        *("--secure-port=0", f"--cert-dir={tmp_path}", "--leader-elect=false", argument),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    assert exit_reason(process.returncode, output.decode()[-2048:], oom_killed=False) is reason
