@@ -1,0 +1,150 @@
+"""A virtual control plane as its tenant has it: through the published kubeconfig alone, and without nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import datetime as dt
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from api import ControlPlane, ControlPlaneRegistration
+from api.names import kubeconfig_secret_name, management_namespace
+from embedded.handle import Handle
+from provider import NAMESPACES, PODS, SECRETS, Client, ClusterConfig, Conflict, NotFound, Resource, resource_of
+
+_NAME = "behaves"
+_READY_SECONDS = 120.0
+
+
+def _resource(model: Any) -> Resource:
+    return Resource(model.resource.api_version, model.resource.kind, model.resource.plural, namespaced=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One namespace of a control plane, as its administrator."""
+
+    client: Client
+    kubeconfig: Path
+    namespace: str
+    eventually: Callable[..., Awaitable[Any]]
+
+    async def create(self, kind: str, name: str, **body: Any) -> dict[str, Any]:
+        """`metadata` among the keywords goes beside the name."""
+        metadata = {"name": name, **body.pop("metadata", {})}
+        resource = resource_of(kind)
+        return await self.client.create(resource, {"metadata": metadata, **body}, namespace=self._place(resource))
+
+    async def get(self, kind: str, name: str) -> dict[str, Any]:
+        resource = resource_of(kind)
+        return await self.client.get(resource, name, namespace=self._place(resource))
+
+    async def found(self, kind: str, *, selector: str = "") -> list[dict[str, Any]]:
+        """All of a kind in the namespace, sorted by name."""
+        listed = await self.client.list(resource_of(kind), namespace=self.namespace, label_selector=selector)
+        return sorted(listed.items, key=lambda each: each["metadata"]["name"])
+
+    async def names(self, kind: str, *, selector: str = "") -> list[str]:
+        return [each["metadata"]["name"] for each in await self.found(kind, selector=selector)]
+
+    async def patch(self, kind: str, name: str, body: dict[str, Any], *, subresource: str | None = None) -> None:
+        resource = resource_of(kind)
+        place = self._place(resource)
+        await self.client.patch(resource, name, body, namespace=place, subresource=subresource)
+
+    async def delete(self, kind: str, name: str, *, propagation: str | None = None) -> None:
+        resource = resource_of(kind)
+        await self.client.delete(resource, name, namespace=self._place(resource), propagation=propagation)
+
+    async def is_gone(self, kind: str, name: str) -> bool:
+        try:
+            await self.get(kind, name)
+        except NotFound:
+            return True
+        return False
+
+    async def run_pods(self, *, selector: str = "", phase: str = "Running") -> None:
+        """Say of every Pod what a kubelet would: it runs and is ready, or it has `phase`."""
+        now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        for number, pod in enumerate(await self.found("v1/Pod", selector=selector), start=1):
+            if (pod.get("status") or {}).get("phase") == "Pending":
+                ready = {"type": "Ready", "status": str(phase == "Running"), "lastTransitionTime": now}
+                status = {"phase": phase, "conditions": [ready], "podIPs": [{"ip": f"10.1.0.{number}"}]}
+                with contextlib.suppress(NotFound, Conflict):
+                    name = pod["metadata"]["name"]
+                    body = {"status": {**status, "podIP": status["podIPs"][0]["ip"]}}
+                    await self.client.patch(PODS, name, body, namespace=self.namespace, subresource="status")
+
+    async def settled(
+        self, kind: str, name: str, accept: Callable[[dict[str, Any]], bool], *, run_pods: bool = True
+    ) -> dict[str, Any]:
+        """Wait, as a kubelet meanwhile, until an object is accepted."""
+
+        async def look() -> dict[str, Any]:
+            if run_pods:
+                await self.run_pods()
+            return await self.get(kind, name)
+
+        found: dict[str, Any] = await self.eventually(look, accept, timeout=20.0)
+        return found
+
+    def _place(self, resource: Resource) -> str | None:
+        return self.namespace if resource.namespaced else None
+
+
+async def _until(probe: Callable[[], Awaitable[bool]]) -> None:
+    deadline = time.monotonic() + _READY_SECONDS
+    while not await probe():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {_READY_SECONDS:.0f} s")
+        await asyncio.sleep(0.1)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def kubeconfig(management_cluster: Handle, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Path]:
+    """The published kubeconfig of a control plane that an instance works on."""
+    control_planes, registrations = _resource(ControlPlane), _resource(ControlPlaneRegistration)
+    async with Client(ClusterConfig.load(management_cluster.admin_kubeconfig)) as client:
+        await client.create(control_planes, {"metadata": {"name": _NAME}, "spec": {"deletionPolicy": "Destroy"}})
+        spec = {"controlPlaneRef": {"name": _NAME}, "services": ["Controllers"]}
+        await client.create(registrations, {"metadata": {"name": _NAME}, "spec": spec})
+
+        async def runs() -> bool:
+            status = (await client.get(registrations, _NAME)).get("status") or {}
+            conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
+            return conditions.get("Running") == "True"
+
+        await _until(runs)
+        secret = await client.get(SECRETS, kubeconfig_secret_name(_NAME), namespace=management_namespace(_NAME))
+        path = tmp_path_factory.mktemp("behaviour") / "kubeconfig"
+        path.write_bytes(base64.b64decode(secret["data"]["kubeconfig"]))
+        yield path
+        for resource in (control_planes, registrations):
+            with contextlib.suppress(NotFound):
+                await client.delete(resource, _NAME)
+
+        async def gone() -> bool:
+            left = [await client.list(each) for each in (control_planes, registrations)]
+            return not any(item["metadata"]["name"] == _NAME for each in left for item in each.items)
+
+        await _until(gone)
+
+
+@pytest.fixture
+async def tenant(kubeconfig: Path, eventually: Callable[..., Awaitable[Any]]) -> AsyncIterator[Tenant]:
+    """A namespace of its own for each test. It is deleted afterwards, and not awaited: the control plane goes too."""
+    namespace = f"test-{uuid.uuid4().hex[:8]}"
+    async with Client(ClusterConfig.load(kubeconfig)) as client:
+        await client.create(NAMESPACES, {"metadata": {"name": namespace}})
+        yield Tenant(client, kubeconfig, namespace, eventually)
+        with contextlib.suppress(NotFound):
+            await client.delete(NAMESPACES, namespace)
