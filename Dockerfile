@@ -59,7 +59,8 @@ ENTRYPOINT ["controlplane-operator"]
 FROM runtime AS mcm
 ARG TARGETARCH
 LABEL org.opencontainers.image.title="kplane mcm" \
-      org.opencontainers.image.description="One controller manager for many control planes: mcm, kube-controller-manager"
-COPY --chmod=0755 build/programs/linux-${TARGETARCH}/kube-controller-manager /usr/local/bin/
+      org.opencontainers.image.description="One controller manager for many control planes: mcm, kube-controller-manager, kube-scheduler"
+COPY --chmod=0755 build/programs/linux-${TARGETARCH}/kube-controller-manager build/programs/linux-${TARGETARCH}/kube-scheduler \
+    /usr/local/bin/
 COPY --from=mcm-builder /opt/kplane /opt/kplane
 ENTRYPOINT ["mcm"]

@@ -123,7 +123,7 @@ e2e-kind: images ## Run the end-to-end suite on a kind cluster; KIND_CLUSTER=, K
 .PHONY: images
 images: venv ## Build the images kplane-operator and kplane-mcm; IMAGE_TAG=, BASE_IMAGE=, DOCKER_BUILD=
 	@$(RUN) -m tools.binaries --platform linux/$(IMAGE_ARCH) --into build/programs/linux-$(IMAGE_ARCH) \
-		etcdctl etcdutl kube-controller-manager
+		etcdctl etcdutl kube-controller-manager kube-scheduler
 	@for image in operator mcm; do \
 		$(DOCKER_BUILD) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
 			--target "$$image" --tag "kplane-$$image:$(IMAGE_TAG)" .; \

@@ -49,14 +49,14 @@ class ControlPlaneRegistrationSpec(ApiModel):
 
 
 class InstanceStatus(ApiModel):
-    """The instance of kube-controller-manager that works, or may work, for a registration."""
+    """What works, or may work, for a registration: kube-controller-manager, kube-scheduler, or both."""
 
     control_plane_uid: Annotated[str, StringConstraints(max_length=128)] | None = Field(
         default=None, alias="controlPlaneUID"
     )
     """metadata.uid of the control plane that it works for; of the former one while the registration moves."""
     version: Annotated[str, StringConstraints(max_length=63)] | None = None
-    """The version of kube-controller-manager."""
+    """The version of kube-controller-manager, or of kube-scheduler where that runs alone."""
 
 
 class ControlPlaneRegistrationStatus(ApiModel):

@@ -184,9 +184,11 @@ class ControlPlaneRegistrationReconciler:
 
 def _unsupported(registration: ControlPlaneRegistration) -> list[str]:
     told = []
-    missing = [service for service in registration.spec.services if service is not Service.CONTROLLERS]
+    missing = [service for service in registration.spec.services if service is Service.WORKLOADS]
     if missing:
-        told.append(f"{' and '.join(missing)} in spec.services: accepted, and not run yet; Controllers is")
+        told.append(
+            f"{' and '.join(missing)} in spec.services: accepted, and not run yet; Controllers and Scheduler are"
+        )
     if registration.spec.mode is RegistrationMode.DEDICATED:
         told.append("spec.mode Dedicated: accepted, and served as Shared")
     return told

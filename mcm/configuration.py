@@ -17,7 +17,17 @@ from provider import Cluster
 from provider.providers.registration import CONTROLLERS_ATTRIBUTE, PROFILE_ATTRIBUTE
 from workloads import DATA, FILES, Address, Component, File, Lifetime, Port, Probe
 
-__all__ = ["PORT", "PROGRAM", "component_name", "configure", "controllers_name", "controllers_named"]
+__all__ = [
+    "ENVIRONMENT",
+    "GRACE_SECONDS",
+    "PORT",
+    "PROGRAM",
+    "component_name",
+    "configure",
+    "connection",
+    "controllers_name",
+    "controllers_named",
+]
 
 PROGRAM: Final = "kube-controller-manager"
 PORT: Final = "https"
@@ -29,22 +39,25 @@ _DIGEST_LENGTH: Final = 16
 _CLIENT: Final = "client.pem"
 _TOKEN: Final = "token"  # noqa: S105 - a file's name
 _SERVER_CA: Final = "server-ca.crt"
-_ENVIRONMENT: Final = {
+ENVIRONMENT: Final = {
     # Trade a little CPU for memory, of which there is an amount for each cluster. Measured: a smaller GOGC costs CPU
     # and gains next to nothing.
     "GOGC": "50",
     "GOMAXPROCS": "1",
 }
-_GRACE_SECONDS: Final = 10.0
+GRACE_SECONDS: Final = 10.0
 
 
-def component_name(registration: str) -> str:
-    """Name of the instance of a registration: a DNS label, another one for each registration."""
+def component_name(registration: str, *, prefix: str = "kcm") -> str:
+    """Name of the instance of a registration: a DNS label, another one for each registration and each prefix.
+
+    Prefixes have three letters.
+    """
     if len(registration) <= _PLAIN_LENGTH and _PLAIN.fullmatch(registration) and "--" not in registration:
-        return f"kcm-{registration}"
+        return f"{prefix}-{registration}"
     stem = re.sub(r"[^a-z0-9]+", "-", registration.lower())[:_STEM_LENGTH].strip("-") or "x"
     # Two hyphens mark a digest: no name of the first kind has them.
-    return f"kcm-{stem}--{hashlib.sha256(registration.encode()).hexdigest()[:_DIGEST_LENGTH]}"
+    return f"{prefix}-{stem}--{hashlib.sha256(registration.encode()).hexdigest()[:_DIGEST_LENGTH]}"
 
 
 def _controllers_wanted(cluster: Cluster, *, flags: Flags) -> ControllersProfile | tuple[str, ...]:
@@ -120,17 +133,17 @@ def configure(
         program=program,
         args=tuple(arguments),
         files={
-            **_connection(cluster),
+            **connection(cluster),
             **{name: File(content, reloaded=name.startswith("signing-ca.")) for name, content in keys.items()},
             "serving.crt": File(serving.certificate),
             "serving.key": File(serving.key),
         },
-        env=_ENVIRONMENT,
+        env=ENVIRONMENT,
         ports=(Port(number=address.ports[PORT], name=PORT),),
         data=True,
         readiness=Probe(port=PORT, path="/healthz", ca="serving.crt"),
         lifetime=Lifetime.BOUND,
-        grace_seconds=_GRACE_SECONDS,
+        grace_seconds=GRACE_SECONDS,
     )
 
 
@@ -152,7 +165,7 @@ def _keys(cluster: Cluster) -> dict[str, bytes]:
     return keys
 
 
-def _connection(cluster: Cluster) -> dict[str, File]:
+def connection(cluster: Cluster) -> dict[str, File]:
     """Make the kubeconfig and the files it refers to: credentials in files are read again, inline ones never."""
     config = cluster.config
     server: dict[str, Any] = {"server": config.server}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from mcm.instance import Instance
 from mcm.instances import Instances
+from mcm.report import Reason
+from mcm.together import foremost
 from provider import Clusters
 from workloads import Phase
 
@@ -41,13 +44,21 @@ class ClusterSummary:
     restarts: int = 0
     message: str = ""
     exits: Mapping[str, int] = field(default_factory=dict)
-    """How often it ended by itself, by the reason."""
+    """How often its instances ended by themselves, by the reason."""
+    others: tuple[tuple[str, int | None], ...] = ()
+    """Programs of its further instances, each with its process."""
 
     def to_json(self) -> dict[str, Any]:
         """All of it but the name."""
         document = asdict(self)
         del document["name"]
-        return document
+        others = dict(document.pop("others"))
+        return document | ({"others": others} if others else {})
+
+    @property
+    def pids(self) -> list[int]:
+        """Of all processes."""
+        return [pid for pid in (self.pid, *(pid for _, pid in self.others)) if pid is not None]
 
 
 class Fleet:
@@ -59,12 +70,12 @@ class Fleet:
 
     def summaries(self) -> list[ClusterSummary]:
         """Every cluster that is engaged or about to be, or whose instance is still ending; sorted by name."""
-        running = self._instances.by_cluster
+        running = self._instances.groups
         described = {engagement.cluster.name: engagement.cluster for engagement in self._clusters.engagements()}
         summaries = []
         for name in sorted(described.keys() | running.keys()):
-            if instance := running.get(name):
-                summaries.append(self._summarize(instance))
+            if instances := running.get(name):
+                summaries.append(self._summarize(instances))
             else:
                 cluster = described[name]
                 summaries.append(
@@ -78,17 +89,22 @@ class Fleet:
                 )
         return summaries
 
-    def _summarize(self, instance: Instance) -> ClusterSummary:
-        state = instance.state
+    def _summarize(self, instances: Sequence[Instance]) -> ClusterSummary:
+        first, shown = instances[0], foremost(instances)
+        message = shown.message if shown is first else f"{shown.service.program}: {shown.message}"
+        exits: Counter[Reason] = Counter()
+        for each in instances:
+            exits.update(each.exits)
         return ClusterSummary(
-            name=instance.cluster.name,
-            state=_STATES[state.phase],
-            profile=self._instances.profile(instance.cluster),
-            server=instance.cluster.config.server,
-            pid=state.pid,
-            restarts=state.restarts,
-            message=instance.message[-_MESSAGE_LENGTH:],
-            exits={str(reason): count for reason, count in sorted(instance.exits.items())},
+            name=first.cluster.name,
+            state=_STATES[shown.state.phase],
+            profile=self._instances.profile(first.cluster),
+            server=first.cluster.config.server,
+            pid=first.state.pid,
+            restarts=sum(each.state.restarts for each in instances),
+            message=message[-_MESSAGE_LENGTH:],
+            exits={str(reason): count for reason, count in sorted(exits.items())},
+            others=tuple((each.service.program, each.state.pid) for each in instances[1:]),
         )
 
 

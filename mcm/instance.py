@@ -1,4 +1,4 @@
-"""One kube-controller-manager, for one registered control plane."""
+"""One kube-controller-manager, or one kube-scheduler, for one registered control plane."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Callable
 
 from mcm.certificate import ServingCertificate
-from mcm.configuration import PORT, PROGRAM, component_name, configure, controllers_named
+from mcm.configuration import PORT
 from mcm.errors import McmError
 from mcm.exits import OomKills, exit_reason
 from mcm.flags import NO_FLAGS, Flags
 from mcm.programs import Programs
 from mcm.report import Reason, reason_of
+from mcm.services import Served
 from provider import Backoff, Cluster, Engagement
 from workloads import Component, ComponentState, Phase, Runtime, WorkloadsError
 
@@ -36,11 +37,13 @@ class Instance:
         *,
         runtime: Runtime,
         changed: Callable[[], None],
+        service: Served = Served.CONTROLLERS,
         flags: Flags = NO_FLAGS,
         programs: Programs | None = None,
         settle_seconds: float = 1.0,
     ) -> None:
         self.cluster = cluster
+        self.service = service
         self.exits: Counter[Reason] = Counter()
         """How often it ended by itself, by the reason."""
         self._runtime = runtime
@@ -50,7 +53,7 @@ class Instance:
         """Of the program, such as v1.36.3, from `check` on; None where it was not chosen by its version."""
         self._changed = changed
         self._settle_seconds = settle_seconds
-        self._component = component_name(cluster.name)
+        self._component = service.component(cluster.name)
         self._serving: ServingCertificate | None = None
         self._failure = ""
         self._end = ""
@@ -121,14 +124,14 @@ class Instance:
         await self._runtime.apply(await self._describe(cluster))
 
     async def _describe(self, cluster: Cluster) -> Component:
-        build = await self._programs.choose(PROGRAM, cluster=cluster)
-        if names := controllers_named(cluster):
-            await self._programs.check_controllers(build, names, cluster=cluster)
+        build = await self.service.choose(cluster, programs=self._programs)
         address = await self._runtime.reserve(self._component, ports=(PORT,))
         if self._serving is None:
             self._serving = ServingCertificate.create(host=address.host)
         self.version = build.version
-        return configure(cluster, address=address, serving=self._serving, flags=self._flags, program=build.program)
+        return self.service.describe(
+            cluster, address=address, serving=self._serving, flags=self._flags, program=build.program
+        )
 
     def _note(self, component: str) -> None:
         if component == self._component:

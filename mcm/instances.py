@@ -1,4 +1,4 @@
-"""The instances of the whole fleet: one for each engaged cluster, none for any other."""
+"""The instances of the whole fleet: one for each service of each engaged cluster, none for any other."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from mcm.flags import NO_FLAGS, Flags
 from mcm.instance import Instance
 from mcm.programs import Programs
 from mcm.report import Reason
+from mcm.services import Served, served
+from mcm.together import summarize
 from provider import Aware, Cluster, Engagement
 from provider.logs import log_fields
 from workloads import Runtime, WorkloadsError
@@ -42,10 +44,11 @@ class Witness(Protocol):
 
 
 class Instances(Aware):
-    """Starts an instance when a cluster is engaged, and ends it, awaited, with the engagement.
+    """Starts the instances of a cluster when it is engaged, and ends them, awaited, with the engagement.
 
-    As the next engagement of a cluster begins only after the end of the one before, two instances never work on the
-    cluster of one registration. The witness hears of an instance before it starts, and when it has ended.
+    As the next engagement of a cluster begins only after the end of the one before, two instances of a service never
+    work on the cluster of one registration. The witness hears of the instances of a cluster as of one: before the first
+    one starts, what is wrong with any, and when all have ended.
     """
 
     def __init__(
@@ -55,12 +58,17 @@ class Instances(Aware):
         self._witness = witness
         self._flags = flags
         self._programs = programs or Programs(runtime=runtime)
-        self._instances: dict[str, Instance] = {}
+        self._instances: dict[str, tuple[Instance, ...]] = {}
+
+    @property
+    def groups(self) -> Mapping[str, tuple[Instance, ...]]:
+        """The instances by the name of their cluster, at least one each; controllers come first."""
+        return MappingProxyType(self._instances)
 
     @property
     def by_cluster(self) -> Mapping[str, Instance]:
-        """Each instance by the name of its cluster."""
-        return MappingProxyType(self._instances)
+        """The first one of each cluster: of controllers, where they run."""
+        return {name: instances[0] for name, instances in self._instances.items()}
 
     def profile(self, cluster: Cluster) -> str:
         """Tell which controllers run for a cluster, in one word, whether or not there is an instance."""
@@ -71,39 +79,48 @@ class Instances(Aware):
         """See `Aware.engage`."""
         cluster = engagement.cluster
         with log_fields(cluster=cluster.name):
-            instance = Instance(
-                cluster,
-                runtime=self._runtime,
-                changed=lambda: self._tell(cluster.name),
-                flags=self._flags,
-                programs=self._programs,
-            )
-            self._instances[cluster.name] = instance
-            engagement.on_close(lambda: self._end(instance))
+            instances = tuple(self._create(cluster, service) for service in served(cluster))
+            self._instances[cluster.name] = instances
+            engagement.on_close(lambda: self._end(cluster.name))
             try:
-                await instance.check()
-                await self._witness.announce(cluster, version=instance.version)
-                await instance.start()
+                for instance in instances:
+                    await instance.check()
+                await self._witness.announce(cluster, version=instances[0].version)
+                for instance in instances:
+                    await instance.start()
             except RegistrationWithdrawn:
                 raise
             except (McmError, WorkloadsError) as error:
                 self._witness.say_failure(cluster, str(error))
                 raise
-            _ = engagement.spawn(instance.follow(engagement), name="follow changes")
+            for instance in instances:
+                _ = engagement.spawn(instance.follow(engagement), name=f"follow changes: {instance.service.program}")
+
+    def _create(self, cluster: Cluster, service: Served) -> Instance:
+        return Instance(
+            cluster,
+            runtime=self._runtime,
+            changed=lambda: self._tell(cluster.name),
+            service=service,
+            flags=self._flags,
+            programs=self._programs,
+        )
 
     def _tell(self, name: str) -> None:
-        instance = self._instances[name]
-        if (reason := instance.reason) is not None:
-            self._witness.say(name, reason, message=instance.message)
+        told = summarize(self._instances[name])
+        if told is not None:
+            self._witness.say(name, told.reason, message=told.message)
 
-    async def _end(self, instance: Instance) -> None:
-        name = instance.cluster.name
+    async def _end(self, name: str) -> None:
         with log_fields(cluster=name):
             try:
-                await instance.aclose()
-            except WorkloadsError as error:
-                self._witness.say(name, Reason.CANNOT_END, message=str(error))
-                raise
+                ends = await asyncio.gather(
+                    *(instance.aclose() for instance in self._instances[name]), return_exceptions=True
+                )
+                failures = [end for end in ends if isinstance(end, BaseException)]
+                if failures:
+                    self._witness.say(name, Reason.CANNOT_END, message=" ".join(map(str, failures)))
+                    raise failures[0]
             finally:
                 del self._instances[name]
             await self._witness.end(name)

@@ -11,7 +11,6 @@ from typing import Final
 
 import uvloop
 
-from api import Service
 from mcm.configuration import PROGRAM
 from mcm.errors import McmError
 from mcm.flags import check_flags
@@ -19,6 +18,7 @@ from mcm.fleet import Fleet
 from mcm.instances import Instances, remove_leftovers
 from mcm.programs import Programs
 from mcm.reports import Reports
+from mcm.services import SERVICES
 from mcm.settings import Settings
 from mcm.status import serve_status
 from provider import Client, ClusterConfig, Manager, ProviderError
@@ -55,7 +55,7 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
         Client(config, field_manager="mcm") as client,
     ):
         await remove_leftovers(runtime)
-        provider = RegistrationProvider(client, services=frozenset({Service.CONTROLLERS}))
+        provider = RegistrationProvider(client, services=SERVICES)
         reports = Reports(client, registration=provider.registration, version=await _version(runtime))
         provider.listen(reports.look)
         programs = Programs(settings.programs, runtime=runtime)

@@ -33,7 +33,7 @@ class Metrics:
         """The text format. Several scrapes at once wait for each other, so that they cost no more than one."""
         async with self._scrape:
             summaries = self._fleet.summaries()
-            pss = await asyncio.to_thread(_pss_by_pid, [found.pid for found in summaries if found.pid is not None])
+            pss = await asyncio.to_thread(_pss_by_pid, [pid for found in summaries for pid in found.pids])
             registry = CollectorRegistry()
             ProcessCollector(registry=registry)
             registry.register(_FleetCollector(summaries, pss=pss))
@@ -56,7 +56,9 @@ class _FleetCollector(Collector):
             "mcm_instance_restarts", "Starts after the instance ended by itself.", labels=["cluster"]
         )
         pss = GaugeMetricFamily(
-            "mcm_instance_pss_bytes", "Memory of the instance, its share of shared pages included.", labels=["cluster"]
+            "mcm_instance_pss_bytes",
+            "Memory of the instances of a cluster, their share of shared pages included.",
+            labels=["cluster"],
         )
         exits = CounterMetricFamily(
             "mcm_instance_exits", "Ends of the instance by itself, by the reason.", labels=["cluster", "reason"]
@@ -66,8 +68,9 @@ class _FleetCollector(Collector):
                 exits.add_metric([found.name, reason], found.exits.get(reason, 0))
             up.add_metric([found.name], found.state is State.READY)
             restarts.add_metric([found.name], found.restarts)
-            if found.pid is not None and found.pid in self._pss:
-                pss.add_metric([found.name], self._pss[found.pid])
+            measured = [self._pss[pid] for pid in found.pids if pid in self._pss]
+            if measured:
+                pss.add_metric([found.name], sum(measured))
         return [clusters, up, restarts, exits, pss]
 
 

@@ -49,7 +49,7 @@ class Reason(StrEnum):
 _SENTENCES: Final = {
     Reason.INSTANCE_RUNNING: "kube-controller-manager runs",
     Reason.STARTING: "kube-controller-manager is starting",
-    Reason.ENDED: "kube-controller-manager has ended",
+    Reason.ENDED: "nothing of it runs any more",
 }
 
 _REASONS: Final = {

@@ -81,8 +81,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
             await found.clusters.aclose()
 
 
-def program(directory: Path, script: str) -> None:
-    path = directory / "kube-controller-manager"
+def program(directory: Path, script: str, *, name: str = "kube-controller-manager") -> None:
+    path = directory / name
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o700)
 
@@ -245,6 +245,37 @@ async def test_restarts_of_one_that_ends_by_itself_are_no_transitions(world: Wor
     reasons = [reason for reason, _ in world.witness.told]
     assert reasons[:3] == ["announced", "Starting", "Backoff"]
     assert set(reasons[3:]) <= {"Backoff"}
+
+
+BOTH = {"services": "Controllers,Scheduler"}
+
+
+async def test_each_service_has_a_process_and_both_end_together(world: World, eventually: Eventually) -> None:
+    program(world.directory, "exec sleep 1000", name="kube-scheduler")
+    await world.clusters.add_or_replace(cluster("a", attributes=BOTH))
+    [summary] = await eventually(world.fleet.summaries, lambda found: found and len(found[0].pids) == 2)
+    assert all(alive(pid) for pid in summary.pids)
+    assert dict(summary.others).keys() == {"kube-scheduler"}
+    assert 'mcm_instance_pss_bytes{cluster="a"}' in (await world.metrics.render()).decode()
+    await world.clusters.add_or_replace(cluster("a", attributes={"services": "Scheduler"}))
+    [alone] = await eventually(world.fleet.summaries, lambda found: found and not found[0].others and found[0].pid)
+    assert not any(alive(pid) for pid in summary.pids)
+    assert world.runtime.names() == ["ksc-a"]
+    await world.clusters.remove("a")
+    assert not alive(alone.pid)
+    assert not world.runtime.names()
+    assert [what for what, _ in world.witness.told].count("ended") == 2
+
+
+async def test_what_is_wrong_with_the_scheduler_is_told_though_controllers_run(
+    world: World, eventually: Eventually
+) -> None:
+    program(world.directory, "echo no such profile >&2; exit 1", name="kube-scheduler")
+    await world.clusters.add_or_replace(cluster("a", attributes=BOTH))
+    [summary] = await eventually(world.fleet.summaries, lambda found: found and found[0].restarts > 1)
+    assert world.witness.told[-1] == ("Backoff", "")
+    assert summary.pid is not None
+    assert alive(summary.pid)
 
 
 async def test_series_of_a_cluster_end_with_it(world: World, eventually: Eventually) -> None:

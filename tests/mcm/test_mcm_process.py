@@ -44,6 +44,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm")]
 Eventually = Callable[..., Any]
 
 CLAIMS = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims", namespaced=True)
+NODES = Resource("v1", "Node", "nodes", namespaced=False)
 JOBS = Resource("batch/v1", "Job", "jobs", namespaced=True)
 REPLICA_SETS = Resource("apps/v1", "ReplicaSet", "replicasets", namespaced=True)
 _DEADLINE_SECONDS = 40.0
@@ -69,7 +70,15 @@ class Fleet:
                 await self.client.delete(REGISTRATIONS, name)
         await self.client.delete(NAMESPACES, self.namespace)
 
-    async def register(self, stem: str, secret: Mapping[str, bytes], *, server: str, profile: str = "Nodeless") -> str:
+    async def register(
+        self,
+        stem: str,
+        secret: Mapping[str, bytes],
+        *,
+        server: str,
+        profile: str = "Nodeless",
+        services: tuple[str, ...] = ("Controllers",),
+    ) -> str:
         name = self.name(stem)
         await self.put_secret(stem, secret)
         await self.client.create(
@@ -78,11 +87,11 @@ class Fleet:
                 API_VERSION,
                 "ControlPlaneRegistration",
                 name,
-                spec={"controlPlaneRef": {"name": name}, "services": ["Controllers"]},
+                spec={"controlPlaneRef": {"name": name}, "services": list(services)},
             ),
         )
         self._names.append(name)
-        await self.resolve(stem, server=server, secret=stem, profile=profile)
+        await self.resolve(stem, server=server, secret=stem, profile=profile, services=services)
         return name
 
     async def put_secret(self, stem: str, secret: Mapping[str, bytes]) -> None:
@@ -112,7 +121,15 @@ class Fleet:
         status = {"ready": False, "controlPlaneUID": None, "observedGeneration": found["metadata"]["generation"]}
         await self.client.patch(REGISTRATIONS, self.name(stem), {"status": status}, subresource="status")
 
-    async def resolve(self, stem: str, *, server: str, secret: str, profile: str = "Nodeless") -> None:
+    async def resolve(
+        self,
+        stem: str,
+        *,
+        server: str,
+        secret: str,
+        profile: str = "Nodeless",
+        services: tuple[str, ...] = ("Controllers",),
+    ) -> None:
         found = await self.client.get(REGISTRATIONS, self.name(stem))
         status = {
             "ready": True,
@@ -120,7 +137,7 @@ class Fleet:
             "resolvedEndpoint": server,
             "resolvedControllersSecretRef": {"name": secret, "namespace": self.namespace},
             "controlPlaneUID": uid_at(server),
-            "services": ["Controllers"],
+            "services": list(services),
             "controllers": {"profile": profile} if profile else {},
         }
         await self.client.patch(REGISTRATIONS, self.name(stem), {"status": status}, subresource="status")
@@ -262,6 +279,39 @@ async def test_flags_that_kube_controller_manager_refuses_are_refused_at_the_sta
     mcm.start("--nope")
     assert mcm.process.wait(30.0) == 1
     assert "kube-controller-manager refuses its flags: unknown flag: --nope" in mcm.log.read_text()
+
+
+@pytest.mark.timeout(180)
+async def test_a_scheduler_runs_beside_the_controllers_where_it_is_asked_for(
+    mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
+) -> None:
+    mcm.start()
+    secret, server = tenants["one"].controllers_secret(), tenants["one"].server
+    name = await fleet.register("a", secret, server=server, services=("Controllers", "Scheduler"))
+    found = await state(name, "Ready")
+    assert set(await asyncio.to_thread(mcm.instances)) == {found["pid"], found["others"]["kube-scheduler"]}
+    await eventually(lambda: fleet.told("a"), lambda told: told == ("True", "InstanceRunning", uid_at(server)))
+
+    namespace = await works(one, eventually)
+    node = f"node-{namespace}"
+    capacity = {"cpu": "1", "memory": "1Gi", "pods": "10"}
+    await one.create(NODES, manifest("v1", "Node", node, status={"capacity": capacity, "allocatable": capacity}))
+    # The API server taints each new node, until a kubelet says that it is ready.
+    pod = {"containers": [{"name": "a", "image": "none"}], "tolerations": [{"operator": "Exists"}]}
+    await one.create(PODS, manifest("v1", "Pod", "a", namespace=namespace, spec=pod))
+    bound = await eventually(
+        lambda: one.get(PODS, "a", namespace=namespace), lambda pod: pod["spec"].get("nodeName"), timeout=20.0
+    )
+    assert bound["spec"]["nodeName"] == node
+
+    await fleet.resolve("a", server=server, secret="a")
+    await state(name, "Ready", lambda found: "others" not in found)
+    assert len(await asyncio.to_thread(mcm.instances)) == 1
+    await fleet.withdraw("a")
+    await eventually(lambda: asyncio.to_thread(mcm.instances), lambda pids: not pids, timeout=20.0)
+    assert mcm.directories() == []
+    await one.delete(NODES, node)
+    await one.delete(NAMESPACES, namespace)
 
 
 @pytest.mark.timeout(180)

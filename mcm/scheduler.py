@@ -1,0 +1,46 @@
+"""The effective configuration of an instance of kube-scheduler."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mcm.certificate import ServingCertificate
+from mcm.configuration import ENVIRONMENT, GRACE_SECONDS, PORT, connection
+from provider import Cluster
+from workloads import FILES, Address, Component, File, Lifetime, Port, Probe
+
+__all__ = ["SCHEDULER_PROGRAM", "configure_scheduler"]
+
+SCHEDULER_PROGRAM: Final = "kube-scheduler"
+
+
+def configure_scheduler(
+    cluster: Cluster, *, name: str, address: Address, serving: ServingCertificate, program: str
+) -> Component:
+    """Describe the scheduler of a cluster: the default one, with the identity of the controllers.
+
+    Raises ConfigurationError where the kubeconfig has no credentials.
+    """
+    arguments = (
+        f"--kubeconfig={FILES}/kubeconfig",
+        # As with kube-controller-manager: it is healthy only when the API server has answered it.
+        f"--authentication-kubeconfig={FILES}/kubeconfig",
+        "--authentication-tolerate-lookup-failure=false",
+        f"--bind-address={address.host}",
+        f"--secure-port={address.ports[PORT]}",
+        f"--tls-cert-file={FILES}/serving.crt",
+        f"--tls-private-key-file={FILES}/serving.key",
+        "--leader-elect=false",
+        "--profiling=false",
+    )
+    return Component(
+        name=name,
+        program=program,
+        args=arguments,
+        files={**connection(cluster), "serving.crt": File(serving.certificate), "serving.key": File(serving.key)},
+        env=ENVIRONMENT,
+        ports=(Port(number=address.ports[PORT], name=PORT),),
+        readiness=Probe(port=PORT, path="/healthz", ca="serving.crt"),
+        lifetime=Lifetime.BOUND,
+        grace_seconds=GRACE_SECONDS,
+    )

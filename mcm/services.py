@@ -1,0 +1,58 @@
+"""The services of a registration: which programs run for an engaged cluster."""
+
+from __future__ import annotations
+
+import enum
+
+from api import Service
+from mcm.certificate import ServingCertificate
+from mcm.configuration import PROGRAM, component_name, configure, controllers_named
+from mcm.flags import Flags
+from mcm.programs import Build, Programs
+from mcm.scheduler import SCHEDULER_PROGRAM, configure_scheduler
+from provider import Cluster
+from workloads import Address, Component
+
+__all__ = ["SERVICES", "Served", "served"]
+
+SERVICES = frozenset({Service.CONTROLLERS, Service.SCHEDULER})
+"""Those that mcm provides."""
+
+
+class Served(enum.Enum):
+    """A service as mcm provides it; the value is the name of its program."""
+
+    CONTROLLERS = PROGRAM
+    SCHEDULER = SCHEDULER_PROGRAM
+
+    @property
+    def program(self) -> str:
+        """Name of the program."""
+        return self.value
+
+    def component(self, registration: str) -> str:
+        """Name of the component for a registration."""
+        return component_name(registration, prefix="kcm" if self is Served.CONTROLLERS else "ksc")
+
+    async def choose(self, cluster: Cluster, *, programs: Programs) -> Build:
+        """Choose the program. Raises ConfigurationError or RuntimeFailure where none can do what is asked for."""
+        build = await programs.choose(self.program, cluster=cluster)
+        if self is Served.CONTROLLERS and (names := controllers_named(cluster)):
+            await programs.check_controllers(build, names, cluster=cluster)
+        return build
+
+    def describe(
+        self, cluster: Cluster, *, address: Address, serving: ServingCertificate, flags: Flags, program: str
+    ) -> Component:
+        """Describe its component; `flags` are for controllers alone. Raises ConfigurationError: see `configure`."""
+        if self is Served.CONTROLLERS:
+            return configure(cluster, address=address, serving=serving, flags=flags, program=program)
+        name = self.component(cluster.name)
+        return configure_scheduler(cluster, name=name, address=address, serving=serving, program=program)
+
+
+def served(cluster: Cluster) -> tuple[Served, ...]:
+    """List what runs for a cluster, controllers first; they alone where it names no services."""
+    wanted = cluster.attributes.get("services", "").lower().split(",")
+    found = tuple(each for each in Served if each.name.lower() in wanted)
+    return found or (Served.CONTROLLERS,)

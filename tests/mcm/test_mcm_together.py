@@ -1,0 +1,68 @@
+"""What the instances of one cluster come to as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from mcm.report import Reason
+from mcm.services import Served, served
+from mcm.together import summarize
+from provider import Cluster, ClusterConfig
+
+RUNNING = Reason.INSTANCE_RUNNING
+
+
+class Shown:
+    """Stands for an instance: as much as is looked at."""
+
+    def __init__(self, service: Served, reason: Reason | None, message: str = "") -> None:
+        self.service, self.reason, self.message = service, reason, message
+
+
+def both(controllers: Reason | None, scheduler: Reason | None, message: str = "") -> Any:
+    return [Shown(Served.CONTROLLERS, controllers), Shown(Served.SCHEDULER, scheduler, message)]
+
+
+@pytest.mark.parametrize(
+    ("instances", "reason", "message"),
+    [
+        (both(RUNNING, RUNNING), RUNNING, "kube-controller-manager and kube-scheduler run"),
+        (both(RUNNING, Reason.STARTING), Reason.STARTING, "kube-scheduler is starting"),
+        (both(Reason.STARTING, RUNNING), Reason.STARTING, "kube-controller-manager is starting"),
+        (both(Reason.STARTING, Reason.BACKOFF, "it ended"), Reason.BACKOFF, "kube-scheduler: it ended"),
+        (both(RUNNING, Reason.BACKOFF, "it ended"), Reason.BACKOFF, "kube-scheduler: it ended"),
+        ([Shown(Served.SCHEDULER, RUNNING)], RUNNING, "kube-scheduler runs"),
+        ([Shown(Served.CONTROLLERS, RUNNING)], RUNNING, ""),
+        ([Shown(Served.CONTROLLERS, Reason.BACKOFF, "it ended")], Reason.BACKOFF, "it ended"),
+    ],
+)
+def test_the_one_furthest_from_running_is_told_of(instances: Sequence[Any], reason: Reason, message: str) -> None:
+    assert summarize(instances) == (reason, message)
+
+
+def test_nothing_is_told_while_it_is_about_to_change() -> None:
+    assert summarize(both(RUNNING, None)) is summarize(both(None, Reason.BACKOFF)) is None
+
+
+@pytest.mark.parametrize(
+    ("services", "found"),
+    [
+        ("Controllers", [Served.CONTROLLERS]),
+        ("Scheduler,Controllers,Workloads", [Served.CONTROLLERS, Served.SCHEDULER]),
+        ("scheduler", [Served.SCHEDULER]),
+        ("", [Served.CONTROLLERS]),
+    ],
+)
+def test_what_runs_is_what_the_registration_names(services: str, found: list[Served]) -> None:
+    config = ClusterConfig(server="https://127.0.0.1:1", token="t")
+    assert list(served(Cluster("a", config=config, attributes={"services": services}))) == found
+
+
+def test_components_of_one_registration_have_names_of_their_own() -> None:
+    for name in ("a", "a.b", "x" * 253):
+        names = {service.component(name) for service in Served}
+        assert len(names) == len(Served)
+        assert all(len(each) <= 63 for each in names)
