@@ -35,7 +35,7 @@ class Heard:
     def __init__(self) -> None:
         self.reasons: list[Reason] = []
 
-    async def announce(self, cluster: Cluster) -> None: ...
+    async def announce(self, cluster: Cluster, *, version: str | None) -> None: ...
 
     def say(self, name: str, reason: Reason, *, message: str = "") -> None:
         self.reasons.append(reason)
