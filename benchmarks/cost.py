@@ -8,14 +8,14 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import aiohttp
 
 from provider import ClusterConfig
 from provider.tls import ssl_context
 
-__all__ = ["PeakMemory", "cpu_seconds", "requests_by_kind"]
+__all__ = ["Memory", "PeakMemory", "cpu_seconds", "memory_of", "requests_by_kind"]
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _SAMPLE_SECONDS: Final = 0.5
@@ -28,6 +28,20 @@ def cpu_seconds(pid: int) -> float:
     # The name, in parentheses, may hold spaces; utime to cstime are fields 14 to 17 (proc(5)).
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(int(field) for field in fields[11:15]) / _TICKS
+
+
+class Memory(NamedTuple):
+    """Of a process, in MiB: its share of all that it has mapped, and of that what is its own."""
+
+    pss: float
+    anonymous: float
+
+
+def memory_of(pid: int) -> Memory:
+    """Memory of a process as it is now."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    fields = {name: int(value.split()[0]) / 1024 for name, _, value in (line.partition(":") for line in lines)}
+    return Memory(fields["Pss"], fields["Pss_Anon"])
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from api import ControlPlane, ControlPlaneClass, ControlPlaneRegistration
 from api.names import kubeconfig_secret_name, management_namespace
+from benchmarks.cost import Memory, memory_of
 from embedded.daemon import Daemon
 from embedded.handle import Handle
 from provider import SECRETS, SERVICE_ACCOUNTS, Client, ClusterConfig, NotFound, ProviderError, Resource
@@ -92,16 +93,9 @@ async def _measure(client: Client, name: str) -> dict[str, float]:
     }
 
 
-def _memory_of(pid: int) -> tuple[float, float]:
-    """PSS and its anonymous part, in MiB."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    fields = {name: int(value.split()[0]) / 1024 for name, _, value in (line.partition(":") for line in lines)}
-    return fields["Pss"], fields["Pss_Anon"]
-
-
-def _memory(handle: Handle) -> dict[str, list[tuple[float, float]]]:
+def _memory(handle: Handle) -> dict[str, list[Memory]]:
     """Memory of each process, grouped by what it is."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    found: dict[str, list[Memory]] = {}
     for pid in find_processes(handle.directory):
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         program = next(
@@ -113,7 +107,7 @@ def _memory(handle: Handle) -> dict[str, list[tuple[float, float]]]:
             name = f"tenant {name}"
         elif str(handle.mcm_directory).encode() in environment:
             name = f"instance {name}"
-        found.setdefault(name, []).append(_memory_of(pid))
+        found.setdefault(name, []).append(memory_of(pid))
     return found
 
 
@@ -164,7 +158,7 @@ async def _run(handle: Handle, *, number: int, settle_seconds: float) -> dict[st
         at_once = await asyncio.gather(*(_measure(client, f"many-{index}") for index in range(number)))
         async with _stock_instance(handle, await _kubeconfig(client, "one-0")) as stock:
             await asyncio.sleep(settle_seconds)
-            memory = _memory(handle) | {"stock kube-controller-manager, default flags": [_memory_of(stock)]}
+            memory = _memory(handle) | {"stock kube-controller-manager, default flags": [memory_of(stock)]}
         return {
             "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
             "start_seconds": {key: round(value, 2) for key, value in handle.seconds.items()},
