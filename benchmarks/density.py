@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from api import ControlPlane, ControlPlaneRegistration, ControllersProfile, ResourceModel
+from api import ControllersProfile, ControlPlane, ControlPlaneRegistration, ResourceModel
 from api.names import kubeconfig_secret_name, management_namespace
 from benchmarks.cost import cpu_seconds, memory_of
 from embedded.daemon import Daemon
@@ -71,7 +71,7 @@ _REGISTRATIONS: Final = _resource(ControlPlaneRegistration)
 async def _until(what: str, probe: Callable[[], Awaitable[bool]]) -> None:
     try:
         async with asyncio.timeout(_DEADLINE_SECONDS):
-            while not await probe():
+            while not await probe():  # noqa: ASYNC110 - a few times in a run
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
         raise TimeoutError(f"{what}: not within {_DEADLINE_SECONDS:.0f} s") from None
@@ -99,7 +99,7 @@ async def _create_control_planes(client: Client, names: Sequence[str]) -> dict[s
 
 @contextlib.asynccontextmanager
 async def _first(
-    client: Client, resource: Resource, *, accept: Any, **scope: str
+    client: Client, resource: Resource, *, accept: Any, name: str | None = None, namespace: str | None = None
 ) -> AsyncIterator[asyncio.Future[float]]:
     """Watch within for an object that is accepted, and give when it was seen, in seconds of the monotonic clock."""
     seen: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -108,7 +108,7 @@ async def _first(
         if event != "DELETED" and not seen.done() and accept(obj):
             seen.set_result(time.monotonic())
 
-    task = asyncio.create_task(Reflector(client, resource, **scope).run(look))
+    task = asyncio.create_task(Reflector(client, resource, name=name, namespace=namespace).run(look))
     try:
         yield seen
     finally:
@@ -138,7 +138,7 @@ async def _register(client: Client, name: str, *, kubeconfig: bytes, profile: st
 
 def _instances(handle: Handle) -> dict[str, dict[str, Any]]:
     """What mcm says of each cluster."""
-    with urllib.request.urlopen(f"{handle.mcm_url}/readyz", timeout=10.0) as answer:
+    with urllib.request.urlopen(f"{handle.mcm_url}/readyz", timeout=10.0) as answer:  # noqa: S310 - it is http
         found: dict[str, dict[str, Any]] = json.load(answer)["clusters"]
     return found
 

@@ -12,7 +12,7 @@ from mcm.instance import Instance
 from mcm.instances import Instances
 from mcm.report import Reason
 from mcm.together import foremost
-from provider import Clusters
+from provider import LOCAL, Clusters
 from workloads import Phase
 
 __all__ = ["ClusterSummary", "Fleet", "State"]
@@ -71,7 +71,9 @@ class Fleet:
     def summaries(self) -> list[ClusterSummary]:
         """Every cluster that is engaged or about to be, or whose instance is still ending; sorted by name."""
         running = self._instances.groups
-        described = {engagement.cluster.name: engagement.cluster for engagement in self._clusters.engagements()}
+        clusters = (engagement.cluster for engagement in self._clusters.engagements())
+        # The management cluster is one of the manager's clusters too, and no instance is meant for it.
+        described = {cluster.name: cluster for cluster in clusters if cluster.name != LOCAL}
         summaries = []
         for name in sorted(described.keys() | running.keys()):
             if instances := running.get(name):

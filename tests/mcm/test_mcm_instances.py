@@ -18,7 +18,7 @@ from mcm.metrics import Metrics
 from mcm.report import Reason
 from mcm.settings import Listen
 from mcm.status import serve_status
-from provider import Cluster, ClusterConfig, Clusters
+from provider import LOCAL, Cluster, ClusterConfig, Clusters
 from workloads import Pace, ProcessRuntime
 
 Eventually = Callable[..., Any]
@@ -103,6 +103,13 @@ async def test_an_instance_runs_as_long_as_its_cluster_is_engaged(world: World, 
     assert not world.runtime.names()
     assert not [path for path in (world.directory / "state").iterdir() if path.is_dir()]
     assert world.fleet.summaries() == []
+
+
+async def test_the_management_cluster_is_none_of_the_fleet(world: World, eventually: Eventually) -> None:
+    await world.clusters.add_or_replace(cluster(LOCAL))
+    await world.clusters.add_or_replace(cluster("a"))
+    await eventually(lambda: world.pid("a"))
+    assert [found.name for found in world.fleet.summaries()] == ["a"]
 
 
 async def test_a_switch_ends_the_old_instance_before_the_new_one_starts(world: World, eventually: Eventually) -> None:
