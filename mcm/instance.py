@@ -15,6 +15,8 @@ from mcm.flags import NO_FLAGS, Flags
 from mcm.programs import Programs
 from mcm.report import Reason, reason_of
 from mcm.services import Served
+from mcm.start_budget import StartBudget
+from mcm.tenant import Obstacle
 from provider import Backoff, Cluster, Engagement
 from workloads import Component, ComponentState, Phase, Runtime, WorkloadsError
 
@@ -26,9 +28,10 @@ logger = logging.getLogger(__name__)
 class Instance:
     """Keeps the process of one engaged cluster as its description asks for, from `start` to `aclose`.
 
-    `settle_seconds` is how long a description has to stay the same before a running instance follows it, so that a
-    Secret which is edited in several steps restarts nothing in between. `changed` is called when `reason` or `message`
-    may be others than before.
+    A `Guard` starts and holds it. `settle_seconds` is how long a description has to stay the same before a running
+    instance follows it, so that a Secret which is edited in several steps restarts nothing in between; one that never
+    stays the same is followed after five times that. `budget` says whose turn it is to start, and `changed` is called
+    when `reason` or `message` may be others than before.
     """
 
     def __init__(
@@ -40,7 +43,8 @@ class Instance:
         service: Served = Served.CONTROLLERS,
         flags: Flags = NO_FLAGS,
         programs: Programs | None = None,
-        settle_seconds: float = 1.0,
+        budget: StartBudget | None = None,
+        settle_seconds: float = 2.0,
     ) -> None:
         self.cluster = cluster
         self.service = service
@@ -55,6 +59,14 @@ class Instance:
         self._settle_seconds = settle_seconds
         self._component = service.component(cluster.name)
         self._serving: ServingCertificate | None = None
+        self._budget = budget or StartBudget()
+        self._lock = asyncio.Lock()
+        """Of what starts, changes and ends the process."""
+        self._running = False
+        self._obstacle: Obstacle | None = None
+        self._under_way = asyncio.Event()
+        """A start is over: the instance is ready, or has ended."""
+        self._followed = asyncio.Event()
         self._failure = ""
         self._end = ""
         self._exited: Reason | None = None
@@ -69,32 +81,73 @@ class Instance:
     @property
     def message(self) -> str:
         """For people: what is wrong; empty where nothing is. While it is started again, why it ended."""
+        if self._obstacle is not None:
+            return self._obstacle.message
         return self._failure or self._end or self.state.message
+
+    @property
+    def running(self) -> bool:
+        """Whether it has been started and is not held: there is a process, or one is about to be started again."""
+        return self._running
+
+    @property
+    def exited(self) -> bool:
+        """Whether it ended by itself and was not ready since."""
+        return self._exited is not None
 
     @property
     def reason(self) -> Reason | None:
         """Why it runs or does not; None while that is about to change."""
+        if self._obstacle is not None:
+            return self._obstacle.reason
         return reason_of(self.state.phase, exited=self._exited)
 
     async def check(self) -> None:
         """See that a process can be described. Raises McmError or WorkloadsError where that is not possible."""
         await self._describe(self.cluster)
 
-    async def start(self) -> None:
-        """Start the process. Raises McmError or WorkloadsError where that is not possible."""
-        await self._apply(self.cluster)
-        logger.info(
-            "instance %s started for %s, process %s",
-            self._component,
-            self.cluster.config.server,
-            self.state.pid,
-        )
+    async def start(self, cluster: Cluster) -> None:
+        """Start the process by a description of the cluster when it is its turn, or tell why that is not possible."""
+        self._under_way.clear()
+        async with self._budget.turn(over=self._under_way), self._lock:
+            try:
+                await self._apply(cluster)
+            except (McmError, WorkloadsError) as error:
+                logger.warning("instance %s cannot start: %s", self._component, error)
+                self._obstacle = Obstacle(Reason.CANNOT_START, str(error))
+                self._under_way.set()
+            else:
+                self.cluster, self._failure = cluster, ""
+                self._running, self._obstacle = True, None
+                logger.info(
+                    "instance %s started for %s, process %s", self._component, cluster.config.server, self.state.pid
+                )
+            self._changed()
+
+    async def hold(self, obstacle: Obstacle) -> None:
+        """End the process, if there is one, and say what is in its way."""
+        async with self._lock:
+            if self._obstacle is None or self._obstacle.reason is not obstacle.reason:
+                logger.warning("instance %s is not run: %s", self._component, obstacle.message)
+            self._obstacle = obstacle
+            self._changed()
+            if self._running:
+                self._running = False
+                await self._runtime.stop(self._component)
+                self._end, self._exited, self._failure = "", None, ""
 
     async def follow(self, engagement: Engagement) -> None:
         """Follow the changes of the cluster's description until cancelled."""
         async for _ in engagement.changes():
-            await asyncio.sleep(self._settle_seconds)
-            await self._keep_applying(engagement)
+            await self._settle(engagement)
+            if self._running:
+                await self._keep_applying(engagement)
+            self._followed.set()
+
+    async def wait_followed(self) -> None:
+        """Return when the cluster's description has changed since the last call."""
+        await self._followed.wait()
+        self._followed.clear()
 
     async def aclose(self) -> None:
         """End the process, wait for its end, and remove all that belongs to it."""
@@ -102,12 +155,18 @@ class Instance:
         await self._runtime.delete(self._component)
         logger.info("instance %s ended and removed", self._component)
 
+    async def _settle(self, engagement: Engagement) -> None:
+        for _ in range(5):
+            seen = engagement.cluster
+            await asyncio.sleep(self._settle_seconds)
+            if engagement.cluster is seen:
+                return
+
     async def _keep_applying(self, engagement: Engagement) -> None:
         backoff = Backoff(initial_seconds=1.0, maximum_seconds=60.0)
-        while True:
-            cluster = engagement.cluster
+        while self._running:
             try:
-                await self._apply(cluster)
+                await self._change(engagement.cluster)
             except (McmError, WorkloadsError) as error:
                 self._failure = f"changes are not followed: {error}"
                 self._changed()
@@ -115,10 +174,20 @@ class Instance:
                 logger.warning("instance %s: %s, again in %.1f s", self._component, self._failure, delay)
                 await asyncio.sleep(delay)
             else:
-                self.cluster, self._failure = cluster, ""
-                self._changed()
-                logger.info("instance %s has the changed configuration, process %s", self._component, self.state.pid)
                 return
+
+    async def _change(self, cluster: Cluster) -> None:
+        async with self._lock:
+            if not self._running:
+                return  # held meanwhile: its next start is by the new description
+            before = self.state.pid
+            await self._apply(cluster)
+            self.cluster, self._failure = cluster, ""
+            self._changed()
+            if self.state.pid == before:
+                logger.info("instance %s goes on; what it reads again is renewed", self._component)
+            else:
+                logger.info("instance %s has the changed configuration, process %s", self._component, self.state.pid)
 
     async def _apply(self, cluster: Cluster) -> None:
         await self._runtime.apply(await self._describe(cluster))
@@ -140,6 +209,8 @@ class Instance:
                 self._note_end(state)
             elif state.phase is Phase.READY:
                 self._end, self._exited = "", None
+            if state.phase in {Phase.READY, Phase.BACKOFF, Phase.ENDED}:
+                self._under_way.set()
             self._changed()
 
     def _note_end(self, state: ComponentState) -> None:

@@ -13,11 +13,14 @@ from typing_extensions import override
 from mcm.configuration import controllers_name
 from mcm.errors import McmError, RegistrationWithdrawn
 from mcm.flags import NO_FLAGS, Flags
+from mcm.guard import Guard, GuardPace
 from mcm.instance import Instance
 from mcm.programs import Programs
 from mcm.report import Reason
 from mcm.services import Served, served
 from mcm.together import summarize
+from mcm.start_budget import StartBudget
+from mcm.tenant import Tenant
 from provider import Aware, Cluster, Engagement
 from provider.logs import log_fields
 from workloads import Runtime, WorkloadsError
@@ -52,12 +55,22 @@ class Instances(Aware):
     """
 
     def __init__(
-        self, runtime: Runtime, *, witness: Witness, flags: Flags = NO_FLAGS, programs: Programs | None = None
+        self,
+        runtime: Runtime,
+        *,
+        witness: Witness,
+        flags: Flags = NO_FLAGS,
+        programs: Programs | None = None,
+        guard_pace: GuardPace | None = None,
+        budget: StartBudget | None = None,
     ) -> None:
+        """Without `guard_pace` instances run whatever stands in the way of them in their cluster."""
         self._runtime = runtime
         self._witness = witness
         self._flags = flags
         self._programs = programs or Programs(runtime=runtime)
+        self._guard_pace = guard_pace
+        self._budget = budget or StartBudget()
         self._instances: dict[str, tuple[Instance, ...]] = {}
 
     @property
@@ -86,14 +99,13 @@ class Instances(Aware):
                 for instance in instances:
                     await instance.check()
                 await self._witness.announce(cluster, version=instances[0].version)
-                for instance in instances:
-                    await instance.start()
             except RegistrationWithdrawn:
                 raise
             except (McmError, WorkloadsError) as error:
                 self._witness.say_failure(cluster, str(error))
                 raise
             for instance in instances:
+                _ = engagement.spawn(self._guard(instance).keep(engagement), name=f"guard {instance.service.program}")
                 _ = engagement.spawn(instance.follow(engagement), name=f"follow changes: {instance.service.program}")
 
     def _create(self, cluster: Cluster, service: Served) -> Instance:
@@ -104,7 +116,13 @@ class Instances(Aware):
             service=service,
             flags=self._flags,
             programs=self._programs,
+            budget=self._budget,
         )
+
+    def _guard(self, instance: Instance) -> Guard:
+        pace = self._guard_pace
+        tenant = Tenant(instance.service.program, timeout_seconds=pace.timeout) if pace is not None else None
+        return Guard(instance, tenant=tenant, pace=pace or GuardPace())
 
     def _tell(self, name: str) -> None:
         told = summarize(self._instances[name])

@@ -15,6 +15,7 @@ from mcm.configuration import PROGRAM
 from mcm.errors import McmError
 from mcm.flags import check_flags
 from mcm.fleet import Fleet
+from mcm.guard import GuardPace
 from mcm.instances import Instances, remove_leftovers
 from mcm.programs import Programs
 from mcm.reports import Reports
@@ -59,7 +60,7 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
         reports = Reports(client, registration=provider.registration, version=await _version(runtime))
         provider.listen(reports.look)
         programs = Programs(settings.programs, runtime=runtime)
-        instances = Instances(runtime, witness=reports, flags=settings.flags, programs=programs)
+        instances = Instances(runtime, witness=reports, flags=settings.flags, programs=programs, guard_pace=GuardPace())
         manager = Manager(config, provider, awares=[instances])
         fleet = Fleet(manager.clusters, instances=instances)
         async with serve_status(settings.listen, fleet=fleet, synced=provider.synced.is_set):

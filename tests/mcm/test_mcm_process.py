@@ -24,6 +24,7 @@ from provider import (
     CLUSTER_ROLES,
     CONFIG_MAPS,
     DEPLOYMENTS,
+    LEASES,
     NAMESPACES,
     PODS,
     ROLE_BINDINGS,
@@ -446,6 +447,7 @@ async def test_a_killed_instance_comes_back(
     os.kill(old, signal.SIGKILL)
     found = await state(name, "Ready", lambda found: found["pid"] != old)
     assert found["restarts"] == 1
+    assert found["exits"] == {"Killed": 1}
     assert found["message"] == ""
     await works(one, eventually)
 
@@ -491,24 +493,45 @@ async def test_control_planes_that_do_not_answer_disturb_no_other(
         await state(good, "Ready")
         await works(one, eventually)
 
-        reasons = {"refused": "connection refused", "foreign": "unknown authority", "silent": "TLS handshake timeout"}
-
         def told() -> dict[str, Any]:
             return {stem: mcm.clusters()[name] for stem, name in names.items()}
 
+        words = {"refused": "Connect call failed", "foreign": "certificate", "silent": "does not answer"}
         found = await eventually(
             lambda: asyncio.to_thread(told),
-            lambda found: all(reason in found[stem]["message"] for stem, reason in reasons.items()),
+            lambda found: all(word in found[stem]["message"] for stem, word in words.items()),
             timeout=_DEADLINE_SECONDS,
         )
-        assert {summary["state"] for summary in found.values()} <= {"Starting", "Backoff"}
-        refused = ("False", "Backoff", uid_at("https://127.0.0.1:1"))
+        # No process is started for what it could not work with.
+        assert {(summary["state"], summary["pid"]) for summary in found.values()} == {("Pending", None)}
+        refused = ("False", "APIServerUnreachable", uid_at("https://127.0.0.1:1"))
         await eventually(lambda: fleet.told("refused"), lambda told: told == refused)
         status = (await fleet.client.get(REGISTRATIONS, names["refused"]))["status"]
         [condition] = [item for item in status["conditions"] if item["type"] == "Running"]
-        assert "connection refused" in condition["message"]
+        assert "https://127.0.0.1:1" in condition["message"]
         assert (await asyncio.to_thread(mcm.get, "/readyz"))[0] == 200
         assert (await state(good, "Ready"))["restarts"] == 0
+
+
+@pytest.mark.timeout(180)
+async def test_an_instance_makes_way_for_another_controller_manager(
+    mcm: Any, fleet: Fleet, tenants: Any, two: Client, state: Any, eventually: Eventually
+) -> None:
+    """Somebody else's holds the Lease of the tenant, as kube-controller-manager does by default."""
+    mcm.start()
+    name = await fleet.register("a", tenants["two"].controllers_secret(), server=tenants["two"].server)
+    await state(name, "Ready")
+    now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    spec = {"holderIdentity": "theirs", "leaseDurationSeconds": 60, "renewTime": now, "acquireTime": now}
+    lease = manifest("coordination.k8s.io/v1", "Lease", "kube-controller-manager", namespace="kube-system", spec=spec)
+    await two.create(LEASES, lease)
+    try:
+        foreign = ("False", "ForeignControllerManager", uid_at(tenants["two"].server))
+        await eventually(lambda: fleet.told("a"), lambda told: told == foreign, timeout=_DEADLINE_SECONDS)
+        assert not mcm.instances()
+    finally:
+        await two.delete(LEASES, "kube-controller-manager", namespace="kube-system")
+    await state(name, "Ready")
 
 
 @pytest.mark.timeout(120)

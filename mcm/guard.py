@@ -1,0 +1,97 @@
+"""Keeps an instance from running where it cannot work, or must not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from dataclasses import dataclass
+
+from mcm.instance import Instance
+from mcm.report import Reason
+from mcm.tenant import Obstacle, Tenant
+from provider import Backoff, Engagement
+
+__all__ = ["Guard", "GuardPace"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardPace:
+    """Times in seconds; the defaults are for production, tests take shorter ones."""
+
+    look: float = 10.0
+    """Between looks at the API server of an instance that runs."""
+    timeout: float = 5.0
+    """Of one look."""
+    grace: float = 60.0
+    """So long an API server may be away until its instance, which can do nothing meanwhile, is ended."""
+    retry_initial: float = 1.0
+    retry_maximum: float = 60.0
+    stable: float = 60.0
+    """An instance that was let run for so long starts over with the shortest wait."""
+
+
+class Guard:
+    """Starts the instance of one engagement, ends it where an obstacle comes up, and starts it again when that is gone.
+
+    While nothing runs, one small request after growing waits (`retry_initial` to `retry_maximum`, with jitter) is all
+    that a dead control plane costs; the waits go on where they were when the API server comes and goes. What changes in
+    the description, such as renewed credentials, is tried at once.
+    """
+
+    def __init__(self, instance: Instance, *, tenant: Tenant | None, pace: GuardPace) -> None:
+        """`tenant` is None where nothing can be in the way."""
+        self._instance = instance
+        self._tenant = tenant
+        self._pace = pace
+        self._backoff = Backoff(initial_seconds=pace.retry_initial, maximum_seconds=pace.retry_maximum)
+        self._away_since: float | None = None
+        self._started_at = 0.0
+
+    async def keep(self, engagement: Engagement) -> None:
+        """Guard the instance until cancelled."""
+        try:
+            while True:
+                obstacle = await self._tenant.look(engagement.cluster.config) if self._tenant is not None else None
+                if self._instance.running:
+                    await self._review(obstacle)
+                else:
+                    await self._try_start(obstacle, engagement)
+                await self._wait()
+        finally:
+            if self._tenant is not None:
+                await self._tenant.aclose()
+
+    async def _try_start(self, obstacle: Obstacle | None, engagement: Engagement) -> None:
+        self._away_since = None
+        if obstacle is not None:
+            await self._instance.hold(obstacle)
+        else:
+            await self._instance.start(engagement.cluster)
+            self._started_at = _now()
+
+    async def _review(self, obstacle: Obstacle | None) -> None:
+        if obstacle is None:
+            self._away_since = None
+            if _now() - self._started_at > self._pace.stable:
+                self._backoff.reset()
+            return
+        if self._away_since is None:
+            self._away_since = _now()
+        # Whose own attempt has failed already need not wait for its next one.
+        patient = obstacle.reason is Reason.API_SERVER_UNREACHABLE and not self._instance.exited
+        if not patient or _now() - self._away_since >= self._pace.grace:
+            await self._instance.hold(obstacle)
+
+    async def _wait(self) -> None:
+        seconds = self._pace.look * random.uniform(0.8, 1.2) if self._instance.running else self._backoff.next_delay()  # noqa: S311
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._instance.wait_followed()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

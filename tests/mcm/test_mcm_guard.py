@@ -1,0 +1,298 @@
+"""What stands in the way of instances: API servers that are away or broken, and other controller managers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from controlplane_operator.credentials import create_authority, issue_serving
+from mcm.fleet import ClusterSummary, Fleet
+from mcm.guard import GuardPace
+from mcm.instances import Instances
+from mcm.report import Reason
+from mcm.start_budget import StartBudget, usable_cpus
+from mcm.tenant import Tenant
+from provider import Cluster, ClusterConfig, Clusters
+from workloads import Pace, ProcessRuntime
+
+Eventually = Callable[..., Any]
+PACE = GuardPace(look=0.05, timeout=0.5, grace=0.5, retry_initial=0.05, retry_maximum=0.2, stable=60.0)
+NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}"
+
+
+def lease(holder: str, *, renewed: datetime | None = None, seconds: int = 1) -> bytes:
+    spec = {
+        "holderIdentity": holder,
+        "leaseDurationSeconds": seconds,
+        "renewTime": (renewed or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+    }
+    body = orjson.dumps(
+        {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "a"}, "spec": spec}
+    )
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+class FaultServer:
+    """An API server that answers each request with the same bytes; None: with nothing."""
+
+    def __init__(self, directory: Path) -> None:
+        self.authority = create_authority("fault")
+        self.answer: bytes | None = NOT_FOUND
+        self.endless = False
+        self.asked = 0
+        self.port = 0
+        pair = issue_serving(self.authority, common_name="fault", hosts=("127.0.0.1",))
+        (directory / "pair.pem").write_bytes(pair.certificate + pair.key)
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._tls.load_cert_chain(directory / "pair.pem")
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    @property
+    def config(self) -> ClusterConfig:
+        return ClusterConfig(server=f"https://127.0.0.1:{self.port}", token="t", ca_data=self.authority.certificate)
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self._tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                self.asked += 1
+                writer.write(self.answer or b"")
+                while self.endless:
+                    writer.write(b"[" * 65536)
+                    await writer.drain()
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Reason, str]] = []
+
+    async def announce(self, cluster: Cluster, *, version: str | None) -> None: ...
+
+    def say(self, name: str, reason: Reason, *, message: str = "") -> None:
+        self.told.append((name, reason, message))
+
+    def say_failure(self, cluster: Cluster, message: str) -> None: ...
+
+    async def end(self, name: str) -> None: ...
+
+    def last(self, name: str = "a") -> tuple[Reason, str]:
+        return next(((reason, message) for who, reason, message in reversed(self.told) if who == name), ("", ""))  # type: ignore[return-value]
+
+
+class World:
+    def __init__(self, runtime: ProcessRuntime, directory: Path, *, pace: GuardPace = PACE) -> None:
+        self.heard = Heard()
+        self.server = FaultServer(directory)
+        self.instances = Instances(
+            runtime, witness=self.heard, guard_pace=pace, budget=StartBudget(longest_seconds=0.05)
+        )
+        self.clusters = Clusters(awares=[self.instances], retry_initial_seconds=0.1)
+        self.fleet = Fleet(self.clusters, instances=self.instances)
+
+    def summary(self, name: str = "a") -> ClusterSummary:
+        return next(found for found in self.fleet.summaries() if found.name == name)
+
+    async def add(self, name: str = "a", config: ClusterConfig | None = None) -> None:
+        await self.clusters.add_or_replace(Cluster(name, config=config or self.server.config))
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    path = tmp_path / "kube-controller-manager"
+    path.write_text("#!/bin/sh\nexec sleep 1000\n")
+    path.chmod(0o700)
+    async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=Pace(restart_base=0.05)) as runtime:
+        found = World(runtime, tmp_path)
+        await found.server.start()
+        try:
+            yield found
+        finally:
+            await found.clusters.aclose()
+            await found.server.stop()
+
+
+async def test_an_instance_ends_after_the_grace_and_comes_back_with_its_api_server(
+    world: World, eventually: Eventually
+) -> None:
+    await world.add()
+    pid = await eventually(lambda: world.summary().pid)
+    await world.server.stop()
+    began = asyncio.get_running_loop().time()
+    await eventually(lambda: world.summary().pid is None)
+    assert asyncio.get_running_loop().time() - began >= PACE.grace - PACE.look
+    reason, message = world.heard.last()
+    assert reason is Reason.API_SERVER_UNREACHABLE
+    assert world.server.config.server in message
+    assert world.summary().message == message
+    assert world.summary().exits == {}
+    await world.server.start()
+    assert await eventually(lambda: world.summary().pid) != pid
+    await eventually(lambda: world.heard.last()[0] is Reason.STARTING)
+
+
+async def test_an_api_server_that_is_back_in_time_costs_nothing(world: World, eventually: Eventually) -> None:
+    await world.add()
+    pid = await eventually(lambda: world.summary().pid)
+    for _ in range(3):
+        await world.server.stop()
+        await asyncio.sleep(PACE.grace / 2)
+        before = world.server.asked
+        await world.server.start()
+        await eventually(lambda before=before: world.server.asked > before + 1)
+    assert world.summary().pid == pid
+
+
+@pytest.mark.parametrize(
+    ("answer", "endless", "words"),
+    [
+        (None, False, "no answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{{{", False, "JSON"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", False, "does not answer"),
+        (b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n", False, "answers 503"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9999999999\r\n\r\n", True, "more than"),
+    ],
+    ids=["silent", "garbage", "other protocol", "unavailable", "flood"],
+)
+async def test_no_instance_runs_for_a_broken_api_server_and_the_others_do_not_notice(
+    world: World, eventually: Eventually, tmp_path: Path, answer: bytes | None, endless: bool, words: str
+) -> None:
+    world.server.answer, world.server.endless = answer, endless
+    good = FaultServer(tmp_path)
+    await good.start()
+    try:
+        await world.add()
+        await world.add("good", good.config)
+        pid = await eventually(lambda: world.summary("good").pid)
+        await eventually(lambda: world.heard.last()[0] is Reason.API_SERVER_UNREACHABLE)
+        assert words in world.heard.last()[1]
+        assert world.summary().pid is None
+        assert world.summary("good").pid == pid
+        # What it is mended to is seen without anybody's help.
+        world.server.answer, world.server.endless = NOT_FOUND, False
+        await eventually(lambda: world.summary().pid)
+    finally:
+        await good.stop()
+
+
+async def test_a_wrong_certificate_is_told_and_the_right_ca_is_tried_at_once(
+    world: World, eventually: Eventually
+) -> None:
+    foreign = replace(world.server.config, ca_data=create_authority("foreign").certificate)
+    await world.add(config=foreign)
+    await eventually(lambda: world.heard.last()[0] is Reason.API_SERVER_UNREACHABLE)
+    assert "certificate" in world.heard.last()[1]
+    await world.add()
+    await eventually(lambda: world.summary().pid)
+
+
+async def test_a_dead_control_plane_is_asked_less_and_less(world: World, eventually: Eventually) -> None:
+    world.server.answer = b"HTTP/1.1 500 Error\r\nContent-Length: 0\r\n\r\n"
+    await world.add()
+    await eventually(lambda: world.server.asked > 4)
+    before, seconds = world.server.asked, 1.0
+    await asyncio.sleep(seconds)
+    # Waits are between 0.1 and 0.2 s by now.
+    assert seconds / PACE.retry_maximum - 1 <= world.server.asked - before <= 2 * seconds / PACE.retry_maximum + 1
+
+
+async def test_a_refusal_is_left_to_the_instance_to_tell(world: World, eventually: Eventually) -> None:
+    world.server.answer = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}"
+    await world.add()
+    await eventually(lambda: world.summary().pid)
+
+
+async def test_another_controller_manager_keeps_the_instance_away_until_its_lease_has_run_out(
+    world: World, eventually: Eventually
+) -> None:
+    world.server.answer = lease("theirs_1")
+    await world.add()
+    await eventually(lambda: world.heard.last()[0] is Reason.FOREIGN_CONTROLLER_MANAGER)
+    assert "'theirs_1' holds the Lease kube-system/kube-controller-manager" in world.heard.last()[1]
+    for _ in range(15):
+        world.server.answer = lease("theirs_1")
+        await asyncio.sleep(0.1)
+        assert world.summary().pid is None
+    await eventually(lambda: world.summary().pid)
+    # It comes back, and is the one that works then.
+    world.server.answer = lease("theirs_2")
+    await eventually(lambda: world.summary().pid is None)
+    assert world.heard.last()[0] is Reason.FOREIGN_CONTROLLER_MANAGER
+    # A Lease that is given back is free at once.
+    world.server.answer = lease("", seconds=600)
+    await eventually(lambda: world.summary().pid, timeout=1.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "free_after"),
+    [
+        (lease("gone", renewed=datetime.now(UTC) - timedelta(hours=1), seconds=600), 0.0),
+        (lease("slow clock", renewed=datetime.now(UTC) - timedelta(minutes=5), seconds=15), 15.0),
+        (lease("fast clock", renewed=datetime.now(UTC) + timedelta(days=1), seconds=15), 15.0),
+        (lease("long", seconds=10**9), 600.0),
+        (lease("negative", seconds=-1), 15.0),
+    ],
+    ids=["abandoned", "slow clock", "fast clock", "too long", "negative"],
+)
+async def test_a_lease_counts_by_the_clock_of_mcm(world: World, answer: bytes, free_after: float) -> None:
+    now = [0.0]
+    tenant = Tenant("kube-controller-manager", now=lambda: now[0])
+    world.server.answer = answer
+    try:
+        first = await tenant.look(world.server.config)
+        assert (first is None) == (free_after == 0.0)
+        now[0] = free_after
+        assert (await tenant.look(world.server.config) is None) == (free_after == 0.0)
+        now[0] = free_after + 0.1
+        assert await tenant.look(world.server.config) is None
+    finally:
+        await tenant.aclose()
+
+
+async def test_starts_have_turns_which_nobody_can_hold(eventually: Eventually) -> None:
+    budget = StartBudget(at_once=2, longest_seconds=0.3)
+    begun: list[str] = []
+    over = asyncio.Event()
+
+    async def start(name: str, *, over: asyncio.Event) -> None:
+        async with budget.turn(over=over):
+            begun.append(name)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(start("slow", over=asyncio.Event()))
+        group.create_task(start("quick", over=over))
+        group.create_task(start("third", over=over))
+        group.create_task(start("fourth", over=over))
+        await asyncio.sleep(0.1)
+        assert begun == ["slow", "quick"]
+        over.set()
+        await eventually(lambda: begun == ["slow", "quick", "third", "fourth"], timeout=0.2)
+
+
+def test_a_quota_of_cpu_counts(tmp_path: Path) -> None:
+    quota = tmp_path / "cpu.max"
+    machine = usable_cpus(tmp_path / "none")
+    for text, cpus in (("max 100000", machine), ("50000 100000", 1), ("100000 100000", 1), ("0 0", machine)):
+        quota.write_text(text)
+        assert usable_cpus(quota) == cpus
