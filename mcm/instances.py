@@ -18,9 +18,9 @@ from mcm.instance import Instance
 from mcm.programs import Programs
 from mcm.report import Reason
 from mcm.services import Served, served
-from mcm.together import summarize
 from mcm.start_budget import StartBudget
 from mcm.tenant import Tenant
+from mcm.together import summarize
 from provider import Aware, Cluster, Engagement
 from provider.logs import log_fields
 from workloads import Runtime, WorkloadsError

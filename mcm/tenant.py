@@ -50,12 +50,13 @@ class _Sight(NamedTuple):
 class Tenant:
     """Looks at the API server of one cluster with one request: its answer, and whose the Lease in it is.
 
-    kube-controller-manager elects a leader by the Lease of its name in kube-system, unless it is told not to, as
-    instances are; kube-scheduler too. So where it is held, by anybody, another one works on the same objects. It counts as held for as
-    long as its holder asks for, from when it was seen to change last, by the clock of mcm: those of others may be off.
-    Only one that was renewed more than ten minutes ago is taken for abandoned at the first look.
+    kube-controller-manager and kube-scheduler each elect a leader by the Lease of their name in kube-system, unless they
+    are told not to, as instances are. So where it is held, by anybody, another one works on the same objects. It counts
+    as held for as long as its holder asks for, from when it was seen to change last, by the clock of mcm: those of
+    others may be off. Only one that was renewed more than ten minutes ago is taken for abandoned at the first look.
 
-    `program` is the name of the Lease, `timeout_seconds` is the deadline of one look, `now` a clock in seconds that is replaced in tests.
+    `program` is the name of the Lease, `timeout_seconds` the deadline of one look, and `now` a clock in seconds that is
+    replaced in tests.
     """
 
     def __init__(self, program: str, *, timeout_seconds: float = 5.0, now: Callable[[], float] | None = None) -> None:
@@ -121,7 +122,8 @@ class Tenant:
         return Obstacle(
             Reason.FOREIGN_CONTROLLER_MANAGER,
             f"another {self._program} works on this control plane: {holder[:_HOLDER_LENGTH]!r} holds the Lease"
-            f" {_NAMESPACE}/{self._program} ; end that one, and this one starts when the Lease is given back or has run out",
+            f" {_NAMESPACE}/{self._program}; end that one, and this one starts when the Lease is given back or has run"
+            " out",
         )
 
 
