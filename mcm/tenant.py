@@ -50,7 +50,7 @@ class _Sight(NamedTuple):
 class Tenant:
     """Looks at the API server of one cluster with one request: its answer, and whose the Lease in it is.
 
-    kube-controller-manager and kube-scheduler each elect a leader by the Lease of their name in kube-system, unless they
+    kube-controller-manager and kube-scheduler elect a leader by the Lease of their name in kube-system, unless they
     are told not to, as instances are. So where it is held, by anybody, another one works on the same objects. It counts
     as held for as long as its holder asks for, from when it was seen to change last, by the clock of mcm: those of
     others may be off. Only one that was renewed more than ten minutes ago is taken for abandoned at the first look.
