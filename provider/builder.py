@@ -9,7 +9,6 @@ from typing import Any, Generic, Self, TypeVar, cast, overload
 
 from provider.aware import Provider
 from provider.cluster import Cluster
-from provider.controller import Logger
 from provider.errors import ProviderError
 from provider.handlers import Handler, enqueue_object, enqueue_owner
 from provider.kinds import resource_of
@@ -21,6 +20,7 @@ from provider.rate_limiter import Clustered, RateLimiter
 from provider.request import Request
 from provider.resources import Resource
 from provider.sources import Engage, KindSource, RawSource
+from provider.workers import Logger
 
 __all__ = ["ControllerBuilder", "controller", "engage", "every_owner", "metadata_only", "predicates"]
 

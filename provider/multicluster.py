@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 from provider.context import cluster_context
-from provider.controller import Controller, Result
 from provider.engagement import Engagement
 from provider.errors import ClusterNotFound, ClusterNotOwned, ClusterNotReady, ProviderError
 from provider.fair_queue import FairQueue
@@ -19,6 +18,7 @@ from provider.request import Request
 from provider.running import keep_running
 from provider.sources import KindSource, RawSource
 from provider.stats import ControllerStats
+from provider.workers import Controller, Result
 
 if TYPE_CHECKING:
     from provider.delivery import Registration
