@@ -28,6 +28,8 @@ __all__ = ["MulticlusterController"]
 
 R = TypeVar("R", bound=Clustered)
 
+_UNDECIDED_SECONDS: Final = 60.0
+"""So long a request waits for this process to get its cluster: longer than a takeover takes."""
 _SWEEP_SECONDS: Final = 1.0
 
 
@@ -47,7 +49,7 @@ class MulticlusterController(Generic[R]):
     cluster of a request is in the context of its reconcile (`current_cluster`), and in all that is logged there.
 
     A reconcile begins only while this process may work on the cluster; a request of a cluster that is known but not
-    engaged yet waits until it is, and one of a cluster that is somebody else's is thrown away. When the work on a
+    engaged yet waits until it is, and is thrown away where that is not this process's within a minute. When the work on a
     cluster ends, its sources are stopped, what waits for it is thrown away, and the reconciles under way may end in
     `grace_seconds`; all of that is awaited by the engagement's end.
     """
@@ -73,6 +75,8 @@ class MulticlusterController(Generic[R]):
         self._sources: list[KindSource[R]] = []
         self._raw_sources: list[RawSource[R]] = []
         self._engaged: dict[str, _Engaged] = {}
+        self._undecided: dict[str, float] = {}
+        """Since when requests wait for clusters that are known, and not this process's."""
         self._running: asyncio.TaskGroup | None = None
         self._controller: Controller[R] = Controller(
             name,
@@ -204,8 +208,11 @@ class MulticlusterController(Generic[R]):
             if not (self._known(cluster) if engaged is None else engaged.engagement.closing):
                 return True
         elif engaged is None:
-            self.stats.dropped["not_owned"] += 1
-            return False
+            if not self._known(cluster):
+                self.stats.dropped["not_owned"] += 1
+                return False
+            # Nobody's yet, perhaps: at the start and in a takeover, and what no informer gives is not given again.
+            self._undecided.setdefault(cluster, asyncio.get_running_loop().time())
         # It is ready, ours or gone soon. Ours again, perhaps: a Lease that is renewed late ends no engagement, and what
         # was thrown away meanwhile would not come again.
         self.queue.park(cluster)
@@ -243,7 +250,10 @@ class MulticlusterController(Generic[R]):
                 elif not self._known(cluster):
                     self.stats.dropped["gone"] += self.queue.drop(cluster)
                 elif not self._may_work(cluster):
-                    self.stats.dropped["not_owned"] += self.queue.drop(cluster)
+                    now = asyncio.get_running_loop().time()
+                    if now - self._undecided.setdefault(cluster, now) > _UNDECIDED_SECONDS:
+                        self.stats.dropped["not_owned"] += self.queue.drop(cluster)
+            self._undecided = {name: since for name, since in self._undecided.items() if name in self.queue.parked()}
 
     def _fields(self, request: R) -> dict[str, Any]:
         if isinstance(request, Request):

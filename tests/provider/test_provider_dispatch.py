@@ -150,9 +150,29 @@ async def test_what_waits_for_a_cluster_that_goes_is_thrown_away(
         await given.remove("a")
         await eventually(lambda: built.queue.parked(), lambda names: names == ["b"])
         coordinator.mine = lambda cluster: False
+        monkeypatch.setattr("provider.multicluster._UNDECIDED_SECONDS", 0.01)
         await eventually(lambda: built.queue.idle)
         assert built.stats.dropped == {"gone": 1, "not_owned": 1}
         assert work.asked == []
+
+
+async def test_what_is_asked_for_while_a_cluster_is_nobodys_yet_is_done_when_it_is_ours(
+    work, fake_cluster, eventually, monkeypatch, fleet, given
+):
+    """No informer gives again what a raw source gave at the start, or in a takeover."""
+    monkeypatch.setattr("provider.multicluster._SWEEP_SECONDS", 0.01)
+    coordinator, channel = Later(), Channel()
+    coordinator.mine = lambda cluster: False
+    manager = Manager(None, given(), coordinator=coordinator)
+    built = controller(manager).named("x").watches_raw(channel).build(work.reconcile)
+    async with fleet(manager) as given:
+        await given.add_or_replace(fake_cluster("a"))
+        channel.put(Request("a", "ns", "early"))
+        await eventually(lambda: built.queue.parked(), lambda names: names == ["a"])
+        coordinator.mine = lambda cluster: True
+        coordinator.workplace.allow("a")
+        await eventually(lambda: work.asked, lambda asked: asked == [Request("a", "ns", "early")])
+        assert built.stats.dropped == {}
 
 
 async def test_a_reconcile_begins_only_while_this_process_may_work(
