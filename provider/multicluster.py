@@ -49,9 +49,9 @@ class MulticlusterController(Generic[R]):
     cluster of a request is in the context of its reconcile (`current_cluster`), and in all that is logged there.
 
     A reconcile begins only while this process may work on the cluster; a request of a cluster that is known but not
-    engaged yet waits until it is, and is thrown away where that is not this process's within a minute. When the work on a
-    cluster ends, its sources are stopped, what waits for it is thrown away, and the reconciles under way may end in
-    `grace_seconds`; all of that is awaited by the engagement's end.
+    engaged yet waits until it is, and is thrown away where that is not this process's within a minute. When the work
+    on a cluster ends, its sources are stopped, what waits for it is thrown away, and the reconciles under way may end
+    in `grace_seconds`; all of that is awaited by the engagement's end.
     """
 
     def __init__(
