@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from provider.aware import Aware, LocalAware, Provider, Runnable
 from provider.cancellation import complete
@@ -24,13 +24,11 @@ from provider.informer import Transform
 from provider.kinds import resource_of
 from provider.kubeconfig import ClusterConfig
 from provider.limits import AnswerLimits
+from provider.multicluster import MulticlusterController
 from provider.request import LOCAL
 from provider.resources import Resource
 from provider.running import keep_running
 from provider.scoped import ScopedManager
-
-if TYPE_CHECKING:
-    from provider.multicluster import MulticlusterController
 
 __all__ = ["Manager"]
 
@@ -74,7 +72,7 @@ class Manager:
         self.max_concurrent: Final = max_concurrent
         self.group_kind_concurrency: Final[Mapping[str, int]] = dict(group_kind_concurrency or {})
         self.controllers: Final[dict[str, MulticlusterController[Any]]] = {}
-        """Those that builders made, by name."""
+        """Those that were added, by name."""
         self.health_checks: Final = Checks()
         self.ready_checks: Final = Checks()
         self._local = Cluster(LOCAL, config=config) if config is not None else None
@@ -129,8 +127,12 @@ class Manager:
         """Add what works on clusters, runs with the manager, or both; at any time, also while it runs.
 
         An aware is engaged with all clusters, those that are there already included. A runnable that fails is run again
-        with growing delays.
+        with growing delays. Raises ProviderError for a controller under the name of another one.
         """
+        if isinstance(what, MulticlusterController):
+            if what.name in self.controllers:
+                raise ProviderError(f"there is a controller {what.name} already: give this one another name by named()")
+            self.controllers[what.name] = what
         if isinstance(what, (Aware, LocalAware)):
             self._clusters.add_aware(what)
         elif not isinstance(what, Runnable):

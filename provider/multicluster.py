@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
+from provider.backoff import Backoff
 from provider.context import cluster_context
 from provider.engagement import Engagement
 from provider.errors import ClusterNotFound, ClusterNotOwned, ClusterNotReady, ProviderError
@@ -26,11 +28,14 @@ if TYPE_CHECKING:
 
 __all__ = ["MulticlusterController"]
 
+log: Final = logging.getLogger(__name__)
+
 R = TypeVar("R", bound=Clustered)
 
 _UNDECIDED_SECONDS: Final = 60.0
 """So long a request waits for this process to get its cluster: longer than a takeover takes."""
 _SWEEP_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 0.5
 
 
 class _Engaged:
@@ -101,11 +106,15 @@ class MulticlusterController(Generic[R]):
         return sorted(self._engaged)
 
     def watch(self, source: KindSource[R]) -> None:
-        """Watch one more kind, in the clusters that are engaged already and in those to come."""
+        """Watch one more kind, in the clusters that are engaged already and in those to come.
+
+        Where that fails in a cluster that is engaged already, it is logged, and tried again with growing delays.
+        """
         self._sources.append(source)
-        for engaged in self._engaged.values():
-            if not engaged.engagement.closing:
-                self._start(source, engaged)
+        for engaged in tuple(self._engaged.values()):
+            if not engaged.engagement.closing and not self._try_start(source, engaged):
+                name = f"{self.name} watches {source.resource.kind}"
+                _ = engaged.engagement.spawn(self._start_later(source, engaged), name=name)
 
     def watch_raw(self, source: RawSource[R]) -> None:
         """Take requests from one more source that has nothing to do with clusters."""
@@ -149,6 +158,22 @@ class MulticlusterController(Generic[R]):
         options = source.engage.over(self._options.engage)
         if options.wants(engaged.engagement.cluster, has_provider=self._manager.provider is not None):
             engaged.registrations.append(source.start(engaged.engagement, self.queue.add))
+
+    def _try_start(self, source: KindSource[R], engaged: _Engaged) -> bool:
+        try:
+            self._start(source, engaged)
+        except Exception:
+            name = engaged.engagement.cluster.name
+            log.exception("%s: %s of cluster %s cannot be watched yet", self.name, source.resource.kind, name)
+            return False
+        return True
+
+    async def _start_later(self, source: KindSource[R], engaged: _Engaged) -> None:
+        backoff = Backoff(initial_seconds=_RETRY_SECONDS, maximum_seconds=60.0)
+        while True:
+            await asyncio.sleep(backoff.next_delay())
+            if engaged.ending is not None or self._try_start(source, engaged):
+                return
 
     def _start_raw(self, source: RawSource[R], tasks: asyncio.TaskGroup) -> None:
         name = f"{self.name} {type(source).__name__}"
