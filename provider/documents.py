@@ -2,8 +2,8 @@
 
 PyYAML's own loader on libyaml, CSafeLoader, puts it together in C as well, by recursion without a limit: a document of
 nothing but brackets ends the process (seen with PyYAML 6.0.3). Here it is refused, and so is whatever makes much work
-of few bytes: aliases, merge keys (a dozen lines of them that double each other's work take for ever) and numbers
-without end.
+of few bytes: aliases of mappings and lists, merge keys (a few lines of them that double each other's work take for
+ever) and numbers without end.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ class _Plain(Composer, SafeConstructor):
 
     @override
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
-        if self.check_event(AliasEvent):
-            raise DocumentError("has aliases (*name), which are not read; write out what they stand for")
+        is_alias = self.check_event(AliasEvent)
         if self.nodes_left is not None:
             self.nodes_left -= 1
             if self.nodes_left < 0:
                 raise DocumentError("has too many entries; keep only those that are needed")
         node = super().compose_node(parent, index)
+        # Those of plain values cost nothing, and people write them by hand: one CA for several clusters.
+        if is_alias and not isinstance(node, ScalarNode):
+            raise DocumentError("has aliases (*name) of mappings or lists; write out what they stand for")
         if isinstance(node, ScalarNode) and node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
             raise DocumentError("has a number that is too long; put quotes around what is text")
         return node

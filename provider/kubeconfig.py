@@ -85,8 +85,9 @@ class ClusterConfig:
         `source` is its text or the parsed document. Files it refers to are looked up below `directory`; without one
         they are refused, so that a kubeconfig that somebody else wrote cannot name files of this machine. Nor does it
         run programs here: exec plugins are refused, unless `exec_plugins` is true, or has the command in it, as it is
-        written in the kubeconfig. Text is 256 KiB at most, and has no YAML aliases. Raises KubeconfigError with what is
-        wrong.
+        written in the kubeconfig. Text is 256 KiB at most, and has no YAML aliases of mappings or lists.
+
+        Raises KubeconfigError with what is wrong.
         """
         require_no_text(exec_plugins)
         document = source if isinstance(source, Mapping) else _parse(source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 
@@ -40,8 +41,8 @@ def test_it_reads_what_libyaml_reads_and_refuses_what_that_refuses(text: str) ->
             read_yaml(text)
     else:
         if any(isinstance(each, yaml.AliasEvent) for each in yaml.parse(text, Loader=yaml.CSafeLoader)):
-            with pytest.raises(DocumentError, match="aliases"):
-                read_yaml(text)
+            with contextlib.suppress(DocumentError):
+                assert repr(read_yaml(text)) == repr(expected)
         else:
             assert repr(read_yaml(text)) == repr(expected)
 
@@ -62,13 +63,23 @@ MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{at}: &a{at} {{<<: [*a{at - 1}, *a{at -
     [
         (MERGES, "has aliases"),
         ("a: &a [1]\nb: *a", "has aliases"),
+        ("a: &a {b: *a}", "has aliases"),
         ("{<<: {a: 1}}", "has merge keys"),
         ("{" + "<<: {}, " * 30_000 + "}", "has merge keys|too many"),
         ("a: 1" + ":1" * 100_000, "number that is too long"),
         ("a: 1" + ":1" * 100_000 + ".5", "number that is too long"),
         ("a: 1\n" * 50_000, "too many entries"),
     ],
-    ids=["doubling merge keys", "aliases", "merge key", "merge keys", "sexagesimal", "sexagesimal fraction", "flat"],
+    ids=[
+        "doubling merge keys",
+        "alias",
+        "alias of itself",
+        "merge key",
+        "merge keys",
+        "sexagesimal",
+        "sexagesimal fraction",
+        "flat",
+    ],
 )
 def test_little_text_is_little_work(document: str, sentence: str) -> None:
     with pytest.raises(DocumentError, match=sentence):
@@ -90,6 +101,11 @@ def test_without_libyaml_the_same_is_read_and_refused(monkeypatch: pytest.Monkey
     for text, sentence in ((MERGES, "has aliases"), ("{<<: {}}", "has merge keys"), (flat, "too many")):
         with pytest.raises(DocumentError, match=sentence):
             read_yaml(text, most_nodes=20)
+
+
+def test_a_plain_value_may_be_written_once_for_several() -> None:
+    text = "clusters: [{ca: &ca AAAA, server: one}, {ca: *ca, server: two}]"
+    assert read_yaml(text) == {"clusters": [{"ca": "AAAA", "server": "one"}, {"ca": "AAAA", "server": "two"}]}
 
 
 def test_no_object_is_made_of_a_tag() -> None:
