@@ -257,12 +257,12 @@ class Sharded:
             if announced:
                 await self._tell(self._announcement.leave())
             await self._fences.end()
+            if announced:
+                await self._tell(self._announcement.delete())
         finally:
             for task in helpers:
                 task.cancel()
             _ = await asyncio.wait(helpers)
-        if announced:
-            await self._tell(self._announcement.delete())
 
     async def _tell(self, telling: Coroutine[Any, Any, None]) -> None:
         try:
