@@ -256,7 +256,7 @@ class Clusters:
     ) -> None:
         backoff = Backoff(initial_seconds=self._retry_initial_seconds, maximum_seconds=self._retry_maximum_seconds)
         began = time.monotonic()
-        while True:
+        while not work.closing:
             attempt = work.inner()
             try:
                 async with asyncio.timeout(self._engage_timeout_seconds):
