@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from provider.aware import Aware, LocalAware, Provider, Runnable
 from provider.backoff import Backoff
+from provider.builder import controller, engage, every_owner, metadata_only
 from provider.cache import Cache
 from provider.checks import Checks
 from provider.client import Client, ObjectList
@@ -11,7 +12,8 @@ from provider.cluster import Cluster
 from provider.clusters import Clusters
 from provider.connections import Connections
 from provider.context import cluster_context, current_cluster, single_cluster
-from provider.controller import Controller, Result
+from provider.coordinator.leader import Leader
+from provider.coordinator.sharded import Sharded
 from provider.delivery import Registration
 from provider.election import Election
 from provider.engagement import Engagement
@@ -39,6 +41,7 @@ from provider.errors import (
 from provider.event import Event
 from provider.exec_plugin import ExecPlugin
 from provider.fleet import Fleet
+from provider.handlers import enqueue_mapped, enqueue_object, enqueue_owner
 from provider.impersonation import Impersonation
 from provider.informer import Informer
 from provider.kinds import discover, resource_of
@@ -47,6 +50,7 @@ from provider.kubeconfig import ClusterConfig
 from provider.lease import Lease, LeaseTimings
 from provider.limits import Allowance, AnswerLimits
 from provider.manager import Manager
+from provider.metrics import Metrics
 from provider.multicluster import MulticlusterController
 from provider.queue import WorkQueue
 from provider.recorder import EventRecorder
@@ -75,7 +79,9 @@ from provider.resources import (
     Resource,
 )
 from provider.scoped import ScopedManager
+from provider.serving import Serving
 from provider.watch import Watch, WatchEvent
+from provider.workers import Controller, Result
 
 __all__ = [
     "CLUSTER_ROLES",
@@ -130,11 +136,13 @@ __all__ = [
     "Invalid",
     "KopfAware",
     "KubeconfigError",
+    "Leader",
     "Lease",
     "LeaseLost",
     "LeaseTimings",
     "LocalAware",
     "Manager",
+    "Metrics",
     "MulticlusterController",
     "NotFound",
     "ObjectKey",
@@ -150,6 +158,8 @@ __all__ = [
     "Runnable",
     "ScopedManager",
     "ServerError",
+    "Serving",
+    "Sharded",
     "TooManyRequests",
     "Unauthorized",
     "Unreachable",
@@ -157,8 +167,15 @@ __all__ = [
     "WatchEvent",
     "WorkQueue",
     "cluster_context",
+    "controller",
     "current_cluster",
     "discover",
+    "engage",
+    "enqueue_mapped",
+    "enqueue_object",
+    "enqueue_owner",
+    "every_owner",
+    "metadata_only",
     "resource_of",
     "single_cluster",
 ]

@@ -9,7 +9,6 @@ from typing import Any, Generic, Self, TypeVar, cast, overload
 
 from provider.aware import Provider
 from provider.cluster import Cluster
-from provider.controller import Logger
 from provider.errors import ProviderError
 from provider.handlers import Handler, enqueue_object, enqueue_owner
 from provider.kinds import resource_of
@@ -21,6 +20,7 @@ from provider.rate_limiter import Clustered, RateLimiter
 from provider.request import Request
 from provider.resources import Resource
 from provider.sources import Engage, KindSource, RawSource
+from provider.workers import Logger
 
 __all__ = ["ControllerBuilder", "controller", "engage", "every_owner", "metadata_only", "predicates"]
 
@@ -183,15 +183,12 @@ class ControllerBuilder(Generic[R]):
         watches = [each.source(self._filter) for each in self._all_watches()]
         if not watches and not self._raw:
             raise ProviderError(f"controller {name} has nothing to watch: call for_(), watches() or watches_raw()")
-        if name in self._manager.controllers:
-            raise ProviderError(f"there is a controller {name} already: give this one another name by named()")
         built = MulticlusterController(name, made, manager=self._manager, options=options)
         for source in watches:
             built.watch(source)
         for raw in self._raw:
             built.watch_raw(raw)
         self._manager.add(built)
-        self._manager.controllers[name] = built
         return built
 
     def _chosen(self, given: Reconcile[R] | None) -> Reconcile[R]:

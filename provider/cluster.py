@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
 
 from typing_extensions import override
@@ -15,12 +16,13 @@ from provider.errors import ClusterNotFound
 from provider.feed import FeedState
 from provider.informer import Transform
 from provider.kubeconfig import ClusterConfig
+from provider.limits import AnswerLimits
 from provider.recorder import EventRecorder
 
 if TYPE_CHECKING:
     from provider.aware import Provider
 
-__all__ = ["Cluster", "Health"]
+__all__ = ["Cluster", "Health", "Wiring"]
 
 HealthState = Literal["Ready", "Connecting", "Unreachable", "Gone"]
 
@@ -41,17 +43,41 @@ class Health(NamedTuple):
     message: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """What client and cache of a cluster are made with.
+
+    Clients share `connections`, make calls of at most `timeout_seconds`, and take in what `limits` allow: set them
+    where those who run the clusters may mean harm. Caches keep of each object what `transform` leaves of it.
+    `before_write` is called with the cluster's name before anything is changed there; what it raises prevents that, and
+    a number it returns is how many seconds it may take at most.
+    """
+
+    connections: Connections | None = None
+    before_write: Callable[[str], float | None] | None = None
+    transform: Transform | None = None
+    limits: AnswerLimits = AnswerLimits()  # noqa: RUF009 - frozen
+    timeout_seconds: float = 30.0
+
+
 class _Live:
     """What the descriptions of one cluster share, from the first to the last."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, config: ClusterConfig) -> None:
+        self.name = name
+        """What the fleet knows it by."""
+        self.config = config
+        """As it was renewed last, whichever description is asked."""
+        self.wiring = Wiring()
         self.client: Client | None = None
         self.cache: Cache | None = None
-        self.connections: Connections | None = None
-        self.before_write: Callable[[], float | None] | None = None
         self.recorders: dict[str, EventRecorder] = {}
-        self.transform: Transform | None = None
         self.ended = False
+
+    def before_write(self) -> float | None:
+        """Ask when it is about to be done: the client may be older than the fleet that the cluster was added to."""
+        ask = self.wiring.before_write
+        return ask(self.name) if ask is not None else None
 
 
 class Cluster:
@@ -74,7 +100,7 @@ class Cluster:
         self.credentials: Final[Mapping[str, bytes]] = dict(credentials or {})
         self.attributes: Final[Mapping[str, str]] = dict(attributes or {})
         self._origins: tuple[Provider, ...] = ()
-        self._live = _Live()
+        self._live = _Live(name, config)
 
     @override
     def __repr__(self) -> str:
@@ -98,7 +124,14 @@ class Cluster:
 
     def make_client(self) -> Client:
         """Make the client; for kinds of clusters that need another one."""
-        return Client(self.config, connections=self._live.connections, before_write=self._live.before_write)
+        wiring = self._live.wiring
+        return Client(
+            self._live.config,
+            timeout_seconds=wiring.timeout_seconds,
+            connections=wiring.connections,
+            before_write=self._live.before_write,
+            limits=wiring.limits,
+        )
 
     @property
     def cache(self) -> Cache:
@@ -118,7 +151,7 @@ class Cluster:
 
     def make_cache(self) -> Cache:
         """Make the cache; for kinds of clusters that need another one."""
-        return Cache(self.client, name=self.name, transform=self._live.transform)
+        return Cache(self.client, name=self.name, transform=self._live.wiring.transform)
 
     def recorder(self, component: str) -> EventRecorder:
         """Where a component tells people what happens to objects of this cluster; it ends with the cluster.
@@ -139,21 +172,10 @@ class Cluster:
             return Health("Gone")
         return Health(_HEALTH[cache.state], cache.error) if cache is not None else Health("Ready")
 
-    def wire(
-        self,
-        *,
-        connections: Connections | None = None,
-        before_write: Callable[[], float | None] | None = None,
-        transform: Transform | None = None,
-    ) -> None:
-        """Say, before client and cache are made, what they need.
-
-        They use these `connections`, call `before_write` before they change anything, and keep of each object what
-        `transform` leaves of it.
-        """
-        self._live.connections = connections
-        self._live.before_write = before_write
-        self._live.transform = transform
+    def wire(self, wiring: Wiring) -> None:
+        """Say what client and cache are to be made with: before they are first used. `before_write` counts at once."""
+        self._live.name = self.name
+        self._live.wiring = wiring
         self._live.ended = False
 
     @property
@@ -192,6 +214,7 @@ class Cluster:
     async def take_over(self, previous: Cluster) -> None:
         """Go on with the client of the same cluster's previous description, with this one's credentials."""
         self._live = previous._live
+        self._live.config = self.config
         if self._live.client is not None:
             await self._live.client.update(self.config)
 

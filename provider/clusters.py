@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import logging
 import time
@@ -13,12 +12,11 @@ from typing import Final
 
 from provider.aware import Aware, LocalAware
 from provider.backoff import Backoff
-from provider.cluster import Cluster
-from provider.connections import Connections
+from provider.cancellation import asked_to_end, complete
+from provider.cluster import Cluster, Wiring
 from provider.engagement import Engagement
 from provider.errors import ClusterNotFound, ClusterNotReady, ProviderError
 from provider.indexes import Extract
-from provider.informer import Transform
 from provider.request import LOCAL
 from provider.resources import Resource
 from provider.stats import Durations
@@ -46,8 +44,8 @@ class Clusters:
 
     `engage_timeout_seconds` is how long an aware's `engage` may take; one that fails or takes longer is undone and
     tried again with growing delays up to `retry_maximum_seconds`. Where it is `coordinated`, awares are engaged with a
-    cluster from `allow` to `withdraw` only. `connections` are what the clusters' clients share, `before_write` is
-    called with a cluster's name before its client changes anything, and `transform` is that of their caches.
+    cluster from `allow` to `withdraw` only. `wiring` is what clients and caches of the clusters are made with.
+    `on_error` is told of each try of an aware that failed; it is called in the loop and must not block.
     """
 
     def __init__(
@@ -55,9 +53,8 @@ class Clusters:
         *,
         awares: Iterable[Aware | LocalAware] = (),
         coordinated: bool = False,
-        connections: Connections | None = None,
-        before_write: Callable[[str], float | None] | None = None,
-        transform: Transform | None = None,
+        wiring: Wiring = Wiring(),  # noqa: B008 - frozen
+        on_error: Callable[[Cluster, BaseException], None] | None = None,
         engage_timeout_seconds: float = 60.0,
         retry_initial_seconds: float = 1.0,
         retry_maximum_seconds: float = 60.0,
@@ -66,10 +63,9 @@ class Clusters:
         """How long it took until an aware was engaged with a cluster, failed tries included; for metrics."""
         self._awares: list[Aware | LocalAware] = list(awares)
         self._coordinated = coordinated
-        self._connections = connections
-        self._before_write = before_write
-        self._transform = transform
-        self._indexes: list[tuple[Resource, str, Extract]] = []
+        self._wiring = wiring
+        self._on_error = on_error
+        self._indexes: dict[tuple[Resource, str], Extract] = {}
         self._slots: dict[str, _Slot] = {}
         self._failures: dict[tuple[int, int], str] = {}
         self._generations = itertools.count(1)
@@ -89,11 +85,20 @@ class Clusters:
 
     def index_field(self, resource: Resource, field: str, extract: Extract) -> None:
         """Index a field in the caches of all clusters, those that come later included; see `Cache.index_field`."""
-        index = (resource, field, extract)
+        if self._indexes.get((resource, field), extract) != extract:
+            raise ProviderError(
+                f"field {field!r} of {resource} is already indexed by another function: choose another name"
+            )
         for engagement in self.engagements():
-            engagement.cluster.cache.index_field(*index)
-        if index not in self._indexes:
-            self._indexes.append(index)
+            engagement.cluster.cache.index_field(resource, field, extract)
+        self._indexes[resource, field] = extract
+
+    async def add(self, cluster: Cluster) -> None:
+        """Add a cluster; raises ProviderError where there is one of its name, and as `add_or_replace`."""
+        slot = self._slots.get(cluster.name)
+        if slot is not None and slot.wanted is not None:
+            raise ProviderError(f"there is a cluster {cluster.name!r} already: remove it first, or replace it")
+        await self.add_or_replace(cluster)
 
     async def add_or_replace(self, cluster: Cluster) -> None:
         """Make this the cluster of its name, and return when it is.
@@ -165,7 +170,7 @@ class Clusters:
     async def aclose(self) -> None:
         """Close every engagement, all at once, and take no more clusters; afterwards nothing is left."""
         self._closed = True
-        await asyncio.gather(*(self._want(name, None) for name in tuple(self._slots)))
+        await complete(self._want(name, None) for name in tuple(self._slots))
 
     async def _want(self, name: str, cluster: Cluster | None) -> None:
         async with self._settling(name) as slot:
@@ -219,10 +224,9 @@ class Clusters:
             slot.work = None
 
     def _engage(self, cluster: Cluster) -> Engagement:
-        before_write = functools.partial(self._before_write, cluster.name) if self._before_write is not None else None
-        cluster.wire(connections=self._connections, before_write=before_write, transform=self._transform)
-        for index in self._indexes:
-            cluster.cache.index_field(*index)
+        cluster.wire(self._wiring)
+        for (resource, field), extract in self._indexes.items():
+            cluster.cache.index_field(resource, field, extract)
         engagement = Engagement(cluster, generation=next(self._generations))
         log.info("cluster %s: engaged, generation %d", cluster.name, engagement.generation)
         return engagement
@@ -252,13 +256,16 @@ class Clusters:
     ) -> None:
         backoff = Backoff(initial_seconds=self._retry_initial_seconds, maximum_seconds=self._retry_maximum_seconds)
         began = time.monotonic()
-        while True:
+        while not work.closing:
             attempt = work.inner()
             try:
                 async with asyncio.timeout(self._engage_timeout_seconds):
                     await engage(attempt)
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if asked_to_end():
+                    raise
                 delay = backoff.next_delay()
+                self._tell(work.cluster, error)
                 self._failures[key] = f"{who} cannot engage: {str(error) or type(error).__name__}"
                 told = "cluster %s: %s, again in %.1f s"
                 log.warning(told, work.cluster.name, self._failures[key], delay, exc_info=error)
@@ -268,3 +275,11 @@ class Clusters:
                 return
             await attempt.aclose()
             await asyncio.sleep(delay)
+
+    def _tell(self, cluster: Cluster, error: BaseException) -> None:
+        if self._on_error is None:
+            return
+        try:
+            self._on_error(cluster, error)
+        except Exception:
+            log.exception("cluster %s: the error handler failed", cluster.name)

@@ -45,6 +45,11 @@ class Registration:
         self._pending = dict.fromkeys(reversed([*pending]))
         asyncio.get_running_loop().call_soon(self._hand_over)
 
+    @property
+    def removed(self) -> bool:
+        """Whether it has ended."""
+        return self._removed is None
+
     def remove(self) -> None:
         """End it: the handler is not called again."""
         removed, self._removed = self._removed, None

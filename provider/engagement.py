@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
+from provider.cancellation import asked_to_end, complete
 from provider.cluster import Cluster
 from provider.errors import ProviderError
 
@@ -127,16 +128,21 @@ class Engagement:
     async def _close(self) -> None:
         await self._end_tasks()
         # Several at once, because each may take its grace period.
-        await asyncio.gather(*(inner.aclose() for inner in tuple(self._inner)))
+        await complete(inner.aclose() for inner in tuple(self._inner))
         while self._callbacks:
-            callback = self._callbacks.pop()
-            try:
-                await callback()
-            except Exception:
-                log.exception("%s: a callback failed at the end of the engagement", self.cluster.name)
+            await self._undo(self._callbacks.pop(), what="a callback failed")
         if not self._shares_cluster:
-            await self.cluster.aclose()
+            await self._undo(self.cluster.aclose, what="the cluster could not be closed")
         self._closed = True
+
+    async def _undo(self, callback: Callable[[], Awaitable[None]], *, what: str) -> None:
+        """What fails keeps nothing else from being undone."""
+        try:
+            await callback()
+        except (Exception, asyncio.CancelledError):
+            if asked_to_end():
+                raise
+            log.exception("%s: %s at the end of the engagement", self.cluster.name, what)
 
     async def _end_tasks(self) -> None:
         while self._tasks:

@@ -12,16 +12,17 @@ import datetime as dt
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Any, Final
 
 import orjson
 
 from provider.errors import KubeconfigError
 
-__all__ = ["ExecCredential", "ExecPlugin"]
+__all__ = ["ExecCredential", "ExecPlugin", "require_no_text"]
 
 _VERSIONS: Final = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 _MODES: Final = frozenset({None, "", "Never", "IfAvailable", "Always"})
@@ -96,7 +97,7 @@ class ExecPlugin:
                 f"exec plugin {command!r} asks somebody at a terminal (interactiveMode Always), and here is nobody; use"
                 " one that does not, or a token or a certificate"
             )
-        if mode not in _MODES:
+        if not isinstance(mode, (str, NoneType)) or mode not in _MODES:
             raise KubeconfigError(f"exec plugin {command!r} has an unknown interactiveMode")
         if "/" in command and not command.startswith("/"):
             if directory is None:
@@ -186,6 +187,12 @@ class ExecPlugin:
                 raise KubeconfigError(f"{who} returned no status")
             return _credential(status, who=who)
         raise KubeconfigError(f"{who} printed something that is no JSON")
+
+
+def require_no_text(allowed: bool | Collection[str]) -> None:
+    """Raise KubeconfigError where the commands that may be run are one text: each part of it would count."""
+    if isinstance(allowed, (str, bytes)):
+        raise KubeconfigError(f"exec_plugins is a text; give a collection of commands, such as {{{allowed!r}}}")
 
 
 def _credential(status: Mapping[str, Any], *, who: str) -> ExecCredential:

@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import datetime as dt
 import logging
+import socket
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -43,6 +44,8 @@ _IDENTITY: Final[Any] = "provider"
 _STEADY_SECONDS: Final = 60.0
 _LOGIN_SECONDS: Final = 5.0
 _SESSION_MINUTES: Final = 10.0
+_CLOSE_SECONDS: Final = 3.0
+_POLL_SECONDS: Final = 0.01
 
 
 class KopfAware:
@@ -235,6 +238,8 @@ class _Login:
         self._credentials: Credentials | None = None
         self._shown: ClusterConfig | None = None
         self._expires = dt.datetime.now(dt.UTC)
+        self._sessions: list[aiohttp.ClientSession] = []
+        self._sockets: list[socket.socket] = []
 
     async def log_in(self, **_: Any) -> kopf.AiohttpSession:
         """Be the login handler of kopf."""
@@ -250,20 +255,30 @@ class _Login:
         headers = CIMultiDict({"Authorization": f"Bearer {shown.token}"} if shown.token is not None else {})
         if shown.impersonation is not None:
             headers.extend(shown.impersonation.headers())
-        session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=context, resolver=Resolver()),
-            headers=headers,
-            proxy=shown.proxy,
-        )
+        connector = aiohttp.TCPConnector(limit=0, ssl=context, resolver=Resolver(), socket_factory=self._open)
+        session = aiohttp.ClientSession(connector=connector, headers=headers, proxy=shown.proxy)
+        self._sessions = [*(known for known in self._sessions if not known.closed), session]
         self._shown = shown
         self._expires = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=_SESSION_MINUTES)
         return kopf.AiohttpSession(server=shown.server, aiohttp_session=session, expiration=self._expires)
 
     async def aclose(self) -> None:
-        """End what credentials were read with; the sessions are closed by kopf."""
+        """Close what kopf has left open, and return when that is: its loop ends then, and closes nothing."""
+        for session in self._sessions:
+            await session.close()
         if self._credentials is not None:
             await self._credentials.aclose()
         await self._connections.aclose()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                while any(known.fileno() != -1 for known in self._sockets):  # noqa: ASYNC110 - a socket tells nobody
+                    await asyncio.sleep(_POLL_SECONDS)
+
+    def _open(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        """Open a socket for an address that aiohttp is about to connect to."""
+        opened = socket.socket(family=address[0], type=address[1], proto=address[2])
+        self._sockets = [*(known for known in self._sockets if known.fileno() != -1), opened]
+        return opened
 
     async def _show(self) -> ClusterConfig:
         config = self._operator.config

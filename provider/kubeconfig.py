@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import yaml
 from cryptography import x509
 
-from provider.documents import read_yaml
+from provider.documents import DocumentError, read_yaml
 from provider.errors import KubeconfigError
-from provider.exec_plugin import ExecPlugin
+from provider.exec_plugin import ExecPlugin, require_no_text
 from provider.impersonation import Impersonation
 
-__all__ = ["ClusterConfig"]
+__all__ = ["ClusterConfig", "read_document"]
 
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+# Forty clusters with certificates, or four hundred contexts. What somebody else wrote is read in the loop, in 0.1 s.
+_MOST_BYTES: Final = 256 * 1024
+_MOST_NODES: Final = 10_000
+_MOST_BYTES_OF_FILE: Final = 16 * 1024**2
 _REFUSED_USER_FIELDS: Final = {
     "auth-provider": "auth providers were removed from Kubernetes",
     "username": "user name and password were removed from Kubernetes",
@@ -82,8 +85,11 @@ class ClusterConfig:
         `source` is its text or the parsed document. Files it refers to are looked up below `directory`; without one
         they are refused, so that a kubeconfig that somebody else wrote cannot name files of this machine. Nor does it
         run programs here: exec plugins are refused, unless `exec_plugins` is true, or has the command in it, as it is
-        written in the kubeconfig. Raises KubeconfigError with what is wrong.
+        written in the kubeconfig. Text is 256 KiB at most, and has no YAML aliases of mappings or lists.
+
+        Raises KubeconfigError with what is wrong.
         """
+        require_no_text(exec_plugins)
         document = source if isinstance(source, Mapping) else _parse(source)
         name = context if context is not None else document.get("current-context")
         if not isinstance(name, str) or not name:
@@ -118,13 +124,16 @@ class ClusterConfig:
     def load(
         cls, path: Path, *, context: str | None = None, exec_plugins: bool | Collection[str] = False
     ) -> ClusterConfig:
-        """Read a kubeconfig file; relative paths in it are relative to it. `exec_plugins` as in `from_kubeconfig`."""
+        """Read a kubeconfig file; relative paths in it are relative to it. `exec_plugins` as in `from_kubeconfig`.
+
+        It may be larger than one that comes from elsewhere.
+        """
         try:
-            source = path.read_bytes()
+            document = read_document(path)
         except OSError as error:
             raise KubeconfigError(f"cannot read kubeconfig {path}: {error.strerror}") from error
         directory = path.absolute().parent
-        return cls.from_kubeconfig(source, context=context, directory=directory, exec_plugins=exec_plugins)
+        return cls.from_kubeconfig(document, context=context, directory=directory, exec_plugins=exec_plugins)
 
     @classmethod
     def in_cluster(
@@ -216,17 +225,19 @@ def _authority(server: str) -> tuple[str | None, int]:
 
 
 def _checked_server(server: str) -> str:
+    # What is not understood is not shown: there may be a password in it.
     try:
         url = urlsplit(server)
         host, _ = url.hostname, url.port
-    except ValueError as error:
-        raise KubeconfigError(f"server {server!r} is no URL: {error}") from error
-    if url.scheme != "https" or not host:
-        raise KubeconfigError(f"server {server!r} has to be an https URL, such as https://10.0.0.1:6443")
-    if url.username or url.password or url.query or url.fragment or not (server.isascii() and server.isprintable()):
+    except ValueError:
+        raise KubeconfigError("server is no URL, such as https://10.0.0.1:6443") from None
+    if "@" in url.netloc or url.query or url.fragment or not (server.isascii() and server.isprintable()):
         raise KubeconfigError(f"server of host {host!r} may only have a host, a port and a path")
+    if url.scheme != "https" or not host:
+        whose = f" of host {host!r}" if host else ""
+        raise KubeconfigError(f"server{whose} has to be an https URL, such as https://10.0.0.1:6443")
     if any(part in {".", ".."} for part in url.path.split("/")) or " " in server:
-        raise KubeconfigError(f"server {server!r} has a path that is not in its plain form")
+        raise KubeconfigError(f"server of host {host!r} has a path that is not in its plain form")
     return server.rstrip("/")
 
 
@@ -258,8 +269,11 @@ def _plugin(
             "the kubeconfig has an exec credential plugin: programs are not run because a kubeconfig says so; allow it"
             " where you trust its author (exec_plugins), or use a token or a certificate"
         )
-    if allowed is not True and section.get("command") not in allowed:
-        raise KubeconfigError(f"exec plugin {section.get('command')!r} is not one of those that are allowed here")
+    command = section.get("command")
+    if not isinstance(command, str):
+        raise KubeconfigError("the command of an exec plugin has to be a text")
+    if allowed is not True and command not in allowed:
+        raise KubeconfigError(f"exec plugin {command!r} is not one of those that are allowed here")
     return ExecPlugin.from_kubeconfig(section, cluster=cluster, directory=directory)
 
 
@@ -270,11 +284,22 @@ def _certificates(pem: bytes, *, what: str) -> list[x509.Certificate]:
         raise KubeconfigError(f"{what} is no certificate in PEM form") from error
 
 
-def _parse(source: str | bytes) -> Mapping[str, Any]:
+def read_document(path: Path) -> Mapping[str, Any]:
+    """Read a kubeconfig file, without any of what it refers to. Raises OSError and KubeconfigError."""
+    return _parse(path.read_bytes(), most_bytes=_MOST_BYTES_OF_FILE, most_nodes=None)
+
+
+def _parse(
+    source: str | bytes, *, most_bytes: int = _MOST_BYTES, most_nodes: int | None = _MOST_NODES
+) -> Mapping[str, Any]:
+    if len(source) > most_bytes:
+        raise KubeconfigError(
+            f"the kubeconfig has more than {most_bytes // 1024} KiB; keep only the contexts that are needed"
+        )
     try:
-        document = read_yaml(source)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise KubeconfigError("the kubeconfig is no YAML document") from error
+        document = read_yaml(source, most_nodes=most_nodes)
+    except DocumentError as error:
+        raise KubeconfigError(f"the kubeconfig {error}") from error
     if not isinstance(document, Mapping):
         raise KubeconfigError("the kubeconfig is empty or no YAML mapping")
     return document

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from provider.aware import Aware, LocalAware, Provider, Runnable
+from provider.cancellation import complete
 from provider.checks import Check, Checks
-from provider.cluster import Cluster
+from provider.cluster import Cluster, Wiring
 from provider.clusters import Clusters
 from provider.connections import Connections
 from provider.context import current_cluster
@@ -19,16 +21,20 @@ from provider.errors import ProviderError
 from provider.fleet import FleetView
 from provider.indexes import Extract
 from provider.informer import Transform
+from provider.kinds import resource_of
 from provider.kubeconfig import ClusterConfig
+from provider.limits import AnswerLimits
+from provider.multicluster import MulticlusterController
 from provider.request import LOCAL
 from provider.resources import Resource
 from provider.running import keep_running
 from provider.scoped import ScopedManager
 
-if TYPE_CHECKING:
-    from provider.multicluster import MulticlusterController
-
 __all__ = ["Manager"]
+
+log: Final = logging.getLogger(__name__)
+
+_REMIND_SECONDS: Final = 10.0
 
 
 class Manager:
@@ -38,7 +44,9 @@ class Manager:
     local cluster is all there is. `coordinator` decides which clusters this process works on where several run the same
     manager; by default it works on all. `max_concurrent` reconciles of a controller run at once where neither its
     options nor `group_kind_concurrency` (such as `{"ReplicaSet.apps": 4}`) say otherwise. `transform` changes each
-    object of each cluster before it is cached, so that less is kept.
+    object of each cluster before it is cached, so that less is kept. `limits` bound what is taken in of one cluster's
+    answers, and `timeout_seconds` how long a call may take. `on_engage_error` is told of each try of an aware or
+    controller to begin with a cluster that failed; it is tried again in any case.
 
     Use `await manager.run(stop)`, or `async with manager`. At the end every engagement is closed, which is awaited.
     A manager runs once.
@@ -54,6 +62,9 @@ class Manager:
         max_concurrent: int = 1,
         group_kind_concurrency: Mapping[str, int] | None = None,
         transform: Transform | None = None,
+        limits: AnswerLimits = AnswerLimits(),  # noqa: B008 - frozen
+        timeout_seconds: float = 30.0,
+        on_engage_error: Callable[[Cluster, BaseException], None] | None = None,
         engage_timeout_seconds: float = 60.0,
     ) -> None:
         self.provider: Final = provider
@@ -61,17 +72,26 @@ class Manager:
         self.max_concurrent: Final = max_concurrent
         self.group_kind_concurrency: Final[Mapping[str, int]] = dict(group_kind_concurrency or {})
         self.controllers: Final[dict[str, MulticlusterController[Any]]] = {}
-        """Those that builders made, by name."""
+        """Those that were added, by name."""
         self.health_checks: Final = Checks()
         self.ready_checks: Final = Checks()
         self._local = Cluster(LOCAL, config=config) if config is not None else None
         # Nothing of a cluster is left once it is gone, its idle connections included.
         self._connections = Connections(linger_seconds=0)
-        self._clusters = Clusters(
-            coordinated=coordinator is not None,
+        wiring = Wiring(
             connections=self._connections,
             before_write=self._require_write,
             transform=transform,
+            limits=limits,
+            timeout_seconds=timeout_seconds,
+        )
+        if self._local is not None:
+            # It may be used before the manager runs.
+            self._local.wire(wiring)
+        self._clusters = Clusters(
+            coordinated=coordinator is not None,
+            wiring=wiring,
+            on_error=on_engage_error,
             engage_timeout_seconds=engage_timeout_seconds,
         )
         self._runnables: list[Runnable] = []
@@ -107,8 +127,12 @@ class Manager:
         """Add what works on clusters, runs with the manager, or both; at any time, also while it runs.
 
         An aware is engaged with all clusters, those that are there already included. A runnable that fails is run again
-        with growing delays.
+        with growing delays. Raises ProviderError for a controller under the name of another one.
         """
+        if isinstance(what, MulticlusterController):
+            if what.name in self.controllers:
+                raise ProviderError(f"there is a controller {what.name} already: give this one another name by named()")
+            self.controllers[what.name] = what
         if isinstance(what, (Aware, LocalAware)):
             self._clusters.add_aware(what)
         elif not isinstance(what, Runnable):
@@ -118,13 +142,13 @@ class Manager:
             if self._running:
                 self._start_runnable(what)
 
-    def index_field(self, resource: Resource, field: str, extract: Extract) -> None:
+    def index_field(self, kind: Resource | str, field: str, extract: Extract) -> None:
         """Have `cache.list(..., field={field: value})` find objects by the values that `extract` gives.
 
         In all clusters, at any time; those that come later are indexed as well. Raises ProviderError where another
         function indexes that field already.
         """
-        self._clusters.index_field(resource, field, extract)
+        self._clusters.index_field(resource_of(kind), field, extract)
 
     def add_health_check(self, name: str, check: Check) -> None:
         """Have `/healthz` ask: where it fails, the process should be started again."""
@@ -195,7 +219,7 @@ class Manager:
             try:
                 await self._clusters.aclose()
             finally:
-                await asyncio.gather(*map(self._stop, tuple(self._tasks)))
+                await complete(map(self._stop, tuple(self._tasks)))
                 await self._connections.aclose()
 
     def _require_write(self, name: str) -> float | None:
@@ -209,8 +233,11 @@ class Manager:
 
     async def _stop(self, name: str) -> None:
         task = self._tasks.pop(name)
-        task.cancel()
-        await asyncio.wait([task])
+        while not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=_REMIND_SECONDS)
+            if not task.done():
+                log.warning("%s does not end; cancelled again", name)
 
 
 class _Workplace:

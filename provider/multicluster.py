@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
+from provider.backoff import Backoff
 from provider.context import cluster_context
-from provider.controller import Controller, Result
 from provider.engagement import Engagement
 from provider.errors import ClusterNotFound, ClusterNotOwned, ClusterNotReady, ProviderError
 from provider.fair_queue import FairQueue
@@ -19,6 +20,7 @@ from provider.request import Request
 from provider.running import keep_running
 from provider.sources import KindSource, RawSource
 from provider.stats import ControllerStats
+from provider.workers import Controller, Result
 
 if TYPE_CHECKING:
     from provider.delivery import Registration
@@ -26,9 +28,14 @@ if TYPE_CHECKING:
 
 __all__ = ["MulticlusterController"]
 
+log: Final = logging.getLogger(__name__)
+
 R = TypeVar("R", bound=Clustered)
 
+_UNDECIDED_SECONDS: Final = 60.0
+"""So long a request waits for this process to get its cluster: longer than a takeover takes."""
 _SWEEP_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 0.5
 
 
 class _Engaged:
@@ -47,9 +54,9 @@ class MulticlusterController(Generic[R]):
     cluster of a request is in the context of its reconcile (`current_cluster`), and in all that is logged there.
 
     A reconcile begins only while this process may work on the cluster; a request of a cluster that is known but not
-    engaged yet waits until it is, and one of a cluster that is somebody else's is thrown away. When the work on a
-    cluster ends, its sources are stopped, what waits for it is thrown away, and the reconciles under way may end in
-    `grace_seconds`; all of that is awaited by the engagement's end.
+    engaged yet waits until it is, and is thrown away where that is not this process's within a minute. When the work
+    on a cluster ends, its sources are stopped, what waits for it is thrown away, and the reconciles under way may end
+    in `grace_seconds`; all of that is awaited by the engagement's end.
     """
 
     def __init__(
@@ -73,6 +80,8 @@ class MulticlusterController(Generic[R]):
         self._sources: list[KindSource[R]] = []
         self._raw_sources: list[RawSource[R]] = []
         self._engaged: dict[str, _Engaged] = {}
+        self._undecided: dict[str, float] = {}
+        """Since when requests wait for clusters that are known, and not this process's."""
         self._running: asyncio.TaskGroup | None = None
         self._controller: Controller[R] = Controller(
             name,
@@ -97,11 +106,15 @@ class MulticlusterController(Generic[R]):
         return sorted(self._engaged)
 
     def watch(self, source: KindSource[R]) -> None:
-        """Watch one more kind, in the clusters that are engaged already and in those to come."""
+        """Watch one more kind, in the clusters that are engaged already and in those to come.
+
+        Where that fails in a cluster that is engaged already, it is logged, and tried again with growing delays.
+        """
         self._sources.append(source)
-        for engaged in self._engaged.values():
-            if not engaged.engagement.closing:
-                self._start(source, engaged)
+        for engaged in tuple(self._engaged.values()):
+            if not engaged.engagement.closing and not self._try_start(source, engaged):
+                name = f"{self.name} watches {source.resource.kind}"
+                _ = engaged.engagement.spawn(self._start_later(source, engaged), name=name)
 
     def watch_raw(self, source: RawSource[R]) -> None:
         """Take requests from one more source that has nothing to do with clusters."""
@@ -145,6 +158,22 @@ class MulticlusterController(Generic[R]):
         options = source.engage.over(self._options.engage)
         if options.wants(engaged.engagement.cluster, has_provider=self._manager.provider is not None):
             engaged.registrations.append(source.start(engaged.engagement, self.queue.add))
+
+    def _try_start(self, source: KindSource[R], engaged: _Engaged) -> bool:
+        try:
+            self._start(source, engaged)
+        except Exception:
+            name = engaged.engagement.cluster.name
+            log.exception("%s: %s of cluster %s cannot be watched yet", self.name, source.resource.kind, name)
+            return False
+        return True
+
+    async def _start_later(self, source: KindSource[R], engaged: _Engaged) -> None:
+        backoff = Backoff(initial_seconds=_RETRY_SECONDS, maximum_seconds=60.0)
+        while True:
+            await asyncio.sleep(backoff.next_delay())
+            if engaged.ending is not None or self._try_start(source, engaged):
+                return
 
     def _start_raw(self, source: RawSource[R], tasks: asyncio.TaskGroup) -> None:
         name = f"{self.name} {type(source).__name__}"
@@ -204,8 +233,11 @@ class MulticlusterController(Generic[R]):
             if not (self._known(cluster) if engaged is None else engaged.engagement.closing):
                 return True
         elif engaged is None:
-            self.stats.dropped["not_owned"] += 1
-            return False
+            if not self._known(cluster):
+                self.stats.dropped["not_owned"] += 1
+                return False
+            # Nobody's yet, perhaps: at the start and in a takeover, and what no informer gives is not given again.
+            self._undecided.setdefault(cluster, asyncio.get_running_loop().time())
         # It is ready, ours or gone soon. Ours again, perhaps: a Lease that is renewed late ends no engagement, and what
         # was thrown away meanwhile would not come again.
         self.queue.park(cluster)
@@ -243,7 +275,10 @@ class MulticlusterController(Generic[R]):
                 elif not self._known(cluster):
                     self.stats.dropped["gone"] += self.queue.drop(cluster)
                 elif not self._may_work(cluster):
-                    self.stats.dropped["not_owned"] += self.queue.drop(cluster)
+                    now = asyncio.get_running_loop().time()
+                    if now - self._undecided.setdefault(cluster, now) > _UNDECIDED_SECONDS:
+                        self.stats.dropped["not_owned"] += self.queue.drop(cluster)
+            self._undecided = {name: since for name, since in self._undecided.items() if name in self.queue.parked()}
 
     def _fields(self, request: R) -> dict[str, Any]:
         if isinstance(request, Request):

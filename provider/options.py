@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from provider.controller import Logger, Result
 from provider.errors import ProviderError
 from provider.rate_limiter import Clustered, RateLimiter
 from provider.sources import Engage
+from provider.workers import Logger, Result
 
 __all__ = ["Options", "Reconcile"]
 

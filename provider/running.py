@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from provider.backoff import Backoff
+from provider.cancellation import asked_to_end
 
 __all__ = ["keep_running"]
 
@@ -25,7 +26,9 @@ async def keep_running(name: str, run: Callable[[], Awaitable[None]]) -> None:
         began = now()
         try:
             await run()
-        except Exception:
+        except (Exception, asyncio.CancelledError):
+            if asked_to_end():
+                raise
             if now() - began > _STEADY_SECONDS:
                 backoff.reset()
             delay = backoff.next_delay()

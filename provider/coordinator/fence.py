@@ -19,6 +19,8 @@ __all__ = ["Counts", "Fence"]
 log: Final = logging.getLogger(__name__)
 
 _NEVER: Final = float("-inf")
+_LEAST_SECONDS: Final = 0.001
+"""No pause is shorter: what two clocks differ by could keep the loop busy otherwise."""
 
 
 @dataclass(slots=True)
@@ -233,6 +235,6 @@ class Fence:
 
 async def _wait(bell: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(max(_LEAST_SECONDS, seconds)):
             await bell.wait()
     bell.clear()

@@ -7,11 +7,13 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from provider.cancellation import asked_to_end
 from provider.client import Client, Object
 from provider.coordinator.base import Workplace
 from provider.coordinator.fence import Counts, Fence
 from provider.coordinator.peers import PART_OF, PREFIX_LABEL
 from provider.coordinator.shards import Layout, ShardTimings
+from provider.errors import ProviderError
 from provider.lease import Lease, LeaseTimings
 
 __all__ = ["Fences"]
@@ -268,5 +270,10 @@ class Fences:
 
     async def _withdraw(self, section: _Section, name: str) -> None:
         if self._workplace is not None:
-            await self._workplace.withdraw(name)
+            try:
+                await self._workplace.withdraw(name)
+            except asyncio.CancelledError as error:
+                if asked_to_end():
+                    raise
+                raise ProviderError(f"what works on cluster {name} let a cancellation out") from error
         section.begun.discard(name)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final, NoReturn
 
 from provider.backoff import Backoff
+from provider.cancellation import complete
 from provider.context import current_cluster
 from provider.coordinator.base import Workplace
 from provider.election import Election
@@ -81,6 +82,6 @@ class Leader:
         finally:
             self._leaving = True
             try:
-                await asyncio.gather(*(workplace.withdraw(name) for name in workplace.names()))
+                await complete(workplace.withdraw(name) for name in workplace.names())
             finally:
                 self._leading = False

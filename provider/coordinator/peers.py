@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable, Mapping
@@ -70,7 +71,8 @@ class Announcement:
             "labels": {**PART_OF, _PEER_LABEL: "true", PREFIX_LABEL: prefix},
             "annotations": {_WEIGHT: str(weight), _LAYOUT: layout},
         }
-        self._leaving = False
+        self._writing = asyncio.Lock()
+        self._leaving = self._gone = False
         self._uid: str | None = None
 
     async def keep(self) -> NoReturn:
@@ -88,6 +90,24 @@ class Announcement:
 
     async def write(self) -> None:
         """Say it once."""
+        async with self._writing:
+            if not self._gone:
+                await self._write()
+
+    async def leave(self) -> None:
+        """Say that this process takes no more, though it still works."""
+        self._leaving = True
+        await self.write()
+
+    async def delete(self) -> None:
+        """Be gone; nothing of that name is no error."""
+        self._gone = True
+        # What is under way could arrive later, and be taken for a peer.
+        async with self._writing:
+            with contextlib.suppress(NotFound):
+                await self._client.delete(LEASES, self.name, namespace=self._namespace, uid=self._uid)
+
+    async def _write(self) -> None:
         spec = {
             "holderIdentity": "" if self._leaving else self.identity,
             "leaseDurationSeconds": self._timings.peer_seconds,
@@ -99,18 +119,6 @@ class Announcement:
         )
         self._uid = found["metadata"].get("uid")
         self.announced.set()
-
-    async def leave(self) -> None:
-        """Say that this process takes no more, though it still works."""
-        self._leaving = True
-        await self.write()
-
-    async def delete(self) -> None:
-        """Be gone; nothing of that name is no error."""
-        try:
-            await self._client.delete(LEASES, self.name, namespace=self._namespace, uid=self._uid)
-        except NotFound:
-            return
 
 
 class Peers:

@@ -31,6 +31,8 @@ __all__ = ["Sharded", "ShardingStats"]
 _log: Final = logging.getLogger(__name__)
 
 _HIGHEST_WEIGHT: Final = (1 << 32) - 1
+_LEAST_SECONDS: Final = 0.001
+"""No pause is shorter: what two clocks differ by could keep the loop busy otherwise."""
 _SELECTOR: Final = ",".join(f"{key}={value}" for key, value in PART_OF.items())
 
 
@@ -257,12 +259,12 @@ class Sharded:
             if announced:
                 await self._tell(self._announcement.leave())
             await self._fences.end()
+            if announced:
+                await self._tell(self._announcement.delete())
         finally:
             for task in helpers:
                 task.cancel()
             _ = await asyncio.wait(helpers)
-        if announced:
-            await self._tell(self._announcement.delete())
 
     async def _tell(self, telling: Coroutine[Any, Any, None]) -> None:
         try:
@@ -278,7 +280,7 @@ class Sharded:
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, seconds)):
+            async with asyncio.timeout(max(_LEAST_SECONDS, seconds)):
                 await self._bell.wait()
         self._bell.clear()
 

@@ -34,9 +34,9 @@ from provider.client import Client
 from provider.cluster import Cluster
 from provider.errors import ProviderError
 from provider.fleet import Fleet
-from provider.kubeconfig import ClusterConfig
 from provider.providers.condition import is_true, section
 from provider.providers.following import KEEP, Following, Keep, Object, cluster_name
+from provider.providers.kubeconfig_memo import KubeconfigMemo
 from provider.providers.labelled_secrets import LabelledSecrets
 from provider.providers.secret import value_of
 from provider.resources import Resource
@@ -80,6 +80,7 @@ class ClusterApiProvider:
         if version not in {"v1beta2", "v1beta1"}:
             raise ProviderError(f"Cluster API {version!r} is not supported; there are v1beta2 and v1beta1")
         self._secrets = LabelledSecrets(client, label_selector=_CLUSTER_LABEL, namespace=namespace)
+        self._kubeconfigs = KubeconfigMemo()
         self._following = Following(
             client,
             Resource(f"{_GROUP}/{version}", "Cluster", "clusters", namespaced=True),
@@ -118,5 +119,5 @@ class ClusterApiProvider:
             return KEEP
         namespace, name = metadata["namespace"], metadata["name"]
         values = await self._secrets.values(namespace, f"{name}{_SUFFIX}")
-        config = ClusterConfig.from_kubeconfig(value_of(values, _KUBECONFIG_KEY))
+        config = self._kubeconfigs.read(value_of(values, _KUBECONFIG_KEY))
         return Cluster(cluster_name(namespace, name), config=config, credentials=values)

@@ -40,6 +40,7 @@ from provider.kubeconfig import ClusterConfig
 from provider.providers.access_providers import AccessProviders
 from provider.providers.condition import is_true, section
 from provider.providers.following import KEEP, Following, Keep, Object, cluster_name
+from provider.providers.kubeconfig_memo import KubeconfigMemo
 from provider.providers.secret import value_of, values_of
 from provider.reflector import Key, Reflector
 from provider.resources import SECRETS, Resource
@@ -131,6 +132,7 @@ class _Secrets:
             raise ProviderError(f"consumer {consumer!r} is no value of a label; Secrets for it cannot be labelled")
         selector = f"{_CONSUMER_LABEL}={consumer},{_PROFILE_LABEL}"
         self._secrets = Reflector(client, SECRETS, namespace=namespace, label_selector=selector)
+        self._kubeconfigs = KubeconfigMemo()
         self._profile_of: dict[Key, Key] = {}
         self._of: dict[Key, dict[str, Object]] = {}
 
@@ -161,7 +163,7 @@ class _Secrets:
             raise KubeconfigError(f"{found} labelled for it in namespace {namespace}, where exactly one has to be")
         ((name, secret),) = secrets.items()
         try:
-            return ClusterConfig.from_kubeconfig(value_of(values_of(secret), _KUBECONFIG_KEY))
+            return self._kubeconfigs.read(value_of(values_of(secret), _KUBECONFIG_KEY))
         except KubeconfigError as error:
             raise KubeconfigError(f"Secret {namespace}/{name}: {error}") from error
 

@@ -34,9 +34,9 @@ from provider.client import Client
 from provider.cluster import Cluster
 from provider.errors import KubeconfigError, ProviderError
 from provider.fleet import Fleet
-from provider.kubeconfig import ClusterConfig
 from provider.providers.condition import is_false, section
 from provider.providers.following import KEEP, Following, FromSecret, Keep, Object
+from provider.providers.kubeconfig_memo import KubeconfigMemo
 from provider.providers.secret import value_of
 from provider.reflector import Key
 from provider.resources import Resource
@@ -110,6 +110,7 @@ class EndpointProvider:
 
     def __init__(self, client: Client, *, secrets: SecretTemplate, label_selector: str | None = None) -> None:
         self._secrets = secrets
+        self._kubeconfigs = KubeconfigMemo()
         self._following = Following(client, ENDPOINTS, plan=self._plan, what="endpoint", label_selector=label_selector)
 
     @property
@@ -134,7 +135,7 @@ class EndpointProvider:
             raise KubeconfigError(f"no Secret can be called what {self._secrets!r} makes of its name")
 
         def make(values: Mapping[str, bytes]) -> Cluster:
-            config = ClusterConfig.from_kubeconfig(value_of(values, KUBECONFIG_KEY)).with_server(address)
+            config = self._kubeconfigs.read(value_of(values, KUBECONFIG_KEY)).with_server(address)
             return Cluster(name, config=config, credentials=values)
 
         return FromSecret(*secret, make)

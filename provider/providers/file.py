@@ -13,6 +13,7 @@ from typing import Final
 
 from provider.cluster import Cluster
 from provider.errors import ProviderError
+from provider.exec_plugin import require_no_text
 from provider.fleet import Fleet
 from provider.providers.kubeconfig_file import KubeconfigFile
 from provider.providers.roster import Roster
@@ -65,6 +66,7 @@ class FileProvider:
             raise ProviderError("the separator between path and context is empty; give one, such as '+'")
         if interval_seconds <= 0:
             raise ProviderError(f"files cannot be looked at every {interval_seconds:g} s; give a time above 0")
+        require_no_text(exec_plugins)
         self._files = [os.fspath(path) for path in files]
         self._directories = [os.fspath(path) for path in directories]
         if not self._files and not self._directories:

@@ -8,8 +8,8 @@ from provider.client import Client
 from provider.cluster import Cluster
 from provider.errors import ProviderError
 from provider.fleet import Fleet
-from provider.kubeconfig import ClusterConfig
 from provider.providers.following import Following, Object
+from provider.providers.kubeconfig_memo import KubeconfigMemo
 from provider.providers.secret import value_of, values_of
 from provider.resources import SECRETS
 
@@ -44,6 +44,7 @@ class KubeconfigProvider:
         if not namespace:
             raise ProviderError("the Secrets of one namespace are followed: say which")
         self._key = key
+        self._kubeconfigs = KubeconfigMemo()
         self._secrets = Following(
             client,
             SECRETS,
@@ -68,5 +69,5 @@ class KubeconfigProvider:
         if metadata.get("deletionTimestamp"):
             return None
         values = values_of(secret)
-        config = ClusterConfig.from_kubeconfig(value_of(values, self._key))
+        config = self._kubeconfigs.read(value_of(values, self._key))
         return Cluster(metadata["name"], config=config, credentials=values)

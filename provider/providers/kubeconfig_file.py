@@ -9,11 +9,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
-from provider.documents import read_yaml
-from provider.errors import KubeconfigError
-from provider.kubeconfig import ClusterConfig
+from provider.exec_plugin import require_no_text
+from provider.kubeconfig import ClusterConfig, read_document
 
 __all__ = ["KubeconfigFile"]
 
@@ -40,6 +37,7 @@ class KubeconfigFile:
 
     def __init__(self, path: str, *, exec_plugins: bool | Collection[str] = False) -> None:
         """`exec_plugins` are those that may be run, as in `ClusterConfig.from_kubeconfig`."""
+        require_no_text(exec_plugins)
         self.path: Final = path
         self.contexts: Mapping[str, ClusterConfig] = {}
         self.exists = False
@@ -56,8 +54,8 @@ class KubeconfigFile:
             if seen == self._seen and not self._missing:
                 return
             self.exists = seen[0] is not None
-            document = _read(self.path) if self.exists else {}
-        except (OSError, ValueError) as error:
+            document = read_document(Path(self.path)) if self.exists else {}
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, other files are read on
             self._seen = None
             self._note("", f"{_reason(error)}; what is engaged from it stays")
             return
@@ -76,8 +74,8 @@ class KubeconfigFile:
                 found[name] = ClusterConfig.from_kubeconfig(
                     document, context=name, directory=directory, exec_plugins=self._exec_plugins
                 )
-            except ValueError as error:  # a KubeconfigError, or a path that cannot be one
-                self._note(name, f"context {name!r} is left as it was: {error}")
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the other contexts are not
+                self._note(name, f"context {name!r} is left as it was: {_reason(error)}")
                 if name in self.contexts:
                     found[name] = self.contexts[name]
             else:
@@ -114,18 +112,10 @@ def _is_young(seen: tuple[_Stat | None, ...]) -> bool:
     return any(stat is not None and now - max(stat[2], stat[3]) < _YOUNG_NANOSECONDS for stat in seen)
 
 
-def _read(path: str) -> Mapping[str, Any]:
-    try:
-        document = read_yaml(Path(path).read_bytes())
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise KubeconfigError("it is no YAML document") from error
-    if not isinstance(document, Mapping):
-        raise KubeconfigError("it is empty or no YAML mapping")
-    return document
-
-
 def _reason(error: Exception) -> str:
-    return f"it cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+    if isinstance(error, OSError):
+        return f"it cannot be read: {error.strerror}"
+    return str(error) if isinstance(error, ValueError) else f"unexpected {type(error).__name__}"
 
 
 def _names(document: Mapping[str, Any]) -> list[str]:

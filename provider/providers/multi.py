@@ -6,6 +6,7 @@ import asyncio
 from typing import Final
 
 from provider.aware import Provider
+from provider.cancellation import complete
 from provider.errors import ProviderError
 from provider.fleet import Fleet, FleetView
 from provider.running import keep_running
@@ -79,7 +80,7 @@ class MultiProvider:
             await asyncio.wait([member.task])
         if self._running is not None:
             view = self._view(name, member, self._running[0])
-            await asyncio.gather(*map(view.remove, view.names()))
+            await complete(map(view.remove, view.names()))
         # Only now may the name be taken again: what is removed must not be somebody else's.
         if self._members.get(name) is member:
             del self._members[name]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from typing_extensions import override
 
 from provider.cache import Cache
 from provider.client import Client
-from provider.cluster import Cluster
-from provider.connections import Connections
+from provider.cluster import Cluster, Wiring
 from provider.errors import ProviderError
 from provider.fleet import Fleet
-from provider.informer import Transform
 from provider.providers.following import Following, Object
 from provider.providers.namespace_cache import NamespaceCache
 from provider.providers.namespace_client import NamespaceClient
@@ -78,17 +75,11 @@ class _NamespaceCluster(Cluster):
         self._view = NamespaceView(namespace)
 
     @override
-    def wire(
-        self,
-        *,
-        connections: Connections | None = None,
-        before_write: Callable[[], float | None] | None = None,
-        transform: Transform | None = None,
-    ) -> None:
+    def wire(self, wiring: Wiring) -> None:
         """As Cluster's; the cache that keeps the objects is the host's."""
-        super().wire(connections=connections, before_write=before_write, transform=transform)
-        if transform is not None and self._host.health.state != "Gone":
-            self._host.wire(transform=transform)
+        super().wire(wiring)
+        if wiring.transform is not None and self._host.health.state != "Gone":
+            self._host.wire(Wiring(transform=wiring.transform))
 
     @override
     def make_client(self) -> Client:

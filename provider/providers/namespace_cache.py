@@ -132,7 +132,8 @@ class _Part(Informer):
             handler(_PartEvent(event, self._view))
 
         registration = self.whole.add_handler(see, namespace=self._view.to_read(self.resource, namespace))
-        self._registrations.append(registration)
+        # Those that their handlers' owners ended are nothing to end later.
+        self._registrations = [each for each in self._registrations if not each.removed] + [registration]
         return registration
 
     @override

@@ -13,8 +13,8 @@ from api.names import API_VERSION, KUBECONFIG_KEY
 from provider.client import Client
 from provider.cluster import Cluster
 from provider.fleet import Fleet
-from provider.kubeconfig import ClusterConfig
 from provider.providers.following import KEEP, Following, FromSecret, Keep, Object
+from provider.providers.kubeconfig_memo import KubeconfigMemo
 from provider.providers.secret import value_of
 from provider.resources import Resource
 
@@ -71,6 +71,7 @@ class RegistrationProvider:
     """
 
     def __init__(self, client: Client, *, services: frozenset[str], label_selector: str | None = None) -> None:
+        self._kubeconfigs = KubeconfigMemo()
         self._services = frozenset(service.lower() for service in services)
         self._following = Following(
             client, REGISTRATIONS, plan=self._plan, what="registration", label_selector=label_selector
@@ -105,7 +106,7 @@ class RegistrationProvider:
             return wish
 
         def make(credentials: Mapping[str, bytes]) -> Cluster:
-            config = ClusterConfig.from_kubeconfig(value_of(credentials, KUBECONFIG_KEY)).with_server(wish.endpoint)
+            config = self._kubeconfigs.read(value_of(credentials, KUBECONFIG_KEY)).with_server(wish.endpoint)
             return Cluster(name, config=config, credentials=credentials, attributes=wish.attributes)
 
         return FromSecret(wish.namespace, wish.secret, make)

@@ -291,6 +291,30 @@ async def test_closing_leaves_no_socket(fault_server, tools, eventually):
     await eventually(lambda: sockets() - before, lambda left: not left)
 
 
+async def test_whoever_waits_for_credentials_when_a_client_ends_is_told(fault_server, tools, monkeypatch, eventually):
+    server, waiting = await fault_server(always(tools.http(OBJECT))), asyncio.Event()
+
+    async def current(self):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            # As one that got its credentials in the last moment.
+            return self._config
+        finally:
+            waiting.set()
+
+    client = Client(server.config, timeout_seconds=5)
+    await client.get(NAMESPACES, "a")
+    monkeypatch.setattr("provider.credentials.Credentials.current", current)
+    asking = asyncio.create_task(client.get(NAMESPACES, "a"))
+    await eventually(lambda: client._transport._exchanges)
+    await client.aclose()
+    with pytest.raises(ProviderError, match="closed"):
+        await asking
+    assert waiting.is_set()
+    assert len(server.asked) == 1
+
+
 async def test_an_endless_list_ends_at_a_deadline(fault_server, tools):
     page = tools.http({"metadata": {"continue": "more"}, "items": []})
     server = await fault_server(always(page))

@@ -73,6 +73,12 @@ async def test_a_replacement_stays(eventually):
         assert slow.engaged[0].closed
         assert not slow.engaged[1].closing
         assert manager.get_cluster("a") is other
+        # What ends the old one has all the time it wants to take the new one with it.
+        for _ in range(50):
+            await asyncio.sleep(0.01)
+            assert manager.get_cluster("a") is other
+            assert provider.names() == manager.cluster_names() == ["a"]
+            assert [engagement.closing for engagement in slow.engaged] == [True, False]
         await provider.add_or_replace(cluster("a", port=2, token="renewed"))
         assert len(manager.clusters.engagements()) == 1
 

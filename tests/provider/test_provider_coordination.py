@@ -6,7 +6,17 @@ import asyncio
 
 import pytest
 
-from provider import Cluster, ClusterConfig, ClusterNotOwned, Clusters, Manager, cluster_context
+from provider import (
+    CONFIG_MAPS,
+    AnswerLimits,
+    Cluster,
+    ClusterConfig,
+    ClusterNotOwned,
+    Clusters,
+    Manager,
+    ProviderError,
+    cluster_context,
+)
 from provider.coordinator.basic import Basic
 from provider.coordinator.leader import Leader
 
@@ -211,3 +221,58 @@ async def test_a_replica_that_does_not_lead_knows_the_clusters(eventually):
         working.go.set()
         await eventually(lambda: working.live == set())
         assert manager.get_cluster("a") is found
+
+
+class Refusing(Basic):
+    """Lets nothing be written."""
+
+    def require_write(self, cluster):
+        raise ClusterNotOwned(f"{cluster} is not ours")
+
+
+async def test_a_client_that_is_older_than_its_fleet_is_fenced_too(eventually):
+    early = cluster("a")
+    client = early.client
+    config = ClusterConfig("https://127.0.0.1:1")
+    manager = Manager(config, provider := Providing(), coordinator=Refusing())
+    local = manager.local.client
+    async with manager:
+        await eventually(lambda: provider.fleet is not None)
+        await provider.fleet.add_or_replace(early)
+        assert manager.get_cluster("a").client is client
+        for name, writer in (("a", client), ("", local)):
+            with pytest.raises(ClusterNotOwned, match=f"^{name} is not ours"):
+                await writer.create(CONFIG_MAPS, {"metadata": {"name": "x", "namespace": "default"}})
+
+
+async def test_a_client_is_made_with_what_the_manager_says_and_the_latest_credentials(eventually):
+    limits = AnswerLimits(answer_bytes=1000)
+    async with Manager(None, provider := Providing(), limits=limits, timeout_seconds=7.0) as manager:
+        await eventually(lambda: provider.fleet is not None)
+        first, second = (
+            Cluster("a", config=ClusterConfig("https://127.0.0.1:1", token=token)) for token in ("one", "two")
+        )
+        await provider.fleet.add_or_replace(first)
+        await provider.fleet.add_or_replace(second)
+        # Whoever still has the first description gets no client with its old token.
+        assert first.client is manager.get_cluster("a").client
+        assert first.client.config.token == "two"
+        assert first.client.limits is limits
+        assert first.client.timeout_seconds == 7.0
+
+
+async def test_a_name_that_is_taken_is_not_added():
+    clusters = Clusters()
+    await clusters.add(cluster())
+    with pytest.raises(ProviderError, match="already: remove it first"):
+        await clusters.add(cluster())
+    await clusters.aclose()
+
+
+async def test_two_functions_for_one_field_are_refused_before_there_are_clusters():
+    manager = Manager(None, Providing())
+    manager.index_field("v1/ConfigMap", "kind", lambda found: ["x"])
+    with pytest.raises(ProviderError, match="already indexed by another function"):
+        manager.index_field("v1/ConfigMap", "kind", lambda found: ["y"])
+    with pytest.raises(ProviderError, match="Widget"):
+        manager.index_field("example.com/v1/Widget", "kind", lambda found: ["y"])

@@ -49,6 +49,44 @@ async def test_a_cluster_that_is_gone_is_no_failure_unless_asked_for(manager, wo
         assert two.stats.reconciles["error"] >= 2
 
 
+async def test_a_cluster_that_vanishes_in_the_middle_of_a_reconcile_is_no_failure(
+    fake_cluster, eventually, fleet, given, caplog
+):
+    """Criterion 28: the cluster goes while it is worked on: its reconcile ends with no error and no retry."""
+    manager, seen, gate = Manager(None, given()), [], asyncio.Event()
+
+    async def reconcile(request):
+        seen.append(("begins", manager.get_cluster(request.cluster).name))
+        try:
+            await gate.wait()
+            manager.get_cluster(request.cluster)
+        except ClusterNotFound:
+            seen.append(("not found", request.cluster))
+            raise
+
+    built = controller(manager).for_(CONFIG_MAPS).with_options(max_concurrent=2, grace_seconds=10).build(reconcile)
+    async with fleet(manager) as given:
+        cluster = fake_cluster("a")
+        await given.add_or_replace(cluster)
+        map_of(cluster).put("x")
+        await eventually(lambda: seen, lambda found: found == [("begins", "a")])
+        removing = asyncio.create_task(given.remove("a"))
+        await eventually(lambda: manager.cluster_names(), lambda names: names == [])
+        assert not removing.done()
+        gate.set()
+        await asyncio.wait_for(removing, 5)
+        assert seen == [("begins", "a"), ("not found", "a")]
+        assert built.stats.reconciles["error"] == 0
+        assert built.stats.dropped["not_found"] == 1
+        assert (built.queue.idle, built.under_way, built.queue.depths()) == (True, {}, {})
+        # Those of other clusters go on, and so does one of that name that comes later.
+        again = fake_cluster("a")
+        await given.add_or_replace(again)
+        map_of(again).put("y")
+        await eventually(lambda: seen[2:], lambda found: found == [("begins", "a")])
+    assert "failed" not in caplog.text
+
+
 async def test_a_flood_in_one_cluster_delays_the_first_of_another_by_one_reconcile_at_most(
     manager, work, fake_cluster, eventually, fleet
 ):
@@ -150,9 +188,29 @@ async def test_what_waits_for_a_cluster_that_goes_is_thrown_away(
         await given.remove("a")
         await eventually(lambda: built.queue.parked(), lambda names: names == ["b"])
         coordinator.mine = lambda cluster: False
+        monkeypatch.setattr("provider.multicluster._UNDECIDED_SECONDS", 0.01)
         await eventually(lambda: built.queue.idle)
         assert built.stats.dropped == {"gone": 1, "not_owned": 1}
         assert work.asked == []
+
+
+async def test_what_is_asked_for_while_a_cluster_is_nobodys_yet_is_done_when_it_is_ours(
+    work, fake_cluster, eventually, monkeypatch, fleet, given
+):
+    """No informer gives again what a raw source gave at the start, or in a takeover."""
+    monkeypatch.setattr("provider.multicluster._SWEEP_SECONDS", 0.01)
+    coordinator, channel = Later(), Channel()
+    coordinator.mine = lambda cluster: False
+    manager = Manager(None, given(), coordinator=coordinator)
+    built = controller(manager).named("x").watches_raw(channel).build(work.reconcile)
+    async with fleet(manager) as given:
+        await given.add_or_replace(fake_cluster("a"))
+        channel.put(Request("a", "ns", "early"))
+        await eventually(lambda: built.queue.parked(), lambda names: names == ["a"])
+        coordinator.mine = lambda cluster: True
+        coordinator.workplace.allow("a")
+        await eventually(lambda: work.asked, lambda asked: asked == [Request("a", "ns", "early")])
+        assert built.stats.dropped == {}
 
 
 async def test_a_reconcile_begins_only_while_this_process_may_work(

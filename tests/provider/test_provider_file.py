@@ -208,8 +208,8 @@ def test_a_file_is_read_again_only_where_something_changed(tmp_path, monkeypatch
     path = tmp_path / "a"
     write(path, "c", cluster={"certificate-authority": "ca.pem"})
     reads = []
-    read = kubeconfig_file._read
-    monkeypatch.setattr(kubeconfig_file, "_read", lambda path: reads.append(path) or read(path))
+    read = kubeconfig_file.read_document
+    monkeypatch.setattr(kubeconfig_file, "read_document", lambda path: reads.append(path) or read(path))
     file = KubeconfigFile(str(path))
     for _ in range(3):
         file.look()
@@ -232,7 +232,7 @@ def test_a_file_that_was_just_written_is_read_once_more(tmp_path, monkeypatch):
     path = tmp_path / "a"
     write(path, "c")
     reads = []
-    monkeypatch.setattr(kubeconfig_file, "_read", lambda path: reads.append(path) or document("c"))
+    monkeypatch.setattr(kubeconfig_file, "read_document", lambda path: reads.append(path) or document("c"))
     file = KubeconfigFile(str(path))
     file.look()
     file.look()
@@ -278,3 +278,39 @@ async def test_a_program_is_run_only_where_it_is_allowed(tmp_path, caplog):
     assert await found(exec_plugins=["another"]) == []
     assert await found(exec_plugins=["token-for"]) == [f"{file}+c"]
     assert await found(exec_plugins=True) == [f"{file}+c"]
+
+
+async def test_what_is_wrong_with_one_file_or_context_stops_no_other(tmp_path, eventually, caplog, monkeypatch):
+    files = [tmp_path / name for name in ("a", "b", "c")]
+    odd = document("odd", "good")
+    odd["contexts"][0]["context"]["user"] = "runs"
+    odd["users"].append({"name": "runs", "user": {"exec": {"command": ["rm"], "interactiveMode": {}}}})
+    files[0].write_text(yaml.safe_dump(odd))
+    files[1].write_text("!!bool x")
+    write(files[2], "c")
+    provider = FileProvider(files=files, interval_seconds=0.01, exec_plugins={"ls"})
+    async with following(provider) as clusters:
+        await eventually(clusters.names, lambda names: names == [f"{files[0]}+good", f"{files[2]}+c"])
+        assert "context 'odd' is left as it was: the command of an exec plugin has to be a text" in caplog.text
+        assert "the kubeconfig is no YAML document" in caplog.text
+
+
+def test_not_even_an_error_that_nobody_thought_of_stops_a_file(tmp_path, caplog, monkeypatch):
+    write(tmp_path / "a", "odd", "good")
+    read = kubeconfig_file.ClusterConfig.from_kubeconfig
+
+    def fail(found, **options):
+        if options["context"] == "odd":
+            raise AttributeError("secret")
+        return read(found, **options)
+
+    monkeypatch.setattr(kubeconfig_file.ClusterConfig, "from_kubeconfig", fail)
+    file = KubeconfigFile(str(tmp_path / "a"))
+    file.look()
+    assert list(file.contexts) == ["good"]
+    assert "unexpected AttributeError" in caplog.text
+    monkeypatch.setattr(kubeconfig_file, "read_document", lambda path: {}[path])
+    (tmp_path / "a").write_text("other")
+    file.look()
+    assert list(file.contexts) == ["good"]
+    assert "unexpected KeyError; what is engaged from it stays" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import dataclasses
+import traceback
 
 import pytest
 import yaml
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provider import ClusterConfig, KubeconfigError
+from provider.providers.file import FileProvider
 
 
 @pytest.fixture
@@ -109,6 +111,68 @@ def test_refusals_say_what_is_wrong(document, section, change, sentence):
 def test_what_is_no_kubeconfig(text):
     with pytest.raises(KubeconfigError):
         ClusterConfig.from_kubeconfig(text)
+
+
+@pytest.mark.parametrize(
+    "server",
+    ["http://user:secretpw@h", "https://user:secretpw@h", "https://user:secretpw@h/../x", "user:secretpw@h",
+     "https://user:secretpw", "https://user:secretpw@h:port", "//user:secretpw@", "https://[user:secretpw@h"],
+)  # fmt: skip
+def test_no_password_of_a_server_is_shown(document, server):
+    document["clusters"][0]["cluster"]["server"] = server
+    with pytest.raises(KubeconfigError, match="server") as refused:
+        ClusterConfig.from_kubeconfig(document)
+    shown = "".join(traceback.format_exception(refused.value))
+    assert "secretpw" not in shown.partition("KubeconfigError:")[2]
+
+
+@pytest.mark.parametrize("command", [["ls"], {"ls": 1}, None, 3])
+@pytest.mark.parametrize("allowed", [{"ls"}, frozenset({"ls"}), ["ls"], True])
+def test_a_command_that_is_no_text_is_refused(document, command, allowed):
+    document["users"][0]["user"] = {"exec": {"command": command, "apiVersion": "client.authentication.k8s.io/v1"}}
+    with pytest.raises(KubeconfigError, match="command"):
+        ClusterConfig.from_kubeconfig(document, exec_plugins=allowed)
+
+
+@pytest.mark.parametrize("mode", [["Never"], {}, {"Never": 1}, 3])
+def test_an_interactive_mode_that_is_no_text_is_refused(document, mode):
+    plugin = {"command": "ls", "apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": mode}
+    document["users"][0]["user"] = {"exec": plugin}
+    with pytest.raises(KubeconfigError, match="interactiveMode"):
+        ClusterConfig.from_kubeconfig(document, exec_plugins={"ls"})
+
+
+def test_the_allowed_plugins_are_no_text_of_which_each_part_counts(document):
+    document["users"][0]["user"] = {"exec": {"command": "aws", "apiVersion": "client.authentication.k8s.io/v1"}}
+    for take in (
+        lambda: ClusterConfig.from_kubeconfig(document, exec_plugins="aws-iam-authenticator"),
+        lambda: FileProvider(files=["x"], exec_plugins="aws-iam-authenticator"),
+    ):
+        with pytest.raises(KubeconfigError, match="give a collection of commands"):
+            take()
+
+
+def with_contexts(document, count):
+    """The same with as many contexts, clusters and users, each with certificates of usual size."""
+    pem = base64.b64encode(b"x" * 1100).decode()
+    for section, kind in (("contexts", "context"), ("clusters", "cluster"), ("users", "user")):
+        (first,) = document[section]
+        for number in range(count - 1):
+            more = {key: pem if key.endswith("-data") else value for key, value in first[kind].items()}
+            document[section].append({"name": f"other-{number}", kind: more})
+    return yaml.safe_dump(document)
+
+
+def test_a_kubeconfig_that_comes_from_elsewhere_has_a_size(document, tmp_path):
+    assert ClusterConfig.from_kubeconfig(with_contexts(copy.deepcopy(document), 40)).client_key
+    large = with_contexts(document, 200)
+    with pytest.raises(KubeconfigError, match="more than 256 KiB; keep only"):
+        ClusterConfig.from_kubeconfig(large)
+    with pytest.raises(KubeconfigError, match="has too many entries"):
+        ClusterConfig.from_kubeconfig("a: 1\n" * 20_000)
+    file = tmp_path / "config"
+    file.write_text(large)
+    assert ClusterConfig.load(file).client_key
 
 
 @given(st.text() | st.binary())

@@ -181,8 +181,12 @@ async def test_a_bad_kubeconfig_keeps_the_old_cluster_and_says_why(
         assert not engagement.closing
 
 
+def at_name(found):
+    return found["metadata"]["name"]
+
+
 def name_of(found):
-    return [found["metadata"]["name"]]
+    return [at_name(found)]
 
 
 async def test_forty_at_once_meet_no_error_but_not_found(client, namespace, secrets, eventually):
@@ -194,14 +198,25 @@ async def test_forty_at_once_meet_no_error_but_not_found(client, namespace, secr
     await asyncio.gather(*(secrets.put(name, client.config) for name in names))
     async with managing(client, namespace) as manager:
         await eventually(manager.cluster_names, lambda found: found == names)
-        done = asyncio.Event()
+        await client.create(CONFIG_MAPS, {"metadata": {"name": "known"}}, namespace=namespace)
+        manager.index_field(CONFIG_MAPS, "name", name_of)
+        done, answers, refusals = asyncio.Event(), dict.fromkeys(names, 0), 0
 
         async def use(number):
+            nonlocal refusals
             while not done.is_set():
                 name = names[number % len(names)]
-                with contextlib.suppress(ClusterNotFound, ClusterNotReady):
+                try:
                     cluster = manager.get_cluster(name)
                     assert cluster.name == name
+                    listed = await cluster.cache.list(CONFIG_MAPS, namespace=namespace)
+                    assert "known" in map(at_name, listed)
+                    (found,) = await cluster.cache.list(CONFIG_MAPS, namespace=namespace, field={"name": "known"})
+                    assert at_name(found) == "known"
+                    assert await cluster.cache.list(CONFIG_MAPS, field={"name": "unknown"}) == []
+                    answers[name] += 1
+                except (ClusterNotFound, ClusterNotReady):
+                    refusals += 1
                 if number % 10 == 0:
                     await manager.clusters.remove(name)
                 manager.index_field(CONFIG_MAPS, "name", name_of)
@@ -209,14 +224,19 @@ async def test_forty_at_once_meet_no_error_but_not_found(client, namespace, secr
                 await asyncio.sleep(0)
 
         users = [asyncio.create_task(use(number)) for number in range(40)]
-        for _ in range(3):
+        for _ in range(5):
+            await eventually(manager.cluster_names, lambda found: found)
+            before = sum(answers.values())
             await asyncio.gather(*(secrets.delete(name) for name in names))
             await asyncio.gather(*(secrets.put(name, client.config) for name in names))
+            await eventually(lambda before=before: sum(answers.values()) > before)
         done.set()
         await asyncio.gather(*users)
         for name in names:
             await secrets.patch(name, {"data": {"more": base64.b64encode(b"x").decode()}})
         await eventually(manager.cluster_names, lambda found: found == names)
+        assert all(answers.values())
+        assert refusals
 
 
 async def test_one_namespace_is_followed(client):

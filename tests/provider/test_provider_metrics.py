@@ -14,6 +14,7 @@ from provider.builder import controller
 from provider.coordinator.leader import Leader
 from provider.coordinator.sharded import Sharded
 from provider.metrics import Metrics
+from provider.multicluster import MulticlusterController
 from provider.serving import Serving
 
 
@@ -92,6 +93,26 @@ async def test_reconciles_are_counted_by_controller_and_by_cluster(at_work, even
         "nothing is told of a cluster that is gone"
     )
     assert found["controller_runtime_reconcile_errors_total", (("controller", "builder"),)] >= 1, "totals stay"
+
+
+async def test_a_controller_that_is_added_by_hand_is_counted_too_and_has_a_name_of_its_own(at_work, eventually):
+    async def reconcile(request):
+        pass
+
+    manager, requests = at_work.manager, Requests()
+    by_hand = MulticlusterController("by hand", reconcile, manager=manager)
+    by_hand.watch_raw(requests)
+    manager.add(by_hand)
+    requests.put.put_nowait(Request("a", "n", "x"))
+    await eventually(lambda: by_hand.stats.reconciles, lambda counts: counts == {"success": 1})
+    found = await samples(Metrics(manager))
+    labels = (("controller", "by hand"), ("result", "success"))
+    assert found["controller_runtime_reconcile_total", labels] == 1
+    for name in ("by hand", "builder"):
+        with pytest.raises(ProviderError, match="another name"):
+            manager.add(MulticlusterController(name, reconcile, manager=manager))
+    assert sorted(manager.controllers) == ["builder", "by hand"]
+    assert manager.controllers["by hand"] is by_hand
 
 
 async def test_clusters_are_counted_by_provider_and_state(at_work, eventually):

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from provider import CLUSTER_ROLES, CONFIG_MAPS, EVENTS, Client, Informer, Invalid, NotFound, ProviderError, Watch
+from provider import (
+    CLUSTER_ROLES,
+    CONFIG_MAPS,
+    EVENTS,
+    Client,
+    ClusterConfig,
+    Informer,
+    Invalid,
+    NotFound,
+    ProviderError,
+    Watch,
+)
 from provider.providers import namespace_cache, namespace_client
 from provider.providers.namespace_client import NamespaceClient
 from provider.providers.namespace_view import NamespaceView
@@ -152,3 +163,15 @@ async def test_what_may_not_be_written_is_not_sent():
         with pytest.raises(ProviderError, match="not ours"):
             await write
     assert len(host.asked) == 1
+
+
+async def test_what_comes_and_goes_in_a_part_of_an_informer_leaves_nothing_there():
+    whole = Informer(Client(ClusterConfig("https://127.0.0.1:1")), CONFIG_MAPS)
+    part = namespace_cache._Part(whole, VIEW)
+    kept = part.add_handler(lambda event: None)
+    for _ in range(100):
+        part.add_handler(lambda event: None).remove()
+    assert len(part._registrations) <= 2
+    await part.aclose()
+    assert kept.removed
+    assert list(whole._mirror.handlers) == []

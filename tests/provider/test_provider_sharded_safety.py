@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from provider import ClusterNotOwned, Conflict, NotFound, ObjectList, Unreachable, WatchEvent
+from provider.coordinator.peers import Announcement
 from provider.coordinator.sharded import Sharded
 from provider.coordinator.shards import ShardTimings
 from provider.errors import Invalid
@@ -566,6 +567,41 @@ def test_a_peer_that_leaves_is_followed_at_once(made_up_time: Loop) -> None:
 
     with asyncio.Runner(loop_factory=made_up_time) as runner:
         runner.run(leaving())
+
+
+async def test_a_peer_is_gone_only_when_what_it_last_said_has_arrived(eventually: Callable[..., Any]) -> None:
+    """It would be there again otherwise, and others would wait for one that comes no more."""
+    arrived: list[str] = []
+    gate = asyncio.Event()
+
+    class Slow:
+        async def apply(self, _: Any, body: dict[str, Any], *, field_manager: str) -> dict[str, Any]:
+            arrived.append("asked")
+            await gate.wait()
+            arrived.append("said")
+            return body
+
+        async def delete(self, *_: Any, **__: Any) -> None:
+            arrived.append("deleted")
+
+    announcement = Announcement(
+        Slow(),  # type: ignore[arg-type]
+        namespace="ns",
+        prefix="mcr-peer",
+        identity="it",
+        weight=1,
+        layout="mcr-shard/64",
+        timings=TIMINGS,
+    )
+    keeping = asyncio.create_task(announcement.keep())
+    await eventually(lambda: arrived == ["asked"])
+    deleting = asyncio.create_task(announcement.delete())
+    await asyncio.sleep(0.01)
+    gate.set()
+    await deleting
+    await announcement.write()
+    assert arrived == ["asked", "said", "deleted"]
+    keeping.cancel()
 
 
 def test_only_what_must_moves_when_peers_come_and_go(made_up_time: Loop) -> None:

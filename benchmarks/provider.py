@@ -1,0 +1,265 @@
+"""What it costs to follow a fleet of clusters: `python -m benchmarks.provider --clusters 100 500`.
+
+Starts one kube-apiserver on a plain etcd and has N clusters engaged with it, each with a connection, a client and a
+cache of its own, by one controller for ConfigMaps that does nothing. For each N another process is measured
+(`benchmarks.provider_worker`), or as many as `--processes` says, which share the clusters by Leases. Prints JSON:
+
+- `engaged`: seconds from the first cluster to the reconcile of the last ConfigMap of the last one; memory of the
+  process before and after.
+- `burst`: ConfigMaps created at once, each of which every cluster sees; reconciles per second.
+- `churn`: one ConfigMap after the other; milliseconds from before its creation is sent to the reconcile.
+
+Everything runs on this machine, so its load counts, and is noted. The API server gets less of it the more processes
+share it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import uvloop
+
+from benchmarks.cost import cpu_seconds
+from benchmarks.surroundings import start_api_server
+from embedded.credentials import write_private
+from provider import CONFIG_MAPS, NAMESPACES, Client
+from tools.binaries import resolve
+from workloads import ProcessRuntime
+
+_NAMESPACE: Final = "benchmark"
+_LOG_BYTES: Final = 4000
+_AT_ONCE: Final = 16
+_LINE_BYTES: Final = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is measured: how many clusters, ConfigMaps in each, creations, processes."""
+
+    objects: int
+    burst: int
+    churn: int
+    churn_per_second: float
+    processes: int
+    deadline_seconds: float
+
+
+class Worker:
+    """A process that follows clusters, told what to do by lines on its standard input, and answering in JSON lines."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.pid: Final = process.pid
+        self._process = process
+
+    async def ask(self, **question: Any) -> dict[str, Any]:
+        """Send a question and return the answer."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        if stdin is None or stdout is None:
+            raise RuntimeError("the worker has no pipes")
+        stdin.write(json.dumps(question).encode() + b"\n")
+        await stdin.drain()
+        line = await stdout.readline()
+        if not line:
+            raise RuntimeError(f"the worker ended, with status {await self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def _worker(kubeconfig: Path, *, identity: str | None) -> AsyncIterator[Worker]:
+    arguments = [str(kubeconfig)] if identity is None else [str(kubeconfig), identity]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "benchmarks.provider_worker",
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=_LINE_BYTES,
+    )
+    try:
+        yield Worker(process)
+    finally:
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            async with asyncio.timeout(60):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+async def _measure(client: Client, kubeconfig: Path, *, clusters: int, target: Target) -> dict[str, Any]:
+    async with contextlib.AsyncExitStack() as stack:
+        alone = target.processes == 1
+        workers = [
+            await stack.enter_async_context(_worker(kubeconfig, identity=None if alone else f"{clusters}-{number}"))
+            for number in range(target.processes)
+        ]
+        await _shared_out(workers, target=target)
+        engaged = await _engage(workers, clusters=clusters, objects=await _count(client), target=target)
+        names = [f"burst-{clusters}-{number}" for number in range(target.burst)]
+        burst = await _burst(client, workers, names=names, clusters=clusters, target=target)
+        churn = await _churn(client, workers, clusters=clusters, target=target)
+    for name in names + [f"churn-{clusters}-{number}" for number in range(target.churn)]:
+        await client.delete(CONFIG_MAPS, name, namespace=_NAMESPACE)
+    return {"clusters": clusters, "processes": target.processes, "engaged": engaged, "burst": burst, "churn": churn}
+
+
+async def _shared_out(workers: Sequence[Worker], *, target: Target) -> None:
+    """Wait until every shard has its owner: the first time of all that takes as long as a Lease lasts."""
+    async with asyncio.timeout(target.deadline_seconds):
+        while True:
+            shards = [await worker.ask(do="shards") for worker in workers]
+            if len(workers) == 1 or 0 < shards[0]["all"] == sum(each["owned"] for each in shards):
+                return
+            await asyncio.sleep(0.25)
+
+
+async def _engage(workers: Sequence[Worker], *, clusters: int, objects: int, target: Target) -> dict[str, Any]:
+    before = [await worker.ask(do="memory") for worker in workers]
+    cpu = sum(cpu_seconds(worker.pid) for worker in workers)
+    began = time.monotonic()
+    await asyncio.gather(*(worker.ask(do="engage", clusters=clusters) for worker in workers))
+    reached = await _reconciled(workers, until=clusters * objects, target=target)
+    after = [await worker.ask(do="memory") for worker in workers]
+    grown = sum(one["rss_kib"] for one in after) - sum(one["rss_kib"] for one in before)
+    return {
+        "seconds": round(reached - began, 2),
+        "reconciles": clusters * objects,
+        "cpu_seconds": round(sum(cpu_seconds(worker.pid) for worker in workers) - cpu, 2),
+        "rss_mib_before": [round(one["rss_kib"] / 1024, 1) for one in before],
+        "rss_mib_after": [round(one["rss_kib"] / 1024, 1) for one in after],
+        "rss_kib_per_cluster": round(grown / clusters, 1),
+    }
+
+
+async def _burst(
+    client: Client, workers: Sequence[Worker], *, names: Sequence[str], clusters: int, target: Target
+) -> dict[str, Any]:
+    since = sum([(await worker.ask(do="count"))["reconciles"] for worker in workers])
+    cpu = sum(cpu_seconds(worker.pid) for worker in workers)
+    began = time.monotonic()
+    at_once = asyncio.Semaphore(_AT_ONCE)
+
+    async def create(name: str) -> None:
+        async with at_once:
+            await client.create(CONFIG_MAPS, {"metadata": {"name": name}, "data": {"a": "b"}}, namespace=_NAMESPACE)
+
+    await asyncio.gather(*map(create, names))
+    created = time.monotonic()
+    expected = clusters * len(names)
+    reached = await _reconciled(workers, until=since + expected, target=target)
+    spent = sum(cpu_seconds(worker.pid) for worker in workers) - cpu
+    return {
+        "created": len(names),
+        "create_seconds": round(created - began, 2),
+        "reconciles": expected,
+        "seconds": round(reached - began, 2),
+        "reconciles_per_second": round(expected / (reached - began)),
+        "cpu_seconds": round(spent, 2),
+        "reconciles_per_cpu_second": round(expected / spent),
+    }
+
+
+async def _churn(client: Client, workers: Sequence[Worker], *, clusters: int, target: Target) -> dict[str, Any]:
+    since = sum([(await worker.ask(do="count"))["reconciles"] for worker in workers])
+    for number in range(target.churn):
+        annotations = {"benchmark/sent": str(time.monotonic_ns())}
+        body = {"metadata": {"name": f"churn-{clusters}-{number}", "annotations": annotations}}
+        await client.create(CONFIG_MAPS, body, namespace=_NAMESPACE)
+        await asyncio.sleep(1 / target.churn_per_second)
+    await _reconciled(workers, until=since + clusters * target.churn, target=target)
+    found = sorted([value for worker in workers for value in (await worker.ask(do="latencies"))["milliseconds"]])
+    return {
+        "created": target.churn,
+        "per_second": target.churn_per_second,
+        "reconciles": len(found),
+        "milliseconds": {
+            "p50": round(statistics.median(found), 1),
+            "p99": round(found[int(len(found) * 0.99)], 1),
+            "max": round(found[-1], 1),
+        },
+    }
+
+
+async def _reconciled(workers: Sequence[Worker], *, until: int, target: Target) -> float:
+    """Wait until so many reconciles were done in all; returns the time of the last one, of the monotonic clock."""
+    async with asyncio.timeout(target.deadline_seconds):
+        while True:
+            counts = [await worker.ask(do="count") for worker in workers]
+            done = sum(count["reconciles"] for count in counts)
+            if done >= until:
+                return max(float(count["last"]) for count in counts)
+            await asyncio.sleep(0.25)
+
+
+async def _count(client: Client) -> int:
+    return len((await client.list(CONFIG_MAPS)).items)
+
+
+async def _fill(client: Client, *, objects: int) -> None:
+    await client.create(NAMESPACES, {"metadata": {"name": _NAMESPACE}})
+    for number in range(objects - await _count(client)):
+        body = {"metadata": {"name": f"object-{number}"}, "data": {"key": "value"}}
+        await client.create(CONFIG_MAPS, body, namespace=_NAMESPACE)
+
+
+async def run(clusters: Sequence[int], *, target: Target) -> list[dict[str, Any]]:
+    """Measure each number of clusters."""
+    with tempfile.TemporaryDirectory(prefix="kplane-benchmark-") as at:
+        directory = Path(at)
+        async with ProcessRuntime(
+            directory / "state", programs=resolve().directories, log_limit_bytes=_LOG_BYTES
+        ) as runtime:
+            server = await start_api_server(runtime, "fleet", directory=directory)
+            write_private(directory / "kubeconfig", content=server.kubeconfig())
+            async with Client(server.administrator()) as client:
+                await _fill(client, objects=target.objects)
+                return [
+                    await _measure(client, directory / "kubeconfig", clusters=number, target=target)
+                    for number in clusters
+                ]
+
+
+def main() -> None:
+    """Measure, and print JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clusters", type=int, nargs="+", default=[100, 500])
+    parser.add_argument("--objects", type=int, default=11, help="ConfigMaps in each cluster")
+    parser.add_argument("--burst", type=int, default=200, help="ConfigMaps created at once")
+    parser.add_argument("--churn", type=int, default=50, help="ConfigMaps created one after the other")
+    parser.add_argument("--churn-per-second", type=float, default=5.0)
+    parser.add_argument("--processes", type=int, default=1, help="that share the clusters")
+    parser.add_argument("--deadline-seconds", type=float, default=300.0, help="of each part")
+    given = parser.parse_args()
+    target = Target(
+        objects=given.objects,
+        burst=given.burst,
+        churn=given.churn,
+        churn_per_second=given.churn_per_second,
+        processes=given.processes,
+        deadline_seconds=given.deadline_seconds,
+    )
+    load = os.getloadavg()
+    runs = uvloop.run(run(given.clusters, target=target))
+    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load": [load, os.getloadavg()]}
+    print(json.dumps({"machine": machine, "runs": runs}, indent=2))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

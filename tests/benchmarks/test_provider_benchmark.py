@@ -1,0 +1,31 @@
+"""The benchmark of a fleet of clusters, with a small one: that it runs, and counts every reconcile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_a_small_fleet_is_measured(binaries: object, tmp_path: Path, processes: int) -> None:
+    arguments = ("--clusters=4", "--burst=5", "--churn=3", f"--processes={processes}", "--deadline-seconds=60")
+    with (tmp_path / "errors").open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "benchmarks.provider", *arguments, stdout=asyncio.subprocess.PIPE, stderr=errors
+        )
+        printed, _ = await process.communicate()
+    assert process.returncode == 0, (tmp_path / "errors").read_text()
+    (run,) = json.loads(printed)["runs"]
+    assert (run["clusters"], run["processes"]) == (4, processes)
+    assert run["engaged"]["reconciles"] == 4 * 11
+    assert run["burst"]["reconciles"] == 4 * 5
+    assert run["churn"]["reconciles"] == 4 * 3
+    assert run["churn"]["milliseconds"]["max"] >= run["churn"]["milliseconds"]["p50"] > 0
+    assert run["burst"]["reconciles_per_second"] > 0
+    assert len(run["engaged"]["rss_mib_after"]) == processes

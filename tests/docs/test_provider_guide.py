@@ -1,0 +1,35 @@
+"""The guide of provider: what its Python blocks import is there, and they can be read."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+_GUIDE = Path(__file__).parents[2] / "docs" / "provider.md"
+_BLOCKS = re.findall(r"^```python\n(.*?)^```", _GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def test_there_are_some():
+    assert len(_BLOCKS) >= 3
+
+
+@pytest.mark.parametrize("block", _BLOCKS)
+def test_a_block_imports_what_there_is(block):
+    imported = [node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.ImportFrom)]
+    for node in imported:
+        module = importlib.import_module(node.module)
+        for alias in node.names:
+            assert hasattr(module, alias.name), f"{node.module} has no {alias.name}"
+            assert not isinstance(getattr(module, alias.name), type(ast)), f"{alias.name} of {node.module} is a module"
+
+
+def test_what_is_named_in_text_is_there():
+    """Names of provider's own that the tables and sentences give."""
+    provider = importlib.import_module("provider")
+    for name in ("Leader", "Sharded", "KopfAware", "Serving", "Manager", "AnswerLimits", "single_cluster", "discover"):
+        assert name in _GUIDE.read_text()
+        assert hasattr(provider, name)

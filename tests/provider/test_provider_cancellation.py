@@ -1,0 +1,111 @@
+"""Code that lets a CancelledError out, as `task.cancel(); await task` does: a failure, and no wish to end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from provider import Cluster, ClusterConfig, Clusters
+from provider.cancellation import complete
+from provider.running import keep_running
+
+
+async def stray():
+    """What is easily written, and lets out the cancellation of somebody else."""
+    task = asyncio.create_task(asyncio.sleep(3600))
+    task.cancel()
+    await task
+
+
+def cluster(name="a"):
+    return Cluster(name, config=ClusterConfig("https://127.0.0.1:1"))
+
+
+class Careless:
+    """An aware with a callback before and one after the careless one."""
+
+    def __init__(self):
+        self.undone, self.tries, self.strays = [], 0, 0
+
+    async def engage(self, engagement):
+        self.tries += 1
+        if self.tries <= self.strays:
+            await stray()
+        engagement.on_close(self.first)
+        engagement.on_close(stray)
+
+    async def first(self):
+        self.undone.append("first")
+
+
+async def test_a_careless_callback_keeps_nothing_from_being_undone(eventually):
+    careless = Careless()
+    clusters = Clusters(awares=[careless], coordinated=True)
+    await clusters.add_or_replace(cluster())
+    clusters.allow("a")
+    await eventually(lambda: careless.tries == 1)
+    client = clusters.get("a").client
+    await clusters.withdraw("a")
+    assert careless.undone == ["first"]
+    clusters.allow("a")
+    await eventually(lambda: careless.tries == 2)
+    await clusters.remove("a")
+    assert careless.undone == ["first"] * 2
+    with pytest.raises(Exception, match="closed"):
+        await client.probe()
+    await clusters.add_or_replace(cluster())
+    await clusters.aclose()
+
+
+async def test_an_aware_that_lets_one_out_is_tried_again_and_that_is_told(eventually):
+    careless, told = Careless(), []
+    careless.strays = 1
+    clusters = Clusters(
+        awares=[careless], retry_initial_seconds=0.2, on_error=lambda cluster, error: told.append((cluster.name, error))
+    )
+    await clusters.add_or_replace(cluster())
+    await eventually(lambda: clusters.failure("a"), lambda why: why == "Careless cannot engage: CancelledError")
+    await eventually(lambda: (careless.tries, clusters.failure("a")), lambda seen: seen == (2, None))
+    ((name, error),) = told
+    assert name == "a"
+    assert isinstance(error, asyncio.CancelledError)
+    await clusters.aclose()
+
+
+async def test_what_lets_one_out_is_run_again():
+    runs = []
+
+    async def run():
+        runs.append(len(runs))
+        if len(runs) == 1:
+            await stray()
+
+    await asyncio.wait_for(keep_running("test", run), 5)
+    assert runs == [0, 1]
+
+
+async def test_what_is_really_cancelled_ends():
+    began = asyncio.Event()
+
+    async def run():
+        began.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(keep_running("test", run))
+    await began.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_all_are_awaited_before_one_of_their_errors_is_raised():
+    ended = []
+
+    async def slow():
+        await asyncio.sleep(0.01)
+        ended.append("slow")
+
+    with pytest.raises(asyncio.CancelledError):
+        await complete([stray(), slow()])
+    assert ended == ["slow"]

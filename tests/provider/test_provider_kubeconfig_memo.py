@@ -1,0 +1,48 @@
+"""Kubeconfigs are read once for as long as they stay as they are."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from provider import ClusterConfig, KubeconfigError
+from provider import kubeconfig as kubeconfigs
+from provider.providers.kubeconfig_memo import KubeconfigMemo
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    seen = []
+    read = kubeconfigs.read_yaml
+    monkeypatch.setattr(kubeconfigs, "read_yaml", lambda text, **options: (seen.append(text), read(text, **options))[1])
+    return seen
+
+
+def kubeconfig(token):
+    return yaml.safe_dump(ClusterConfig("https://h", token=token).to_kubeconfig()).encode()
+
+
+def test_what_did_not_change_is_not_parsed_again(parsed):
+    memo = KubeconfigMemo()
+    one, other = kubeconfig("one"), kubeconfig("other")
+    for _ in range(3):
+        assert memo.read(one).token == "one"
+        assert memo.read(other).token == "other"
+    assert parsed == [one, other]
+
+
+def test_what_is_wrong_is_told_again_without_another_look(parsed):
+    memo = KubeconfigMemo()
+    for _ in range(3):
+        with pytest.raises(KubeconfigError, match="no YAML document"):
+            memo.read(b"{")
+    assert parsed == [b"{"]
+
+
+def test_what_was_not_asked_for_longest_is_forgotten_first(parsed):
+    texts = [kubeconfig(f"token-{number}") for number in range(4)]
+    memo = KubeconfigMemo(most_bytes=3 * len(texts[0]))
+    for text in (*texts[:3], texts[0], texts[3], texts[0], texts[2], texts[1]):
+        memo.read(text)
+    assert parsed == [*texts, texts[1]]
+    assert memo._bytes == 3 * len(texts[0])
