@@ -11,19 +11,7 @@ from typing import Any, Final
 
 from mcm.errors import RegistrationWithdrawn
 from mcm.report import Reason, Report, essence_of
-from provider import (
-    Backoff,
-    Client,
-    Cluster,
-    Conflict,
-    Controller,
-    Invalid,
-    NotFound,
-    ProviderError,
-    Result,
-    Unreachable,
-    WorkQueue,
-)
+from provider import Backoff, Client, Cluster, Controller, NotFound, ProviderError, Result, Unreachable, WorkQueue
 from provider.providers.registration import REGISTRATIONS, UID_ATTRIBUTE
 
 __all__ = ["Reports"]
@@ -178,11 +166,7 @@ class Reports:
     async def _part(self, name: str, subject: _Subject) -> None:
         """Say of a registration that is not seen any more that its instance has ended: it may have lost a label."""
         if subject.live is None and subject.written is not None and subject.announced is not None:
-            body = Report(reason=Reason.ENDED).applied(subject.written)
-            # One of the same name that was made anew is not ours to speak of.
-            body["metadata"]["uid"] = subject.written["metadata"]["uid"]
-            with contextlib.suppress(Conflict, Invalid):
-                await self._write(name, subject, body)
+            await self._write(name, subject, Report(reason=Reason.ENDED).applied(subject.written))
             subject.announced = None
 
     def _wanted(self, subject: _Subject, registration: Object) -> Report | None:
