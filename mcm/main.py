@@ -19,12 +19,11 @@ from mcm.guard import GuardPace
 from mcm.instances import Instances, remove_leftovers
 from mcm.programs import Programs
 from mcm.reports import Reports
-from mcm.services import SERVICES
 from mcm.settings import Settings
+from mcm.silence import Silence
 from mcm.status import serve_status
 from provider import Client, ClusterConfig, Manager, ProviderError
 from provider.logs import json_logging
-from provider.providers.registration import RegistrationProvider
 from workloads import ProcessRuntime, Runtime, WorkloadsError
 
 __all__ = ["main", "run"]
@@ -56,16 +55,18 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
         Client(config, field_manager="mcm") as client,
     ):
         await remove_leftovers(runtime)
-        provider = RegistrationProvider(client, services=SERVICES)
-        reports = Reports(client, registration=provider.registration, version=await _version(runtime))
-        provider.listen(reports.look)
+        following = settings.source.follow(client)
+        witness: Reports | Silence = Silence()
+        if (registrations := following.registrations) is not None:
+            witness = Reports(client, registration=registrations.registration, version=await _version(runtime))
+            registrations.listen(witness.look)
         programs = Programs(settings.programs, runtime=runtime)
-        instances = Instances(runtime, witness=reports, flags=settings.flags, programs=programs, guard_pace=GuardPace())
-        manager = Manager(config, provider, awares=[instances])
+        instances = Instances(runtime, witness=witness, flags=settings.flags, programs=programs, guard_pace=GuardPace())
+        manager = Manager(config, following.provider, awares=[instances])
         fleet = Fleet(manager.clusters, instances=instances)
-        async with serve_status(settings.listen, fleet=fleet, synced=provider.synced.is_set):
-            logger.info("mcm runs instances for the registrations at %s", config.server)
-            async with reports.running():
+        async with serve_status(settings.listen, fleet=fleet, synced=following.synced):
+            logger.info("mcm runs an instance for every %s at %s", settings.source.kind, config.server)
+            async with witness.running():
                 await manager.run(until)
             logger.info("all instances have ended")
 

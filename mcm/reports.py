@@ -151,6 +151,7 @@ class Reports:
         async with subject.lock:
             registration = self._latest(name)
             if registration is None:
+                await self._part(name, subject)
                 self._forget(name)
                 return None
             wanted = self._wanted(subject, registration)
@@ -161,6 +162,12 @@ class Reports:
                 return Result(wait)
             await self._write(name, subject, wanted.applied(registration))
             return None
+
+    async def _part(self, name: str, subject: _Subject) -> None:
+        """Say of a registration that is not seen any more that its instance has ended: it may have lost a label."""
+        if subject.live is None and subject.written is not None and subject.announced is not None:
+            await self._write(name, subject, Report(reason=Reason.ENDED).applied(subject.written))
+            subject.announced = None
 
     def _wanted(self, subject: _Subject, registration: Object) -> Report | None:
         if subject.live is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mcm.errors import ConfigurationError
 from mcm.flags import Flags
+from mcm.sources import Source, add_source_flags
 
 __all__ = ["Listen", "Settings"]
 
@@ -37,13 +38,14 @@ class Settings:
     log_level: str
     flags: Flags
     """Of kube-controller-manager, for every instance."""
+    source: Source
 
     @classmethod
     def parse(cls, arguments: Sequence[str] | None = None) -> Settings:
         """Read the command line (default: this process's). Ends the process with status 2 where it is wrong."""
         parser = argparse.ArgumentParser(
             prog="mcm",
-            description="Runs kube-controller-manager for every ControlPlaneRegistration that is ready.",
+            description="Runs kube-controller-manager for every control plane that is registered.",
             epilog="All other flags are those of kube-controller-manager, such as --controllers, --feature-gates or"
             " --concurrent-gc-syncs, and reach every instance; those that mcm sets itself are refused.",
             allow_abbrev=False,
@@ -78,9 +80,10 @@ class Settings:
             help="address of /healthz, /readyz and /metrics (default: 127.0.0.1:8081)",
         )
         parser.add_argument("--log-level", choices=_LEVELS, default="info", help="default: info")
+        add_source_flags(parser)
         given, others = parser.parse_known_args(arguments)
         try:
-            flags = Flags.parse(others)
+            flags, source = Flags.parse(others), Source.parse(given)
         except ConfigurationError as error:
             parser.error(str(error))
         return cls(
@@ -90,6 +93,7 @@ class Settings:
             listen=given.listen,
             log_level=given.log_level,
             flags=flags,
+            source=source,
         )
 
 

@@ -18,9 +18,9 @@ __all__ = ["serve_status"]
 
 @contextlib.asynccontextmanager
 async def serve_status(listen: Listen, *, fleet: Fleet, synced: Callable[[], bool]) -> AsyncIterator[None]:
-    """Serve while within. `synced` says whether all registrations have been read once.
+    """Serve while within. `synced` says whether all objects that stand for control planes have been read once.
 
-    `/healthz` answers as long as the loop turns. `/readyz` is 200 from the time that the registrations are known, with
+    `/healthz` answers as long as the loop turns. `/readyz` is 200 from the time that these are known, with
     a summary for each cluster: instances that fail never make mcm itself unready, as that would help none of them.
     Raises McmError where the address cannot be listened on.
     """
@@ -33,7 +33,7 @@ async def serve_status(listen: Listen, *, fleet: Fleet, synced: Callable[[], boo
         ready = synced()
         document = {
             "ready": ready,
-            "message": "" if ready else "the registrations have not been read yet; see the log for what is in the way",
+            "message": "" if ready else "the control planes are not known yet; see the log for what is in the way",
             "clusters": {summary.name: summary.to_json() for summary in fleet.summaries()},
         }
         return web.json_response(document, status=200 if ready else 503)

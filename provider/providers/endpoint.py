@@ -22,6 +22,7 @@ The identity of `client` needs `list` and `watch` on `controlplaneendpoints`, an
 
 from __future__ import annotations
 
+import asyncio
 import re
 import string
 from collections.abc import Mapping
@@ -117,6 +118,11 @@ class EndpointProvider:
     def name(self) -> str:
         """For logs and metrics."""
         return "endpoint"
+
+    @property
+    def synced(self) -> asyncio.Event:
+        """Set once all endpoints were read for the first time."""
+        return self._following.synced
 
     async def run(self, fleet: Fleet) -> None:
         """Follow endpoints and their Secrets until cancelled."""

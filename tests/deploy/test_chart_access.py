@@ -436,12 +436,13 @@ OPERATOR_MAY_NOT = [
 ]
 
 MCM_MAY = [
-    *[(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("get", "list", "watch")],
+    *[(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("list", "watch")],
     ("patch", f"{OURS}/controlplaneregistrations.status", ""),
 ]
 
 MCM_MAY_NOT = [
-    *[(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("create", "patch", "update", "delete")],
+    *[(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("get", "create", "patch", "update", "delete")],
+    *[(verb, f"{OURS}/controlplaneendpoints", "") for verb in ("get", "list", "watch")],
     ("update", f"{OURS}/controlplaneregistrations.status", ""),
     *[("patch", f"{OURS}/{kind}.status", "") for kind in ("controlplanes", "controlplaneendpoints")],
     ("get", f"{OURS}/controlplanes", ""),

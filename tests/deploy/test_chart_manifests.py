@@ -161,10 +161,12 @@ def test_rights_are_the_same_with_and_without_helm(chart: Any, plain: str, insta
 def test_there_are_no_other_roles(chart: Any, values_file: Path) -> None:
     rendered = chart.render(values_file)
     roles = rendered.names("ClusterRole") + rendered.names("Role")
+    endpoints = "--cluster-source=controlplaneendpoint" in rendered.text
     assert [name.removeprefix("my-") for name in roles] == [
         "kplane-mcm",
         "kplane-operator",
         "kplane-operator-pods",
+        *(["kplane-mcm-secrets"] if endpoints else []),
         "kplane-operator-addons",
         "kplane-operator-events",
         "kplane-operator-lease",

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -220,10 +220,22 @@ class Mcm:
 
 
 @pytest.fixture
-def mcm(api_server: Any, binaries: Binaries, request: pytest.FixtureRequest) -> Iterator[Mcm]:
+def mcm_of(binaries: Binaries, request: pytest.FixtureRequest) -> Iterator[Callable[[Path], Mcm]]:
+    """`mcm_of(kubeconfig)`: mcm with the identity of a kubeconfig, not started yet; in the end nothing is left."""
+    with contextlib.ExitStack() as stack:
+        yield lambda kubeconfig: stack.enter_context(_mcm(kubeconfig, binaries=binaries, request=request))
+
+
+@pytest.fixture
+def mcm(api_server: Any, mcm_of: Callable[[Path], Mcm]) -> Mcm:
     """mcm on the management cluster, not started yet, with the identity and the rights that it has in production."""
+    return mcm_of(api_server.mcm_kubeconfig)
+
+
+@contextlib.contextmanager
+def _mcm(kubeconfig: Path, *, binaries: Binaries, request: pytest.FixtureRequest) -> Iterator[Mcm]:
     directory = Path(tempfile.mkdtemp(prefix="kplane-test-"))
-    found = Mcm(directory, kubeconfig=api_server.mcm_kubeconfig, programs=binaries.directories)
+    found = Mcm(directory, kubeconfig=kubeconfig, programs=binaries.directories)
     try:
         yield found
         if found.process is not None and found.process.poll() is None:

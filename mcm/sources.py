@@ -1,0 +1,119 @@
+"""Where mcm finds the control planes that instances run for."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from mcm.errors import ConfigurationError
+from mcm.services import SERVICES
+from provider import Client, Provider, ProviderError
+from provider.providers.endpoint import EndpointProvider, SecretTemplate
+from provider.providers.registration import RegistrationProvider
+from provider.selectors import parse_label_selector
+
+__all__ = ["Following", "Source", "SourceKind", "add_source_flags"]
+
+_TEMPLATE: Final = "--cluster-kubeconfig-secret-template"
+_SCOPE: Final = "--cluster-namespace-scope"
+
+_Object = Mapping[str, Any]
+
+
+class SourceKind(StrEnum):
+    """Which objects of the management cluster stand for control planes."""
+
+    REGISTRATIONS = "controlplaneregistration"
+    """What controlplane-operator resolved, and which are told of their instances."""
+    ENDPOINTS = "controlplaneendpoint"
+    """What somebody wrote, with credentials in Secrets whose names follow from theirs. Nothing is told of instances."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Following:
+    """A source that is ready to be followed."""
+
+    provider: Provider
+    synced: Callable[[], bool]
+    """Whether all objects have been read once."""
+    registrations: RegistrationProvider | None
+    """The provider, where it follows registrations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the control planes are found. `secrets` is there for endpoints, and for nothing else."""
+
+    kind: SourceKind
+    secrets: SecretTemplate | None
+    selector: str | None
+    """The API's label selector; None: all objects of the kind."""
+
+    @classmethod
+    def parse(cls, given: argparse.Namespace) -> Source:
+        """Make it of the flags of `add_source_flags`. Raises ConfigurationError where they do not go together."""
+        kind, template, scope = SourceKind(given.source), given.secret_template, given.namespace_scope
+        try:
+            parse_label_selector(given.selector or "")
+            if kind is SourceKind.ENDPOINTS:
+                return cls(kind=kind, secrets=_template(template, scope=scope), selector=given.selector or None)
+        except ProviderError as error:
+            raise ConfigurationError(str(error)) from error
+        for flag, value in ((_TEMPLATE, template), (_SCOPE, scope)):
+            if value is not None:
+                raise ConfigurationError(
+                    f"{flag} is for --cluster-source={SourceKind.ENDPOINTS}: the status of a registration names the"
+                    " namespace and the name of its Secret. Leave it out; --cluster-selector chooses registrations"
+                )
+        return cls(kind=kind, secrets=None, selector=given.selector or None)
+
+    def follow(self, client: Client) -> Following:
+        """Make the provider, which reads by a client of the management cluster that belongs to the caller."""
+        if self.secrets is not None:
+            endpoints = EndpointProvider(client, secrets=self.secrets, label_selector=self.selector)
+            return Following(provider=endpoints, synced=endpoints.synced.is_set, registrations=None)
+        registrations = RegistrationProvider(client, services=SERVICES, label_selector=self.selector)
+        return Following(provider=registrations, synced=registrations.synced.is_set, registrations=registrations)
+
+
+def add_source_flags(parser: argparse.ArgumentParser) -> None:
+    """Let a parser know the flags that `Source.parse` reads."""
+    group = parser.add_argument_group("where control planes are found")
+    group.add_argument(
+        "--cluster-source",
+        choices=tuple(map(str, SourceKind)),
+        default=str(SourceKind.REGISTRATIONS),
+        dest="source",
+        help="which objects of the management cluster have an instance each (default: controlplaneregistration)",
+    )
+    group.add_argument(
+        _TEMPLATE,
+        dest="secret_template",
+        metavar="NAMESPACE/NAME",
+        help="the Secret with the kubeconfig of an endpoint, such as kplane-cp-{name}/controlplane-{name}-controllers;"
+        " {name} stands for the name of the endpoint",
+    )
+    group.add_argument(
+        _SCOPE,
+        dest="namespace_scope",
+        metavar="NAMESPACE",
+        help="all Secrets of endpoints are in this namespace, and the template may leave it out",
+    )
+    group.add_argument(
+        "--cluster-selector",
+        dest="selector",
+        metavar="LABELS",
+        help="only objects with these labels, such as tier=gold,region in (a,b)",
+    )
+
+
+def _template(text: str | None, *, scope: str | None) -> SecretTemplate:
+    if text is None:
+        raise ConfigurationError(
+            f"--cluster-source={SourceKind.ENDPOINTS} needs {_TEMPLATE}, which says where the kubeconfig of an endpoint"
+            " is, such as kplane-cp-{name}/controlplane-{name}-controllers"
+        )
+    return SecretTemplate(text, namespace_scope=scope)

@@ -1,0 +1,130 @@
+"""What mcm may read and write with each source of control planes, and that it is enough."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from embedded.handle import Handle
+from provider import NAMESPACES, SECRETS, Client, ClusterConfig, Clusters
+from provider.providers.endpoint import ENDPOINTS, EndpointProvider, SecretTemplate
+
+pytestmark = pytest.mark.integration
+
+ENDPOINT = {"mcm.source.kind": "controlplaneendpoint"}
+TEMPLATE = "mcm.source.kubeconfigSecretTemplate"
+SCOPE = "mcm.source.namespaceScope"
+OURS = "controlplane.kplane.dev"
+FOLLOWING = {f"{OURS}/controlplaneendpoints": {"list", "watch"}}
+SECRET = {"/secrets": {"get", "watch"}}
+RBAC = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(api_server: Handle) -> AsyncIterator[str]:
+    """A namespace with the Secret of an endpoint, `a`, and with another Secret."""
+    found = f"fleet-{uuid.uuid4().hex[:6]}"
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as admin:
+        await admin.create(NAMESPACES, {"metadata": {"name": found}})
+        document = json.dumps(ClusterConfig("https://127.0.0.1:1", token="t").to_kubeconfig())
+        for name in (f"{found}-a", "another"):
+            data = {"kubeconfig": base64.b64encode(document.encode()).decode()}
+            await admin.create(SECRETS, {"metadata": {"name": name, "namespace": found}, "data": data})
+        await admin.create(ENDPOINTS, {"metadata": {"name": f"{found}-a"}, "spec": {"endpoint": "https://127.0.0.1:1"}})
+        yield found
+        await admin.delete(ENDPOINTS, f"{found}-a")
+        await admin.delete(NAMESPACES, found)
+
+
+async def rights(client: Client, namespace: str) -> dict[str, set[str]]:
+    """Verbs by `group/resource[:names]` that an identity has in a namespace, beyond what everybody has."""
+    found: dict[str, set[str]] = {}
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview", "spec": {"namespace": namespace}}
+    answer = await client.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", body=body)
+    for rule in answer["status"]["resourceRules"]:
+        for group in rule["apiGroups"]:
+            if group in ("authorization.k8s.io", "authentication.k8s.io"):
+                continue
+            for resource in rule["resources"]:
+                names = "".join(f":{name}" for name in rule.get("resourceNames", ()))
+                found.setdefault(f"{group}/{resource}{names}", set()).update(rule["verbs"])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("template", "scope", "there", "elsewhere"),
+    [
+        ("{name}", "fleet", FOLLOWING | SECRET, FOLLOWING),
+        ("fleet/{name}", "", FOLLOWING | SECRET, FOLLOWING),
+        ("fleet/fleet-a", "", FOLLOWING | {"/secrets:fleet-a": {"get", "watch"}}, FOLLOWING),
+        ("{name}/{name}-a", "", FOLLOWING | SECRET, FOLLOWING | SECRET),
+    ],
+)
+async def test_with_endpoints_mcm_follows_them_and_reads_the_secrets_of_the_template_only(
+    chart: Any,
+    api_server: Handle,
+    fleet: str,
+    eventually: Callable[..., Any],
+    template: str,
+    scope: str,
+    there: dict[str, set[str]],
+    elsewhere: dict[str, set[str]],
+) -> None:
+    template, scope = template.replace("fleet", fleet), scope.replace("fleet", fleet)
+    release = f"s{uuid.uuid4().hex[:6]}"
+    rendered = chart.render(release=release, settings={**ENDPOINT, TEMPLATE: template, SCOPE: scope})
+    account = f"{release}-kplane-mcm"
+    parts = [
+        item for item in rendered.manifests if item["kind"] in RBAC and item["metadata"]["name"].startswith(account)
+    ]
+    listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": parts})
+    kube = api_server.kubectl
+    await kube.run("apply", "--server-side", "-f", "-", stdin=listed)
+    try:
+        token = await kube.run("create", "token", account, "--namespace=kplane-system")
+        server = ClusterConfig.load(api_server.admin_kubeconfig)
+        config = ClusterConfig(server.server, ca_data=server.ca_data, token=token.strip())
+        async with Client(config) as client:
+            # What RBAC allows is known some moments after it was written.
+            await eventually(lambda: rights(client, fleet), lambda found: found == replaced(there, fleet))
+            assert await rights(client, "kplane-system") == replaced(elsewhere, fleet)
+            if template.startswith("{name}/"):
+                return  # its Secret would be in a namespace of the endpoint's name
+            provider = EndpointProvider(client, secrets=SecretTemplate(template, namespace_scope=scope or None))
+            clusters = Clusters()
+            task = asyncio.create_task(provider.run(clusters))
+            try:
+                await eventually(clusters.names, lambda names: names == [f"{fleet}-a"])
+            finally:
+                task.cancel()
+                await asyncio.wait([task])
+                await clusters.aclose()
+    finally:
+        await kube.run("delete", "-f", "-", "--wait=false", stdin=listed)
+
+
+def replaced(rights: dict[str, set[str]], fleet: str) -> dict[str, set[str]]:
+    return {what.replace("fleet", fleet): verbs for what, verbs in rights.items()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (ENDPOINT, "kubeconfigSecretTemplate is empty"),
+        ({**ENDPOINT, TEMPLATE: "{name}"}, "names no namespace"),
+        ({TEMPLATE: "fleet/{name}"}, "are for mcm.source.kind controlplaneendpoint"),
+        ({SCOPE: "fleet"}, "are for mcm.source.kind controlplaneendpoint"),
+    ],
+)
+def test_settings_of_a_source_that_do_not_go_together_are_refused(
+    chart: Any, settings: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(chart.refused, match=reason):
+        chart.render(settings=settings)

@@ -1,0 +1,64 @@
+"""Which flags say where control planes are found, and which do not go together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mcm.settings import Settings
+from mcm.sources import Source, SourceKind
+from provider import Client, ClusterConfig
+
+ENDPOINTS = "--cluster-source=controlplaneendpoint"
+TEMPLATE = "--cluster-kubeconfig-secret-template"
+
+
+def parse(tmp_path: Path, *flags: str) -> Source:
+    return Settings.parse([f"--state-dir={tmp_path}/state", f"--programs-dir={tmp_path}", *flags]).source
+
+
+def test_registrations_are_the_default_and_all_of_them(tmp_path: Path) -> None:
+    source = parse(tmp_path)
+    assert (source.kind, source.secrets, source.selector) == (SourceKind.REGISTRATIONS, None, None)
+    assert parse(tmp_path, "--cluster-selector=tier in (gold,silver)").selector == "tier in (gold,silver)"
+
+
+def test_endpoints_have_the_secret_that_the_template_names(tmp_path: Path) -> None:
+    source = parse(tmp_path, ENDPOINTS, TEMPLATE, "kplane-cp-{name}/{name}-controllers", "--cluster-selector=a!=b")
+    assert source.secrets is not None
+    assert source.secrets.secret_of("x") == ("kplane-cp-x", "x-controllers")
+    assert source.selector == "a!=b"
+    scoped = parse(tmp_path, ENDPOINTS, f"{TEMPLATE}={{name}}-kubeconfig", "--cluster-namespace-scope=fleet")
+    assert scoped.secrets is not None
+    assert scoped.secrets.secret_of("x") == ("fleet", "x-kubeconfig")
+
+
+async def test_who_is_told_of_instances(tmp_path: Path) -> None:
+    async with Client(ClusterConfig("https://127.0.0.1:1")) as client:
+        assert parse(tmp_path).follow(client).registrations is not None
+        followed = parse(tmp_path, ENDPOINTS, f"{TEMPLATE}=fleet/{{name}}").follow(client)
+        assert followed.registrations is None
+        assert not followed.synced()
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ([ENDPOINTS], "needs --cluster-kubeconfig-secret-template"),
+        ([ENDPOINTS, f"{TEMPLATE}={{name}}"], "names no namespace"),
+        ([ENDPOINTS, f"{TEMPLATE}={{name}}", "--cluster-namespace-scope=No_Name"], "cannot be the name of a namespace"),
+        ([ENDPOINTS, f"{TEMPLATE}=b/{{name}}", "--cluster-namespace-scope=a"], "leads out of the namespace scope"),
+        ([f"{TEMPLATE}=fleet/{{name}}"], f"{TEMPLATE} is for {ENDPOINTS}"),
+        (["--cluster-namespace-scope=fleet"], f"--cluster-namespace-scope is for {ENDPOINTS}"),
+        (["--cluster-selector=tier>3"], "cannot be read"),
+        (["--cluster-source=namespaces"], "invalid choice"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_a_sentence(
+    tmp_path: Path, flags: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(tmp_path, *flags)
+    assert ended.value.code == 2
+    assert reason in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,113 @@
+"""Sources that are not the default, on a real management cluster and real control planes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from mcm.report import Reason
+from mcm.reports import Reports
+from provider import NAMESPACES, SECRETS, SERVICE_ACCOUNTS, Client, Cluster, ClusterConfig, Reflector
+from provider.providers.endpoint import ENDPOINTS
+from provider.providers.registration import REGISTRATIONS
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm")]
+
+Eventually = Callable[..., Any]
+
+
+@pytest.fixture
+async def admin(api_server: Any) -> AsyncIterator[Client]:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+        yield client
+
+
+@pytest.mark.timeout(120)
+async def test_endpoints_with_the_label_have_an_instance_and_nothing_is_written(
+    mcm_of: Any, api_server: Any, admin: Client, tenants: Any, eventually: Eventually
+) -> None:
+    stem = uuid.uuid4().hex[:8]
+    names, namespace = {"one": f"one-{stem}", "two": f"two-{stem}"}, f"fleet-{stem}"
+    written = {}
+    await admin.create(NAMESPACES, {"metadata": {"name": namespace}})
+    for key, name in names.items():
+        data = {k: base64.b64encode(v).decode() for k, v in tenants[key].controllers_secret().items()}
+        await admin.create(SECRETS, {"metadata": {"name": f"{name}-keys", "namespace": namespace}, "data": data})
+        labels = {"fleet": stem if key == "one" else "another"}
+        spec = {"endpoint": tenants[key].server}
+        body = {"metadata": {"name": name, "labels": labels}, "spec": spec}
+        written[key] = await admin.create(ENDPOINTS, body)
+    mcm = mcm_of(api_server.admin_kubeconfig)
+    mcm.start(
+        "--cluster-source=controlplaneendpoint",
+        "--cluster-kubeconfig-secret-template={name}-keys",
+        f"--cluster-namespace-scope={namespace}",
+        f"--cluster-selector=fleet={stem}",
+    )
+    try:
+
+        async def states() -> dict[str, str]:
+            with contextlib.suppress(OSError):
+                return {name: found["state"] for name, found in (await asyncio.to_thread(mcm.clusters)).items()}
+            return {}
+
+        await eventually(states, lambda found: found == {names["one"]: "Ready"}, timeout=40.0)
+        async with Client(tenants["one"].config) as tenant:
+            proof = f"proof-{stem}"
+            await tenant.create(NAMESPACES, {"metadata": {"name": proof}})
+            await eventually(lambda: tenant.get(SERVICE_ACCOUNTS, "default", namespace=proof), timeout=30.0)
+        assert await admin.get(ENDPOINTS, names["one"]) == written["one"]
+
+        # Without the label it ends, and the other one's begins with it.
+        await admin.patch(ENDPOINTS, names["two"], {"metadata": {"labels": {"fleet": stem}}})
+        await admin.patch(ENDPOINTS, names["one"], {"metadata": {"labels": {"fleet": None}}})
+        await eventually(states, lambda found: found == {names["two"]: "Ready"}, timeout=40.0)
+    finally:
+        for name in names.values():
+            await admin.delete(ENDPOINTS, name)
+        await admin.delete(NAMESPACES, namespace)
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["there", "gone"])
+async def test_a_registration_that_lost_its_label_is_told_of_the_end(
+    api_server: Any, admin: Client, eventually: Eventually, gone: bool
+) -> None:
+    """The watch tells of it as of one that is gone; the operator waits for what its status says of the instance."""
+    name = f"left-{uuid.uuid4().hex[:8]}"
+    spec = {"controlPlaneRef": {"name": name}, "services": ["Controllers"]}
+    body = {"metadata": {"name": name, "labels": {"reports": name}}, "spec": spec}
+    await admin.create(REGISTRATIONS, body)
+    await admin.patch(REGISTRATIONS, name, {"status": {"ready": True, "controlPlaneUID": "u"}}, subresource="status")
+    async with Client(ClusterConfig.load(api_server.mcm_kubeconfig)) as client:
+        mirror = Reflector(client, REGISTRATIONS, label_selector=f"reports={name}")
+        task = asyncio.create_task(mirror.run())
+        try:
+            await eventually(lambda: mirror.store.get(("", name)))
+            reports = Reports(client, registration=lambda name: mirror.store.get(("", name)))
+            config = ClusterConfig(server="https://127.0.0.1:1", token="t")
+            async with reports.running():
+                await reports.announce(Cluster(name, config=config, attributes={"controlPlaneUID": "u"}))
+                reports.say(name, Reason.INSTANCE_RUNNING)
+                if gone:
+                    await admin.delete(REGISTRATIONS, name)
+                else:
+                    await admin.patch(REGISTRATIONS, name, {"metadata": {"labels": {"reports": None}}})
+                await eventually(lambda: mirror.store.get(("", name)) is None)
+                await reports.end(name)
+            if gone:
+                assert not await admin.exists(REGISTRATIONS, name)
+                return
+            told = (await admin.get(REGISTRATIONS, name))["status"]
+            assert "instance" not in told
+            assert [found["reason"] for found in told["conditions"]] == ["Ended"]
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            if not gone:
+                await admin.delete(REGISTRATIONS, name)
