@@ -20,6 +20,7 @@ from workloads import DATA, FILES, Address, Component, File, Lifetime, Port, Pro
 __all__ = [
     "ENVIRONMENT",
     "GRACE_SECONDS",
+    "OPEN_FILES",
     "PORT",
     "PROGRAM",
     "component_name",
@@ -39,6 +40,8 @@ _DIGEST_LENGTH: Final = 16
 _CLIENT: Final = "client.pem"
 _TOKEN: Final = "token"  # noqa: S105 - a file's name
 _SERVER_CA: Final = "server-ca.crt"
+OPEN_FILES: Final = 4096
+"""Of one instance; it has some 30 of its own, and a connection for each client that asks it for something."""
 ENVIRONMENT: Final = {
     # Trade a little CPU for memory, of which there is an amount for each cluster. Measured: a smaller GOGC costs CPU
     # and gains next to nothing.
@@ -143,6 +146,7 @@ def configure(
         data=True,
         readiness=Probe(port=PORT, path="/healthz", ca="serving.crt"),
         lifetime=Lifetime.BOUND,
+        open_files=OPEN_FILES,
         grace_seconds=GRACE_SECONDS,
     )
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable
 
@@ -71,6 +74,8 @@ class Instance:
         self._end = ""
         self._exited: Reason | None = None
         self._oom_kills = OomKills()
+        self._excess = ""
+        """Why we have ended it ourselves."""
         self._unsubscribe = runtime.subscribe(self._note)
 
     @property
@@ -135,6 +140,16 @@ class Instance:
                 self._running = False
                 await self._runtime.stop(self._component)
                 self._end, self._exited, self._failure = "", None, ""
+
+    def end_above(self, pid: int, *, taken_bytes: int, limit_bytes: int) -> None:
+        """End the process of that number, where it is still the present one, for taking more memory than it may."""
+        if self.state.pid != pid:
+            return
+        self._excess = f"it took {taken_bytes >> 20} MiB of memory, and may take {limit_bytes >> 20} MiB"
+        logger.warning("instance %s is ended: %s", self._component, self._excess)
+        with contextlib.suppress(ProcessLookupError):
+            # Its number is nobody else's: the runtime takes it back in this thread, and tells `state` of that.
+            os.kill(pid, signal.SIGKILL)
 
     async def follow(self, engagement: Engagement) -> None:
         """Follow the changes of the cluster's description until cancelled."""
@@ -215,8 +230,9 @@ class Instance:
 
     def _note_end(self, state: ComponentState) -> None:
         """Take note of an end, once: a failing attempt to start again tells of itself in the same phase."""
-        if state.message == self._end:
+        if self._end.endswith(state.message):
             return
-        self._end = state.message
-        self._exited = exit_reason(state.exit_code, state.message, oom_killed=self._oom_kills.more())
+        excess, self._excess = self._excess, ""
+        self._end = f"{excess}; it {state.message}" if excess else state.message
+        self._exited = exit_reason(state.exit_code, state.message, oom_killed=self._oom_kills.more() or bool(excess))
         self.exits[self._exited] += 1

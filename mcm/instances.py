@@ -83,6 +83,10 @@ class Instances(Aware):
         """The first one of each cluster: of controllers, where they run."""
         return {name: instances[0] for name, instances in self._instances.items()}
 
+    def all(self) -> list[Instance]:
+        """Every instance of every cluster."""
+        return [instance for instances in self._instances.values() for instance in instances]
+
     def profile(self, cluster: Cluster) -> str:
         """Tell which controllers run for a cluster, in one word, whether or not there is an instance."""
         return controllers_name(cluster, flags=self._flags)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import sys
@@ -17,6 +18,7 @@ from mcm.flags import check_flags
 from mcm.fleet import Fleet
 from mcm.guard import GuardPace
 from mcm.instances import Instances, remove_leftovers
+from mcm.memory_ceiling import MemoryCeiling
 from mcm.programs import Programs
 from mcm.reports import Reports
 from mcm.settings import Settings
@@ -66,7 +68,8 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
         fleet = Fleet(manager.clusters, instances=instances)
         async with serve_status(settings.listen, fleet=fleet, synced=following.synced):
             logger.info("mcm runs an instance for every %s at %s", settings.source.kind, config.server)
-            async with witness.running():
+            ceiling = MemoryCeiling(instances.all, limit_bytes=settings.instance_memory_mib << 20)
+            async with witness.running(), ceiling.kept() if settings.instance_memory_mib else contextlib.nullcontext():
                 await manager.run(until)
             logger.info("all instances have ended")
 

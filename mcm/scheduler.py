@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from mcm.certificate import ServingCertificate
-from mcm.configuration import ENVIRONMENT, GRACE_SECONDS, PORT, connection
+from mcm.configuration import ENVIRONMENT, GRACE_SECONDS, OPEN_FILES, PORT, connection
 from provider import Cluster
 from workloads import FILES, Address, Component, File, Lifetime, Port, Probe
 
@@ -42,5 +42,6 @@ def configure_scheduler(
         ports=(Port(number=address.ports[PORT], name=PORT),),
         readiness=Probe(port=PORT, path="/healthz", ca="serving.crt"),
         lifetime=Lifetime.BOUND,
+        open_files=OPEN_FILES,
         grace_seconds=GRACE_SECONDS,
     )

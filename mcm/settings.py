@@ -13,6 +13,8 @@ from mcm.sources import Source, add_source_flags
 
 __all__ = ["Listen", "Settings"]
 
+_LEAST_MIB = 64
+"""No instance runs with less: each would be ended again and again."""
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -36,6 +38,8 @@ class Settings:
     """Directories with kube-controller-manager, of several versions where there are several."""
     listen: Listen
     log_level: str
+    instance_memory_mib: int = 512
+    """An instance that takes more is ended and started again; 0: each takes what it needs."""
     flags: Flags
     """Of kube-controller-manager, for every instance."""
     source: Source
@@ -79,6 +83,14 @@ class Settings:
             metavar="HOST:PORT",
             help="address of /healthz, /readyz and /metrics (default: 127.0.0.1:8081)",
         )
+        parser.add_argument(
+            "--instance-memory-mib",
+            type=_mebibytes,
+            default=512,
+            metavar="MIB",
+            help="memory that an instance may take: one that takes more is ended and started again (default: 512;"
+            " 0: no limit)",
+        )
         parser.add_argument("--log-level", choices=_LEVELS, default="info", help="default: info")
         add_source_flags(parser)
         given, others = parser.parse_known_args(arguments)
@@ -92,6 +104,7 @@ class Settings:
             programs=tuple(given.programs),
             listen=given.listen,
             log_level=given.log_level,
+            instance_memory_mib=given.instance_memory_mib,
             flags=flags,
             source=source,
         )
@@ -102,6 +115,12 @@ def _directory(text: str) -> Path:
     if not path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is no directory")
     return path.absolute()
+
+
+def _mebibytes(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or 0 < int(text) < _LEAST_MIB:
+        raise argparse.ArgumentTypeError(f"{text!r} has to be a number of MiB, 0 or at least {_LEAST_MIB}")
+    return int(text)
 
 
 def _listen(text: str) -> Listen:

@@ -113,6 +113,8 @@ class Component:
     liveness_path: str | None = None
     """On the port of `readiness`: what does not answer 200 there hangs, and is started again by a runtime of pods."""
     resources: Resources | None = None
+    open_files: int | None = None
+    """So many files and connections it may have open at once, where the runtime can hold it to that: processes."""
     reached_by: tuple[str, ...] | None = None
     """Names of the components that may connect to it, where the runtime can keep others out: pods. None: anybody."""
     reaches: tuple[Reach, ...] = ()

@@ -144,5 +144,7 @@ def _digest(component: Component, *, program: Path) -> str:
         dict(component.env),
         component.data,
         component.lifetime.value,
+        # Only where there is one: what runs without goes on after an upgrade.
+        *([component.open_files] if component.open_files is not None else []),
     ]
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]

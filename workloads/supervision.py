@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import Callable
@@ -126,7 +128,7 @@ class Supervision:
         try:
             log = self._log.open()
             try:
-                return Process.spawn(
+                process = Process.spawn(
                     launch.argv,
                     environment=launch.environment,
                     directory=self.directory.path,
@@ -135,6 +137,8 @@ class Supervision:
                     stderr=log,
                     on_end=self._wake.set,
                 )
+                _bound_files(process, launch.component.open_files)
+                return process
             finally:
                 os.close(log)
         except OSError as error:
@@ -277,6 +281,16 @@ class Supervision:
         if state != self.state:
             self.state = state
             self._on_change(state.name)
+
+
+def _bound_files(process: Process, count: int | None) -> None:
+    """Limit what a process that has just been started may open. One that may open less already stays as it is."""
+    if count is None:
+        return
+    with contextlib.suppress(OSError):  # it has ended already, and that is told by its exit code
+        _, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        least = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (least, least))
 
 
 def _signal_name(number: int) -> str:

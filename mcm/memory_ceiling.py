@@ -1,0 +1,69 @@
+"""A bound on the memory of each instance, so that one control plane's objects cannot take that of all others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from mcm.instance import Instance
+
+__all__ = ["MemoryCeiling"]
+
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class MemoryCeiling:
+    """Looks every `interval_seconds` at what each instance takes, and ends one that takes more than `limit_bytes`.
+
+    It counts as the kernel's proportional set size does, with its share of pages that instances have in common. The
+    runtime starts it again, later and later, as it does after every end.
+    """
+
+    def __init__(
+        self, instances: Callable[[], Iterable[Instance]], *, limit_bytes: int, interval_seconds: float = 5.0
+    ) -> None:
+        self._instances = instances
+        self._limit_bytes = limit_bytes
+        self._interval_seconds = interval_seconds
+
+    @contextlib.asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """Look while within."""
+        task = asyncio.create_task(self._keep(), name="memory ceiling")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_seconds)
+            by_pid = {pid: each for each in self._instances() if (pid := each.state.pid) is not None}
+            # In a thread, because the kernel adds up the pages of a process while its table is read.
+            for pid, taken in await asyncio.to_thread(_above, tuple(by_pid), self._limit_bytes):
+                by_pid[pid].end_above(pid, taken_bytes=taken, limit_bytes=self._limit_bytes)
+
+
+def _above(pids: Sequence[int], limit_bytes: int) -> list[tuple[int, int]]:
+    """Processes that take more, and how many bytes; those that end meanwhile are left out."""
+    found = []
+    for pid in pids:
+        try:
+            # Cheap, and never less than the share: only who is near the ceiling is looked at closely.
+            resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+            share = _share(pid) if resident > limit_bytes else 0
+        except (OSError, IndexError):
+            continue
+        if share > limit_bytes:
+            found.append((pid, share))
+    return found
+
+
+def _share(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)

@@ -1,0 +1,101 @@
+"""What one instance may take of the machine that all share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcm.configuration import OPEN_FILES
+from mcm.fleet import Fleet
+from mcm.instances import Instances
+from mcm.memory_ceiling import MemoryCeiling
+from mcm.report import Reason
+from mcm.settings import Settings
+from provider import Cluster, ClusterConfig, Clusters
+from workloads import Pace, ProcessRuntime
+
+Eventually = Callable[..., Any]
+HUNGRY = "import time; taken = b'x' * (200 << 20); time.sleep(1000)"
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.last: dict[str, tuple[Reason, str]] = {}
+
+    async def announce(self, cluster: Cluster, *, version: str | None) -> None: ...
+
+    def say(self, name: str, reason: Reason, *, message: str = "") -> None:
+        self.last[name] = (reason, message)
+
+    def say_failure(self, cluster: Cluster, message: str) -> None: ...
+
+    async def end(self, name: str) -> None: ...
+
+
+@pytest.fixture
+async def runtime(tmp_path: Path) -> AsyncIterator[ProcessRuntime]:
+    async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=Pace(restart_base=0.05)) as found:
+        yield found
+
+
+def cluster(name: str) -> Cluster:
+    return Cluster(name, config=ClusterConfig(server=f"https://{name}.test", token="t"))
+
+
+async def test_an_instance_above_the_ceiling_is_ended_with_the_reason_and_no_other(
+    runtime: ProcessRuntime, tmp_path: Path, eventually: Eventually
+) -> None:
+    program = tmp_path / "kube-controller-manager"
+    program.write_text(
+        f'#!/bin/sh\ngrep -q hungry.test files/kubeconfig && exec {sys.executable} -c "{HUNGRY}"\nexec sleep 1000\n'
+    )
+    program.chmod(0o700)
+    heard = Heard()
+    instances = Instances(runtime, witness=heard)
+    clusters = Clusters(awares=[instances])
+    fleet = Fleet(clusters, instances=instances)
+
+    def summary(name: str) -> Any:
+        return next(found for found in fleet.summaries() if found.name == name)
+
+    try:
+        await clusters.add_or_replace(cluster("modest"))
+        await clusters.add_or_replace(cluster("hungry"))
+        pid = await eventually(lambda: summary("modest").pid)
+        async with MemoryCeiling(instances.all, limit_bytes=100 << 20, interval_seconds=0.1).kept():
+            await eventually(lambda: summary("hungry").exits.get("OutOfMemory", 0) >= 2)
+        assert set(summary("hungry").exits) == {"OutOfMemory"}
+        reason, message = heard.last["hungry"]
+        assert reason is Reason.OUT_OF_MEMORY
+        assert "MiB of memory, and may take 100 MiB" in message
+        assert (summary("modest").pid, summary("modest").restarts) == (pid, 0)
+    finally:
+        await clusters.aclose()
+
+
+async def test_an_instance_may_open_so_many_files(
+    runtime: ProcessRuntime, tmp_path: Path, eventually: Eventually
+) -> None:
+    program = tmp_path / "kube-controller-manager"
+    program.write_text("#!/bin/sh\nexec sleep 1000\n")
+    program.chmod(0o700)
+    instances = Instances(runtime, witness=Heard())
+    clusters = Clusters(awares=[instances])
+    try:
+        await clusters.add_or_replace(cluster("a"))
+        pid = await eventually(lambda: instances.by_cluster["a"].state.pid)
+        limits = Path(f"/proc/{pid}/limits").read_text()
+        [line] = [line for line in limits.splitlines() if line.startswith("Max open files")]
+        assert line.split()[3:5] == [str(OPEN_FILES), str(OPEN_FILES)]
+    finally:
+        await clusters.aclose()
+
+
+@pytest.mark.parametrize("text", ["1", "63", "-1", "512Mi", ""])
+def test_a_ceiling_under_which_nothing_runs_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SystemExit):
+        Settings.parse([f"--state-dir={tmp_path}", f"--programs-dir={tmp_path}", f"--instance-memory-mib={text}"])
