@@ -78,10 +78,11 @@ class Tenant:
         for number, pod in enumerate(await self.found("v1/Pod", selector=selector), start=1):
             if (pod.get("status") or {}).get("phase") == "Pending":
                 ready = {"type": "Ready", "status": str(phase == "Running"), "lastTransitionTime": now}
-                status = {"phase": phase, "conditions": [ready], "podIPs": [{"ip": f"10.1.0.{number}"}]}
+                address = f"10.1.0.{number}"
+                status = {"phase": phase, "conditions": [ready], "podIP": address, "podIPs": [{"ip": address}]}
                 with contextlib.suppress(NotFound, Conflict):
                     name = pod["metadata"]["name"]
-                    body = {"status": {**status, "podIP": status["podIPs"][0]["ip"]}}
+                    body = {"status": status}
                     await self.client.patch(PODS, name, body, namespace=self.namespace, subresource="status")
 
     async def settled(

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from provider import Client, ClusterConfig, Forbidden
+from provider import Client, ClusterConfig, Forbidden, Invalid
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -294,3 +294,29 @@ async def test_a_disruption_budget_tells_what_may_be_evicted(tenant: Any) -> Non
     assert two["status"]["disruptionsAllowed"] == 0
     await tenant.settled(kind, "web", lambda found: found["status"]["disruptionsAllowed"] == 1)
     assert evicted not in await tenant.names(POD)
+
+
+async def test_a_validating_admission_policy_is_enforced_without_a_controller_that_looks_at_it(tenant: Any) -> None:
+    """Profile Nodeless leaves out the one controller of policies, which does no more than warn of their types."""
+    group, name = "admissionregistration.k8s.io/v1", tenant.namespace
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"]}
+    here = {"matchLabels": {"kubernetes.io/metadata.name": name}}
+    validation = {"expression": "object.metadata.name != 'unwanted'", "message": "not wanted here"}
+    spec = {
+        "matchConstraints": {"resourceRules": [rule], "namespaceSelector": here},
+        "validations": [validation],
+    }
+    await tenant.create(f"{group}/ValidatingAdmissionPolicy", name, spec=spec)
+    binding = {"policyName": name, "validationActions": ["Deny"]}
+    await tenant.create(f"{group}/ValidatingAdmissionPolicyBinding", name, spec=binding)
+
+    async def refused() -> str:
+        try:
+            await tenant.create(CONFIG_MAP, "unwanted")
+        except Invalid as error:
+            return str(error)
+        await tenant.delete(CONFIG_MAP, "unwanted")
+        return ""
+
+    assert "not wanted here" in await tenant.eventually(refused)
+    await tenant.create(CONFIG_MAP, "wanted")
