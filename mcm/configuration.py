@@ -44,7 +44,7 @@ OPEN_FILES: Final = 4096
 """Of one instance; it has some 30 of its own, and a connection for each client that asks it for something."""
 ENVIRONMENT: Final = {
     # Trade a little CPU for memory, of which there is an amount for each cluster. Measured (docs/measured.md): 30 takes
-    # 1 to 2 MiB less than 50; 20 gains next to nothing on top of that, and collects half as often again.
+    # up to 2 MiB less than 50; 20 gains next to nothing on top of that, and collects half as often again.
     "GOGC": "30",
     "GOMAXPROCS": "1",
 }
