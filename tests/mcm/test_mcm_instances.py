@@ -142,6 +142,24 @@ async def test_a_changed_key_that_is_read_once_restarts_the_instance(world: Worl
     assert world.file("a", "sa.key").read_bytes() == b"second"
 
 
+async def test_edits_in_a_row_come_to_one_restart_and_to_none_where_the_last_one_undoes_them(
+    world: World, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    await world.clusters.add_or_replace(cluster("a", credentials={"sa.key": b"first"}))
+    pid = await eventually(lambda: world.pid("a"))
+    for key in (b"second", b"third", b"first"):
+        await world.clusters.add_or_replace(cluster("a", credentials={"sa.key": key}))
+    await eventually(lambda: "goes on" in caplog.text)
+    assert world.pid("a") == pid
+    for key in (b"second", b"third"):
+        await world.clusters.add_or_replace(cluster("a", credentials={"sa.key": key}))
+    await eventually(lambda: "has the changed configuration" in caplog.text)
+    assert world.pid("a") not in {None, pid}
+    assert caplog.text.count("has the changed configuration") == 1
+    assert world.file("a", "sa.key").read_bytes() == b"third"
+
+
 async def test_what_cannot_be_started_is_told_and_disturbs_no_other(world: World, eventually: Eventually) -> None:
     await world.clusters.add_or_replace(cluster("bad", attributes={"profile": "Tiny"}))
     await world.clusters.add_or_replace(cluster("good"))
