@@ -34,8 +34,9 @@ async def test_mcm_reads_registrations_and_the_one_secret_each_resolves_to(field
         for verb in ("get", "watch"):
             assert await may(mcm, verb, "secrets", **secret)
         assert (await mcm.get(SECRETS, secret["name"], namespace=secret["namespace"]))["data"]["sa.key"]
-        for verb in ("get", "list", "watch"):
+        for verb in ("list", "watch"):
             assert await may(mcm, verb, "controlplaneregistrations", group=_GROUP)
+        for verb in ("get", "list", "watch"):
             assert not await may(mcm, verb, "controlplanes", group=_GROUP)
             assert not await may(mcm, verb, "secrets", namespace=secret["namespace"])
             assert not await may(mcm, verb, "secrets")
