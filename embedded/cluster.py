@@ -236,7 +236,7 @@ class ManagementCluster:
         self._mcm = components.python(
             components.MCM,
             module="mcm.main",
-            args=(f"--state-dir={handle.mcm_directory}", *programs),
+            args=(f"--state-dir={handle.mcm_directory}", "--report-status", *programs),
             address=addresses[components.MCM],
             kubeconfig=handle.mcm_kubeconfig.read_bytes(),
         )

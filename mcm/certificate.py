@@ -1,4 +1,4 @@
-"""Serving certificates of instances, so that nobody but the instance can answer its readiness probe."""
+"""Certificates between mcm and its instances: nobody but the instance answers mcm, and it answers nobody but mcm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-__all__ = ["ServingCertificate"]
+__all__ = ["ReaderCertificate", "ServingCertificate"]
 
 _VALID = dt.timedelta(days=3650)
 _CLOCK_SKEW = dt.timedelta(hours=1)
@@ -27,36 +27,64 @@ class ServingCertificate:
     @classmethod
     def create(cls, *, host: str) -> ServingCertificate:
         """Make a key and a certificate for a host name or address."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mcm instance")])
-        identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-        usage = dict.fromkeys(_OTHER_USAGES, False) | {"digital_signature": True, "key_cert_sign": True}
-        now = dt.datetime.now(dt.UTC)
-        certificate = (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _CLOCK_SKEW)
-            .not_valid_after(now + _VALID)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(x509.KeyUsage(**usage), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-            .add_extension(x509.SubjectAlternativeName([_general_name(host)]), critical=False)
-            .add_extension(identifier, critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier),
-                critical=False,
-            )
-            .sign(key, hashes.SHA256())
-        )
         return cls(
-            certificate=certificate.public_bytes(serialization.Encoding.PEM),
-            key=key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            ),
+            *_sign_itself(
+                x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mcm instance")]),
+                usage=ExtendedKeyUsageOID.SERVER_AUTH,
+                alternative=_general_name(host),
+            )
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderCertificate:
+    """What mcm shows to its instances to read their metrics, in PEM. It is its own authority, and no other is trusted.
+
+    Its group is one that Kubernetes components let do everything without asking the API server (`AlwaysAllowGroups` of
+    apiserver's DelegatingAuthorizationOptions): an instance whose API server is silent still tells its metrics. No API
+    server knows this authority, so the certificate is worth nothing elsewhere.
+    """
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+    @classmethod
+    def create(cls) -> ReaderCertificate:
+        """Make a key and a certificate."""
+        name = [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, "system:masters"),
+            x509.NameAttribute(NameOID.COMMON_NAME, "mcm"),
+        ]
+        return cls(*_sign_itself(x509.Name(name), usage=ExtendedKeyUsageOID.CLIENT_AUTH))
+
+
+def _sign_itself(
+    name: x509.Name, *, usage: x509.ObjectIdentifier, alternative: x509.GeneralName | None = None
+) -> tuple[bytes, bytes]:
+    """Make a certificate that is its own authority, and its key, in PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    usages = dict.fromkeys(_OTHER_USAGES, False) | {"digital_signature": True, "key_cert_sign": True}
+    now = dt.datetime.now(dt.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + _VALID)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.KeyUsage(**usages), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        .add_extension(identifier, critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+    )
+    if alternative is not None:
+        builder = builder.add_extension(x509.SubjectAlternativeName([alternative]), critical=False)
+    certificate = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    plain = serialization.NoEncryption()
+    return certificate, key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
 
 
 _OTHER_USAGES = (

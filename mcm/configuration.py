@@ -42,6 +42,7 @@ _TOKEN: Final = "token"  # noqa: S105 - a file's name
 _SERVER_CA: Final = "server-ca.crt"
 OPEN_FILES: Final = 4096
 """Of one instance; it has some 30 of its own, and a connection for each client that asks it for something."""
+_READERS: Final = "readers-ca.crt"
 ENVIRONMENT: Final = {
     # Trade a little CPU for memory, of which there is an amount for each cluster. Measured (docs/measured.md): 30 takes
     # up to 2 MiB less than 50; 20 gains next to nothing on top of that, and collects half as often again.
@@ -107,9 +108,17 @@ _DEFAULTS: Final = (
 
 
 def configure(
-    cluster: Cluster, *, address: Address, serving: ServingCertificate, flags: Flags, program: str = PROGRAM
+    cluster: Cluster,
+    *,
+    address: Address,
+    serving: ServingCertificate,
+    flags: Flags,
+    program: str = PROGRAM,
+    readers: bytes | None = None,
 ) -> Component:
     """Describe the instance of a cluster. `program` is as `Component.program` has it.
+
+    `readers` is the authority of those that may read its metrics, in PEM.
 
     Where two descriptions differ only in files that kube-controller-manager reads again by itself, the process goes on.
     Raises ConfigurationError where the profile is not known or the kubeconfig has no credentials.
@@ -130,6 +139,8 @@ def configure(
         # mcm ends one instance before it starts the next: a Lease in each tenant would cost writes and say the same.
         "--leader-elect=false",
         *(f"{flag}={FILES}/{name}" for name, flag in _KEY_FLAGS.items() if name in keys),
+        # In place of the authorities that the tenant's API server names, which then open nothing here.
+        *((f"--client-ca-file={FILES}/{_READERS}",) if readers is not None else ()),
     ]
     return Component(
         name=component_name(cluster.name),
@@ -140,6 +151,7 @@ def configure(
             **{name: File(content, reloaded=name.startswith("signing-ca.")) for name, content in keys.items()},
             "serving.crt": File(serving.certificate),
             "serving.key": File(serving.key),
+            **({_READERS: File(readers)} if readers is not None else {}),
         },
         env=ENVIRONMENT,
         ports=(Port(number=address.ports[PORT], name=PORT),),

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from mcm.instance import Instance
 from mcm.instances import Instances
-from mcm.report import Reason
+from mcm.report import Reason, shorten
+from mcm.scrape import Target
 from mcm.together import foremost
 from provider import LOCAL, Clusters
 from workloads import Phase
@@ -40,9 +41,14 @@ class ClusterSummary:
     state: State
     profile: str
     server: str
+    version: str | None = None
+    """Of the program; None where it was not chosen by its version."""
     pid: int | None = None
     restarts: int = 0
     message: str = ""
+    """What is wrong now; empty where nothing is."""
+    last_error: str = ""
+    """What was wrong last, also where that is over."""
     exits: Mapping[str, int] = field(default_factory=dict)
     """How often its instances ended by themselves, by the reason."""
     others: tuple[tuple[str, int | None], ...] = ()
@@ -52,6 +58,7 @@ class ClusterSummary:
         """All of it but the name."""
         document = asdict(self)
         del document["name"]
+        document["lastError"] = document.pop("last_error")
         others = dict(document.pop("others"))
         return document | ({"others": others} if others else {})
 
@@ -86,10 +93,16 @@ class Fleet:
                         state=State.PENDING,
                         profile=self._instances.profile(cluster),
                         server=cluster.config.server,
-                        message=self._clusters.failure(name) or "",
+                        message=(failure := self._clusters.failure(name) or ""),
+                        last_error=failure,
                     )
                 )
         return summaries
+
+    def targets(self) -> list[Target]:
+        """Where the metrics of the instances of controllers are that are ready."""
+        groups = self._instances.groups.values()
+        return [target for group in groups for each in group if (target := each.target) is not None]
 
     def _summarize(self, instances: Sequence[Instance]) -> ClusterSummary:
         first, shown = instances[0], foremost(instances)
@@ -102,9 +115,11 @@ class Fleet:
             state=_STATES[shown.state.phase],
             profile=self._instances.profile(first.cluster),
             server=first.cluster.config.server,
+            version=first.version,
             pid=first.state.pid,
             restarts=sum(each.state.restarts for each in instances),
-            message=message[-_MESSAGE_LENGTH:],
+            message=shorten(message, length=_MESSAGE_LENGTH),
+            last_error=shorten(shown.message or shown.last_error, length=_MESSAGE_LENGTH),
             exits={str(reason): count for reason, count in sorted(exits.items())},
             others=tuple((each.service.program, each.state.pid) for each in instances[1:]),
         )

@@ -17,11 +17,12 @@ from mcm.exits import OomKills, exit_reason
 from mcm.flags import NO_FLAGS, Flags
 from mcm.programs import Programs
 from mcm.report import Reason, reason_of
+from mcm.scrape import Target
 from mcm.services import Served
 from mcm.start_budget import StartBudget
 from mcm.tenant import Obstacle
 from provider import Backoff, Cluster, Engagement
-from workloads import Component, ComponentState, Phase, Runtime, WorkloadsError
+from workloads import Address, Component, ComponentState, Phase, Runtime, WorkloadsError
 
 __all__ = ["Instance"]
 
@@ -48,6 +49,7 @@ class Instance:
         programs: Programs | None = None,
         budget: StartBudget | None = None,
         settle_seconds: float = 2.0,
+        readers: bytes | None = None,
     ) -> None:
         self.cluster = cluster
         self.service = service
@@ -60,6 +62,11 @@ class Instance:
         """Of the program, such as v1.36.3, from `check` on; None where it was not chosen by its version."""
         self._changed = changed
         self._settle_seconds = settle_seconds
+        self._readers = readers
+        """Authority of those that may read the metrics of the process, in PEM."""
+        self._address: Address | None = None
+        self.last_error = ""
+        """Why it ended last or was held, also where that is over."""
         self._component = service.component(cluster.name)
         self._serving: ServingCertificate | None = None
         self._budget = budget or StartBudget()
@@ -77,6 +84,21 @@ class Instance:
         self._excess = ""
         """Why we have ended it ourselves."""
         self._unsubscribe = runtime.subscribe(self._note)
+
+    @property
+    def component(self) -> str:
+        """Its name in the runtime."""
+        return self._component
+
+    @property
+    def target(self) -> Target | None:
+        """Where its metrics are, while it is ready; None also where nobody may read them."""
+        address, serving = self._address, self._serving
+        unread = self._readers is None or self.service is not Served.CONTROLLERS
+        if unread or address is None or serving is None or self.state.phase is not Phase.READY:
+            return None
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        return Target(self.cluster.name, f"https://{host}:{address.ports[PORT]}/metrics", serving.certificate)
 
     @property
     def state(self) -> ComponentState:
@@ -183,7 +205,7 @@ class Instance:
             try:
                 await self._change(engagement.cluster)
             except (McmError, WorkloadsError) as error:
-                self._failure = f"changes are not followed: {error}"
+                self._failure = self.last_error = f"changes are not followed: {error}"
                 self._changed()
                 delay = backoff.next_delay()
                 logger.warning("instance %s: %s, again in %.1f s", self._component, self._failure, delay)
@@ -209,12 +231,17 @@ class Instance:
 
     async def _describe(self, cluster: Cluster) -> Component:
         build = await self.service.choose(cluster, programs=self._programs)
-        address = await self._runtime.reserve(self._component, ports=(PORT,))
+        address = self._address = await self._runtime.reserve(self._component, ports=(PORT,))
         if self._serving is None:
             self._serving = ServingCertificate.create(host=address.host)
         self.version = build.version
         return self.service.describe(
-            cluster, address=address, serving=self._serving, flags=self._flags, program=build.program
+            cluster,
+            address=address,
+            serving=self._serving,
+            flags=self._flags,
+            program=build.program,
+            readers=self._readers,
         )
 
     def _note(self, component: str) -> None:
@@ -233,6 +260,6 @@ class Instance:
         if self._end.endswith(state.message):
             return
         excess, self._excess = self._excess, ""
-        self._end = f"{excess}; it {state.message}" if excess else state.message
+        self._end = self.last_error = f"{excess}; it {state.message}" if excess else state.message
         self._exited = exit_reason(state.exit_code, state.message, oom_killed=self._oom_kills.more() or bool(excess))
         self.exits[self._exited] += 1

@@ -63,14 +63,18 @@ class Instances(Aware):
         programs: Programs | None = None,
         guard_pace: GuardPace | None = None,
         budget: StartBudget | None = None,
+        readers: bytes | None = None,
     ) -> None:
-        """Without `guard_pace` instances run whatever stands in the way of them in their cluster."""
+        """`readers` is the authority of those that may read the metrics of instances, in PEM; None: nobody may.
+
+        Without `guard_pace` instances run whatever stands in the way of them in their cluster."""
         self._runtime = runtime
         self._witness = witness
         self._flags = flags
         self._programs = programs or Programs(runtime=runtime)
         self._guard_pace = guard_pace
         self._budget = budget or StartBudget()
+        self._readers = readers
         self._instances: dict[str, tuple[Instance, ...]] = {}
 
     @property
@@ -121,6 +125,7 @@ class Instances(Aware):
             flags=self._flags,
             programs=self._programs,
             budget=self._budget,
+            readers=self._readers,
         )
 
     def _guard(self, instance: Instance) -> Guard:

@@ -7,24 +7,29 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 import uvloop
 
+from mcm.certificate import ReaderCertificate
 from mcm.configuration import PROGRAM
 from mcm.errors import McmError
+from mcm.events import Events
 from mcm.flags import check_flags
 from mcm.fleet import Fleet
 from mcm.guard import GuardPace
+from mcm.instance_logs import InstanceLog, InstanceLogs, LogForm
 from mcm.instances import Instances, remove_leftovers
 from mcm.memory_ceiling import MemoryCeiling
+from mcm.metrics import InstanceMetrics, Metrics
 from mcm.programs import Programs
 from mcm.reports import Reports
+from mcm.scrape import Scraper
 from mcm.settings import Settings
 from mcm.silence import Silence
 from mcm.status import serve_status
-from provider import Client, ClusterConfig, Manager, ProviderError
+from provider import Client, ClusterConfig, EventRecorder, Manager, ProviderError
 from provider.logs import json_logging
 from workloads import ProcessRuntime, Runtime, WorkloadsError
 
@@ -58,20 +63,73 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
     ):
         await remove_leftovers(runtime)
         following = settings.source.follow(client)
-        witness: Reports | Silence = Silence()
-        if (registrations := following.registrations) is not None:
-            witness = Reports(client, registration=registrations.registration, version=await _version(runtime))
-            registrations.listen(witness.look)
+        registrations = following.registrations
+        witness: Reports | Silence | Events
+        base: Reports | Silence
+        quiet = Silence(registration=registrations.registration if registrations is not None else None)
+        witness = base = quiet
+        if registrations is not None and settings.report_status:
+            reports = Reports(client, registration=registrations.registration, version=await _version(runtime))
+            registrations.listen(reports.look)
+            witness = base = reports
         programs = Programs(settings.programs, runtime=runtime)
-        instances = Instances(runtime, witness=witness, flags=settings.flags, programs=programs, guard_pace=GuardPace())
-        manager = Manager(config, following.provider, awares=[instances])
-        fleet = Fleet(manager.clusters, instances=instances)
-        async with serve_status(settings.listen, fleet=fleet, synced=following.synced):
-            logger.info("mcm runs an instance for every %s at %s", settings.source.kind, config.server)
-            ceiling = MemoryCeiling(instances.all, limit_bytes=settings.instance_memory_mib << 20)
-            async with witness.running(), ceiling.kept() if settings.instance_memory_mib else contextlib.nullcontext():
-                await manager.run(until)
-            logger.info("all instances have ended")
+        reader = ReaderCertificate.create() if settings.instance_metrics is not InstanceMetrics.NONE else None
+        async with _events(client) as recorder, _scraper(reader) as scraper:
+            if registrations is not None:
+                witness = Events(base, recorder=recorder, registration=registrations.registration)
+            instances = Instances(
+                runtime,
+                witness=witness,
+                flags=settings.flags,
+                programs=programs,
+                guard_pace=GuardPace(),
+                readers=reader.certificate if reader else None,
+            )
+            manager = Manager(config, following.provider, awares=[instances])
+            fleet = Fleet(manager.clusters, instances=instances)
+            metrics = Metrics(fleet, scraper=scraper, full=settings.instance_metrics is InstanceMetrics.FULL)
+            async with serve_status(settings.listen, fleet=fleet, metrics=metrics, synced=following.synced):
+                logger.info("mcm runs an instance for every %s at %s", settings.source.kind, config.server)
+                ceiling = MemoryCeiling(instances.all, limit_bytes=settings.instance_memory_mib << 20)
+                kept = ceiling.kept() if settings.instance_memory_mib else contextlib.nullcontext()
+                async with base.running(), kept, _logs(settings, instances=instances, runtime=runtime):
+                    await manager.run(until)
+                logger.info("all instances have ended")
+
+
+@contextlib.asynccontextmanager
+async def _events(client: Client) -> AsyncIterator[EventRecorder]:
+    recorder = EventRecorder(lambda: client, component="mcm")
+    try:
+        yield recorder
+    finally:
+        await recorder.aclose()
+
+
+def _scraper(reader: ReaderCertificate | None) -> contextlib.AbstractAsyncContextManager[Scraper | None]:
+    return Scraper(reader) if reader is not None else contextlib.nullcontext()
+
+
+@contextlib.asynccontextmanager
+async def _logs(settings: Settings, *, instances: Instances, runtime: ProcessRuntime) -> AsyncIterator[None]:
+    if settings.instance_logs is LogForm.FILES:
+        yield
+        return
+
+    def present() -> list[InstanceLog]:
+        return [
+            InstanceLog(instance, name, runtime.log_path(instance.component))
+            for name, group in instances.groups.items()
+            for instance in group
+        ]
+
+    logs = InstanceLogs(present, form=settings.instance_logs, stream=sys.stdout)
+    unsubscribe = runtime.subscribe(logs.look)
+    try:
+        async with logs.running():
+            yield
+    finally:
+        unsubscribe()
 
 
 async def _version(runtime: Runtime) -> str | None:

@@ -1,90 +1,175 @@
-"""Metrics of mcm: a fixed set of series for each cluster, none for a cluster that is gone."""
+"""Metrics of mcm and its instances: a fixed set of series for each cluster, none for a cluster that is gone."""
 
 from __future__ import annotations
 
 import asyncio
-import time
+import enum
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Final
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from mcm.digest import SERIES, digest
+from mcm.errors import McmError
 from mcm.exits import EXIT_REASONS
+from mcm.exposition import Families
 from mcm.fleet import ClusterSummary, Fleet, State
+from mcm.memory import pss_by_pid
+from mcm.scrape import Scraper, Target
 
-__all__ = ["Metrics"]
+__all__ = ["InstanceMetrics", "Metrics"]
 
-_PSS_BUDGET_SECONDS: Final = 2.0
+_FULL_BYTES: Final = 32 << 20
+"""Of the texts of all instances together."""
+
+Digest = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+class _Answers(NamedTuple):
+    """What instances said, by cluster."""
+
+    asked: frozenset[str] = frozenset()
+    digests: Mapping[str, Digest] = MappingProxyType({})
+    texts: Mapping[str, str] = MappingProxyType({})
+
+
+class InstanceMetrics(enum.StrEnum):
+    """What of the metrics of instances mcm tells."""
+
+    NONE = "none"
+    """Nothing: instances are not asked."""
+    FIXED = "fixed"
+    """`mcm.digest.SERIES`: a few series for each cluster."""
+    FULL = "full"
+    """All: thousands of series for each cluster."""
 
 
 class Metrics:
-    """Renders the fleet for Prometheus. Nothing is kept between scrapes."""
+    """Renders the fleet for Prometheus. Nothing is kept between scrapes.
 
-    def __init__(self, fleet: Fleet) -> None:
+    `scraper` reads the metrics of instances, all of them where `full`; None: they are not told.
+    """
+
+    def __init__(self, fleet: Fleet, *, scraper: Scraper | None = None, full: bool = False) -> None:
         self._fleet = fleet
+        self._scraper = scraper
+        self._full = full
         self._scrape = asyncio.Lock()
 
     async def render(self) -> bytes:
-        """The text format. Several scrapes at once wait for each other, so that they cost no more than one."""
+        """The text format. Several scrapes at once wait for each other, so that instances are asked by one only."""
         async with self._scrape:
-            summaries = self._fleet.summaries()
-            pss = await asyncio.to_thread(_pss_by_pid, [pid for found in summaries for pid in found.pids])
-            registry = CollectorRegistry()
-            ProcessCollector(registry=registry)
-            registry.register(_FleetCollector(summaries, pss=pss))
-            return generate_latest(registry)
+            return await self._render()
+
+    async def _render(self) -> bytes:
+        pids = [pid for found in self._fleet.summaries() for pid in found.pids]
+        async with asyncio.TaskGroup() as tasks:
+            measured = tasks.create_task(asyncio.to_thread(pss_by_pid, pids), name="memory of instances")
+            asked = tasks.create_task(self._ask(), name="metrics of instances")
+        pss, answers = measured.result(), asked.result()
+        registry = CollectorRegistry()
+        registry.register(_Collected(self._collect(pss, answers)))
+        text = generate_latest(registry)
+        return await self._with_texts(text, answers.texts) if self._full else text
+
+    async def _ask(self) -> _Answers:
+        if self._scraper is None:
+            return _Answers()
+        targets = self._fleet.targets()
+        asked = frozenset(target.cluster for target in targets)
+        if self._full:
+            return _Answers(asked, texts=await self._scraper.scrape(targets, take=_Budget(_FULL_BYTES)))
+        return _Answers(asked, digests=await self._scraper.scrape(targets, take=_digest))
+
+    def _collect(self, pss: Mapping[int, int], answers: _Answers) -> Iterable[Metric]:
+        summaries = self._fleet.summaries()  # as it is now: some have gone while the others were asked
+        families = {family.name: family for family in ProcessCollector(registry=None).collect()}
+        families |= {family.name: family for family in _fleet_families(summaries, pss=pss)}
+        success = GaugeMetricFamily(
+            "mcm_instance_scrape_success",
+            "1 where the metrics of the cluster's ready instance were read.",
+            labels=["cluster"],
+        )
+        for found in summaries:
+            if found.name in answers.asked:
+                success.add_metric([found.name], found.name in answers.digests or found.name in answers.texts)
+                _add(families, cluster=found.name, values=answers.digests.get(found.name, {}))
+        return [*families.values(), success]
+
+    async def _with_texts(self, own: bytes, texts: Mapping[str, str]) -> bytes:
+        families = Families()
+        families.add(own.decode().split("\n"))
+        present = {found.name for found in self._fleet.summaries()}
+        for cluster, text in texts.items():
+            if cluster in present:
+                families.add(text.split("\n"), cluster=cluster)
+                await asyncio.sleep(0)  # each takes some 20 ms of the loop
+        return families.render()
 
 
-class _FleetCollector(Collector):
-    def __init__(self, summaries: Sequence[ClusterSummary], *, pss: Mapping[int, int]) -> None:
-        self._summaries = summaries
-        self._pss = pss
+class _Collected(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
 
     @override
     def collect(self) -> Iterable[Metric]:
-        clusters = GaugeMetricFamily("mcm_clusters", "Clusters by the state of their instance.", labels=["state"])
-        counts = Counter(found.state for found in self._summaries)
-        for state in State:
-            clusters.add_metric([state], counts[state])
-        up = GaugeMetricFamily("mcm_instance_up", "1 where the cluster's instance is ready.", labels=["cluster"])
-        restarts = CounterMetricFamily(
-            "mcm_instance_restarts", "Starts after the instance ended by itself.", labels=["cluster"]
-        )
-        pss = GaugeMetricFamily(
-            "mcm_instance_pss_bytes",
-            "Memory of the instances of a cluster, their share of shared pages included.",
-            labels=["cluster"],
-        )
-        exits = CounterMetricFamily(
-            "mcm_instance_exits", "Ends of the instance by itself, by the reason.", labels=["cluster", "reason"]
-        )
-        for found in self._summaries:
-            for reason in EXIT_REASONS:
-                exits.add_metric([found.name, reason], found.exits.get(reason, 0))
-            up.add_metric([found.name], found.state is State.READY)
-            restarts.add_metric([found.name], found.restarts)
-            measured = [self._pss[pid] for pid in found.pids if pid in self._pss]
-            if measured:
-                pss.add_metric([found.name], sum(measured))
-        return [clusters, up, restarts, exits, pss]
+        return self._families
 
 
-def _pss_by_pid(pids: Iterable[int]) -> dict[int, int]:
-    """Bytes by process; those that end meanwhile, or that the time does not suffice for, are left out."""
-    deadline = time.monotonic() + _PSS_BUDGET_SECONDS
-    found = {}
-    for pid in pids:
-        if time.monotonic() > deadline:
-            break
-        try:
-            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        except OSError:
-            continue
-        if line := next((line for line in rollup.splitlines() if line.startswith("Pss:")), None):
-            found[pid] = int(line.split()[1]) * 1024
-    return found
+def _digest(_: Target, text: str) -> Digest:
+    return digest(text.split("\n"))
+
+
+class _Budget:
+    """Takes texts as they are, as long as they are not too much together."""
+
+    def __init__(self, budget: int) -> None:
+        self._left = budget
+
+    def __call__(self, target: Target, text: str) -> str:
+        if len(text) > self._left:
+            raise McmError(f"all instances together say more than is passed on; {target.cluster} is left out")
+        self._left -= len(text)
+        return text
+
+
+def _fleet_families(summaries: Iterable[ClusterSummary], *, pss: Mapping[int, int]) -> list[Metric]:
+    found = list(summaries)
+    clusters = GaugeMetricFamily("mcm_clusters", "Clusters by the state of their instance.", labels=["state"])
+    counts = Counter(summary.state for summary in found)
+    for state in State:
+        clusters.add_metric([state], counts[state])
+    up = GaugeMetricFamily("mcm_instance_up", "1 where the cluster's instance is ready.", labels=["cluster"])
+    restarts = CounterMetricFamily(
+        "mcm_instance_restarts", "Starts after the instance ended by itself.", labels=["cluster"]
+    )
+    memory = GaugeMetricFamily(
+        "mcm_instance_pss_bytes",
+        "Memory of the instances of a cluster, their share of shared pages included.",
+        labels=["cluster"],
+    )
+    exits = CounterMetricFamily(
+        "mcm_instance_exits", "Ends of the instance by itself, by the reason.", labels=["cluster", "reason"]
+    )
+    for summary in found:
+        up.add_metric([summary.name], summary.state is State.READY)
+        restarts.add_metric([summary.name], summary.restarts)
+        for reason in EXIT_REASONS:
+            exits.add_metric([summary.name, reason], summary.exits.get(reason, 0))
+        if measured := [pss[pid] for pid in summary.pids if pid in pss]:
+            memory.add_metric([summary.name], sum(measured))
+    return [clusters, up, restarts, exits, memory]
+
+
+def _add(families: dict[str, Metric], *, cluster: str, values: Digest) -> None:
+    """Add what an instance says; mcm itself has some metrics of the same names, without the label."""
+    for (name, labels), value in values.items():
+        series = SERIES[name]
+        base = name.removesuffix("_total") if series.type == "counter" else name
+        family = families.setdefault(base, Metric(base, series.help, series.type))
+        family.add_sample(name, {"cluster": cluster, **dict(labels)}, value)

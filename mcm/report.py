@@ -11,7 +11,7 @@ from typing import Any, Final
 from api import RUNNING
 from workloads import Phase
 
-__all__ = ["Essence", "Reason", "Report", "essence_of", "reason_of"]
+__all__ = ["Essence", "Reason", "Report", "essence_of", "reason_of", "shorten"]
 
 _MESSAGE_LENGTH: Final = 1000
 
@@ -120,6 +120,11 @@ class Report:
             "metadata": {"name": metadata["name"]},
             "status": {"conditions": [condition], **instance},
         }
+
+
+def shorten(message: str, *, length: int) -> str:
+    """Keep how an instance ended, which comes first, and the last words of its log."""
+    return message if len(message) <= length else f"{message[:200]}…{message[201 - length :]}"
 
 
 def essence_of(registration: Mapping[str, Any]) -> tuple[Essence, str] | None:

@@ -14,7 +14,7 @@ from mcm.report import Reason, Report, essence_of
 from provider import Backoff, Client, Cluster, Controller, NotFound, ProviderError, Result, Unreachable, WorkQueue
 from provider.providers.registration import REGISTRATIONS, UID_ATTRIBUTE
 
-__all__ = ["Reports"]
+__all__ = ["Object", "Reports", "check_wanted"]
 
 logger = logging.getLogger(__name__)
 
@@ -110,8 +110,7 @@ class Reports:
             self._check_wanted(name, uid=uid)
 
     def _check_wanted(self, name: str, *, uid: str) -> None:
-        if not _wants(self._latest(name), uid=uid):
-            raise RegistrationWithdrawn(f"registration {name} wants no instance for control plane {uid} any more")
+        check_wanted(name, self._latest(name), uid=uid)
 
     def say(self, name: str, reason: Reason, *, message: str = "") -> None:
         """Say how the instance is now, which was announced."""
@@ -219,6 +218,12 @@ def _until(subject: _Subject, wanted: Report | None, *, registration: Object, at
     if said is not None and said[0] == wanted.essence:
         return max(0.0, subject.written_at + _REFRESH_SECONDS - now) if said[1] != wanted.sentence else None
     return 0.0 if at_once else max(0.0, subject.not_before - now)
+
+
+def check_wanted(name: str, registration: Object | None, *, uid: str) -> None:
+    """Raise RegistrationWithdrawn where a registration wants no instance for a control plane, as it was last seen."""
+    if not _wants(registration, uid=uid):
+        raise RegistrationWithdrawn(f"registration {name} wants no instance for control plane {uid} any more")
 
 
 def _wants(registration: Object | None, *, uid: str) -> bool:

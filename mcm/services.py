@@ -42,11 +42,21 @@ class Served(enum.Enum):
         return build
 
     def describe(
-        self, cluster: Cluster, *, address: Address, serving: ServingCertificate, flags: Flags, program: str
+        self,
+        cluster: Cluster,
+        *,
+        address: Address,
+        serving: ServingCertificate,
+        flags: Flags,
+        program: str,
+        readers: bytes | None = None,
     ) -> Component:
-        """Describe its component; `flags` are for controllers alone. Raises ConfigurationError: see `configure`."""
+        """Describe its component; `flags` and `readers` are for controllers alone.
+
+        Raises ConfigurationError: see `configure`.
+        """
         if self is Served.CONTROLLERS:
-            return configure(cluster, address=address, serving=serving, flags=flags, program=program)
+            return configure(cluster, address=address, serving=serving, flags=flags, program=program, readers=readers)
         name = self.component(cluster.name)
         return configure_scheduler(cluster, name=name, address=address, serving=serving, program=program)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from mcm.errors import ConfigurationError
 from mcm.flags import Flags
+from mcm.instance_logs import LogForm
+from mcm.metrics import InstanceMetrics
 from mcm.sources import Source, add_source_flags
 
 __all__ = ["Listen", "Settings"]
@@ -40,6 +42,10 @@ class Settings:
     log_level: str
     instance_memory_mib: int = 512
     """An instance that takes more is ended and started again; 0: each takes what it needs."""
+    instance_metrics: InstanceMetrics
+    instance_logs: LogForm
+    report_status: bool
+    """Whether registrations are told of their instances, which the operator's removals and moves wait for."""
     flags: Flags
     """Of kube-controller-manager, for every instance."""
     source: Source
@@ -81,7 +87,7 @@ class Settings:
             type=_listen,
             default=Listen("127.0.0.1", 8081),
             metavar="HOST:PORT",
-            help="address of /healthz, /readyz and /metrics (default: 127.0.0.1:8081)",
+            help="address of /healthz, /readyz, /clusters and /metrics (default: 127.0.0.1:8081)",
         )
         parser.add_argument(
             "--instance-memory-mib",
@@ -93,6 +99,7 @@ class Settings:
         )
         parser.add_argument("--log-level", choices=_LEVELS, default="info", help="default: info")
         add_source_flags(parser)
+        _add_observation(parser)
         given, others = parser.parse_known_args(arguments)
         try:
             flags, source = Flags.parse(others), Source.parse(given)
@@ -105,9 +112,35 @@ class Settings:
             listen=given.listen,
             log_level=given.log_level,
             instance_memory_mib=given.instance_memory_mib,
+            instance_metrics=InstanceMetrics(given.instance_metrics),
+            instance_logs=LogForm(given.instance_logs),
+            report_status=given.report_status,
             flags=flags,
             source=source,
         )
+
+
+def _add_observation(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--instance-metrics",
+        choices=tuple(InstanceMetrics),
+        default=InstanceMetrics.FIXED,
+        help="what /metrics has of each instance: nothing, a fixed set of series, or all of them (default: fixed)",
+    )
+    parser.add_argument(
+        "--instance-logs",
+        choices=tuple(LogForm),
+        default=LogForm.FILES,
+        help="where the logs of instances are: in --state-dir only, or on the standard output too, each line after the"
+        " cluster's name, or as JSON with it (default: files)",
+    )
+    parser.add_argument(
+        "--report-status",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="write the condition Running and status.instance of registrations; controlplane-operator waits for what"
+        " they say before it removes or moves a control plane (default: no)",
+    )
 
 
 def _directory(text: str) -> Path:

@@ -1,26 +1,37 @@
-"""Tells nobody: for sources whose objects have no place for what becomes of instances."""
+"""Tells registrations nothing: for those who want mcm to write to no object."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from mcm.report import Reason
+from mcm.reports import Object, check_wanted
 from provider import Cluster
+from provider.providers.registration import UID_ATTRIBUTE
 
 __all__ = ["Silence"]
 
 
 class Silence:
-    """Stands in for `Reports`, and writes nothing."""
+    """Stands in for `Reports`, and writes nothing. What a registration wants is looked up as far as it was seen."""
+
+    def __init__(self, *, registration: Callable[[str], Object | None] | None) -> None:
+        """`registration` returns one as it was last seen; None: clusters come from elsewhere."""
+        self._registration = registration
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """There is nothing to run."""
         yield
 
-    async def announce(self, cluster: Cluster, *, version: str | None = None) -> None:
+    def look(self, name: str) -> None:
+        """The registration changed."""
+
+    async def announce(self, cluster: Cluster, *, version: str | None = None) -> None:  # noqa: ARG002
         """See `Witness.announce`."""
+        if self._registration is not None:
+            check_wanted(cluster.name, self._registration(cluster.name), uid=cluster.attributes.get(UID_ATTRIBUTE, ""))
 
     def say(self, name: str, reason: Reason, *, message: str = "") -> None:
         """See `Witness.say`."""

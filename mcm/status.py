@@ -1,48 +1,64 @@
-"""Serves /healthz, /readyz with a summary of every cluster, and /metrics."""
+"""Serves /healthz, /readyz, /clusters with a summary of every cluster, and /metrics."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from mcm.errors import McmError
 from mcm.fleet import Fleet
+from mcm.memory import pss_by_pid
 from mcm.metrics import Metrics
 from mcm.settings import Listen
+from mcm.table import ClusterDetails, render_checks, render_table
 
 __all__ = ["serve_status"]
 
+_NOT_SYNCED = "the registrations have not been read yet; see the log for what is in the way"
+
 
 @contextlib.asynccontextmanager
-async def serve_status(listen: Listen, *, fleet: Fleet, synced: Callable[[], bool]) -> AsyncIterator[None]:
-    """Serve while within. `synced` says whether all objects that stand for control planes have been read once.
+async def serve_status(
+    listen: Listen, *, fleet: Fleet, metrics: Metrics, synced: Callable[[], bool]
+) -> AsyncIterator[None]:
+    """Serve while within. `synced` says whether all registrations have been read once.
 
-    `/healthz` answers as long as the loop turns. `/readyz` is 200 from the time that these are known, with
-    a summary for each cluster: instances that fail never make mcm itself unready, as that would help none of them.
-    Raises McmError where the address cannot be listened on.
+    `/healthz` answers as long as the loop turns. `/readyz` is 200 from the time that the registrations are known;
+    `/readyz?verbose` tells of each cluster too, but instances that fail never make mcm itself unready, as that would
+    help none of them. `/clusters` tells more of them, as JSON or, where text/plain or `?format=table` is asked for, as
+    a table. Raises McmError where the address cannot be listened on.
     """
-    metrics = Metrics(fleet)
 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
-    async def readyz(_: web.Request) -> web.Response:
+    async def readyz(request: web.Request) -> web.Response:
         ready = synced()
-        document = {
-            "ready": ready,
-            "message": "" if ready else "the control planes are not known yet; see the log for what is in the way",
-            "clusters": {summary.name: summary.to_json() for summary in fleet.summaries()},
-        }
-        return web.json_response(document, status=200 if ready else 503)
+        if "verbose" in request.query:
+            text = render_checks({"registrations": "" if ready else _NOT_SYNCED}, clusters=fleet.summaries())
+        else:
+            text = "ok\n" if ready else f"{_NOT_SYNCED}\n"
+        return web.Response(text=text, status=200 if ready else 503)
+
+    async def show_clusters(request: web.Request) -> web.Response:
+        form = request.query.get("format") or ("table" if _prefers_text(request.headers.get("Accept", "")) else "json")
+        if form not in {"json", "table"}:
+            raise web.HTTPBadRequest(text="format is json or table\n")
+        details = await _details(fleet)
+        if form == "table":
+            return web.Response(text=render_table(details))
+        return web.json_response({"clusters": {found.summary.name: found.to_json() for found in details}})
 
     async def show_metrics(_: web.Request) -> web.Response:
         return web.Response(body=await metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", show_metrics)])
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
+    app.add_routes([web.get("/clusters", show_clusters), web.get("/metrics", show_metrics)])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
@@ -53,3 +69,15 @@ async def serve_status(listen: Listen, *, fleet: Fleet, synced: Callable[[], boo
         yield
     finally:
         await runner.cleanup()
+
+
+async def _details(fleet: Fleet) -> Sequence[ClusterDetails]:
+    summaries = fleet.summaries()
+    pss = await asyncio.to_thread(pss_by_pid, [pid for found in summaries for pid in found.pids])
+    return [ClusterDetails(found, sum(pss[pid] for pid in found.pids if pid in pss) or None) for found in summaries]
+
+
+def _prefers_text(accept: str) -> bool:
+    """Whether text/plain is asked for, and JSON is not: browsers and curl ask for anything."""
+    kinds = {kind.partition(";")[0].strip() for kind in accept.split(",")}
+    return "text/plain" in kinds and "application/json" not in kinds

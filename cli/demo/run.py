@@ -120,7 +120,7 @@ def _describe(demo: Demo, *, display: Display) -> None:
             for name, tenant in demo.tenants.items()
         ),
         f"operator:  curl {handle.operator_url}/readyz    its metrics: {handle.operator_url}/metrics",
-        f"mcm:  curl {handle.mcm_url}/readyz    its metrics: {handle.mcm_url}/metrics",
+        f"mcm:  curl '{handle.mcm_url}/clusters?format=table'    its metrics: {handle.mcm_url}/metrics",
         f"end it:  kplane demo-down --directory {handle.directory}    (or: make demo-down)",
     ]
     for line in lines:

@@ -438,6 +438,7 @@ OPERATOR_MAY_NOT = [
 MCM_MAY = [
     *[(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("list", "watch")],
     ("patch", f"{OURS}/controlplaneregistrations.status", ""),
+    *[(verb, "events", "default") for verb in ("get", "create", "patch")],
 ]
 
 MCM_MAY_NOT = [
@@ -450,7 +451,8 @@ MCM_MAY_NOT = [
     ("create", "secrets", TENANT),
     ("list", "namespaces", ""),
     ("list", "pods", "kplane-system"),
-    ("create", "events", "default"),
+    *[("create", "events", where) for where in (TENANT, "kplane-system", "")],
+    *[(verb, "events", "default") for verb in ("list", "delete", "update")],
 ]
 
 

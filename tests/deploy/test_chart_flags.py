@@ -54,3 +54,18 @@ def test_both_understand_every_file_of_values(chart: Any, values_file: Path, tmp
     # What mcm does not know it takes for a flag of kube-controller-manager: that is for users alone.
     given = yaml.safe_load(values_file.read_text()) or {}
     assert list(mcm.flags.arguments) == given.get("mcm", {}).get("extraArgs", [])
+
+
+def test_mcm_is_told_what_to_tell_of_instances(chart: Any, everything_on: Path) -> None:
+    default = McmSettings.parse(arguments(chart.render(), "-mcm"))
+    assert (default.instance_metrics, default.instance_logs, default.report_status) == ("fixed", "files", True)
+    given = McmSettings.parse(arguments(chart.render(everything_on), "-mcm"))
+    assert (given.instance_metrics, given.instance_logs, given.report_status) == ("full", "json", False)
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_mcm_may_write_to_registrations_only_where_it_is_told_to(chart: Any, reported: bool) -> None:
+    rendered = chart.render(settings={"mcm.reportStatus": reported})
+    rules = rendered.one("ClusterRole", "kplane-mcm")["rules"]
+    writes = [rule["resources"] for rule in rules if {"patch", "update", "create", "delete"} & set(rule["verbs"])]
+    assert writes == ([["controlplaneregistrations/status"]] if reported else [])

@@ -173,6 +173,7 @@ class Mcm:
     def __init__(self, directory: Path, *, kubeconfig: Path, programs: tuple[Path, ...]) -> None:
         self.state = directory / "state"
         self.log = directory / "mcm.log"
+        self.output = directory / "mcm.out"
         with socket.socket() as probe:
             probe.bind((_HOST, 0))
             self.url = f"http://{_HOST}:{probe.getsockname()[1]}"
@@ -180,15 +181,16 @@ class Mcm:
             *(sys.executable, "-m", "mcm.main", f"--kubeconfig={kubeconfig}", f"--state-dir={self.state}"),
             *(f"--programs-dir={path}" for path in programs),
             f"--listen={self.url.removeprefix('http://')}",
+            "--report-status",
         ]
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *flags: str) -> None:
-        with self.log.open("ab") as log:
+        with self.log.open("ab") as log, self.output.open("ab") as output:
             self.process = subprocess.Popen(
                 [*self._command, *flags],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=output,
                 stderr=log,
                 cwd=Path(__file__).parents[2],
             )
@@ -208,7 +210,7 @@ class Mcm:
                 return error.code, error.read().decode()
 
     def clusters(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.get("/readyz")[1])["clusters"]
+        found: dict[str, Any] = json.loads(self.get("/clusters")[1])["clusters"]
         return found
 
     def instances(self) -> list[int]:

@@ -221,3 +221,11 @@ def test_controllers_of_the_registration_run_before_those_of_mcm() -> None:
     flags = Flags(controllers=("*",))
     named = controllers_of(describe(profile="", explicit="namespace-controller,-job-controller", flags=flags))
     assert named == ["namespace-controller", "-job-controller"]
+
+
+def test_nobody_else_than_the_readers_authority_is_let_in_to_metrics() -> None:
+    cluster = Cluster("a", config=ClusterConfig(server="https://127.0.0.1:6443", ca_data=CA, token="t"))
+    component = configure(cluster, address=ADDRESS, serving=SERVING, flags=NO_FLAGS, readers=b"authority")
+    assert "--client-ca-file=$(FILES)/readers-ca.crt" in component.args
+    assert component.files["readers-ca.crt"].content == b"authority"
+    assert not [flag for flag in component.args if flag.startswith("--authorization")]

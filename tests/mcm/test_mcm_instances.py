@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -208,6 +209,12 @@ async def test_an_instance_ends_when_its_api_server_gets_out_of_skew(world: Worl
     assert not alive(pid)
 
 
+async def test_the_last_error_is_told(world: World, eventually: Eventually) -> None:
+    program(world.directory, "exit 3")
+    await world.clusters.add_or_replace(cluster("a"))
+    await eventually(world.fleet.summaries, lambda found: found and "exit code 3" in found[0].last_error)
+
+
 async def test_why_an_instance_ends_is_told_also_while_it_starts_again(world: World, eventually: Eventually) -> None:
     program(world.directory, "echo API server is not healthy >&2; exit 1")
     await world.clusters.add_or_replace(cluster("a"))
@@ -329,29 +336,42 @@ async def test_readiness_depends_on_the_registrations_only(world: World, eventua
     await world.clusters.add_or_replace(cluster("a", attributes={"profile": "Core"}))
     pid = await eventually(lambda: world.pid("a"))
     async with (
-        serve_status(Listen("127.0.0.1", port), fleet=world.fleet, synced=lambda: synced[0]),
+        serve_status(Listen("127.0.0.1", port), fleet=world.fleet, metrics=world.metrics, synced=lambda: synced[0]),
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
     ):
-        async with session.get("/healthz") as answer:
-            assert answer.status == 200
-        async with session.get("/readyz") as answer:
-            assert answer.status == 503
+
+        async def get(path: str, **headers: str) -> tuple[int, str]:
+            async with session.get(path, headers=headers) as answer:
+                return answer.status, await answer.text()
+
+        assert await get("/healthz") == (200, "ok\n")
+        assert (await get("/readyz"))[0] == 503
+        status, text = await get("/readyz?verbose")
+        assert status == 503
+        assert "[-]registrations failed: the registrations have not been read yet" in text
         synced[0] = True
-        async with session.get("/readyz") as answer:
-            assert answer.status == 200
-            summary = (await answer.json())["clusters"]["a"]
-        async with session.get("/metrics") as answer:
-            assert answer.headers["Content-Type"].startswith("text/plain")
-            assert "mcm_clusters" in await answer.text()
+        assert await get("/readyz") == (200, "ok\n")
+        status, text = await get("/readyz?verbose")
+        assert status == 200
+        assert "[-]cluster/a Starting" in text
+        assert "mcm_clusters" in (await get("/metrics"))[1]
+        status, text = await get("/clusters")
+        summary = json.loads(text)["clusters"]["a"]
+        for table in (await get("/clusters?format=table"), await get("/clusters", Accept="text/plain")):
+            assert table[1].splitlines()[1].split()[:2] == ["a", "Starting"]
+        assert (await get("/clusters?format=xml"))[0] == 400
+    assert summary.pop("pssBytes") > 0
     assert "message" in summary
     del summary["message"]
     assert summary == {
         "state": "Starting",
         "profile": "Core",
         "server": "https://127.0.0.1:1",
+        "version": None,
         "pid": pid,
         "restarts": 0,
         "exits": {},
+        "lastError": summary["lastError"],
     }
 
 

@@ -7,23 +7,31 @@ import base64
 import contextlib
 import datetime as dt
 import itertools
+import json
 import os
+import re
 import signal
+import ssl
+import urllib.error
+import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from api.names import API_VERSION
 from controlplane_operator.credentials import CONTROLLERS_USER, create_authority, issue_client, render_kubeconfig
 from embedded.credentials import MCM_USER
 from mcm.configuration import component_name
+from mcm.digest import SERIES
 from provider import (
     CLUSTER_ROLES,
     CONFIG_MAPS,
     DEPLOYMENTS,
+    EVENTS,
     LEASES,
     NAMESPACES,
     PODS,
@@ -153,6 +161,37 @@ def instance_in(registration: Mapping[str, Any]) -> tuple[str, str, str]:
     status = registration["status"]
     found: dict[str, str] = next((item for item in status.get("conditions", ()) if item["type"] == "Running"), {})
     return found.get("status", ""), found.get("reason", ""), status.get("instance", {}).get("controlPlaneUID", "")
+
+
+OWN_SERIES = {f"mcm_instance_{name}" for name in ("up", "restarts_total", "exits_total", "pss_bytes", "scrape_success")}
+
+
+def samples(mcm: Any) -> dict[tuple[str, str], dict[str, float]]:
+    """Values by name and cluster, and by the code or else the queue that they are of; each metric is described once."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    text = mcm.get("/metrics")[1]
+    described = re.findall(r"^# TYPE (\S+)", text, flags=re.MULTILINE)
+    assert len(set(described)) == len(described)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = sample.labels
+            values = found.setdefault((sample.name, labels.get("cluster", "")), {})
+            values[labels.get("code") or labels.get("name") or ""] = sample.value
+    return found
+
+
+def status_of(url: str, certificate: Path | None) -> int:
+    """How a server answers to whoever has this certificate, and its key."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if certificate is not None:
+        context.load_cert_chain(certificate)
+    try:
+        with urllib.request.urlopen(url, timeout=5.0, context=context) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
 
 
 def manifest(api_version: str, kind: str, name: str, *, namespace: str | None = None, **more: Any) -> dict[str, Any]:
@@ -533,6 +572,91 @@ async def test_an_instance_makes_way_for_another_controller_manager(
     finally:
         await two.delete(LEASES, "kube-controller-manager", namespace="kube-system")
     await state(name, "Ready")
+
+
+@pytest.mark.timeout(180)
+async def test_instances_tell_their_metrics_to_mcm_and_to_nobody_else(
+    mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
+) -> None:
+    mcm.start()
+    for stem in ("one", "two"):
+        await fleet.register(stem, tenants[stem].controllers_secret(), server=tenants[stem].server)
+    names = [fleet.name(stem) for stem in ("one", "two")]
+    pids = {name: (await state(name, "Ready"))["pid"] for name in names}
+    await works(one, eventually)
+
+    found = await asyncio.to_thread(samples, mcm)
+    for name in names:
+        told = {sample for sample, cluster in found if cluster == name}
+        assert told - OWN_SERIES == set(SERIES)
+        assert found["rest_client_requests_total", name]["2xx"] > 10
+        assert found["workqueue_adds_total", name][""] > 0
+        assert found["mcm_instance_scrape_success", name][""] == 1
+    assert ("process_cpu_seconds_total", "") in found
+
+    # Not without a certificate, and not with one of the tenant's, whose API server would say yes.
+    [port] = {json.loads((mcm.state / component_name(names[0]) / "address.json").read_text())["ports"]["https"]}
+    admin = mcm.state.parent / "admin.pem"
+    client = issue_client(tenants["one"].authorities.client, user="admin", groups=("system:masters",))
+    admin.write_bytes(client.certificate + client.key)
+    for certificate in (None, admin):
+        assert await asyncio.to_thread(status_of, f"https://127.0.0.1:{port}/metrics", certificate) in {401, 403}
+
+    # One that hangs is told as such, and in nobody's way.
+    os.kill(pids[names[0]], signal.SIGSTOP)
+    try:
+        found = await asyncio.to_thread(samples, mcm)
+        assert found.get(("mcm_instance_scrape_success", names[0]), {"": 0})[""] == 0
+        assert ("workqueue_depth", names[0]) not in found
+        assert ("workqueue_depth", names[1]) in found
+    finally:
+        os.kill(pids[names[0]], signal.SIGCONT)
+    await fleet.client.delete(REGISTRATIONS, names[1])
+    await eventually(lambda: asyncio.to_thread(mcm.clusters), lambda found: list(found) == [names[0]])
+    assert {cluster for _, cluster in await asyncio.to_thread(samples, mcm)} == {"", names[0]}
+
+
+@pytest.mark.timeout(180)
+async def test_events_and_logs_tell_of_instances_and_no_registration_is_written_to(
+    mcm: Any, fleet: Fleet, tenants: Any, state: Any, eventually: Eventually
+) -> None:
+    mcm.start("--instance-metrics=full", "--instance-logs=json", "--no-report-status")
+    name = await fleet.register("a", tenants["one"].controllers_secret(), server=tenants["one"].server)
+    metadata = (await fleet.client.get(REGISTRATIONS, name))["metadata"]
+    uid, resolved = metadata["uid"], metadata["resourceVersion"]
+    old = (await state(name, "Ready"))["pid"]
+
+    found = await asyncio.to_thread(samples, mcm)
+    assert len([sample for sample, cluster in found if cluster == name]) > 200
+    assert len(found["workqueue_depth", name]) > 20
+    assert len(found["process_cpu_seconds_total", name]) == len(found["process_cpu_seconds_total", ""]) == 1
+
+    os.kill(old, signal.SIGKILL)
+    await state(name, "Ready", lambda found: found["pid"] != old and "SIGKILL" in found["lastError"])
+    table = (await asyncio.to_thread(mcm.get, "/clusters?format=table"))[1].splitlines()
+    [row] = [line for line in table if line.startswith(name)]
+    assert "was ended by signal SIGKILL" in row
+    assert re.search(r" [0-9]+Mi ", row)
+    assert f"[+]cluster/{name} Ready" in (await asyncio.to_thread(mcm.get, "/readyz?verbose"))[1]
+
+    async def told() -> list[tuple[str, str, str]]:
+        events = (await fleet.client.list(EVENTS, namespace="default")).items
+        ours = [event for event in events if event["involvedObject"].get("uid") == uid]
+        return [(event["type"], event["reason"], event["message"]) for event in ours]
+
+    events = await eventually(told, lambda found: len(found) >= 2)
+    kinds = {(kind, reason) for kind, reason, _ in events}
+    assert kinds == {("Normal", "InstanceStarted"), ("Warning", "Killed")}
+    [why] = [message for _, reason, message in events if reason == "Killed"]
+    assert why.startswith("was ended by signal SIGKILL")
+    assert (await fleet.client.get(REGISTRATIONS, name))["metadata"]["resourceVersion"] == resolved
+    assert await fleet.told("a") == ("", "", "")
+
+    assert mcm.end() == 0
+    lines = [json.loads(line) for line in mcm.output.read_text().splitlines()]
+    assert {line["cluster"] for line in lines} == {name}
+    assert any("Serving securely" in line["message"] for line in lines)
+    assert {line["level"] for line in lines} >= {"info", "warning"}
 
 
 @pytest.mark.timeout(120)

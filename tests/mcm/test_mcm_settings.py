@@ -83,3 +83,20 @@ def test_what_mcm_sets_itself_is_refused_with_the_reason(
         parse(tmp_path, flag)
     assert ended.value.code == 2
     assert reason in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_is_told_of_instances(tmp_path: Path) -> None:
+    default = parse(tmp_path)
+    assert (default.instance_metrics, default.instance_logs, default.report_status) == ("fixed", "files", False)
+    settings = parse(tmp_path, "--instance-metrics=full", "--instance-logs=json", "--report-status")
+    assert (settings.instance_metrics, settings.instance_logs, settings.report_status) == ("full", "json", True)
+    assert parse(tmp_path, "--no-report-status").report_status is False
+
+
+@pytest.mark.parametrize("flag", ["--instance-metrics=some", "--instance-logs=syslog"])
+def test_what_cannot_be_told_of_instances_is_refused(
+    tmp_path: Path, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(tmp_path, flag)
+    assert "invalid choice" in capsys.readouterr().err

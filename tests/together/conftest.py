@@ -69,7 +69,7 @@ class Platform:
 
     def instance(self, registration: str) -> dict[str, Any] | None:
         """What mcm says of the instance of a registration; None where it has none."""
-        with urllib.request.urlopen(f"{self.handle.mcm_url}/readyz", timeout=5) as answer:
+        with urllib.request.urlopen(f"{self.handle.mcm_url}/clusters", timeout=5) as answer:
             found: dict[str, Any] | None = json.load(answer)["clusters"].get(registration)
         return found
 

@@ -1,0 +1,162 @@
+"""What instances log, passed on with the name of their cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import enum
+import json
+import logging
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple, TextIO
+
+from mcm.configuration import PROGRAM
+
+__all__ = ["InstanceLog", "InstanceLogs", "LogForm"]
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS: Final = 1.0
+_BYTES_AT_ONCE: Final = 256 << 10
+"""Of one instance, each time. What it writes beyond is left out, and that is told: the file has it still."""
+_LINE_LENGTH: Final = 16 << 10
+_LEVELS: Final = {"I": "info", "W": "warning", "E": "error", "F": "error"}
+_KLOG: Final = re.compile(r"[IWEF][0-9]{4} [0-9:.]{15} ")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+
+
+class LogForm(enum.StrEnum):
+    """Where the logs of instances are."""
+
+    FILES = "files"
+    """In the state directory, and nowhere else."""
+    PREFIXED = "prefixed"
+    """On the standard output too, each line after the name of the cluster in brackets."""
+    JSON = "json"
+    """On the standard output too, each line as an object of the same form as mcm's own log."""
+
+
+class InstanceLog(NamedTuple):
+    """The log of one instance. Another `key` (by `==`) is another instance, also of the same cluster."""
+
+    key: object
+    cluster: str
+    path: Path
+
+
+class InstanceLogs:
+    """Follows the files that instances write, from when they are there until their last line, and writes to a stream.
+
+    Instances write to files and not to mcm, so none of them ever waits for whoever reads this. Files are opened before
+    they are removed with their instance, and an open file is still read to its end. Lines that come just before a
+    file is cut for its size may be missed here.
+    """
+
+    def __init__(self, logs: Callable[[], list[InstanceLog]], *, form: LogForm, stream: TextIO) -> None:
+        """`logs` lists those of the instances that are there."""
+        self._logs = logs
+        self._form = form
+        self._stream = stream
+        self._files: dict[object, _Following] = {}
+        self._wake = asyncio.Event()
+
+    def look(self, _: str = "") -> None:
+        """An instance may be there that was not before."""
+        self._wake.set()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Pass on while within, and what is left at the end."""
+        task = asyncio.create_task(self._run(), name="logs of instances")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            await self._pass_on({})
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                await self._pass_on({log.key: log for log in self._logs()})
+            except (OSError, ValueError) as error:
+                logger.warning("the logs of instances cannot be passed on: %s", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_SECONDS):
+                    await self._wake.wait()
+
+    async def _pass_on(self, logs: Mapping[object, InstanceLog]) -> None:
+        for key, log in logs.items():
+            if key not in self._files and (descriptor := _open(log.path)) is not None:
+                self._files[key] = _Following(log.cluster, descriptor, path=log.path)
+        ended = [self._files.pop(key) for key in self._files.keys() - logs.keys()]
+        # In a thread, because whoever reads the stream may be slow. It is awaited also where this is cancelled, as a
+        # descriptor must not be closed under it.
+        writing = asyncio.ensure_future(asyncio.to_thread(self._write, [*self._files.values()], ended))
+        try:
+            await asyncio.shield(writing)
+        finally:
+            if not writing.done():
+                await asyncio.wait([writing])
+
+    def _write(self, present: list[_Following], ended: list[_Following]) -> None:
+        try:
+            for file in [*present, *ended]:
+                lines = file.read(last=file in ended)
+                self._stream.writelines(f"{self._format(file.cluster, line)}\n" for line in lines)
+            self._stream.flush()
+        finally:
+            for file in ended:
+                file.close()
+
+    def _format(self, cluster: str, line: str) -> str:
+        if self._form is LogForm.PREFIXED:
+            return f"[{cluster}] {_CONTROL.sub(' ', line)}"
+        level = _LEVELS[line[0]] if _KLOG.match(line) else "info"
+        now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
+        return json.dumps({"time": now, "level": level, "logger": PROGRAM, "message": line, "cluster": cluster})
+
+
+class _Following:
+    """One open file, and how far it was read. All but the constructor runs in a thread."""
+
+    def __init__(self, cluster: str, descriptor: int, *, path: Path) -> None:
+        self.cluster = cluster
+        self._descriptor = descriptor
+        self._path = path
+        self._offset = 0
+        self._rest = b""
+
+    def read(self, *, last: bool) -> list[str]:
+        """Read the whole lines that were added; with `last` also the one that has no end."""
+        size = os.fstat(self._descriptor).st_size
+        if size < self._offset:  # it was cut short
+            self._offset, self._rest = 0, b""
+        skipped = max(0, size - self._offset - _BYTES_AT_ONCE)
+        content = os.pread(self._descriptor, _BYTES_AT_ONCE, self._offset + skipped)
+        self._offset += skipped + len(content)
+        lines: list[str] = []
+        if skipped:
+            lines.append(f"{skipped} bytes are left out here; {self._path} has them for a while")
+            content, self._rest = content.partition(b"\n")[2], b""
+        *whole, self._rest = (self._rest + content).split(b"\n")
+        if last or len(self._rest) > _LINE_LENGTH:
+            whole.append(self._rest)
+            self._rest = b""
+        return lines + [line[:_LINE_LENGTH].decode(errors="replace") for line in whole if line]
+
+    def close(self) -> None:
+        """Let the file go."""
+        os.close(self._descriptor)
+
+
+def _open(path: Path) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None  # the instance was not started yet

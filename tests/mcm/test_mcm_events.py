@@ -1,0 +1,120 @@
+"""Which Events a registration gets of its instance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from mcm.errors import RegistrationWithdrawn
+from mcm.events import Events
+from mcm.report import Reason
+from mcm.silence import Silence
+from provider import Cluster, ClusterConfig, EventRecorder
+
+CLUSTER = Cluster("a", config=ClusterConfig(server="https://a", token="t"), attributes={"controlPlaneUID": "u"})
+REGISTRATION = {
+    "metadata": {"name": "a", "uid": "1"},
+    "status": {"ready": True, "controlPlaneUID": "u"},
+}
+
+
+class World:
+    def __init__(self) -> None:
+        self.registration: dict[str, Any] | None = REGISTRATION
+        self.recorder = Mock(EventRecorder)
+        self.events = Events(
+            Silence(registration=lambda _: self.registration),
+            recorder=self.recorder,
+            registration=lambda _: self.registration,
+        )
+
+    @property
+    def told(self) -> list[tuple[str, str]]:
+        for call in self.recorder.event.call_args_list:
+            assert call.args[0]["metadata"]["uid"] == "1"
+            assert call.args[0]["kind"] == "ControlPlaneRegistration"
+        return [call.args[1:3] for call in self.recorder.event.call_args_list]
+
+    def crash(self, times: int = 1) -> None:
+        for number in range(times):
+            self.events.say("a", Reason.BACKOFF, message=f"ended with exit code {number}")
+            self.events.say("a", Reason.STARTING)
+            self.events.say("a", Reason.INSTANCE_RUNNING)
+
+
+@pytest.fixture
+async def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    now = [100.0]
+
+    def wait(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr("mcm.events._now", lambda: now[0])
+    return wait
+
+
+async def test_a_start_and_an_end_are_told(world: World) -> None:
+    await world.events.announce(CLUSTER)
+    world.events.say("a", Reason.STARTING)
+    world.events.say("a", Reason.INSTANCE_RUNNING)
+    world.events.say("a", Reason.INSTANCE_RUNNING)
+    world.registration = None
+    await world.events.end("a")
+    assert world.told == [("Normal", "InstanceStarted"), ("Normal", "InstanceEnded")]
+
+
+async def test_a_loop_of_crashes_is_told_once(world: World, later: Callable[[float], None]) -> None:
+    await world.events.announce(CLUSTER)
+    world.events.say("a", Reason.INSTANCE_RUNNING)
+    world.crash(50)
+    once = [("Normal", "InstanceStarted"), ("Warning", "InstanceEnded"), ("Normal", "InstanceStarted")]
+    assert world.told == once
+    assert "exit code 0" in world.recorder.event.call_args_list[1].args[3]
+    later(61.0)
+    world.crash(50)
+    assert world.told == [*once, *once[1:]]
+
+
+async def test_each_kind_of_trouble_is_told(world: World) -> None:
+    await world.events.announce(CLUSTER)
+    world.crash(3)
+    for _ in range(3):
+        world.events.say("a", Reason.UNREADY, message="no answer")
+    world.events.say("a", Reason.CANNOT_END, message="no disk")
+    assert [reason for kind, reason in world.told if kind == "Warning"] == [
+        "InstanceEnded",
+        "InstanceUnready",
+        "InstanceCannotEnd",
+    ]
+
+
+async def test_why_one_cannot_start_is_told_and_no_end_of_it(world: World) -> None:
+    await world.events.announce(CLUSTER)
+    world.events.say_failure(CLUSTER, "no such profile")
+    await world.events.end("a")
+    assert world.told == [("Warning", "InstanceCannotStart")]
+
+
+async def test_of_a_long_message_the_reason_and_the_last_words_stay(world: World) -> None:
+    await world.events.announce(CLUSTER)
+    world.events.say("a", Reason.BACKOFF, message=f"ended with exit code 1{'x' * 5000}the last words")
+    message = world.recorder.event.call_args.args[3]
+    assert len(message) == 1000
+    assert message.startswith("ended with exit code 1")
+    assert message.endswith("the last words")
+
+
+async def test_where_nothing_is_written_a_withdrawn_registration_gets_no_instance_either(world: World) -> None:
+    world.registration = {**REGISTRATION, "status": {"ready": False}}
+    with pytest.raises(RegistrationWithdrawn):
+        await world.events.announce(CLUSTER)
+    await world.events.end("a")
+    assert world.told == []

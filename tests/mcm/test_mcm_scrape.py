@@ -1,0 +1,134 @@
+"""Instances that are silent, endless, or not who they should be are left out of a scrape, and hold up no other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from mcm.certificate import ReaderCertificate, ServingCertificate
+from mcm.errors import McmError
+from mcm.scrape import ScrapeLimits, Scraper, Target
+
+Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+READER = ReaderCertificate.create()
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def instance(
+    name: str, answer: Answer, *, authority: bytes | None = None, readers: ReaderCertificate = READER
+) -> AsyncIterator[Target]:
+    serving = ServingCertificate.create(host="127.0.0.1")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cadata=readers.certificate.decode())
+    context.verify_mode = ssl.CERT_REQUIRED
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory, "pem")
+        file.write_bytes(serving.certificate + serving.key)
+        context.load_cert_chain(file)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            await reader.readuntil(b"\r\n\r\n")
+            await answer(writer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        yield Target(name, f"https://127.0.0.1:{port}/metrics", authority or serving.certificate)
+    finally:
+        server.close()
+
+
+async def good(writer: asyncio.StreamWriter) -> None:
+    writer.write(HEAD + b"up 1\n")
+    await writer.drain()
+
+
+async def silent(_: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(60)
+
+
+async def endless(writer: asyncio.StreamWriter) -> None:
+    writer.write(HEAD)
+    while True:
+        writer.write(b"x" * 65536)
+        await writer.drain()
+
+
+async def dripping(writer: asyncio.StreamWriter) -> None:
+    writer.write(HEAD)
+    while True:
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.01)
+
+
+async def forbidden(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+    await writer.drain()
+
+
+async def garbage(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"\x00\xff\r\n\r\n")
+    await writer.drain()
+
+
+@pytest.mark.parametrize("answer", [silent, endless, dripping, forbidden, garbage])
+async def test_one_that_misbehaves_is_left_out_alone(answer: Answer) -> None:
+    limits = ScrapeLimits(deadline_seconds=5.0, timeout_seconds=0.3, bytes_each=1 << 20)
+    async with (
+        instance("bad", answer) as bad,
+        instance("good", good) as other,
+        Scraper(READER, limits=limits) as scraper,
+        asyncio.timeout(4.0),
+    ):
+        assert await scraper.scrape([bad, other], take=lambda _, text: text) == {"good": "up 1\n"}
+
+
+async def test_many_silent_ones_hold_up_no_scrape_and_the_next_one_reaches_the_others() -> None:
+    limits = ScrapeLimits(deadline_seconds=0.5, timeout_seconds=0.4, at_once=2)
+    async with contextlib.AsyncExitStack() as stack:
+        bad = [await stack.enter_async_context(instance(f"bad{number}", silent)) for number in range(6)]
+        other = await stack.enter_async_context(instance("good", good))
+        scraper = await stack.enter_async_context(Scraper(READER, limits=limits))
+        await stack.enter_async_context(asyncio.timeout(4.0))
+        first = await scraper.scrape([*bad, other], take=lambda _, text: text)
+        # It was the last in the queue, behind those that take all of the time; now it is the first.
+        assert first == {}
+        failing_last = await scraper.scrape([other, *bad], take=lambda _, text: text)
+        assert failing_last == {"good": "up 1\n"}
+        assert await scraper.scrape([*bad, other], take=lambda _, text: text) == {"good": "up 1\n"}
+
+
+async def test_only_the_instance_itself_is_believed_and_only_mcm_may_read() -> None:
+    another = ServingCertificate.create(host="127.0.0.1").certificate
+    async with (
+        instance("impostor", good, authority=another) as impostor,
+        instance("guarded", good, readers=ReaderCertificate.create()) as guarded,
+        Scraper(READER) as scraper,
+    ):
+        assert await scraper.scrape([impostor, guarded], take=lambda _, text: text) == {}
+
+
+async def test_what_is_too_much_together_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    def take(target: Target, text: str) -> str:
+        if target.cluster == "second":
+            raise McmError("all instances together say more than is passed on")
+        return text
+
+    caplog.set_level("INFO")
+    async with (
+        instance("first", good) as first,
+        instance("second", good) as second,
+        Scraper(READER) as scraper,
+    ):
+        assert list(await scraper.scrape([first, second], take=take)) == ["first"]
+    assert "the metrics of the instance of second cannot be read" in caplog.text

@@ -1,0 +1,42 @@
+"""What people read about clusters."""
+
+from __future__ import annotations
+
+from mcm.fleet import ClusterSummary, State
+from mcm.table import ClusterDetails, render_checks, render_table
+
+READY = ClusterSummary(
+    name="a", state=State.READY, profile="Core", server="https://a", version="1.36.3", pid=7, last_error="was slow"
+)
+BROKEN = ClusterSummary(
+    name="longer-name",
+    state=State.BACKOFF,
+    profile="Nodeless",
+    server="https://b",
+    restarts=12,
+    message="ended with exit code 1; the end of its log is:\nsecret",
+    last_error="\x1b[2J ended\x07 with exit code 1\nsecret" + "x" * 500,
+)
+
+
+def test_the_table_has_a_line_for_each_cluster() -> None:
+    lines = render_table([ClusterDetails(READY, 30 << 20), ClusterDetails(BROKEN, None)]).splitlines()
+    assert [line.split("   ")[0].strip() for line in lines] == ["CLUSTER", "a", "longer-name"]
+    assert lines[1].split() == ["a", "Ready", "1.36.3", "Core", "7", "30Mi", "0", "https://a", "was", "slow"]
+    assert lines[2].split()[1:8] == ["Backoff", "-", "Nodeless", "-", "-", "12", "https://b"]
+    assert lines[2].endswith("[2J ended with exit code 1")
+    assert "\x1b" not in lines[2]
+
+
+def test_clusters_are_told_of_by_the_checks_and_do_not_count() -> None:
+    lines = render_checks({"registrations": ""}, clusters=[READY, BROKEN]).splitlines()
+    assert lines == [
+        "[+]registrations ok",
+        "[+]cluster/a Ready",
+        "[-]cluster/longer-name Backoff: ended with exit code 1; the end of its log is:",
+        "readyz check passed",
+    ]
+    assert render_checks({"registrations": "not read"}, clusters=[]).splitlines() == [
+        "[-]registrations failed: not read",
+        "readyz check failed",
+    ]
