@@ -679,7 +679,7 @@ async def test_mcm_may_read_registrations_and_single_secrets_and_write_a_status_
     name = await fleet.register("a", tenants["one"].controllers_secret(), server=tenants["one"].server)
     await fleet.client.create(SECRETS, manifest("v1", "Secret", "other", namespace=fleet.namespace))
     async with Client(ClusterConfig.load(api_server.mcm_kubeconfig)) as mcm:
-        before = await mcm.get(REGISTRATIONS, name)
+        before = await fleet.client.get(REGISTRATIONS, name)
         assert (await mcm.get(SECRETS, "a", namespace=fleet.namespace))["data"]
         for attempt in (
             mcm.get(SECRETS, "other", namespace=fleet.namespace),
