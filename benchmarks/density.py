@@ -138,7 +138,7 @@ async def _register(client: Client, name: str, *, kubeconfig: bytes, profile: st
 
 def _instances(handle: Handle) -> dict[str, dict[str, Any]]:
     """What mcm says of each cluster."""
-    with urllib.request.urlopen(f"{handle.mcm_url}/readyz", timeout=10.0) as answer:  # noqa: S310 - it is http
+    with urllib.request.urlopen(f"{handle.mcm_url}/clusters", timeout=10.0) as answer:  # noqa: S310 - it is http
         found: dict[str, dict[str, Any]] = json.load(answer)["clusters"]
     return found
 

@@ -172,7 +172,7 @@ async def _burst(
         "seconds": round(reached - began, 2),
         "reconciles_per_second": round(expected / (reached - began)),
         "cpu_seconds": round(spent, 2),
-        "reconciles_per_cpu_second": round(expected / spent),
+        "reconciles_per_cpu_second": round(expected / spent) if spent else None,
     }
 
 
