@@ -40,6 +40,7 @@ from controlplane_operator.operator import run_operator
 from controlplane_operator.settings import Settings
 from embedded.handle import Handle
 from provider import NAMESPACES, ROLE_BINDINGS, ROLES, SECRETS, Client, ClusterConfig, Invalid, NotFound, Unreachable
+from provider.calls import Calls
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -315,21 +316,21 @@ def worlds(
     """Worlds for one example each, with waits between tries that are short."""
     directory = tmp_path_factory.mktemp("convergence")
     stack, patches = contextlib.AsyncExitStack(), pytest.MonkeyPatch()
-    patient, once = Backoff.next, Client._once
+    patient, once = Backoff.next, Calls._once
     management = ClusterConfig.load(api_server.operator_kubeconfig).server
 
     def hurried(self: Any, key: Any, *, reason: str = "") -> float:
         return min(0.2, patient(self, key, reason=reason))
 
-    async def fated(self: Client, request: Any, read: Any) -> Any:
+    async def fated(self: Calls, request: Any, read: Any) -> Any:
         fate = _fate.get()
         if fate is None:
             return await once(self, request, read)
-        in_tenant = self.config.server != management
+        in_tenant = self._transport.config.server != management
         return await fate.decide(lambda: once(self, request, read), writes=request.method != "GET", in_tenant=in_tenant)
 
     patches.setattr(Backoff, "next", hurried)
-    patches.setattr(Client, "_once", fated)
+    patches.setattr(Calls, "_once", fated)
     patches.setattr(control_plane_registration, "_RETRY_SECONDS", 0.2)
     patches.setattr(external, "_REVOKE_SECONDS", 1.0)
     patches.setattr(fanout, "_CLASS_SECONDS", 0.2)
