@@ -148,7 +148,10 @@ def _failure(error: Exception, *, server: str, asked: str) -> Unreachable:
         return Unreachable(f"{asked}: no answer of {server} in time", kind="timeout")
     if isinstance(error, (aiohttp.ClientResponseError, aiohttp.InvalidURL, ValueError)):
         return Unreachable(f"{asked}: {server} does not speak HTTP as expected: {error}", kind="protocol")
-    what = str(error) or type(error).__name__
+    if isinstance(error, aiohttp.ClientConnectorError):
+        # Its own words have the address of a TLS context in them, so that no two are the same.
+        error = error.os_error
+    what = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     return Unreachable(f"{asked}: {server} cannot be reached: {what}", kind="connect")
 
 

@@ -343,3 +343,18 @@ async def test_bodies_that_are_no_json_are_refused_here(fault_server, tools):
     async with Client((await fault_server(always(tools.http(OBJECT)))).config) as client:
         with pytest.raises(ProviderError, match="cannot be sent"):
             await client.create(NAMESPACES, {"metadata": {"name": object()}})
+
+
+async def test_a_failure_is_told_in_the_same_words_each_time(tools):
+    """It goes into conditions, which two processes write: words that differ would be written again and again."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        config = ClusterConfig(f"https://127.0.0.1:{closed.getsockname()[1]}", ca_data=tools.Authority().pem)
+        told = set()
+        for _ in range(2):
+            async with Client(config) as client:
+                with pytest.raises(Unreachable) as caught:
+                    await client.probe()
+                told.add(str(caught.value))
+    (words,) = told
+    assert words.endswith(f"{config.server} cannot be reached: Connect call failed ('127.0.0.1', {config.server[18:]})")
