@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from provider import NAMESPACES, AlreadyExists, Client, Cluster, ClusterConfig, NotFound, Resource
+from provider import NAMESPACES, AlreadyExists, Client, Cluster, ClusterConfig, Clusters, NotFound, Resource
 from provider.entry import EntryReader
 from provider.event import Event
 
@@ -442,3 +442,23 @@ def work() -> Work:
 def fleet() -> Any:
     """`async with fleet(manager) as given`: runs it, and `given.add_or_replace(cluster)` is what its provider says."""
     return _fleet
+
+
+@contextlib.asynccontextmanager
+async def _telling(provider, fleet=None):
+    clusters = Clusters() if fleet is None else fleet
+    task = asyncio.create_task(provider.run(clusters))
+    try:
+        yield clusters
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        if fleet is None:
+            await clusters.aclose()
+
+
+@pytest.fixture
+def telling() -> Any:
+    """`async with telling(provider) as clusters`: runs it, which must not end by itself; `fleet`, if given, stays."""
+    return _telling

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import contextlib
 import json
 
 import pytest
 
-from provider import CONFIG_MAPS, SECRETS, Client, ClusterNotFound, Clusters, ProviderError, Resource
+from provider import CONFIG_MAPS, SECRETS, Client, ClusterNotFound, ProviderError, Resource
 from provider.providers.cluster_api import ClusterApiProvider
 
 pytestmark = pytest.mark.integration
@@ -21,8 +19,9 @@ INITIALIZED = {"initialization": {"controlPlaneInitialized": True}}
 class Capi:
     """Writes what Cluster API would write."""
 
-    def __init__(self, client, namespace, config, reader):
-        self.client, self.namespace, self.config, self.reader = client, namespace, config, reader
+    def __init__(self, client, namespace, config, reader, telling):
+        self.client, self.namespace, self.config = client, namespace, config
+        self.reader, self.telling = reader, telling
 
     def name(self, name):
         return f"{self.namespace}/{name}"
@@ -44,22 +43,12 @@ class Capi:
         body = {"metadata": metadata, "data": data}
         await self.client.apply(SECRETS, body)
 
-    @contextlib.asynccontextmanager
-    async def run(self, **options):
-        fleet = Clusters()
-        provider = ClusterApiProvider(self.reader, namespace=self.namespace, **options)
-        task = asyncio.create_task(provider.run(fleet))
-        try:
-            yield fleet
-            assert not task.done()
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
-            await fleet.aclose()
+    def run(self, **options):
+        return self.telling(ClusterApiProvider(self.reader, namespace=self.namespace, **options))
 
 
 @pytest.fixture
-async def capi(client, namespace, install, service_account):
+async def capi(client, namespace, install, service_account, telling):
     await install(CLUSTERS, "v1beta1")
     config = await service_account([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]}])
     reading = [
@@ -68,7 +57,7 @@ async def capi(client, namespace, install, service_account):
     ]
     # With the permissions that the provider is said to need, and no others.
     async with Client(await service_account(reading)) as reader:
-        yield Capi(client, namespace, config, reader)
+        yield Capi(client, namespace, config, reader, telling)
 
 
 async def test_a_cluster_from_its_control_plane_to_its_deletion(capi, eventually, caplog):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import contextlib
 import json
 import sys
 
@@ -17,7 +15,6 @@ from provider import (
     SECRETS,
     Client,
     ClusterNotFound,
-    Clusters,
     Manager,
 )
 from provider.builder import controller
@@ -39,9 +36,9 @@ print(json.dumps({"apiVersion": info["apiVersion"], "kind": "ExecCredential", "s
 class Hub:
     """Writes what a cluster manager would write, for clusters that are reached as `config` says."""
 
-    def __init__(self, client, namespace, config, reader, directory):
+    def __init__(self, client, namespace, config, reader, directory, telling):
         self.client, self.namespace, self.config = client, namespace, config
-        self.reader, self.directory = reader, directory
+        self.reader, self.directory, self.telling = reader, directory, telling
 
     def name(self, name):
         return f"{self.namespace}/{name}"
@@ -90,22 +87,12 @@ class Hub:
         body = {"metadata": {"name": name, "namespace": self.namespace}, "data": {"text": text}}
         await self.client.apply(CONFIG_MAPS, body)
 
-    @contextlib.asynccontextmanager
-    async def run(self, **options):
-        fleet = Clusters()
-        provider = ClusterInventoryProvider(self.reader, namespace=self.namespace, **options)
-        task = asyncio.create_task(provider.run(fleet))
-        try:
-            yield fleet
-            assert not task.done()
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
-            await fleet.aclose()
+    def run(self, **options):
+        return self.telling(ClusterInventoryProvider(self.reader, namespace=self.namespace, **options))
 
 
 @pytest.fixture
-async def hub(client, namespace, install, service_account, tmp_path):
+async def hub(client, namespace, install, service_account, tmp_path, telling):
     await install(CLUSTER_PROFILES)
     rules = [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list", "watch"]}]
     reading = [
@@ -114,7 +101,7 @@ async def hub(client, namespace, install, service_account, tmp_path):
     ]
     # With the permissions that the provider is said to need, and no others.
     async with Client(await service_account(reading)) as reader:
-        yield Hub(client, namespace, await service_account(rules), reader, tmp_path)
+        yield Hub(client, namespace, await service_account(rules), reader, tmp_path, telling)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import json
@@ -10,7 +9,7 @@ import uuid
 
 import pytest
 
-from provider import CONFIG_MAPS, SECRETS, Clusters
+from provider import CONFIG_MAPS, SECRETS
 from provider.providers.endpoint import ENDPOINTS, EndpointProvider, SecretTemplate
 
 pytestmark = pytest.mark.integration
@@ -36,21 +35,8 @@ async def endpoints(client, namespace):
                 await client.delete(ENDPOINTS, name)
 
 
-@contextlib.asynccontextmanager
-async def run(provider):
-    fleet = Clusters()
-    task = asyncio.create_task(provider.run(fleet))
-    try:
-        yield fleet
-        assert not task.done()
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-        await fleet.aclose()
-
-
 async def test_an_endpoint_with_its_secret_from_beginning_to_end(
-    client, namespace, endpoints, service_account, eventually, caplog
+    client, namespace, endpoints, service_account, eventually, caplog, telling
 ):
     config = await service_account([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]}])
     server = config.server
@@ -76,7 +62,7 @@ async def test_an_endpoint_with_its_secret_from_beginning_to_end(
 
     template = SecretTemplate("{name}-kubeconfig", namespace_scope=namespace)
     provider = EndpointProvider(client, secrets=template, label_selector=f"test={namespace}")
-    async with run(provider) as fleet:
+    async with telling(provider) as fleet:
         await endpoints({})
         await endpoints({"endpoint": "https://other.test"}, test="other")
         name = await endpoints({"endpoint": server})

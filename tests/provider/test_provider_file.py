@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 
 import pytest
@@ -25,19 +23,6 @@ def document(*contexts, port=1, token="one", cluster=None, user=None):
 
 def write(path, *contexts, **fields):
     path.write_text(yaml.safe_dump(document(*contexts, **fields)))
-
-
-@contextlib.asynccontextmanager
-async def following(provider):
-    clusters = Clusters()
-    task = asyncio.create_task(provider.run(clusters))
-    try:
-        yield clusters
-        assert not task.done()
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-        await clusters.aclose()
 
 
 async def test_contexts_of_files_and_directories_come_and_go_with_them(tmp_path, eventually):
@@ -71,11 +56,11 @@ async def test_contexts_of_files_and_directories_come_and_go_with_them(tmp_path,
     ["", "apiVersion: v1\ncontexts:\n- context: {cluster: [", "- a list\n", "\x00", "just words"],
     ids=["empty", "cut off", "no mapping", "no text", "no YAML mapping"],
 )
-async def test_a_half_written_file_keeps_its_clusters(tmp_path, eventually, caplog, half):
+async def test_a_half_written_file_keeps_its_clusters(tmp_path, eventually, caplog, half, telling):
     """Criterion 69: a half-written file keeps the cluster, and says so once."""
     file, other = tmp_path / "a", tmp_path / "b"
     write(file, "kept")
-    async with following(FileProvider(files=[file, other], interval_seconds=0.01)) as clusters:
+    async with telling(FileProvider(files=[file, other], interval_seconds=0.01)) as clusters:
         (engagement,) = await eventually(clusters.engagements)
         file.write_text(half)
         write(other, "beside")
@@ -96,10 +81,10 @@ async def test_a_half_written_file_keeps_its_clusters(tmp_path, eventually, capl
         assert not engagement.closed
 
 
-async def test_what_cannot_be_read_keeps_its_clusters(tmp_path, eventually, caplog):
+async def test_what_cannot_be_read_keeps_its_clusters(tmp_path, eventually, caplog, telling):
     file = tmp_path / "a.kubeconfig"
     write(file, "kept")
-    async with following(FileProvider(directories=[tmp_path], interval_seconds=0.01)) as clusters:
+    async with telling(FileProvider(directories=[tmp_path], interval_seconds=0.01)) as clusters:
         await eventually(clusters.engagements)
         file.unlink()
         file.mkdir()
@@ -107,9 +92,9 @@ async def test_what_cannot_be_read_keeps_its_clusters(tmp_path, eventually, capl
         assert clusters.names() == [f"{file}+kept"]
 
 
-async def test_what_was_never_read_is_told_of_once(tmp_path, eventually, caplog):
+async def test_what_was_never_read_is_told_of_once(tmp_path, eventually, caplog, telling):
     other = tmp_path / "other"
-    async with following(FileProvider(files=[tmp_path, other], interval_seconds=0.01)) as clusters:
+    async with telling(FileProvider(files=[tmp_path, other], interval_seconds=0.01)) as clusters:
         for port in (1, 2, 3):
             write(other, "c", port=port)
             end = f":{port}"
@@ -117,7 +102,7 @@ async def test_what_was_never_read_is_told_of_once(tmp_path, eventually, caplog)
         assert caplog.text.count("it cannot be read: Is a directory") == 1
 
 
-async def test_a_context_that_cannot_be_used_concerns_no_other(tmp_path, eventually, caplog):
+async def test_a_context_that_cannot_be_used_concerns_no_other(tmp_path, eventually, caplog, telling):
     file = tmp_path / "a"
     text = document("good")
     text["contexts"].append({"name": "bad", "context": {"cluster": "elsewhere", "user": "u"}})
@@ -125,15 +110,15 @@ async def test_a_context_that_cannot_be_used_concerns_no_other(tmp_path, eventua
     text["contexts"].append({"name": "odd", "context": {"cluster": "odd", "user": "u"}})
     text["clusters"].append({"name": "odd", "cluster": {"server": "https://x.test", "certificate-authority": "a\0b"}})
     file.write_text(yaml.safe_dump(text))
-    async with following(FileProvider(files=[file], interval_seconds=0.01)) as clusters:
+    async with telling(FileProvider(files=[file], interval_seconds=0.01)) as clusters:
         await eventually(clusters.names, lambda names: names == [f"{file}+good"])
         assert "context 'bad' is left as it was: the kubeconfig has no cluster 'elsewhere'" in caplog.text
 
 
-async def test_another_server_makes_another_cluster(tmp_path, eventually):
+async def test_another_server_makes_another_cluster(tmp_path, eventually, telling):
     file = tmp_path / "a"
     write(file, "c", port=1)
-    async with following(FileProvider(files=[file], interval_seconds=0.01)) as clusters:
+    async with telling(FileProvider(files=[file], interval_seconds=0.01)) as clusters:
         (first,) = await eventually(clusters.engagements)
         write(file, "c", port=2)
         await eventually(lambda: clusters.get(f"{file}+c").config.server, lambda server: server.endswith(":2"))
@@ -280,7 +265,9 @@ async def test_a_program_is_run_only_where_it_is_allowed(tmp_path, caplog):
     assert await found(exec_plugins=True) == [f"{file}+c"]
 
 
-async def test_what_is_wrong_with_one_file_or_context_stops_no_other(tmp_path, eventually, caplog, monkeypatch):
+async def test_what_is_wrong_with_one_file_or_context_stops_no_other(
+    tmp_path, eventually, caplog, monkeypatch, telling
+):
     files = [tmp_path / name for name in ("a", "b", "c")]
     odd = document("odd", "good")
     odd["contexts"][0]["context"]["user"] = "runs"
@@ -289,7 +276,7 @@ async def test_what_is_wrong_with_one_file_or_context_stops_no_other(tmp_path, e
     files[1].write_text("!!bool x")
     write(files[2], "c")
     provider = FileProvider(files=files, interval_seconds=0.01, exec_plugins={"ls"})
-    async with following(provider) as clusters:
+    async with telling(provider) as clusters:
         await eventually(clusters.names, lambda names: names == [f"{files[0]}+good", f"{files[2]}+c"])
         assert "context 'odd' is left as it was: the command of an exec plugin has to be a text" in caplog.text
         assert "the kubeconfig is no YAML document" in caplog.text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 
 import pytest
 
@@ -67,17 +66,6 @@ def place(client, namespace):
     return Place(client, namespace)
 
 
-@contextlib.asynccontextmanager
-async def run(following, fleet):
-    task = asyncio.create_task(following.run(fleet))
-    try:
-        yield
-        assert not task.done()
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-
-
 @pytest.fixture
 async def fleet():
     fleet = Clusters()
@@ -93,10 +81,10 @@ def tasks_for(word):
     return [task for task in asyncio.all_tasks() if task.get_name().startswith(f"map {word}")]
 
 
-async def test_clusters_come_change_and_go_with_their_objects(place, fleet, eventually, caplog):
+async def test_clusters_come_change_and_go_with_their_objects(place, fleet, eventually, caplog, telling):
     name = f"{place.namespace}/a"
     await place.put("a")
-    async with run(place.following(), fleet):
+    async with telling(place.following(), fleet):
         await place.put("a", server="https://one.test")
         await eventually(lambda: server(fleet, name), lambda found: found == "https://one.test")
         await place.put("a", server="https://two.test")
@@ -115,10 +103,10 @@ async def test_clusters_come_change_and_go_with_their_objects(place, fleet, even
         await eventually(fleet.names, lambda names: names == [])
 
 
-async def test_a_secret_is_watched_only_while_it_is_asked_for(place, fleet, eventually):
+async def test_a_secret_is_watched_only_while_it_is_asked_for(place, fleet, eventually, telling):
     name = f"{place.namespace}/a"
     await place.put("a", secret="one")
-    async with run(place.following(), fleet):
+    async with telling(place.following(), fleet):
         await place.secret("one", "https://one.test")
         await eventually(lambda: server(fleet, name), lambda found: found == "https://one.test")
         await place.secret("one", "https://renewed.test")
@@ -137,19 +125,19 @@ async def test_a_secret_is_watched_only_while_it_is_asked_for(place, fleet, even
     assert fleet.names() == [name]
 
 
-async def test_what_went_while_nobody_looked_is_forgotten_and_the_rest_goes_on(place, fleet, eventually):
+async def test_what_went_while_nobody_looked_is_forgotten_and_the_rest_goes_on(place, fleet, eventually, telling):
     await place.put("gone", server="https://gone.test")
     await place.put("stays", server="https://stays.test")
-    async with run(place.following(), fleet):
+    async with telling(place.following(), fleet):
         await eventually(lambda: len(fleet.engagements()), lambda count: count == 2)
     engagement = fleet.engagements()[1]
     await place.client.delete(CONFIG_MAPS, "gone", namespace=place.namespace)
-    async with run(place.following(), fleet):
+    async with telling(place.following(), fleet):
         await eventually(fleet.names, lambda names: names == [f"{place.namespace}/stays"])
     assert fleet.engagements() == [engagement]
 
 
-async def test_a_slow_cluster_and_a_failing_plan_hold_up_no_other(place, fleet, eventually, caplog):
+async def test_a_slow_cluster_and_a_failing_plan_hold_up_no_other(place, fleet, eventually, caplog, telling):
     slow = asyncio.Event()
 
     class Closing:
@@ -167,7 +155,7 @@ async def test_a_slow_cluster_and_a_failing_plan_hold_up_no_other(place, fleet, 
 
     fleet.add_aware(Closing())
     await place.put("slow", server="https://one.test")
-    async with run(place.following(failing), fleet):
+    async with telling(place.following(failing), fleet):
         await eventually(lambda: len(fleet.engagements()), lambda count: count == 1)
         await place.put("slow", server="https://two.test")
         await place.put("failing", server="https://failing.test")
@@ -183,7 +171,7 @@ async def test_a_slow_cluster_and_a_failing_plan_hold_up_no_other(place, fleet, 
 
 
 async def test_a_plan_that_takes_long_holds_up_no_other_and_counts_only_while_its_object_is_there(
-    place, fleet, eventually
+    place, fleet, eventually, telling
 ):
     asked, answered = asyncio.Event(), asyncio.Event()
 
@@ -201,7 +189,7 @@ async def test_a_plan_that_takes_long_holds_up_no_other_and_counts_only_while_it
 
     fleet.add_aware(Seeing())
     await place.put("slow", server="https://slow.test")
-    async with run(place.following(slow), fleet):
+    async with telling(place.following(slow), fleet):
         await asked.wait()
         await place.put("other", server="https://other.test")
         await eventually(lambda: seen == [f"{place.namespace}/other"])
@@ -213,21 +201,23 @@ async def test_a_plan_that_takes_long_holds_up_no_other_and_counts_only_while_it
     assert f"{place.namespace}/slow" not in seen
 
 
-async def test_an_object_that_was_made_anew_is_another_one(place, fleet, eventually):
+async def test_an_object_that_was_made_anew_is_another_one(place, fleet, eventually, telling):
     await place.put("a", server="https://a.test")
-    async with run(place.following(), fleet):
+    async with telling(place.following(), fleet):
         (engagement,) = await eventually(fleet.engagements)
         await place.client.delete(CONFIG_MAPS, "a", namespace=place.namespace)
         await place.put("a", server="https://a.test")
         await eventually(lambda: engagement.closed and fleet.engagements())
 
 
-async def test_what_is_not_ready_is_not_engaged_and_what_is_engaged_is_kept_up_to_date(place, fleet, eventually):
+async def test_what_is_not_ready_is_not_engaged_and_what_is_engaged_is_kept_up_to_date(
+    place, fleet, eventually, telling
+):
     name = f"{place.namespace}/a"
     following = place.following(ready=lambda found: "ready" in found["metadata"]["labels"])
     await place.put("a", server="https://a.test")
     await place.put("b", server="https://b.test")
-    async with run(following, fleet):
+    async with telling(following, fleet):
         await place.put("a", labels={"ready": "yes"}, server="https://a.test")
         await eventually(fleet.names, lambda names: names == [name])
         await place.put("a", server="https://moved.test")
@@ -235,13 +225,13 @@ async def test_what_is_not_ready_is_not_engaged_and_what_is_engaged_is_kept_up_t
         assert fleet.names() == [name]
 
 
-async def test_wake_asks_again_about_objects_that_are_known(place, fleet, eventually):
+async def test_wake_asks_again_about_objects_that_are_known(place, fleet, eventually, telling):
     wanted = []
     following = place.following(lambda found: plan(found) if found["metadata"]["name"] in wanted else None)
     await place.put("a", server="https://a.test")
     await place.put("b", server="https://b.test")
     following.wake("a", namespace=place.namespace)
-    async with run(following, fleet):
+    async with telling(following, fleet):
         await eventually(following.synced.is_set)
         wanted.append("a")
         following.wake("a", namespace=place.namespace)

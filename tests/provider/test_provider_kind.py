@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from pathlib import Path
 
 import pytest
 import yaml
 
-from provider import ClusterConfig, Clusters, Manager, ProviderError
+from provider import ClusterConfig, Manager, ProviderError
 from provider.providers.kind import KindProvider
 
 PROGRAM = """#!/bin/sh
@@ -56,19 +54,6 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
-@contextlib.asynccontextmanager
-async def following(provider):
-    clusters = Clusters()
-    task = asyncio.create_task(provider.run(clusters))
-    try:
-        yield clusters
-        assert not task.done()
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-        await clusters.aclose()
-
-
 async def test_clusters_come_and_go_with_those_of_kind(machine, eventually):
     machine.create("fleet-a", port=1)
     machine.create("other", port=2)
@@ -86,20 +71,20 @@ async def test_clusters_come_and_go_with_those_of_kind(machine, eventually):
         await eventually(manager.cluster_names, lambda names: names == [])
 
 
-async def test_a_cluster_that_was_created_anew_replaces_the_old_one(machine, eventually):
+async def test_a_cluster_that_was_created_anew_replaces_the_old_one(machine, eventually, telling):
     machine.create("a", port=1)
-    async with following(machine.provider()) as clusters:
+    async with telling(machine.provider()) as clusters:
         (first,) = await eventually(clusters.engagements)
         machine.create("a", port=2)
         await eventually(lambda: clusters.get("a").config.server, lambda server: server == "https://127.0.0.1:2")
         assert first.closed
 
 
-async def test_a_cluster_that_hangs_or_is_broken_stops_no_other(machine, eventually, caplog):
+async def test_a_cluster_that_hangs_or_is_broken_stops_no_other(machine, eventually, caplog, telling):
     (machine.state / "a").write_text("hang")
     (machine.state / "b").write_text("no: kubeconfig")
     machine.create("c")
-    async with following(machine.provider(timeout_seconds=1.0)) as clusters:
+    async with telling(machine.provider(timeout_seconds=1.0)) as clusters:
         await eventually(clusters.names, lambda names: names == ["c"])
         await eventually(lambda: caplog.text, lambda text: "took longer than 1 s" in text)
         assert "kind cluster b: no kubeconfig, again in" in caplog.text
@@ -107,19 +92,19 @@ async def test_a_cluster_that_hangs_or_is_broken_stops_no_other(machine, eventua
         await eventually(clusters.names, lambda names: names == ["a", "c"])
 
 
-async def test_however_many_hang_the_others_are_found(machine, eventually):
+async def test_however_many_hang_the_others_are_found(machine, eventually, telling):
     for number in range(8):
         (machine.state / f"a{number}").write_text("hang")
     machine.create("b")
-    async with following(machine.provider(timeout_seconds=60)) as clusters:
+    async with telling(machine.provider(timeout_seconds=60)) as clusters:
         await eventually(clusters.names, lambda names: names == ["b"])
         machine.create("c")
         await eventually(clusters.names, lambda names: names == ["b", "c"])
 
 
-async def test_a_failure_leaves_what_is_engaged(machine, eventually, caplog):
+async def test_a_failure_leaves_what_is_engaged(machine, eventually, caplog, telling):
     machine.create("a")
-    async with following(machine.provider()) as clusters:
+    async with telling(machine.provider()) as clusters:
         (engagement,) = await eventually(clusters.engagements)
         (machine.state / "a").write_text("")
         await eventually(lambda: caplog.text, lambda text: "kind cluster a: no kubeconfig" in text)
@@ -132,9 +117,9 @@ async def test_a_failure_leaves_what_is_engaged(machine, eventually, caplog):
         await eventually(clusters.names, lambda names: names == ["a", "b"])
 
 
-async def test_nothing_that_was_started_is_left(machine, eventually):
+async def test_nothing_that_was_started_is_left(machine, eventually, telling):
     (machine.state / "a").write_text("hang")
-    async with following(machine.provider()):
+    async with telling(machine.provider()):
         await eventually(machine.hanging.read_text)
     await eventually(lambda: not runs(int(machine.hanging.read_text())))
 

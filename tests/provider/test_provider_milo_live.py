@@ -123,17 +123,6 @@ async def milo(client, namespace, install):
             await client.delete(each.resource, found["metadata"]["name"])
 
 
-@contextlib.asynccontextmanager
-async def run(provider, fleet):
-    task = asyncio.create_task(provider.run(fleet))
-    try:
-        yield
-        assert not task.done()
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-
-
 class Reader:
     """Follows the ConfigMaps of a namespace in each project."""
 
@@ -181,14 +170,16 @@ async def test_projects_that_are_ready_are_engaged_at_their_path_and_no_others(
         await client.delete(PROJECTS, milo.name("other"))
 
 
-async def test_a_project_that_is_no_longer_ready_or_gone_leaves_nothing(client, namespace, milo, front, eventually):
+async def test_a_project_that_is_no_longer_ready_or_gone_leaves_nothing(
+    client, namespace, milo, front, eventually, telling
+):
     """Criterion 52: Ready to NotReady, deletion, and a label that goes leave no entry, no task and no socket."""
     milo = await milo()
     reader = Reader(namespace)
     fleet = Clusters(awares=[reader])
     provider = MiloProvider(client, project_config=front.config, label_selector=milo.selector)
     names = ["unready", "deleted", "relabelled"]
-    async with run(provider, fleet):
+    async with telling(provider, fleet):
         for name in names:
             await milo.create(name)
         await eventually(lambda: all(provider._following.get(milo.name(name)) for name in names))
@@ -210,14 +201,16 @@ async def test_a_project_that_is_no_longer_ready_or_gone_leaves_nothing(client, 
     await fleet.aclose()
 
 
-async def test_internal_service_discovery_finds_project_control_planes(client, milo, front, eventually, caplog):
+async def test_internal_service_discovery_finds_project_control_planes(
+    client, milo, front, eventually, caplog, telling
+):
     """Criterion 51: by internal service discovery the URL is the host of the project's namespace, with no path."""
     milo = await milo(PROJECT_CONTROL_PLANES)
     fleet = Clusters()
     provider = MiloProvider(
         client, internal_service_discovery=True, project_config=front.config, label_selector=milo.selector
     )
-    async with run(provider, fleet):
+    async with telling(provider, fleet):
         await milo.create("pending", ready="False")
         await milo.create("a.b", ready="True")
         await milo.create("good", ready="True")

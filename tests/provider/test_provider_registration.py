@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import uuid
 
 import pytest
@@ -35,6 +34,11 @@ def status(namespace, *, generation=1, server="https://127.0.0.1:1", **fields):
         "controllers": {"profile": "Core"},
         **fields,
     }
+
+
+def selected(client, namespace):
+    """A provider of the registrations of one test."""
+    return RegistrationProvider(client, services=SERVICES, label_selector=f"test={namespace}")
 
 
 class Management:
@@ -81,20 +85,6 @@ async def management(client, namespace, tools):
         await client.delete(REGISTRATIONS, found["metadata"]["name"])
 
 
-@contextlib.asynccontextmanager
-async def following(client, namespace):
-    clusters = Clusters()
-    provider = RegistrationProvider(client, services=SERVICES, label_selector=f"test={namespace}")
-    task = asyncio.create_task(provider.run(clusters))
-    try:
-        yield clusters
-        assert not task.done()
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-        await clusters.aclose()
-
-
 @pytest.mark.parametrize(
     ("controllers", "listed"),
     [
@@ -112,8 +102,8 @@ def test_a_list_of_controllers_is_an_attribute(controllers, listed):
 
 
 @pytest.mark.integration
-async def test_a_registration_from_beginning_to_end(client, namespace, management, eventually, caplog):
-    async with following(client, namespace) as clusters:
+async def test_a_registration_from_beginning_to_end(client, namespace, management, eventually, caplog, telling):
+    async with telling(selected(client, namespace)) as clusters:
         await management.register()
         await management.answer()
         await eventually(lambda: caplog.text, lambda text: "admin is missing" in text)
@@ -210,7 +200,9 @@ async def test_what_went_between_two_runs_is_removed(client, namespace, manageme
 
 
 @pytest.mark.integration
-async def test_with_the_permissions_of_mcm_and_no_others(api_server, client, namespace, management, eventually, caplog):
+async def test_with_the_permissions_of_mcm_and_no_others(
+    api_server, client, namespace, management, eventually, caplog, telling
+):
     """The identity of mcm reads registrations, and a Secret once it is granted by name."""
     from provider import ROLE_BINDINGS, ROLES, ClusterConfig
 
@@ -219,7 +211,7 @@ async def test_with_the_permissions_of_mcm_and_no_others(api_server, client, nam
     await management.answer()
     async with (
         Client(ClusterConfig.load(api_server.mcm_kubeconfig)) as limited,
-        following(limited, namespace) as clusters,
+        telling(selected(limited, namespace)) as clusters,
     ):
         await eventually(lambda: caplog.text, lambda text: "cannot follow secrets admin" in text)
         assert clusters.names() == []
