@@ -62,14 +62,23 @@ class Reports:
     """
 
     def __init__(
-        self, client: Client, *, registration: Callable[[str], Object | None], version: str | None = None
+        self,
+        client: Client,
+        *,
+        registration: Callable[[str], Object | None],
+        version: str | None = None,
+        mine: Callable[[Object], bool] = lambda _: True,
     ) -> None:
         """`registration` returns one as it was last seen, `version` is that of kube-controller-manager where an
         instance is not announced with another one.
+
+        `mine` tells of a registration as it was last seen whether its instance is this process's business. Where it is
+        not, the registration is told that what this run announced has ended, and of nothing else.
         """
         self._client = client
         self._registration = registration
         self._version = version
+        self._mine = mine
         self._subjects: dict[str, _Subject] = {}
         self._queue: WorkQueue[str] = WorkQueue(initial_backoff_seconds=0.5, maximum_backoff_seconds=60.0)
         self._slots = asyncio.Semaphore(_AT_ONCE)
@@ -155,11 +164,15 @@ class Reports:
                 return None
             wanted = self._wanted(subject, registration)
             wait = _until(subject, wanted, registration=registration, at_once=at_once)
-            if wanted is None or wait is None:
-                return None
-            if wait > 0:
+            if wait is not None and wait > 0:
                 return Result(wait)
-            await self._write(name, subject, wanted.applied(registration))
+            if wanted is None:
+                return None
+            if wait is not None:
+                await self._write(name, subject, wanted.applied(registration))
+            if wanted.reason is Reason.ENDED and subject.live is None:
+                # Not before that is said: a write that fails is tried again.
+                subject.announced = None
             return None
 
     async def _part(self, name: str, subject: _Subject) -> None:
@@ -171,11 +184,15 @@ class Reports:
     def _wanted(self, subject: _Subject, registration: Object) -> Report | None:
         if subject.live is not None:
             return subject.live
-        if subject.failure and _wants(registration, uid=subject.failed_for):
+        mine, said = self._mine(registration), essence_of(registration)
+        if mine and subject.failure and _wants(registration, uid=subject.failed_for):
             return Report(reason=Reason.CANNOT_START, message=subject.failure, instance=subject.announced)
-        subject.failure, subject.announced = "", None
-        # Of one that an earlier run announced nothing is left either: the instances end with their mcm.
-        return Report(reason=Reason.ENDED) if essence_of(registration) is not None else None
+        subject.failure = ""
+        if said is None:
+            return None
+        # Of one of ours that an earlier run announced nothing is left either: the instances end with their mcm.
+        still_ours = subject.announced is not None and said[0][2] == tuple(sorted(subject.announced.items()))
+        return Report(reason=Reason.ENDED) if mine or still_ours else None
 
     async def _write(self, name: str, subject: _Subject, body: dict[str, Any]) -> None:
         try:

@@ -45,6 +45,8 @@ class Desk:
     def __init__(self, admin: Client, client: Faulty, mirror: Reflector, eventually: Eventually) -> None:
         self.admin = admin
         self.client = client
+        self.mine = True
+        """Whether the instance of the registration is the business of these reports."""
         self.name = f"report-{uuid.uuid4().hex[:10]}"
         self.uid = f"uid-{uuid.uuid4().hex[:6]}"
         self._mirror = mirror
@@ -53,7 +55,7 @@ class Desk:
 
     def another(self) -> Reports:
         """mcm, after it was started again."""
-        return Reports(self.client, registration=self.seen, version="v1.36.3")
+        return Reports(self.client, registration=self.seen, version="v1.36.3", mine=lambda _: self.mine)
 
     def seen(self, name: str) -> dict[str, Any] | None:
         return self._mirror.store.get(("", name))
@@ -229,6 +231,53 @@ async def test_instances_that_went_with_an_earlier_mcm_are_told_to_have_ended(
         again.look(desk.name)
         await eventually(desk.running, lambda found: found == ("False", "Ended"))
     assert "instance" not in await desk.status()
+
+
+async def test_what_another_mcm_announced_is_left_to_it_until_it_is_ours(desk: Desk, eventually: Eventually) -> None:
+    async with desk.reports.running():
+        await desk.reports.announce(desk.cluster)
+    await desk.resolve(ready=False)
+    desk.mine = False
+    another = desk.another()
+    async with another.running():
+        another.look(desk.name)
+        await another.end(desk.name)
+        assert (await desk.running(), desk.client.writes) == (("False", "Starting"), 1)
+        desk.mine = True
+        another.look(desk.name)
+        await eventually(desk.running, lambda found: found == ("False", "Ended"))
+
+
+@pytest.mark.parametrize("failed", [False, True], ids=["ran", "could-not-start"])
+async def test_what_this_run_announced_is_told_to_have_ended_though_it_is_not_ours_any_more(
+    desk: Desk, eventually: Eventually, *, failed: bool
+) -> None:
+    """Also where the API refused that at first, and though the registration still wants an instance."""
+    async with desk.reports.running():
+        await desk.reports.announce(desk.cluster)
+        if failed:
+            desk.reports.say_failure(desk.cluster, "no program")
+        desk.mine = False
+        desk.client.fault = Forbidden(403, "Forbidden", "somebody's policy says no")
+        await desk.reports.end(desk.name)
+        assert "instance" in await desk.status()
+        desk.client.fault = None
+        await eventually(desk.running, lambda found: found == ("False", "Ended"))
+    assert "instance" not in await desk.status()
+
+
+async def test_what_another_mcm_announced_since_is_not_taken_for_ours(desk: Desk, eventually: Eventually) -> None:
+    async with desk.reports.running():
+        await desk.reports.announce(desk.cluster)
+        desk.mine = False
+        theirs = {"status": {"instance": {"controlPlaneUID": "uid-of-theirs"}}}
+        await desk.admin.patch(REGISTRATIONS, desk.name, theirs, subresource="status")
+        await eventually(
+            lambda: desk.seen(desk.name),
+            lambda found: found["status"]["instance"] == theirs["status"]["instance"] | {"version": "v1.36.3"},
+        )
+        await desk.reports.end(desk.name)
+    assert (await desk.status())["instance"]["controlPlaneUID"] == "uid-of-theirs"
 
 
 async def test_a_registration_without_an_instance_is_not_written_to(desk: Desk) -> None:
