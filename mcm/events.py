@@ -10,6 +10,7 @@ from typing import Final, Literal, NamedTuple
 from mcm.instances import Witness
 from mcm.report import Reason, shorten
 from mcm.reports import Object
+from mcm.services import served
 from provider import Cluster, EventRecorder
 from provider.providers.registration import REGISTRATIONS
 
@@ -40,6 +41,7 @@ _SAYINGS: Final = {
 class _Course:
     """What happened to one instance, and what was told of it."""
 
+    programs: str
     server: str
     about: Object | None
     started: bool = False
@@ -67,7 +69,8 @@ class Events:
 
     async def announce(self, cluster: Cluster, *, version: str | None = None) -> None:
         """See `Witness.announce`."""
-        self._courses[cluster.name] = _Course(cluster.config.server, self._registration(cluster.name))
+        programs = " and ".join(service.program for service in served(cluster))
+        self._courses[cluster.name] = _Course(programs, cluster.config.server, self._registration(cluster.name))
         await self._witness.announce(cluster, version=version)
 
     def say(self, name: str, reason: Reason, *, message: str = "") -> None:
@@ -82,7 +85,7 @@ class Events:
             course.ready_since = now if course.ready_since is None else course.ready_since
             if course.told is not reason:
                 course.told = reason
-                self._post(name, course.about, reason, f"kube-controller-manager runs for {course.server}")
+                self._post(name, course.about, reason, f"{course.programs} started for {course.server}")
         elif reason is not Reason.STARTING:
             if course.ready_since is not None and now - course.ready_since >= _CALM_SECONDS:
                 course.troubles.clear()
@@ -102,7 +105,7 @@ class Events:
         """See `Witness.end`."""
         course = self._courses.pop(name, None)
         if course is not None and course.started:
-            self._post(name, course.about, Reason.ENDED, f"kube-controller-manager for {course.server} has ended")
+            self._post(name, course.about, Reason.ENDED, f"{course.programs} ended for {course.server}")
         await self._witness.end(name)
 
     def _post(self, name: str, about: Object | None, reason: Reason, message: str) -> None:

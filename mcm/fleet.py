@@ -101,12 +101,13 @@ class Fleet:
 
     def targets(self) -> list[Target]:
         """Where the metrics of the instances of controllers are that are ready."""
-        groups = self._instances.groups.values()
-        return [target for group in groups for each in group if (target := each.target) is not None]
+        return [target for each in self._instances.all() if (target := each.target) is not None]
 
     def _summarize(self, instances: Sequence[Instance]) -> ClusterSummary:
         first, shown = instances[0], foremost(instances)
-        message = shown.message if shown is first else f"{shown.service.program}: {shown.message}"
+        message = shown.message
+        if message and shown is not first:
+            message = f"{shown.service.program}: {message}"
         exits: Counter[Reason] = Counter()
         for each in instances:
             exits.update(each.exits)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 from dataclasses import dataclass
 
@@ -14,8 +13,6 @@ from mcm.tenant import Obstacle, Tenant
 from provider import Backoff, Engagement
 
 __all__ = ["Guard", "GuardPace"]
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

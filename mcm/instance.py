@@ -14,7 +14,7 @@ from mcm.certificate import ServingCertificate
 from mcm.configuration import PORT
 from mcm.errors import McmError
 from mcm.exits import OomKills, exit_reason
-from mcm.flags import NO_FLAGS, Flags
+from mcm.flags import Flags
 from mcm.programs import Programs
 from mcm.report import Reason, reason_of
 from mcm.scrape import Target
@@ -44,12 +44,12 @@ class Instance:
         *,
         runtime: Runtime,
         changed: Callable[[], None],
-        service: Served = Served.CONTROLLERS,
-        flags: Flags = NO_FLAGS,
-        programs: Programs | None = None,
-        budget: StartBudget | None = None,
+        service: Served,
+        flags: Flags,
+        programs: Programs,
+        budget: StartBudget,
+        readers: bytes | None,
         settle_seconds: float = 2.0,
-        readers: bytes | None = None,
     ) -> None:
         self.cluster = cluster
         self.service = service
@@ -57,7 +57,7 @@ class Instance:
         """How often it ended by itself, by the reason."""
         self._runtime = runtime
         self._flags = flags
-        self._programs = programs or Programs(runtime=runtime)
+        self._programs = programs
         self.version: str | None = None
         """Of the program, such as v1.36.3, from `check` on; None where it was not chosen by its version."""
         self._changed = changed
@@ -69,7 +69,7 @@ class Instance:
         """Why it ended last or was held, also where that is over."""
         self._component = service.component(cluster.name)
         self._serving: ServingCertificate | None = None
-        self._budget = budget or StartBudget()
+        self._budget = budget
         self._lock = asyncio.Lock()
         """Of what starts, changes and ends the process."""
         self._running = False
@@ -80,6 +80,8 @@ class Instance:
         self._failure = ""
         self._end = ""
         self._exited: Reason | None = None
+        self._phase = self.state.phase
+        """As it was told of last."""
         self._oom_kills = OomKills()
         self._excess = ""
         """Why we have ended it ourselves."""
@@ -247,8 +249,12 @@ class Instance:
     def _note(self, component: str) -> None:
         if component == self._component:
             state = self.state
+            before, self._phase = self._phase, state.phase
             if state.phase is Phase.BACKOFF:
-                self._note_end(state)
+                if before is not Phase.BACKOFF:
+                    self._note_end(state)
+                else:  # no process came of an attempt to start it again
+                    self._end = self.last_error = state.message
             elif state.phase is Phase.READY:
                 self._end, self._exited = "", None
             if state.phase in {Phase.READY, Phase.BACKOFF, Phase.ENDED}:
@@ -256,9 +262,6 @@ class Instance:
             self._changed()
 
     def _note_end(self, state: ComponentState) -> None:
-        """Take note of an end, once: a failing attempt to start again tells of itself in the same phase."""
-        if self._end.endswith(state.message):
-            return
         excess, self._excess = self._excess, ""
         self._end = self.last_error = f"{excess}; it {state.message}" if excess else state.message
         self._exited = exit_reason(state.exit_code, state.message, oom_killed=self._oom_kills.more() or bool(excess))

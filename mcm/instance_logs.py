@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TextIO
 
 from mcm.configuration import PROGRAM
+from provider.running import kept_running
 
 __all__ = ["InstanceLog", "InstanceLogs", "LogForm"]
 
@@ -71,24 +72,25 @@ class InstanceLogs:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Pass on while within, and what is left at the end."""
-        task = asyncio.create_task(self._run(), name="logs of instances")
         try:
-            yield
+            async with kept_running("logs of instances", self._run):
+                yield
         finally:
-            task.cancel()
-            await asyncio.wait([task])
-            await self._pass_on({})
+            await self._try_pass_on({})
 
     async def _run(self) -> None:
         while True:
             self._wake.clear()
-            try:
-                await self._pass_on({log.key: log for log in self._logs()})
-            except (OSError, ValueError) as error:
-                logger.warning("the logs of instances cannot be passed on: %s", error)
+            await self._try_pass_on({log.key: log for log in self._logs()})
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_SECONDS):
                     await self._wake.wait()
+
+    async def _try_pass_on(self, logs: Mapping[object, InstanceLog]) -> None:
+        try:
+            await self._pass_on(logs)
+        except (OSError, ValueError) as error:  # whoever reads the stream may have closed it
+            logger.warning("the logs of instances cannot be passed on: %s", error)
 
     async def _pass_on(self, logs: Mapping[object, InstanceLog]) -> None:
         for key, log in logs.items():

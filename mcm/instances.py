@@ -82,11 +82,6 @@ class Instances(Aware):
         """The instances by the name of their cluster, at least one each; controllers come first."""
         return MappingProxyType(self._instances)
 
-    @property
-    def by_cluster(self) -> Mapping[str, Instance]:
-        """The first one of each cluster: of controllers, where they run."""
-        return {name: instances[0] for name, instances in self._instances.items()}
-
     def all(self) -> list[Instance]:
         """Every instance of every cluster."""
         return [instance for instances in self._instances.values() for instance in instances]

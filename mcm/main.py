@@ -20,7 +20,7 @@ from mcm.flags import check_flags
 from mcm.fleet import Fleet
 from mcm.guard import GuardPace
 from mcm.instance_logs import InstanceLog, InstanceLogs, LogForm
-from mcm.instances import Instances, remove_leftovers
+from mcm.instances import Instances, Witness, remove_leftovers
 from mcm.memory_ceiling import MemoryCeiling
 from mcm.metrics import InstanceMetrics, Metrics
 from mcm.programs import Programs
@@ -31,6 +31,7 @@ from mcm.silence import Silence
 from mcm.status import serve_status
 from provider import Client, ClusterConfig, EventRecorder, Manager, ProviderError
 from provider.logs import json_logging
+from provider.providers.registration import RegistrationProvider
 from workloads import ProcessRuntime, Runtime, WorkloadsError
 
 __all__ = ["main", "run"]
@@ -63,20 +64,12 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
     ):
         await remove_leftovers(runtime)
         following = settings.source.follow(client)
-        registrations = following.registrations
-        witness: Reports | Silence | Events
-        base: Reports | Silence
-        quiet = Silence(registration=registrations.registration if registrations is not None else None)
-        witness = base = quiet
-        if registrations is not None and settings.report_status:
-            reports = Reports(client, registration=registrations.registration, version=await _version(runtime))
-            registrations.listen(reports.look)
-            witness = base = reports
         programs = Programs(settings.programs, runtime=runtime)
         reader = ReaderCertificate.create() if settings.instance_metrics is not InstanceMetrics.NONE else None
-        async with _events(client) as recorder, _scraper(reader) as scraper:
-            if registrations is not None:
-                witness = Events(base, recorder=recorder, registration=registrations.registration)
+        async with (
+            _witness(settings, registrations=following.registrations, client=client, runtime=runtime) as witness,
+            _scraper(reader) as scraper,
+        ):
             instances = Instances(
                 runtime,
                 witness=witness,
@@ -92,18 +85,29 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
                 logger.info("mcm runs an instance for every %s at %s", settings.source.kind, config.server)
                 ceiling = MemoryCeiling(instances.all, limit_bytes=settings.instance_memory_mib << 20)
                 kept = ceiling.kept() if settings.instance_memory_mib else contextlib.nullcontext()
-                async with base.running(), kept, _logs(settings, instances=instances, runtime=runtime):
+                async with kept, _logs(settings, instances=instances, runtime=runtime):
                     await manager.run(until)
                 logger.info("all instances have ended")
 
 
 @contextlib.asynccontextmanager
-async def _events(client: Client) -> AsyncIterator[EventRecorder]:
-    recorder = EventRecorder(lambda: client, component="mcm")
-    try:
-        yield recorder
-    finally:
-        await recorder.aclose()
+async def _witness(
+    settings: Settings, *, registrations: RegistrationProvider | None, client: Client, runtime: Runtime
+) -> AsyncIterator[Witness]:
+    """Tell registrations of their instances in their status, if that is wanted, and in Events."""
+    if registrations is None:
+        yield Silence(registration=None)
+        return
+    look_up = registrations.registration
+    async with contextlib.AsyncExitStack() as stack:
+        told: Witness = Silence(registration=look_up)
+        if settings.report_status:
+            told = reports = Reports(client, registration=look_up, version=await _version(runtime))
+            registrations.listen(reports.look)
+            await stack.enter_async_context(reports.running())
+        recorder = EventRecorder(lambda: client, component="mcm")
+        await stack.enter_async_context(contextlib.aclosing(recorder))
+        yield Events(told, recorder=recorder, registration=look_up)
 
 
 def _scraper(reader: ReaderCertificate | None) -> contextlib.AbstractAsyncContextManager[Scraper | None]:
@@ -118,9 +122,8 @@ async def _logs(settings: Settings, *, instances: Instances, runtime: ProcessRun
 
     def present() -> list[InstanceLog]:
         return [
-            InstanceLog(instance, name, runtime.log_path(instance.component))
-            for name, group in instances.groups.items()
-            for instance in group
+            InstanceLog(instance, instance.cluster.name, runtime.log_path(instance.component))
+            for instance in instances.all()
         ]
 
     logs = InstanceLogs(present, form=settings.instance_logs, stream=sys.stdout)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-__all__ = ["pss_by_pid"]
+__all__ = ["pss_by_pid", "pss_of"]
 
 _BUDGET_SECONDS: Final = 2.0
 
@@ -22,10 +22,16 @@ def pss_by_pid(pids: Iterable[int]) -> dict[int, int]:
     for pid in pids:
         if time.monotonic() > deadline:
             break
-        try:
-            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        except OSError:
-            continue
-        if line := next((line for line in rollup.splitlines() if line.startswith("Pss:")), None):
-            found[pid] = int(line.split()[1]) * 1024
+        if (taken := pss_of(pid)) is not None:
+            found[pid] = taken
     return found
+
+
+def pss_of(pid: int) -> int | None:
+    """Tell the proportional set size of one process, in bytes; None where it has ended. It blocks."""
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return None
+    line = next((line for line in rollup.splitlines() if line.startswith("Pss:")), None)
+    return int(line.split()[1]) * 1024 if line is not None else None

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from mcm.instance import Instance
+from mcm.memory import pss_of
+from provider.running import kept_running
 
 __all__ = ["MemoryCeiling"]
 
@@ -33,12 +35,8 @@ class MemoryCeiling:
     @contextlib.asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
         """Look while within."""
-        task = asyncio.create_task(self._keep(), name="memory ceiling")
-        try:
+        async with kept_running("memory ceiling", self._keep):
             yield
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
 
     async def _keep(self) -> None:
         while True:
@@ -56,14 +54,8 @@ def _above(pids: Sequence[int], limit_bytes: int) -> list[tuple[int, int]]:
         try:
             # Cheap, and never less than the share: only who is near the ceiling is looked at closely.
             resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
-            share = _share(pid) if resident > limit_bytes else 0
         except (OSError, IndexError):
             continue
-        if share > limit_bytes:
+        if resident > limit_bytes and (share := pss_of(pid) or 0) > limit_bytes:
             found.append((pid, share))
     return found
-
-
-def _share(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)

@@ -90,9 +90,8 @@ class Report:
 
     @property
     def sentence(self) -> str:
-        """Message of the condition: the last words, which are at the end, are never cut off."""
-        message = self.message or _SENTENCES.get(self.reason, "")
-        return message if len(message) <= _MESSAGE_LENGTH else f"…{message[1 - _MESSAGE_LENGTH :]}"
+        """Message of the condition."""
+        return shorten(self.message or _SENTENCES.get(self.reason, ""), length=_MESSAGE_LENGTH)
 
     @property
     def essence(self) -> Essence:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import ssl
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -14,6 +13,8 @@ import aiohttp
 
 from mcm.certificate import ReaderCertificate
 from mcm.errors import McmError
+from provider import ClusterConfig, KubeconfigError
+from provider.tls import ssl_context
 
 __all__ = ["ScrapeLimits", "Scraper", "Target"]
 
@@ -110,7 +111,7 @@ class Scraper:
                 async with asyncio.timeout(self._limits.timeout_seconds):
                     text = await self._read(target)
                 found[target.cluster] = take(target, text.decode(errors="replace"))
-            except (aiohttp.ClientError, OSError, ValueError, McmError) as error:
+            except (aiohttp.ClientError, OSError, ValueError, McmError, KubeconfigError) as error:
                 reason = str(error) or type(error).__name__
                 level = logging.DEBUG if target.cluster in self._failing else logging.INFO
                 logger.log(level, "the metrics of the instance of %s cannot be read: %s", target.cluster, reason)
@@ -119,7 +120,7 @@ class Scraper:
         if self._session is None:
             raise McmError("the scraper is not open")
         text = bytearray()
-        async with self._session.get(target.url, ssl=self._context(target.authority), allow_redirects=False) as answer:
+        async with self._session.get(target.url, ssl=self._context(target), allow_redirects=False) as answer:
             if answer.status != 200:
                 raise McmError(f"{target.url} answers {answer.status}")
             async for chunk in answer.content.iter_any():
@@ -128,21 +129,14 @@ class Scraper:
                     raise McmError(f"{target.url} says more than {self._limits.bytes_each} bytes")
         return text
 
-    def _context(self, authority: bytes) -> ssl.SSLContext:
-        context = self._contexts.get(authority)
+    def _context(self, target: Target) -> ssl.SSLContext:
+        context = self._contexts.get(target.authority)
         if context is None:
-            context = ssl.create_default_context(cadata=authority.decode("ascii"))
-            _load(context, self._reader)
-            self._contexts[authority] = context
+            config = ClusterConfig(
+                server=target.url,
+                ca_data=target.authority,
+                client_certificate=self._reader.certificate,
+                client_key=self._reader.key,
+            )
+            context = self._contexts[target.authority] = ssl_context(config)
         return context
-
-
-def _load(context: ssl.SSLContext, reader: ReaderCertificate) -> None:
-    """Give the certificate to OpenSSL, which takes files only, without a file that others could read."""
-    descriptor = os.memfd_create("mcm reader", os.MFD_CLOEXEC)
-    try:
-        with os.fdopen(descriptor, "wb", closefd=False) as file:
-            file.write(reader.certificate + reader.key)
-        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
-    finally:
-        os.close(descriptor)

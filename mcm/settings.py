@@ -40,7 +40,7 @@ class Settings:
     """Directories with kube-controller-manager, of several versions where there are several."""
     listen: Listen
     log_level: str
-    instance_memory_mib: int = 512
+    instance_memory_mib: int
     """An instance that takes more is ended and started again; 0: each takes what it needs."""
     instance_metrics: InstanceMetrics
     instance_logs: LogForm

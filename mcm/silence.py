@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 from mcm.report import Reason
 from mcm.reports import Object, check_wanted
@@ -19,14 +18,6 @@ class Silence:
     def __init__(self, *, registration: Callable[[str], Object | None] | None) -> None:
         """`registration` returns one as it was last seen; None: clusters come from elsewhere."""
         self._registration = registration
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """There is nothing to run."""
-        yield
-
-    def look(self, name: str) -> None:
-        """The registration changed."""
 
     async def announce(self, cluster: Cluster, *, version: str | None = None) -> None:  # noqa: ARG002
         """See `Witness.announce`."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from mcm.errors import ConfigurationError
 from mcm.services import SERVICES
@@ -19,8 +19,6 @@ __all__ = ["Following", "Source", "SourceKind", "add_source_flags"]
 
 _TEMPLATE: Final = "--cluster-kubeconfig-secret-template"
 _SCOPE: Final = "--cluster-namespace-scope"
-
-_Object = Mapping[str, Any]
 
 
 class SourceKind(StrEnum):

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from provider.backoff import Backoff
 from provider.cancellation import asked_to_end
 
-__all__ = ["keep_running"]
+__all__ = ["keep_running", "kept_running"]
 
 log: Final = logging.getLogger(__name__)
 
 _STEADY_SECONDS: Final = 60.0
 """What ran for so long before it failed is run again soon."""
+
+
+@contextlib.asynccontextmanager
+async def kept_running(name: str, run: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Keep `run` running while within, as `keep_running` does; it has ended afterwards."""
+    task = asyncio.create_task(keep_running(name, run), name=name)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def keep_running(name: str, run: Callable[[], Awaitable[None]]) -> None:

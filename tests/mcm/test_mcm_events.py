@@ -14,7 +14,8 @@ from mcm.report import Reason
 from mcm.silence import Silence
 from provider import Cluster, ClusterConfig, EventRecorder
 
-CLUSTER = Cluster("a", config=ClusterConfig(server="https://a", token="t"), attributes={"controlPlaneUID": "u"})
+ATTRIBUTES = {"controlPlaneUID": "u"}
+CLUSTER = Cluster("a", config=ClusterConfig(server="https://a", token="t"), attributes=ATTRIBUTES)
 REGISTRATION = {
     "metadata": {"name": "a", "uid": "1"},
     "status": {"ready": True, "controlPlaneUID": "u"},
@@ -69,6 +70,22 @@ async def test_a_start_and_an_end_are_told(world: World) -> None:
     world.registration = None
     await world.events.end("a")
     assert world.told == [("Normal", "InstanceStarted"), ("Normal", "InstanceEnded")]
+
+
+@pytest.mark.parametrize(
+    ("services", "programs"),
+    [
+        ("Controllers", "kube-controller-manager"),
+        ("Scheduler", "kube-scheduler"),
+        ("Controllers,Scheduler", "kube-controller-manager and kube-scheduler"),
+    ],
+)
+async def test_what_started_and_ended_is_called_by_its_programs(world: World, services: str, programs: str) -> None:
+    await world.events.announce(Cluster("a", config=CLUSTER.config, attributes={"services": services, **ATTRIBUTES}))
+    world.events.say("a", Reason.INSTANCE_RUNNING)
+    await world.events.end("a")
+    messages = [call.args[3] for call in world.recorder.event.call_args_list]
+    assert messages == [f"{programs} started for https://a", f"{programs} ended for https://a"]
 
 
 async def test_a_loop_of_crashes_is_told_once(world: World, later: Callable[[float], None]) -> None:

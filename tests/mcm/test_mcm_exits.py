@@ -82,6 +82,27 @@ async def test_the_reason_of_an_end_is_told_shown_and_counted(
         await clusters.aclose()
 
 
+async def test_each_end_counts_once_also_where_two_are_alike_and_a_start_that_fails_does_not(
+    tmp_path: Path, eventually: Eventually
+) -> None:
+    program, runs = tmp_path / "kube-controller-manager", tmp_path / "runs"
+    # The last run takes away what the next start needs.
+    program.write_text(f'#!/bin/sh\necho >>{runs}\n[ "$(wc -l <{runs})" -lt 6 ] || mv "$PWD" {tmp_path}/away\nexit 3\n')
+    program.chmod(0o700)
+    pace = Pace(restart_base=0.02, restart_limit=0.02)
+    async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=pace) as alike:
+        instances = Instances(alike, witness=Heard())
+        clusters = Clusters(awares=[instances])
+        try:
+            await clusters.add_or_replace(Cluster("a", config=ClusterConfig(server="https://127.0.0.1:1", token="t")))
+            [instance] = await eventually(lambda: instances.groups.get("a"))
+            await eventually(lambda: "cannot be started" in instance.message)
+            assert (instance.exits, instance.reason) == ({Reason.BACKOFF: 6}, Reason.BACKOFF)
+            (tmp_path / "away").rename(alike.log_path(instance.component).parent)
+        finally:
+            await clusters.aclose()
+
+
 def test_a_kill_by_the_kernel_for_want_of_memory_is_told_from_other_kills(tmp_path: Path) -> None:
     events = tmp_path / "memory.events"
     events.write_text("low 0\noom 4\noom_kill 3\n")

@@ -92,6 +92,16 @@ async def test_a_flood_is_cut_and_that_is_told(tmp_path: Path, eventually: Event
     assert len(found.stream.getvalue()) < 1 << 20
 
 
+async def test_a_stream_that_was_closed_ends_nothing(tmp_path: Path, eventually: Eventually) -> None:
+    found = Directory(tmp_path)
+    async with found.logs.running():
+        path = found.start("one")
+        found.write(path, "told\n")
+        await eventually(lambda: found.lines == ["[one] told"])
+        found.stream.close()
+        found.write(path, "not told\n")
+
+
 async def test_as_json_each_line_has_its_level_and_its_cluster(tmp_path: Path, eventually: Eventually) -> None:
     found = Directory(tmp_path, form=LogForm.JSON)
     async with found.logs.running():

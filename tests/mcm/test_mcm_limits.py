@@ -87,7 +87,7 @@ async def test_an_instance_may_open_so_many_files(
     clusters = Clusters(awares=[instances])
     try:
         await clusters.add_or_replace(cluster("a"))
-        pid = await eventually(lambda: instances.by_cluster["a"].state.pid)
+        pid = await eventually(lambda: instances.groups["a"][0].state.pid)
         limits = Path(f"/proc/{pid}/limits").read_text()
         [line] = [line for line in limits.splitlines() if line.startswith("Max open files")]
         assert line.split()[3:5] == [str(OPEN_FILES), str(OPEN_FILES)]

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from mcm.fleet import Fleet, State
+from mcm.instance import Instance
+from mcm.instances import Instances
 from mcm.report import Reason
 from mcm.services import Served, served
 from mcm.together import summarize
-from provider import Cluster, ClusterConfig
+from provider import Cluster, ClusterConfig, Clusters
+from workloads import ComponentState, Phase
 
 RUNNING = Reason.INSTANCE_RUNNING
 
@@ -45,6 +50,18 @@ def test_the_one_furthest_from_running_is_told_of(instances: Sequence[Any], reas
 
 def test_nothing_is_told_while_it_is_about_to_change() -> None:
     assert summarize(both(RUNNING, None)) is summarize(both(None, Reason.BACKOFF)) is None
+
+
+@pytest.mark.parametrize(("message", "shown"), [("", ""), ("not healthy", "kube-scheduler: not healthy")])
+def test_what_the_fleet_shows_is_said_by_the_one_furthest_from_running(message: str, shown: str) -> None:
+    cluster = Cluster("a", config=ClusterConfig(server="https://127.0.0.1:1", token="t"))
+    state = ComponentState(name="a", phase=Phase.STARTING)
+    common = {"cluster": cluster, "state": state, "version": None, "exits": {}, "last_error": ""}
+    controllers = Mock(Instance, service=Served.CONTROLLERS, reason=RUNNING, message="", **common)
+    scheduler = Mock(Instance, service=Served.SCHEDULER, reason=Reason.STARTING, message=message, **common)
+    instances = Mock(Instances, groups={"a": (controllers, scheduler)})
+    [summary] = Fleet(Clusters(awares=[]), instances=instances).summaries()
+    assert (summary.state, summary.message) == (State.STARTING, shown)
 
 
 @pytest.mark.parametrize(
