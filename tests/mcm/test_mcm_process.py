@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import datetime as dt
 import itertools
@@ -15,16 +14,14 @@ import ssl
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.names import API_VERSION
 from controlplane_operator.credentials import CONTROLLERS_USER, create_authority, issue_client, render_kubeconfig
-from embedded.credentials import MCM_USER
 from mcm.configuration import component_name
 from mcm.digest import SERIES
 from provider import (
@@ -35,8 +32,6 @@ from provider import (
     LEASES,
     NAMESPACES,
     PODS,
-    ROLE_BINDINGS,
-    ROLES,
     SECRETS,
     SERVICE_ACCOUNTS,
     Client,
@@ -51,116 +46,13 @@ from provider.providers.registration import REGISTRATIONS
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm")]
 
 Eventually = Callable[..., Any]
+Fleet = Any
 
 CLAIMS = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims", namespaced=True)
 NODES = Resource("v1", "Node", "nodes", namespaced=False)
 JOBS = Resource("batch/v1", "Job", "jobs", namespaced=True)
 REPLICA_SETS = Resource("apps/v1", "ReplicaSet", "replicasets", namespaced=True)
 _DEADLINE_SECONDS = 40.0
-
-
-class Fleet:
-    """Registrations as controlplane-operator resolves them, written by hand."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self.namespace = f"kplane-cp-{uuid.uuid4().hex[:10]}"
-        self._names: list[str] = []
-
-    def name(self, stem: str) -> str:
-        return f"{stem}-{self.namespace[-10:]}"
-
-    async def open(self) -> None:
-        await self.client.create(NAMESPACES, manifest("v1", "Namespace", self.namespace))
-
-    async def aclose(self) -> None:
-        for name in self._names:
-            with contextlib.suppress(NotFound):
-                await self.client.delete(REGISTRATIONS, name)
-        await self.client.delete(NAMESPACES, self.namespace)
-
-    async def register(
-        self,
-        stem: str,
-        secret: Mapping[str, bytes],
-        *,
-        server: str,
-        profile: str = "Nodeless",
-        services: tuple[str, ...] = ("Controllers",),
-    ) -> str:
-        name = self.name(stem)
-        await self.put_secret(stem, secret)
-        await self.client.create(
-            REGISTRATIONS,
-            manifest(
-                API_VERSION,
-                "ControlPlaneRegistration",
-                name,
-                spec={"controlPlaneRef": {"name": name}, "services": list(services)},
-            ),
-        )
-        self._names.append(name)
-        await self.resolve(stem, server=server, secret=stem, profile=profile, services=services)
-        return name
-
-    async def put_secret(self, stem: str, secret: Mapping[str, bytes]) -> None:
-        """Write a Secret, and let mcm read it and no other one."""
-        data = {key: base64.b64encode(value).decode() for key, value in secret.items()}
-        await self.client.apply(SECRETS, manifest("v1", "Secret", stem, namespace=self.namespace, data=data))
-        group = "rbac.authorization.k8s.io"
-        rules = [{"apiGroups": [""], "resources": ["secrets"], "resourceNames": [stem], "verbs": ["get", "watch"]}]
-        await self.client.apply(ROLES, manifest(f"{group}/v1", "Role", stem, namespace=self.namespace, rules=rules))
-        binding = manifest(
-            f"{group}/v1",
-            "RoleBinding",
-            stem,
-            namespace=self.namespace,
-            roleRef={"apiGroup": group, "kind": "Role", "name": stem},
-            subjects=[{"apiGroup": group, "kind": "User", "name": MCM_USER}],
-        )
-        await self.client.apply(ROLE_BINDINGS, binding)
-
-    async def told(self, stem: str) -> tuple[str, str, str]:
-        """What the registration says of its instance: status and reason of Running, and for which control plane."""
-        return instance_in(await self.client.get(REGISTRATIONS, self.name(stem)))
-
-    async def withdraw(self, stem: str) -> None:
-        """Have the registration be not ready, as while its control plane is deleted."""
-        found = await self.client.get(REGISTRATIONS, self.name(stem))
-        status = {"ready": False, "controlPlaneUID": None, "observedGeneration": found["metadata"]["generation"]}
-        await self.client.patch(REGISTRATIONS, self.name(stem), {"status": status}, subresource="status")
-
-    async def resolve(
-        self,
-        stem: str,
-        *,
-        server: str,
-        secret: str,
-        profile: str = "Nodeless",
-        services: tuple[str, ...] = ("Controllers",),
-    ) -> None:
-        found = await self.client.get(REGISTRATIONS, self.name(stem))
-        status = {
-            "ready": True,
-            "observedGeneration": found["metadata"]["generation"],
-            "resolvedEndpoint": server,
-            "resolvedControllersSecretRef": {"name": secret, "namespace": self.namespace},
-            "controlPlaneUID": uid_at(server),
-            "services": list(services),
-            "controllers": {"profile": profile} if profile else {},
-        }
-        await self.client.patch(REGISTRATIONS, self.name(stem), {"status": status}, subresource="status")
-
-
-def uid_at(server: str) -> str:
-    """The uid of the control plane at an address."""
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, server))
-
-
-def instance_in(registration: Mapping[str, Any]) -> tuple[str, str, str]:
-    status = registration["status"]
-    found: dict[str, str] = next((item for item in status.get("conditions", ()) if item["type"] == "Running"), {})
-    return found.get("status", ""), found.get("reason", ""), status.get("instance", {}).get("controlPlaneUID", "")
 
 
 OWN_SERIES = {f"mcm_instance_{name}" for name in ("up", "restarts_total", "exits_total", "pss_bytes", "scrape_success")}
@@ -209,17 +101,6 @@ def deployment(name: str, *, namespace: str) -> dict[str, Any]:
 def job(name: str, *, namespace: str) -> dict[str, Any]:
     pod = {"spec": {"restartPolicy": "Never", "containers": [{"name": "a", "image": "none"}]}}
     return manifest("batch/v1", "Job", name, namespace=namespace, spec={"template": pod})
-
-
-@pytest.fixture
-async def fleet(api_server: Any) -> AsyncIterator[Fleet]:
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
-        found = Fleet(client)
-        await found.open()
-        try:
-            yield found
-        finally:
-            await found.aclose()
 
 
 @pytest.fixture
@@ -330,7 +211,7 @@ async def test_a_scheduler_runs_beside_the_controllers_where_it_is_asked_for(
     name = await fleet.register("a", secret, server=server, services=("Controllers", "Scheduler"))
     found = await state(name, "Ready")
     assert set(await asyncio.to_thread(mcm.instances)) == {found["pid"], found["others"]["kube-scheduler"]}
-    await eventually(lambda: fleet.told("a"), lambda told: told == ("True", "InstanceRunning", uid_at(server)))
+    await eventually(lambda: fleet.told("a"), lambda told: told == ("True", "InstanceRunning", fleet.uid_at(server)))
 
     namespace = await works(one, eventually)
     node = f"node-{namespace}"
@@ -372,14 +253,16 @@ async def test_a_switched_registration_has_one_instance_at_any_time(
 
     history: list[tuple[str, str, str]] = []
     registrations = Reflector(fleet.client, REGISTRATIONS)
-    following = asyncio.create_task(registrations.run(lambda _, found: history.append(instance_in(found))))
-    await eventually(lambda: history and history[-1] == ("True", "InstanceRunning", uid_at(tenants["one"].server)))
+    following = asyncio.create_task(registrations.run(lambda _, found: history.append(fleet.instance_in(found))))
+    await eventually(
+        lambda: history and history[-1] == ("True", "InstanceRunning", fleet.uid_at(tenants["one"].server))
+    )
     looking = asyncio.create_task(look())
     await fleet.resolve("a", server=tenants["two"].server, secret="moved")
     found = await state(name, "Ready", lambda found: found["server"] == tenants["two"].server)
     looking.cancel()
     # Its end at the old one is confirmed before it is announced at the new one.
-    there, here = uid_at(tenants["one"].server), uid_at(tenants["two"].server)
+    there, here = fleet.uid_at(tenants["one"].server), fleet.uid_at(tenants["two"].server)
     await eventually(lambda: history[-1] == ("True", "InstanceRunning", here))
     following.cancel()
     moves = [told for told in history if told[1] in {"InstanceRunning", "Ended"} or told[2] == here]
@@ -501,7 +384,7 @@ async def test_instances_die_with_a_killed_mcm_and_a_new_one_starts_them_again(
     deleted = await fleet.register("deleted", tenants["two"].controllers_secret(), server=tenants["two"].server)
     left = await fleet.register("left", tenants["two"].controllers_secret(), server=tenants["two"].server)
     old = {(await state(name, "Ready"))["pid"] for name in (kept, deleted, left)}
-    running = ("True", "InstanceRunning", uid_at(tenants["two"].server))
+    running = ("True", "InstanceRunning", fleet.uid_at(tenants["two"].server))
     await eventually(lambda: fleet.told("left"), lambda told: told == running)
     assert mcm.end(signal.SIGKILL) == -signal.SIGKILL
     await eventually(lambda: not mcm.instances())
@@ -544,7 +427,7 @@ async def test_control_planes_that_do_not_answer_disturb_no_other(
         )
         # No process is started for what it could not work with.
         assert {(summary["state"], summary["pid"]) for summary in found.values()} == {("Pending", None)}
-        refused = ("False", "APIServerUnreachable", uid_at("https://127.0.0.1:1"))
+        refused = ("False", "APIServerUnreachable", fleet.uid_at("https://127.0.0.1:1"))
         await eventually(lambda: fleet.told("refused"), lambda told: told == refused)
         status = (await fleet.client.get(REGISTRATIONS, names["refused"]))["status"]
         [condition] = [item for item in status["conditions"] if item["type"] == "Running"]
@@ -566,7 +449,7 @@ async def test_an_instance_makes_way_for_another_controller_manager(
     lease = manifest("coordination.k8s.io/v1", "Lease", "kube-controller-manager", namespace="kube-system", spec=spec)
     await two.create(LEASES, lease)
     try:
-        foreign = ("False", "ForeignControllerManager", uid_at(tenants["two"].server))
+        foreign = ("False", "ForeignControllerManager", fleet.uid_at(tenants["two"].server))
         await eventually(lambda: fleet.told("a"), lambda told: told == foreign, timeout=_DEADLINE_SECONDS)
         assert not mcm.instances()
     finally:
