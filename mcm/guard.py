@@ -73,6 +73,7 @@ class Guard:
     async def _review(self, obstacle: Obstacle | None) -> None:
         if obstacle is None:
             self._away_since = None
+            await self._instance.renew_trust()
             if _now() - self._started_at > self._pace.stable:
                 self._backoff.reset()
             return

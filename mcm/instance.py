@@ -21,6 +21,7 @@ from mcm.scrape import Target
 from mcm.services import Served
 from mcm.start_budget import StartBudget
 from mcm.tenant import Obstacle
+from mcm.trust import Trust
 from provider import Backoff, Cluster, Engagement
 from workloads import Address, Component, ComponentState, Phase, Runtime, WorkloadsError
 
@@ -85,6 +86,7 @@ class Instance:
         self._oom_kills = OomKills()
         self._excess = ""
         """Why we have ended it ourselves."""
+        self._trust = Trust()
         self._unsubscribe = runtime.subscribe(self._note)
 
     @property
@@ -175,6 +177,25 @@ class Instance:
             # Its number is nobody else's: the runtime takes it back in this thread, and tells `state` of that.
             os.kill(pid, signal.SIGKILL)
 
+    async def renew_trust(self) -> None:
+        """Start the process again where it goes by an authority that its API server's certificate is not signed by.
+
+        It has the new one in a file, and reads that again, but not before minutes have passed.
+        """
+        if not await self._trust.outdated(self.cluster.config, pid=self.state.pid):
+            return
+        async with self._lock:
+            if not self._running:
+                return
+            server = self.cluster.config.server
+            logger.info("instance %s is started again: %s has another authority", self._component, server)
+            await self._runtime.stop(self._component)
+            try:
+                await self._apply(self.cluster)
+            except (McmError, WorkloadsError) as error:
+                self._running, self._obstacle = False, Obstacle(Reason.CANNOT_START, str(error))
+            self._changed()
+
     async def follow(self, engagement: Engagement) -> None:
         """Follow the changes of the cluster's description until cancelled."""
         async for _ in engagement.changes():
@@ -206,6 +227,7 @@ class Instance:
         while self._running:
             try:
                 await self._change(engagement.cluster)
+                await self.renew_trust()
             except (McmError, WorkloadsError) as error:
                 self._failure = self.last_error = f"changes are not followed: {error}"
                 self._changed()
@@ -229,7 +251,9 @@ class Instance:
                 logger.info("instance %s has the changed configuration, process %s", self._component, self.state.pid)
 
     async def _apply(self, cluster: Cluster) -> None:
-        await self._runtime.apply(await self._describe(cluster))
+        component, before = await self._describe(cluster), self.state.pid
+        await self._runtime.apply(component)
+        self._trust.note(cluster.config.ca_data, before=before, after=self.state.pid)
 
     async def _describe(self, cluster: Cluster) -> Component:
         build = await self.service.choose(cluster, programs=self._programs)
@@ -243,6 +267,7 @@ class Instance:
             serving=self._serving,
             flags=self._flags,
             program=build.program,
+            version=self._programs.version(build),
             readers=self._readers,
         )
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import uvloop
 
+from api import KubernetesVersion
 from mcm.certificate import ReaderCertificate
 from mcm.configuration import PROGRAM
 from mcm.errors import McmError
@@ -64,7 +65,8 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
     ):
         await remove_leftovers(runtime)
         following = settings.source.follow(client)
-        programs = Programs(settings.programs, runtime=runtime)
+        first = KubernetesVersion.parse(await _version(runtime))
+        programs = Programs(settings.programs, runtime=runtime, first=first)
         reader = ReaderCertificate.create() if settings.instance_metrics is not InstanceMetrics.NONE else None
         async with (
             _witness(settings, registrations=following.registrations, client=client, runtime=runtime) as witness,

@@ -38,12 +38,16 @@ class Programs:
     """Knows which versions of the programs there are, and what they take.
 
     `directories` may each have another version, and are those that the runtime searches; without any there is what the
-    runtime finds. What programs answer is remembered for as long as their files are the same.
+    runtime finds. What programs answer is remembered for as long as their files are the same. `first` is the version of
+    those that count where that of the API server is not known.
     """
 
-    def __init__(self, directories: Sequence[Path] = (), *, runtime: Runtime) -> None:
+    def __init__(
+        self, directories: Sequence[Path] = (), *, runtime: Runtime, first: KubernetesVersion | None = None
+    ) -> None:
         self._directories = tuple(directories)
         self._runtime = runtime
+        self._first = first
         self._asking = asyncio.Lock()
         self._answers: dict[tuple[str, int, tuple[str, ...]], str | None] = {}
         self._told: set[str] = set()
@@ -72,6 +76,10 @@ class Programs:
             f" {server.major}.{server.minor} or {server.major}.{server.minor - 1}, and there is {there} only; give mcm"
             " a directory with one of them (--programs-dir), or bring the control plane to a version that fits"
         )
+
+    def version(self, build: Build) -> KubernetesVersion | None:
+        """Tell the version of a build, also where it was not chosen by that; None where it is not known."""
+        return KubernetesVersion.parse(build.version) if build.version is not None else self._first
 
     async def check_controllers(self, build: Build, names: tuple[str, ...], *, cluster: Cluster) -> None:
         """See that kube-controller-manager knows all of these, so that it is not started in vain.

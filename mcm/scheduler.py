@@ -15,11 +15,17 @@ SCHEDULER_PROGRAM: Final = "kube-scheduler"
 
 
 def configure_scheduler(
-    cluster: Cluster, *, name: str, address: Address, serving: ServingCertificate, program: str
+    cluster: Cluster,
+    *,
+    name: str,
+    address: Address,
+    serving: ServingCertificate,
+    program: str,
+    follows_authority: bool = False,
 ) -> Component:
     """Describe the scheduler of a cluster: the default one, with the identity of the controllers.
 
-    Raises ConfigurationError where the kubeconfig has no credentials.
+    `follows_authority` is as `configure` has it. Raises ConfigurationError where the kubeconfig has no credentials.
     """
     arguments = (
         f"--kubeconfig={FILES}/kubeconfig",
@@ -37,7 +43,11 @@ def configure_scheduler(
         name=name,
         program=program,
         args=arguments,
-        files={**connection(cluster), "serving.crt": File(serving.certificate), "serving.key": File(serving.key)},
+        files={
+            **connection(cluster, follows_authority=follows_authority),
+            "serving.crt": File(serving.certificate),
+            "serving.key": File(serving.key),
+        },
         env=ENVIRONMENT,
         ports=(Port(number=address.ports[PORT], name=PORT),),
         readiness=Probe(port=PORT, path="/healthz", ca="serving.crt"),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 
-from api import Service
+from api import KubernetesVersion, Service
 from mcm.certificate import ServingCertificate
 from mcm.configuration import PROGRAM, component_name, configure, controllers_named
-from mcm.flags import Flags
+from mcm.flags import NO_FLAGS, Flags
 from mcm.programs import Build, Programs
 from mcm.scheduler import SCHEDULER_PROGRAM, configure_scheduler
+from mcm.trust import follows_authority
 from provider import Cluster
 from workloads import Address, Component
 
@@ -49,16 +50,31 @@ class Served(enum.Enum):
         serving: ServingCertificate,
         flags: Flags,
         program: str,
+        version: KubernetesVersion | None = None,
         readers: bytes | None = None,
     ) -> Component:
-        """Describe its component; `flags` and `readers` are for controllers alone.
+        """Describe its component; `flags` and `readers` are for controllers alone. `version` is that of the program.
 
         Raises ConfigurationError: see `configure`.
         """
         if self is Served.CONTROLLERS:
-            return configure(cluster, address=address, serving=serving, flags=flags, program=program, readers=readers)
-        name = self.component(cluster.name)
-        return configure_scheduler(cluster, name=name, address=address, serving=serving, program=program)
+            return configure(
+                cluster,
+                address=address,
+                serving=serving,
+                flags=flags,
+                program=program,
+                readers=readers,
+                follows_authority=follows_authority(version, flags=flags),
+            )
+        return configure_scheduler(
+            cluster,
+            name=self.component(cluster.name),
+            address=address,
+            serving=serving,
+            program=program,
+            follows_authority=follows_authority(version, flags=NO_FLAGS),
+        )
 
 
 def served(cluster: Cluster) -> tuple[Served, ...]:

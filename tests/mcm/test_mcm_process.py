@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import datetime as dt
 import itertools
@@ -21,10 +22,18 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from controlplane_operator.credentials import CONTROLLERS_USER, create_authority, issue_client, render_kubeconfig
+from controlplane_operator.credentials import (
+    CONTROLLERS_USER,
+    KeyPair,
+    create_authority,
+    issue_client,
+    issue_serving,
+    render_kubeconfig,
+)
 from mcm.configuration import component_name
 from mcm.digest import SERIES
 from provider import (
+    CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
     CONFIG_MAPS,
     DEPLOYMENTS,
@@ -340,6 +349,47 @@ async def test_an_exchanged_ca_is_given_to_namespaces_by_the_same_engagement(
 
 
 @pytest.mark.timeout(180)
+async def test_an_exchanged_authority_of_the_api_server_restarts_nobody_who_knows_it(
+    mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually, tmp_path: Path
+) -> None:
+    """With both authorities in the file the process goes on; where the certificate is exchanged at once it cannot."""
+    tenant, old, new = tenants["one"], create_authority("old"), create_authority("new")
+    both = old.certificate + new.certificate
+    secret, token = tenant.controllers_secret(), await controllers_token(one)
+
+    def trusting(authority: bytes) -> dict[str, bytes]:
+        config = {"cluster": {"server": tenant.server, "certificate-authority-data": encoded(authority)}}
+        user = {"name": "a", "user": {"token": token}}
+        context = {"name": "a", "context": {"cluster": "a", "user": "a"}}
+        whole = {"clusters": [{"name": "a"} | config], "users": [user], "contexts": [context], "current-context": "a"}
+        return secret | {"kubeconfig": json.dumps(whole).encode()}
+
+    front = Front(tenant.config, directory=tmp_path)
+    front.sign(old)
+    mcm.start()
+    async with cuttable(tenant.server, front=front) as (address, cut):
+        name = await fleet.register("a", trusting(old.certificate), server=f"https://{address}")
+        pid = (await state(name, "Ready"))["pid"]
+        await fleet.put_secret("a", trusting(both))
+        file = mcm.state / component_name(name) / "files" / "server-ca.crt"
+        await eventually(lambda: file.read_bytes() == both)
+        cut()
+        await works(one, eventually)
+        assert (await state(name, "Ready"))["pid"] == pid
+
+        front.sign(new)
+        cut()
+        await state(name, "Ready", lambda found: found["pid"] != pid)
+        await works(one, eventually)
+        pid = mcm.clusters()[name]["pid"]
+        await fleet.put_secret("a", trusting(new.certificate))
+        await eventually(lambda: file.read_bytes() == new.certificate)
+        cut()
+        await works(one, eventually)
+        assert (await state(name, "Ready"))["pid"] == pid
+
+
+@pytest.mark.timeout(180)
 async def test_a_deleted_registration_leaves_nothing(
     mcm: Any, fleet: Fleet, tenants: Any, state: Any, eventually: Eventually
 ) -> None:
@@ -602,9 +652,42 @@ async def silent() -> AsyncIterator[str]:
         server.close()
 
 
+class Front:
+    """Stands before an API server with a certificate of its own, which can be exchanged."""
+
+    def __init__(self, config: ClusterConfig, *, directory: Path) -> None:
+        assert config.ca_data is not None
+        self.inside = ssl.create_default_context(cadata=config.ca_data.decode())
+        self.outside = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._file = directory / "front.pem"
+
+    def sign(self, authority: KeyPair) -> None:
+        pair = issue_serving(authority, common_name="front", hosts=("127.0.0.1",))
+        self._file.write_bytes(pair.certificate + pair.key)
+        self.outside.load_cert_chain(self._file)
+
+
+async def controllers_token(client: Client) -> str:
+    """A token with all rights in a control plane."""
+    name = f"controllers-{uuid.uuid4().hex[:8]}"
+    await client.create(SERVICE_ACCOUNTS, manifest("v1", "ServiceAccount", name, namespace="kube-system"))
+    group = "rbac.authorization.k8s.io"
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": "kube-system"}
+    role = {"apiGroup": group, "kind": "ClusterRole", "name": "cluster-admin"}
+    binding = manifest(f"{group}/v1", "ClusterRoleBinding", name, roleRef=role, subjects=[subject])
+    await client.create(CLUSTER_ROLE_BINDINGS, binding)
+    path = f"/api/v1/namespaces/kube-system/serviceaccounts/{name}/token"
+    made: Any = await client.request("POST", path, body={"spec": {}})
+    return str(made["status"]["token"])
+
+
+def encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
 @contextlib.asynccontextmanager
-async def cuttable(server: str) -> AsyncIterator[tuple[str, Callable[[], None]]]:
-    """A way to a server, and a function that cuts all connections on it."""
+async def cuttable(server: str, *, front: Front | None = None) -> AsyncIterator[tuple[str, Callable[[], None]]]:
+    """A way to a server, and a function that cuts all connections on it. TLS ends at `front`, if there is one."""
     target_host, target_port = server.removeprefix("https://").split(":")
     writers: set[asyncio.StreamWriter] = set()
 
@@ -619,7 +702,8 @@ async def cuttable(server: str) -> AsyncIterator[tuple[str, Callable[[], None]]]
             writer.close()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there_writer = await asyncio.open_connection(target_host, int(target_port))
+        tls = front.inside if front is not None else None
+        there_reader, there_writer = await asyncio.open_connection(target_host, int(target_port), ssl=tls)
         writers.update((writer, there_writer))
         await asyncio.gather(forward(reader, there_writer), forward(there_reader, writer))
 
@@ -628,7 +712,8 @@ async def cuttable(server: str) -> AsyncIterator[tuple[str, Callable[[], None]]]
             writer.transport.abort()
         writers.clear()
 
-    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    tls = front.outside if front is not None else None
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     host, port = listening.sockets[0].getsockname()
     try:
         yield f"{host}:{port}", cut
