@@ -41,7 +41,9 @@ class ControlPlaneRegistrationSpec(ApiModel):
     (what brings its Pods to nodes). Lower case is accepted as well, and duplicates count once.
     """
     mode: RegistrationMode | None = None
-    """Shared: by a controller manager that serves many registrations; Dedicated: by one of its own."""
+    """Shared: by a controller manager that serves many registrations; Dedicated: by one of its own. A change ends the
+    services at the one before they begin at the other.
+    """
     kubeconfig_secret_ref: SecretReference | None = None
     """The Secret with the kubeconfig to use; the default is the one that the control plane publishes."""
     controllers: ControllersSettings | None = None
@@ -57,6 +59,10 @@ class InstanceStatus(ApiModel):
     """metadata.uid of the control plane that it works for; of the former one while the registration moves."""
     version: Annotated[str, StringConstraints(max_length=63)] | None = None
     """The version of kube-controller-manager, or of kube-scheduler where that runs alone."""
+    mode: RegistrationMode | None = None
+    """Who runs it: a controller manager that serves many registrations (Shared, also where this is absent), or one of
+    the registration's own (Dedicated). It differs from the mode of the registration while that changes.
+    """
 
 
 class ControlPlaneRegistrationStatus(ApiModel):

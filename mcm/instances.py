@@ -11,7 +11,7 @@ from typing import Protocol
 from typing_extensions import override
 
 from mcm.configuration import controllers_name
-from mcm.errors import McmError, RegistrationWithdrawn
+from mcm.errors import McmError, NotAnnounced, RegistrationWithdrawn
 from mcm.flags import NO_FLAGS, Flags
 from mcm.guard import Guard, GuardPace
 from mcm.instance import Instance
@@ -34,7 +34,10 @@ class Witness(Protocol):
     """Who is told what becomes of instances, by the name of their cluster."""
 
     async def announce(self, cluster: Cluster, *, version: str | None) -> None:
-        """One is about to start, of that version where one was chosen. Raises RegistrationWithdrawn: it must not."""
+        """One is about to start, of that version where one was chosen.
+
+        Raises RegistrationWithdrawn or NotAnnounced: it must not, or not now.
+        """
 
     def say(self, name: str, reason: Reason, *, message: str = "") -> None:
         """It changed."""
@@ -102,7 +105,7 @@ class Instances(Aware):
                 for instance in instances:
                     await instance.check()
                 await self._witness.announce(cluster, version=instances[0].version)
-            except RegistrationWithdrawn:
+            except (RegistrationWithdrawn, NotAnnounced):
                 raise
             except (McmError, WorkloadsError) as error:
                 self._witness.say_failure(cluster, str(error))

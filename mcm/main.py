@@ -102,9 +102,15 @@ async def _witness(
         return
     look_up = registrations.registration
     async with contextlib.AsyncExitStack() as stack:
-        told: Witness = Silence(registration=look_up)
+        told: Witness = Silence(registration=look_up, mode=settings.source.mode)
         if settings.report_status:
-            told = reports = Reports(client, registration=look_up, version=await _version(runtime))
+            told = reports = Reports(
+                client,
+                registration=look_up,
+                version=await _version(runtime),
+                mode=settings.source.mode,
+                has_to_announce=settings.source.registration is not None,
+            )
             registrations.listen(reports.look)
             await stack.enter_async_context(reports.running())
         recorder = EventRecorder(lambda: client, component="mcm")

@@ -101,8 +101,7 @@ class Report:
     def applied(self, registration: Mapping[str, Any]) -> dict[str, Any]:
         """Return the object to apply to the status of a registration, which is as it was last seen.
 
-        One of the same name that was made anew meanwhile gets it as well, and what it says is true there: at most one
-        instance goes by a name, and `status.instance` says for which control plane.
+        The API server refuses it (Conflict) where the registration changed since, or is another one of that name.
         """
         metadata, before = registration["metadata"], _condition(registration)
         since = before.get("lastTransitionTime") if before.get("status") == self.status else None
@@ -116,7 +115,7 @@ class Report:
         }
         instance = {"instance": dict(self.instance)} if self.instance is not None else {}
         return {
-            "metadata": {"name": metadata["name"]},
+            "metadata": {"name": metadata["name"], "resourceVersion": metadata["resourceVersion"]},
             "status": {"conditions": [condition], **instance},
         }
 

@@ -105,6 +105,11 @@ class Settings:
             flags, source = Flags.parse(others), Source.parse(given)
         except ConfigurationError as error:
             parser.error(str(error))
+        if source.registration is not None and not given.report_status:
+            parser.error(
+                "--registration needs --report-status: by what the registration is told of instances, this mcm and that"
+                " of many registrations take turns"
+            )
         return cls(
             kubeconfig=given.kubeconfig,
             state_dir=given.state_dir,

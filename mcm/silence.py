@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from api import RegistrationMode
 from mcm.report import Reason
 from mcm.reports import Object, check_wanted
 from provider import Cluster
@@ -15,14 +16,18 @@ __all__ = ["Silence"]
 class Silence:
     """Stands in for `Reports`, and writes nothing. What a registration wants is looked up as far as it was seen."""
 
-    def __init__(self, *, registration: Callable[[str], Object | None] | None) -> None:
-        """`registration` returns one as it was last seen; None: clusters come from elsewhere."""
+    def __init__(
+        self, *, registration: Callable[[str], Object | None] | None, mode: RegistrationMode | None = None
+    ) -> None:
+        """`registration` returns one as it was last seen; None: clusters come from elsewhere. `mode` as in Reports."""
         self._registration = registration
+        self._mode = mode
 
     async def announce(self, cluster: Cluster, *, version: str | None = None) -> None:  # noqa: ARG002
         """See `Witness.announce`."""
         if self._registration is not None:
-            check_wanted(cluster.name, self._registration(cluster.name), uid=cluster.attributes.get(UID_ATTRIBUTE, ""))
+            uid = cluster.attributes.get(UID_ATTRIBUTE, "")
+            check_wanted(cluster.name, self._registration(cluster.name), uid=uid, mode=self._mode)
 
     def say(self, name: str, reason: Reason, *, message: str = "") -> None:
         """See `Witness.say`."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from api import RegistrationMode
 from mcm.errors import ConfigurationError
 from mcm.services import SERVICES
 from provider import Client, Provider, ProviderError
@@ -19,6 +21,12 @@ __all__ = ["Following", "Source", "SourceKind", "add_source_flags"]
 
 _TEMPLATE: Final = "--cluster-kubeconfig-secret-template"
 _SCOPE: Final = "--cluster-namespace-scope"
+_SELECTOR: Final = "--cluster-selector"
+_REGISTRATION: Final = "--registration"
+
+_SHARED_SERVES: Final[RegistrationMode | None] = None
+"""Registrations of which mode an mcm serves that is none's own; None: those of both."""
+_OBJECT_NAME: Final = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
 class SourceKind(StrEnum):
@@ -49,11 +57,20 @@ class Source:
     secrets: SecretTemplate | None
     selector: str | None
     """The API's label selector; None: all objects of the kind."""
+    registration: str | None = None
+    """The only registration that is served, one of mode Dedicated; None: this mcm is that of many."""
+
+    @property
+    def mode(self) -> RegistrationMode | None:
+        """Of the registrations that are served; None: of both modes."""
+        return RegistrationMode.DEDICATED if self.registration is not None else _SHARED_SERVES
 
     @classmethod
     def parse(cls, given: argparse.Namespace) -> Source:
         """Make it of the flags of `add_source_flags`. Raises ConfigurationError where they do not go together."""
         kind, template, scope = SourceKind(given.source), given.secret_template, given.namespace_scope
+        if given.registration is not None:
+            _check_alone(given.registration, kind=kind, selector=given.selector)
         try:
             parse_label_selector(given.selector or "")
             if kind is SourceKind.ENDPOINTS:
@@ -66,14 +83,20 @@ class Source:
                     f"{flag} is for --cluster-source={SourceKind.ENDPOINTS}: the status of a registration names the"
                     " namespace and the name of its Secret. Leave it out; --cluster-selector chooses registrations"
                 )
-        return cls(kind=kind, secrets=None, selector=given.selector or None)
+        return cls(kind=kind, secrets=None, selector=given.selector or None, registration=given.registration)
 
     def follow(self, client: Client) -> Following:
         """Make the provider, which reads by a client of the management cluster that belongs to the caller."""
         if self.secrets is not None:
             endpoints = EndpointProvider(client, secrets=self.secrets, label_selector=self.selector)
             return Following(provider=endpoints, synced=endpoints.synced.is_set, registrations=None)
-        registrations = RegistrationProvider(client, services=SERVICES, label_selector=self.selector)
+        registrations = RegistrationProvider(
+            client,
+            services=SERVICES,
+            label_selector=self.selector,
+            mode=self.mode,
+            object_name=self.registration,
+        )
         return Following(provider=registrations, synced=registrations.synced.is_set, registrations=registrations)
 
 
@@ -101,11 +124,25 @@ def add_source_flags(parser: argparse.ArgumentParser) -> None:
         help="all Secrets of endpoints are in this namespace, and the template may leave it out",
     )
     group.add_argument(
-        "--cluster-selector",
+        _REGISTRATION,
+        metavar="NAME",
+        help="serve this registration of mode Dedicated, and no other; controlplane-operator starts such an mcm",
+    )
+    group.add_argument(
+        _SELECTOR,
         dest="selector",
         metavar="LABELS",
         help="only objects with these labels, such as tier=gold,region in (a,b)",
     )
+
+
+def _check_alone(registration: str, *, kind: SourceKind, selector: str | None) -> None:
+    if _OBJECT_NAME.fullmatch(registration) is None:
+        raise ConfigurationError(f"{_REGISTRATION} {registration!r} cannot be the name of a registration")
+    if kind is not SourceKind.REGISTRATIONS:
+        raise ConfigurationError(f"{_REGISTRATION} is for --cluster-source={SourceKind.REGISTRATIONS}: leave one out")
+    if selector is not None:
+        raise ConfigurationError(f"{_SELECTOR} chooses among many, and {_REGISTRATION} names one: leave one out")
 
 
 def _template(text: str | None, *, scope: str | None) -> SecretTemplate:

@@ -71,6 +71,7 @@ class Following:
     `name` gives the cluster of an object (by namespace and name) its name, another one for each object.
     `namespace=None` is all namespaces. Objects that no longer match `label_selector` count as gone. The plan is asked
     about objects that are `ready`, and about those whose cluster is engaged: what is engaged is kept up to date.
+    With `object_name` there is only the object of that name (in that namespace), which is read by its name.
     """
 
     def __init__(
@@ -84,13 +85,16 @@ class Following:
         ready: Callable[[Object], bool] = lambda _found: True,
         namespace: str | None = None,
         label_selector: str | None = None,
+        object_name: str | None = None,
     ) -> None:
         self._client = client
         self._plan = plan
         self._ready = ready
         self._what = what
         self._name = name
-        self._objects = Reflector(client, resource, namespace=namespace, label_selector=label_selector)
+        self._objects = Reflector(
+            client, resource, namespace=namespace, name=object_name, label_selector=label_selector
+        )
         self._listeners: list[Callable[[str], None]] = []
         self._tell: Callable[[str, Object | None], None] | None = None
 

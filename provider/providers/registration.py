@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from api import KubernetesVersion
+from api import KubernetesVersion, RegistrationMode
 from api.names import API_VERSION, KUBECONFIG_KEY
 from provider.client import Client
 from provider.cluster import Cluster
@@ -25,6 +25,8 @@ __all__ = [
     "UID_ATTRIBUTE",
     "VERSION_ATTRIBUTE",
     "RegistrationProvider",
+    "is_occupied",
+    "is_served",
 ]
 
 log: Final = logging.getLogger(__name__)
@@ -68,13 +70,32 @@ class RegistrationProvider:
 
     While the operator has not answered a changed spec, and while the Secret is missing or garbage, the cluster stays
     as it last was. `client` is one of the management cluster, and belongs to the caller.
+
+    With a `mode` only registrations of that mode count, and none whose status names an instance of the other one: so a
+    registration that changes its mode has its cluster when that instance has ended. Without, those of both modes do,
+    and instances are taken for Shared. With `object_name` only the registration of that name is followed, for which
+    `get` and `watch` on that name will do (a ClusterRole with `resourceNames`).
     """
 
-    def __init__(self, client: Client, *, services: frozenset[str], label_selector: str | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        services: frozenset[str],
+        label_selector: str | None = None,
+        mode: RegistrationMode | None = None,
+        object_name: str | None = None,
+    ) -> None:
         self._kubeconfigs = KubeconfigMemo()
         self._services = frozenset(service.lower() for service in services)
+        self._mode = mode
         self._following = Following(
-            client, REGISTRATIONS, plan=self._plan, what="registration", label_selector=label_selector
+            client,
+            REGISTRATIONS,
+            plan=self._plan,
+            what="registration",
+            label_selector=label_selector,
+            object_name=object_name,
         )
 
     @property
@@ -101,7 +122,7 @@ class RegistrationProvider:
 
     def _plan(self, registration: Object) -> FromSecret | Keep | None:
         name = registration["metadata"]["name"]
-        wish = read_wish(registration, services=self._services)
+        wish = read_wish(registration, services=self._services, mode=self._mode)
         if wish is None or isinstance(wish, Keep):
             return wish
 
@@ -112,7 +133,23 @@ class RegistrationProvider:
         return FromSecret(wish.namespace, wish.secret, make)
 
 
-def read_wish(registration: Object | None, *, services: frozenset[str]) -> _Wish | Keep | None:
+def is_served(registration: Object, *, mode: RegistrationMode | None) -> bool:
+    """Whether whoever serves registrations of a mode (None: of both) is to serve this one."""
+    found = _mapping(registration.get("status")).get("mode")
+    return mode is None or (found or RegistrationMode.SHARED) == mode
+
+
+def is_occupied(registration: Object, *, mode: RegistrationMode | None) -> bool:
+    """Whether a registration has, or may have, an instance of another mode than this one (None: than Shared)."""
+    instance = _mapping(registration.get("status")).get("instance")
+    if instance is None:
+        return False
+    return (_mapping(instance).get("mode") or RegistrationMode.SHARED) != (mode or RegistrationMode.SHARED)
+
+
+def read_wish(
+    registration: Object | None, *, services: frozenset[str], mode: RegistrationMode | None = None
+) -> _Wish | Keep | None:
     """What a registration asks for: a cluster, none, or nothing new. Users write these objects: all is checked.
 
     `services` are lower-case.
@@ -126,6 +163,8 @@ def read_wish(registration: Object | None, *, services: frozenset[str]) -> _Wish
         return KEEP
     wanted = _texts(status.get("services")) or _texts(_mapping(registration.get("spec")).get("services"))
     if status.get("ready") is not True or not services.intersection(name.lower() for name in wanted):
+        return None
+    if not is_served(registration, mode=mode) or is_occupied(registration, mode=mode):
         return None
     reference = _mapping(status.get("resolvedControllersSecretRef")) or _mapping(
         status.get("resolvedKubeconfigSecretRef")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from api import RegistrationMode
 from mcm.settings import Settings
 from mcm.sources import Source, SourceKind
 from provider import Client, ClusterConfig
@@ -34,6 +35,13 @@ def test_endpoints_have_the_secret_that_the_template_names(tmp_path: Path) -> No
     assert scoped.secrets.secret_of("x") == ("fleet", "x-kubeconfig")
 
 
+def test_one_registration_is_of_mode_dedicated(tmp_path: Path) -> None:
+    source = parse(tmp_path, "--registration=a.b", "--report-status")
+    assert (source.registration, source.mode) == ("a.b", RegistrationMode.DEDICATED)
+    # Becomes RegistrationMode.SHARED as soon as the operator starts an mcm for each registration of mode Dedicated.
+    assert parse(tmp_path).mode is None
+
+
 async def test_who_is_told_of_instances(tmp_path: Path) -> None:
     async with Client(ClusterConfig("https://127.0.0.1:1")) as client:
         assert parse(tmp_path).follow(client).registrations is not None
@@ -53,6 +61,11 @@ async def test_who_is_told_of_instances(tmp_path: Path) -> None:
         (["--cluster-namespace-scope=fleet"], f"--cluster-namespace-scope is for {ENDPOINTS}"),
         (["--cluster-selector=tier>3"], "cannot be read"),
         (["--cluster-source=namespaces"], "invalid choice"),
+        (["--registration=a"], "--registration needs --report-status"),
+        (["--registration=a,metadata.name=b", "--report-status"], "cannot be the name of a registration"),
+        (["--registration=", "--report-status"], "cannot be the name of a registration"),
+        (["--registration=a", "--cluster-selector=a=b", "--report-status"], "chooses among many"),
+        (["--registration=a", ENDPOINTS, f"{TEMPLATE}=fleet/{{name}}"], "is for --cluster-source=controlplaneregist"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_a_sentence(

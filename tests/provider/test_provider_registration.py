@@ -11,6 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api import RegistrationMode
 from provider import SECRETS, Client, Clusters
 from provider.providers.registration import (
     CONTROLLERS_ATTRIBUTE,
@@ -21,6 +22,7 @@ from provider.providers.registration import (
 )
 
 SERVICES = frozenset({"Controllers"})
+MODES = (RegistrationMode.SHARED, RegistrationMode.DEDICATED, None)
 
 
 def status(namespace, *, generation=1, server="https://127.0.0.1:1", **fields):
@@ -99,6 +101,29 @@ def test_a_list_of_controllers_is_an_attribute(controllers, listed):
     registration = {"metadata": {"name": "a", "generation": 1}, "status": status("n", controllers=controllers)}
     wish = read_wish(registration, services=frozenset({"controllers"}))
     assert wish.attributes[CONTROLLERS_ATTRIBUTE] == listed
+
+
+@pytest.mark.parametrize(
+    ("fields", "shared", "dedicated", "any_mode"),
+    [
+        ({}, True, False, True),
+        ({"mode": "Shared"}, True, False, True),
+        ({"mode": "Dedicated"}, False, True, True),
+        # Until the instance of the other mode has ended there is none of this one.
+        ({"mode": "Shared", "instance": {"mode": "Dedicated"}}, False, False, False),
+        ({"mode": "Dedicated", "instance": {}}, False, False, True),
+        ({"mode": "Dedicated", "instance": {"mode": "Dedicated"}}, False, True, False),
+        ({"mode": "Shared", "instance": {"mode": "Shared"}}, True, False, True),
+        ({"mode": "Shared", "instance": {"controlPlaneUID": "u"}}, True, False, True),
+        # Of one that is not understood nobody knows that it is theirs.
+        ({"mode": "Else"}, False, False, True),
+        ({"instance": {"mode": "Else"}}, False, False, False),
+    ],
+)
+def test_each_mode_has_its_own_registrations(fields, shared, dedicated, any_mode):
+    registration = {"metadata": {"name": "a", "generation": 1}, "status": status("n", **fields)}
+    served = {mode: read_wish(registration, services=frozenset({"controllers"}), mode=mode) for mode in MODES}
+    assert [served[mode] is not None for mode in MODES] == [shared, dedicated, any_mode]
 
 
 @pytest.mark.integration
