@@ -28,6 +28,7 @@ from mcm.programs import Programs
 from mcm.reports import Reports
 from mcm.scrape import Scraper
 from mcm.settings import Settings
+from mcm.settling import Settling
 from mcm.silence import Silence
 from mcm.status import serve_status
 from provider import Client, ClusterConfig, EventRecorder, Manager, ProviderError
@@ -80,7 +81,8 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
                 guard_pace=GuardPace(),
                 readers=reader.certificate if reader else None,
             )
-            manager = Manager(config, following.provider, awares=[instances])
+            settled = Settling(following.provider, programs=programs, flags=settings.flags)
+            manager = Manager(config, settled, awares=[instances])
             fleet = Fleet(manager.clusters, instances=instances)
             metrics = Metrics(fleet, scraper=scraper, full=settings.instance_metrics is InstanceMetrics.FULL)
             async with serve_status(settings.listen, fleet=fleet, metrics=metrics, synced=following.synced):

@@ -12,6 +12,7 @@ from mcm.programs import Build, Programs
 from mcm.scheduler import SCHEDULER_PROGRAM, configure_scheduler
 from mcm.trust import follows_authority
 from provider import Cluster
+from provider.providers.registration import SERVICES_ATTRIBUTE
 from workloads import Address, Component
 
 __all__ = ["SERVICES", "Served", "served"]
@@ -79,6 +80,6 @@ class Served(enum.Enum):
 
 def served(cluster: Cluster) -> tuple[Served, ...]:
     """List what runs for a cluster, controllers first; they alone where it names no services."""
-    wanted = cluster.attributes.get("services", "").lower().split(",")
+    wanted = cluster.attributes.get(SERVICES_ATTRIBUTE, "").lower().split(",")
     found = tuple(each for each in Served if each.name.lower() in wanted)
     return found or (Served.CONTROLLERS,)

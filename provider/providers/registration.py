@@ -22,6 +22,7 @@ __all__ = [
     "CONTROLLERS_ATTRIBUTE",
     "PROFILE_ATTRIBUTE",
     "REGISTRATIONS",
+    "SERVICES_ATTRIBUTE",
     "UID_ATTRIBUTE",
     "VERSION_ATTRIBUTE",
     "RegistrationProvider",
@@ -35,6 +36,9 @@ REGISTRATIONS: Final = Resource(API_VERSION, "ControlPlaneRegistration", "contro
 
 UID_ATTRIBUTE: Final = "controlPlaneUID"
 """Attribute of a cluster: metadata.uid of the control plane that its registration resolves to; may be empty."""
+
+SERVICES_ATTRIBUTE: Final = "services"
+"""Attribute of a cluster: what its registration asks for, with commas in between, such as Controllers,Scheduler."""
 
 PROFILE_ATTRIBUTE: Final = "profile"
 """Attribute of a cluster: the profile of controllers that its registration resolves to; empty where it names none."""
@@ -176,7 +180,7 @@ def read_wish(
     controllers = _mapping(status.get("controllers"))
     attributes = {
         UID_ATTRIBUTE: str(status.get("controlPlaneUID") or ""),
-        "services": ",".join(sorted({name.title() for name in wanted})),
+        SERVICES_ATTRIBUTE: ",".join(sorted({name.title() for name in wanted})),
         PROFILE_ATTRIBUTE: str(controllers.get("profile") or ""),
         CONTROLLERS_ATTRIBUTE: ",".join(_texts(controllers.get("explicit"))),
         VERSION_ATTRIBUTE: _minor_version(status.get("version")),

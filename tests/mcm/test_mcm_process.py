@@ -390,6 +390,29 @@ async def test_an_exchanged_authority_of_the_api_server_restarts_nobody_who_know
 
 
 @pytest.mark.timeout(180)
+async def test_edits_in_a_row_come_to_one_restart_and_to_none_where_they_lead_back(
+    mcm: Any, fleet: Fleet, tenants: Any, state: Any, eventually: Eventually
+) -> None:
+    server, services = tenants["one"].server, ("Controllers",)
+    mcm.start()
+    name = await fleet.register("a", tenants["one"].controllers_secret(), server=server, profile="Core")
+    pid = (await state(name, "Ready"))["pid"]
+    for profile in ("Full", "Nodeless", "Core"):
+        await fleet.resolve("a", server=server, secret="a", profile=profile)
+    # The last edit is followed no earlier than those before it, and says nothing new to the instance.
+    await fleet.resolve("a", server=server, secret="a", profile="Core", services=(*services, "Workloads"))
+    await fleet.put_secret("a", tenants["one"].controllers_secret())
+    await eventually(lambda: "is renewed" in mcm.log.read_text(), timeout=20.0)
+    assert (await state(name, "Ready"))["pid"] == pid
+
+    for profile in ("Full", "Core", "Nodeless"):
+        await fleet.resolve("a", server=server, secret="a", profile=profile)
+    found = await state(name, "Ready", lambda found: found["profile"] == "Nodeless")
+    assert found["pid"] != pid
+    assert mcm.log.read_text().count(f"cluster {name}: engaged") == 2
+
+
+@pytest.mark.timeout(180)
 async def test_a_deleted_registration_leaves_nothing(
     mcm: Any, fleet: Fleet, tenants: Any, state: Any, eventually: Eventually
 ) -> None:

@@ -1,0 +1,146 @@
+"""Changes of a cluster that end its instance are waited out, and those that make no difference to it are none."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from api import ControllersProfile
+from mcm.configuration import controllers_named
+from mcm.errors import McmError
+from mcm.flags import NO_FLAGS, Flags
+from mcm.programs import Programs
+from mcm.services import served
+from provider import Cluster, ClusterNotFound, ClusterNotReady, Fleet, Provider
+from provider.providers.registration import PROFILE_ATTRIBUTE, SERVICES_ATTRIBUTE, UID_ATTRIBUTE, VERSION_ATTRIBUTE
+from workloads import WorkloadsError
+
+__all__ = ["Settling", "effective"]
+
+_PATIENCE: Final = 5
+"""So many times the wait, a cluster that never stays the same is followed."""
+
+
+class Settling:
+    """A provider that passes on what another one tells, each cluster as `effective` describes it.
+
+    Another endpoint, profile or list of services, which takes another engagement, is passed on when it has stayed the
+    same for `seconds`, or after five times that: of several edits in a row the last one counts, and where that leads
+    back there is nothing to do. Clusters that come or go, renewed credentials, and the switch to another control plane,
+    whose removal somebody may be waiting for, are passed on at once.
+    """
+
+    def __init__(
+        self, provider: Provider, *, programs: Programs, flags: Flags = NO_FLAGS, seconds: float = 2.0
+    ) -> None:
+        self._provider = provider
+        self._programs = programs
+        self._flags = flags
+        self._seconds = seconds
+
+    @property
+    def name(self) -> str:
+        """That of the provider that knows the clusters, for logs and metrics."""
+        return self._provider.name
+
+    async def run(self, fleet: Fleet) -> None:
+        """See `Provider.run`."""
+        async with asyncio.TaskGroup() as tasks:
+            await self._provider.run(_Settled(self, fleet, tasks=tasks))
+
+    async def describe(self, cluster: Cluster) -> Cluster:
+        """Describe a cluster by what makes a difference."""
+        return await effective(cluster, programs=self._programs, flags=self._flags)
+
+    @property
+    def seconds(self) -> float:
+        """How long a cluster has to stay the same."""
+        return self._seconds
+
+
+class _Settled:
+    """The fleet as the provider below sees it."""
+
+    def __init__(self, settling: Settling, fleet: Fleet, *, tasks: asyncio.TaskGroup) -> None:
+        self._settling = settling
+        self._fleet = fleet
+        self._tasks = tasks
+        self._pending: dict[str, Cluster] = {}
+        self._waiting: set[str] = set()
+
+    async def add_or_replace(self, cluster: Cluster) -> None:
+        """As Fleet's; returns before it is so where that has to settle."""
+        cluster = await self._settling.describe(cluster)
+        name, present = cluster.name, self._present(cluster.name)
+        if present is None or _uid(cluster) != _uid(present):
+            self._pending.pop(name, None)
+            await self._fleet.add_or_replace(cluster)
+        elif name not in self._pending and cluster.continues(present):
+            await self._fleet.add_or_replace(cluster)
+        else:
+            self._pending[name] = cluster
+            if name not in self._waiting:
+                self._waiting.add(name)
+                self._tasks.create_task(self._settle(name), name=f"settle {name}")
+
+    async def remove(self, name: str) -> None:
+        """As Fleet's."""
+        self._pending.pop(name, None)
+        await self._fleet.remove(name)
+
+    def get(self, name: str) -> Cluster:
+        """As Fleet's."""
+        return self._fleet.get(name)
+
+    def names(self) -> list[str]:
+        """As Fleet's."""
+        return self._fleet.names()
+
+    def _present(self, name: str) -> Cluster | None:
+        try:
+            return self._fleet.get(name)
+        except (ClusterNotFound, ClusterNotReady):
+            return None
+
+    async def _settle(self, name: str) -> None:
+        loop, wait = asyncio.get_running_loop(), self._settling.seconds
+        latest = loop.time() + _PATIENCE * wait
+        try:
+            while (seen := self._pending.get(name)) is not None:
+                await asyncio.sleep(wait)
+                if self._pending.get(name) is seen or loop.time() >= latest:
+                    break
+        finally:
+            self._waiting.discard(name)
+        if (cluster := self._pending.pop(name, None)) is not None:
+            await self._fleet.add_or_replace(cluster)
+
+
+def _uid(cluster: Cluster) -> str | None:
+    return cluster.attributes.get(UID_ATTRIBUTE)
+
+
+async def effective(cluster: Cluster, *, programs: Programs, flags: Flags = NO_FLAGS) -> Cluster:
+    """Describe a cluster so that descriptions which come to the same instances are the same.
+
+    Services that mcm does not provide are left out, the profile that counts where none is named is named, and the
+    version is that of the programs that run for it: an API server that is newer than any of them changes nothing.
+    """
+    attributes = dict(cluster.attributes)
+    if attributes.get(SERVICES_ATTRIBUTE):
+        attributes[SERVICES_ATTRIBUTE] = ",".join(each.name.title() for each in served(cluster))
+    if not (attributes.get(PROFILE_ATTRIBUTE) or controllers_named(cluster) or flags.controllers):
+        attributes[PROFILE_ATTRIBUTE] = ControllersProfile.NODELESS
+    if attributes.get(VERSION_ATTRIBUTE) and (version := await _version(cluster, programs=programs)):
+        attributes[VERSION_ATTRIBUTE] = version
+    return Cluster(cluster.name, config=cluster.config, credentials=cluster.credentials, attributes=attributes)
+
+
+async def _version(cluster: Cluster, *, programs: Programs) -> str | None:
+    """Tell the minor version of the programs that run for a cluster; None where they differ, or one does not fit."""
+    try:
+        builds = [await programs.choose(each.program, cluster=cluster) for each in served(cluster)]
+    except (McmError, WorkloadsError):
+        return None  # told where it is to run
+    found = {(version.major, version.minor) for build in builds if (version := programs.version(build)) is not None}
+    return "{}.{}".format(*found.pop()) if len(found) == 1 else None

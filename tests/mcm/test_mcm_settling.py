@@ -1,0 +1,157 @@
+"""Which changes of a description end an instance, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcm.flags import NO_FLAGS, Flags
+from mcm.programs import Programs
+from mcm.settling import Settling, effective
+from provider import Cluster, ClusterConfig, Clusters, Engagement, Fleet
+from workloads import ProcessRuntime
+
+Eventually = Callable[..., Any]
+NEVER = 3600.0
+
+
+def cluster(*, server: str = "https://127.0.0.1:1", token: str = "t", **attributes: str) -> Cluster:
+    return Cluster("a", config=ClusterConfig(server=server, token=token), attributes=attributes)
+
+
+def programs(root: Path, *versions: str) -> Programs:
+    directories = []
+    for version in versions:
+        directory = root / version
+        directory.mkdir()
+        for name in ("kube-controller-manager", "kube-scheduler"):
+            (directory / name).write_text(f"#!/bin/sh\necho Kubernetes {version}\n")
+            (directory / name).chmod(0o700)
+        directories.append(directory)
+    return Programs(directories, runtime=ProcessRuntime(root / "state", programs=directories))
+
+
+class World:
+    """A fleet behind `Settling`, and everything that was engaged."""
+
+    def __init__(self, directory: Path, *, seconds: float) -> None:
+        self.engaged: list[Cluster] = []
+        self.clusters = Clusters(awares=[self])
+        self._fleet: asyncio.Future[Fleet] = asyncio.get_running_loop().create_future()
+        self._settling = Settling(self, programs=programs(directory), seconds=seconds)
+        self._task = asyncio.create_task(self._settling.run(self.clusters))
+
+    name = "by hand"
+
+    async def run(self, fleet: Fleet) -> None:
+        self._fleet.set_result(fleet)
+        await asyncio.Event().wait()
+
+    async def engage(self, engagement: Engagement) -> None:
+        self.engaged.append(engagement.cluster)
+
+    async def tell(self, *told: Cluster | None) -> None:
+        fleet = await self._fleet
+        for found in told:
+            await (fleet.add_or_replace(found) if found is not None else fleet.remove("a"))
+
+    async def aclose(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        await self.clusters.aclose()
+
+
+@pytest.fixture
+async def world_of(tmp_path: Path) -> AsyncIterator[Callable[[float], World]]:
+    made: list[World] = []
+
+    def make(seconds: float) -> World:
+        made.append(World(tmp_path, seconds=seconds))
+        return made[-1]
+
+    yield make
+    for world in made:
+        await world.aclose()
+
+
+async def test_of_several_edits_in_a_row_the_last_one_counts(world_of: Any, eventually: Eventually) -> None:
+    world = world_of(0.3)
+    await world.tell(cluster(profile="Core"))
+    await eventually(lambda: len(world.engaged) == 1)
+    last = cluster(profile="Full", server="https://127.0.0.1:2")
+    await world.tell(cluster(profile="Nodeless"), cluster(profile="Full"), last)
+    await eventually(lambda: len(world.engaged) == 2)
+    assert world.engaged[1].equals(last)
+
+
+async def test_edits_that_lead_back_are_none_but_for_the_credentials(world_of: Any, eventually: Eventually) -> None:
+    world = world_of(0.2)
+    await world.tell(cluster(profile="Core"))
+    await eventually(lambda: len(world.engaged) == 1)
+    await world.tell(cluster(profile="Full"), cluster(profile="Core", token="renewed"))
+    await eventually(lambda: world.clusters.get("a").config.token == "renewed")
+    assert len(world.engaged) == 1
+
+
+async def test_one_that_changes_all_the_time_is_followed(world_of: Any, eventually: Eventually) -> None:
+    world = world_of(0.05)
+    await world.tell(cluster(profile="Core"))
+    await eventually(lambda: len(world.engaged) == 1)
+    for number in range(1000):
+        await world.tell(cluster(profile="Core", server=f"https://127.0.0.1:{number + 2}"))
+        await asyncio.sleep(0.01)
+        if len(world.engaged) > 1:
+            return
+    pytest.fail("it was never followed")
+
+
+async def test_what_cannot_wait_does_not(world_of: Any, eventually: Eventually) -> None:
+    world = world_of(NEVER)
+    await world.tell(cluster(profile="Core", controlPlaneUID="1"))
+    await eventually(lambda: len(world.engaged) == 1)
+    await world.tell(cluster(profile="Core", controlPlaneUID="1", token="renewed"))
+    await eventually(lambda: world.clusters.get("a").config.token == "renewed")
+    switched = cluster(profile="Core", controlPlaneUID="2", server="https://127.0.0.1:2")
+    await world.tell(cluster(profile="Full", controlPlaneUID="1"), switched)
+    await eventually(lambda: len(world.engaged) == 2)
+    assert world.engaged[1].equals(switched)
+    await world.tell(cluster(profile="Full", controlPlaneUID="2"), None)
+    assert world.clusters.names() == []
+    await world.tell(cluster(profile="Full", controlPlaneUID="2"))
+    await eventually(lambda: len(world.engaged) == 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "same", "flags"),
+    [
+        ({"services": "Controllers,Workloads"}, {"services": "Controllers"}, NO_FLAGS),
+        ({"profile": ""}, {"profile": "Nodeless"}, NO_FLAGS),
+        ({"version": "1.37"}, {"version": "1.36"}, NO_FLAGS),
+    ],
+)
+async def test_what_comes_to_the_same_is_the_same(
+    tmp_path: Path, given: dict[str, str], same: dict[str, str], flags: Flags
+) -> None:
+    known = programs(tmp_path, "v1.35.1", "v1.36.3")
+    first, second = [await effective(cluster(**found), programs=known, flags=flags) for found in (given, same)]
+    assert first.equals(second)
+
+
+@pytest.mark.parametrize(
+    ("given", "other", "flags"),
+    [
+        ({"services": "Controllers,Scheduler"}, {"services": "Controllers"}, NO_FLAGS),
+        ({"profile": ""}, {"profile": "Nodeless"}, Flags(controllers=("namespace-controller",))),
+        ({"profile": "", "controllers": "namespace-controller"}, {"profile": "Nodeless", "controllers": ""}, NO_FLAGS),
+        ({"version": "1.35"}, {"version": "1.36"}, NO_FLAGS),
+        ({"version": "1.38"}, {"version": "1.36"}, NO_FLAGS),
+    ],
+)
+async def test_what_does_not_is_not(tmp_path: Path, given: dict[str, str], other: dict[str, str], flags: Flags) -> None:
+    known = programs(tmp_path, "v1.35.1", "v1.36.3")
+    first, second = [await effective(cluster(**found), programs=known, flags=flags) for found in (given, other)]
+    assert not first.continues(second)
