@@ -9,10 +9,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-from typing_extensions import override
 
 from mcm.digest import SERIES, digest
 from mcm.errors import McmError
@@ -21,6 +18,7 @@ from mcm.exposition import Families
 from mcm.fleet import ClusterSummary, Fleet, State
 from mcm.memory import pss_by_pid
 from mcm.scrape import Scraper, Target
+from provider.exposition import process_families, render_families
 
 __all__ = ["InstanceMetrics", "Metrics"]
 
@@ -72,9 +70,7 @@ class Metrics:
             measured = tasks.create_task(asyncio.to_thread(pss_by_pid, pids), name="memory of instances")
             asked = tasks.create_task(self._ask(), name="metrics of instances")
         pss, answers = measured.result(), asked.result()
-        registry = CollectorRegistry()
-        registry.register(_Collected(self._collect(pss, answers)))
-        text = generate_latest(registry)
+        text = render_families(self._collect(pss, answers))
         return await self._with_texts(text, answers.texts) if self._full else text
 
     async def _ask(self) -> _Answers:
@@ -88,7 +84,7 @@ class Metrics:
 
     def _collect(self, pss: Mapping[int, int], answers: _Answers) -> Iterable[Metric]:
         summaries = self._fleet.summaries()  # as it is now: some have gone while the others were asked
-        families = {family.name: family for family in ProcessCollector(registry=None).collect()}
+        families = {family.name: family for family in process_families()}
         families |= {family.name: family for family in _fleet_families(summaries, pss=pss)}
         success = GaugeMetricFamily(
             "mcm_instance_scrape_success",
@@ -110,15 +106,6 @@ class Metrics:
                 families.add(text.split("\n"), cluster=cluster)
                 await asyncio.sleep(0)  # each takes some 20 ms of the loop
         return families.render()
-
-
-class _Collected(Collector):
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    @override
-    def collect(self) -> Iterable[Metric]:
-        return self._families
 
 
 def _digest(_: Target, text: str) -> Digest:

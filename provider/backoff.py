@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-__all__ = ["Backoff"]
+__all__ = ["Backoff", "delay_after"]
 
 
 class Backoff:
@@ -35,11 +35,18 @@ class Backoff:
 
     def next_delay(self) -> float:
         """Seconds to wait before the next try."""
-        # The exponent is bounded because floats overflow, long after the maximum is reached.
-        delay = min(self._maximum, self._initial * self._factor ** min(self._failures, 100))
+        delay = delay_after(
+            self._failures, initial_seconds=self._initial, maximum_seconds=self._maximum, factor=self._factor
+        )
         self._failures += 1
         return delay * self._uniform(0.5, 1.0)
 
     def reset(self) -> None:
         """Begin from the start again: the last try worked."""
         self._failures = 0
+
+
+def delay_after(failures: int, *, initial_seconds: float, maximum_seconds: float, factor: float = 2.0) -> float:
+    """Seconds to wait after so many failures before, without jitter."""
+    # The exponent is bounded because floats overflow, long after the maximum is reached.
+    return min(maximum_seconds, initial_seconds * factor ** min(failures, 100))

@@ -13,7 +13,7 @@ from provider.client import Client
 from provider.entry import Object
 from provider.errors import ClusterNotReady, NotFound, ProviderError
 from provider.feed import FeedState, Streaming
-from provider.indexes import Extract
+from provider.indexes import Extract, require_same
 from provider.informer import Informer, Transform
 from provider.resources import Resource
 from provider.waiting import unanswered
@@ -111,10 +111,7 @@ class Cache:
         """
         key = resource, metadata_only
         known = self._indexes.setdefault(key, {}).setdefault(field, extract)
-        if known != extract:
-            raise ProviderError(
-                f"field {field!r} of {resource} is already indexed by another function: choose another name"
-            )
+        require_same(known, extract, resource=resource, field=field)
         informer = self._informers.get(key)
         if informer is not None:
             informer.add_index(field, extract)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Iterable
+from typing import Any, Final
 
-__all__ = ["asked_to_end", "complete"]
+__all__ = ["asked_to_end", "complete", "end_tasks"]
+
+_log: Final = logging.getLogger(__name__)
+
+_REMIND_SECONDS: Final = 10.0
 
 
 def asked_to_end() -> bool:
@@ -24,3 +30,19 @@ async def complete(works: Iterable[Awaitable[object]]) -> None:
     for result in results:
         if isinstance(result, BaseException):
             raise result
+
+
+async def end_tasks(
+    tasks: Iterable[asyncio.Task[Any]],
+    *,
+    why: str | None = None,
+    logger: logging.Logger | logging.LoggerAdapter[logging.Logger] = _log,
+) -> None:
+    """Cancel tasks and return when all have ended; those that do not are told of and cancelled again, every 10 s."""
+    left = {task for task in tasks if not task.done()}
+    while left:
+        for task in left:
+            task.cancel(why)
+        _, left = await asyncio.wait(left, timeout=_REMIND_SECONDS)
+        for task in left:
+            logger.warning("task %r does not end; cancelled again", task.get_name())

@@ -26,9 +26,10 @@ class Checks:
             raise ProviderError(f"there is a check {name!r} already; give this one another name")
         self._checks[name] = check
 
-    async def run(self) -> Mapping[str, str | None]:
-        """Ask all at once; returns what is wrong by name, None where nothing is."""
-        return dict(zip(self._checks, await asyncio.gather(*map(self._ask, self._checks.values())), strict=True))
+    async def run(self, *, only: str | None = None) -> Mapping[str, str | None]:
+        """Ask all at once, or one, if it is there; returns what is wrong by name, None where nothing is."""
+        asked = {name: check for name, check in self._checks.items() if only in {None, name}}
+        return dict(zip(asked, await asyncio.gather(*map(self._ask, asked.values())), strict=True))
 
     async def _ask(self, check: Check) -> str | None:
         try:

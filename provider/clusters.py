@@ -16,7 +16,7 @@ from provider.cancellation import asked_to_end, complete
 from provider.cluster import Cluster, Wiring
 from provider.engagement import Engagement
 from provider.errors import ClusterNotFound, ClusterNotReady, ProviderError
-from provider.indexes import Extract
+from provider.indexes import Extract, require_same
 from provider.request import LOCAL
 from provider.resources import Resource
 from provider.stats import Durations
@@ -85,10 +85,7 @@ class Clusters:
 
     def index_field(self, resource: Resource, field: str, extract: Extract) -> None:
         """Index a field in the caches of all clusters, those that come later included; see `Cache.index_field`."""
-        if self._indexes.get((resource, field), extract) != extract:
-            raise ProviderError(
-                f"field {field!r} of {resource} is already indexed by another function: choose another name"
-            )
+        require_same(self._indexes.get((resource, field)), extract, resource=resource, field=field)
         for engagement in self.engagements():
             engagement.cluster.cache.index_field(resource, field, extract)
         self._indexes[resource, field] = extract

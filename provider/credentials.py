@@ -43,7 +43,7 @@ class Credentials:
 
     async def current(self) -> ClusterConfig:
         """Return what the next request is made with; raises KubeconfigError where there is nothing."""
-        if self._config.token_file is None and self._config.exec_plugin is None:
+        if not self._renewable:
             return self._config
         if (shown := self._fresh()) is not None:
             return shown
@@ -52,7 +52,7 @@ class Credentials:
 
     async def refused(self, shown: ClusterConfig) -> ClusterConfig:
         """Return what to try after these were refused with 401; the same where there is nothing else."""
-        if self._config.token_file is None and self._config.exec_plugin is None:
+        if not self._renewable:
             return shown
         async with self._lock:
             if self._shown is not shown and self._shown is not None:
@@ -65,6 +65,10 @@ class Credentials:
         """Wait for what cannot be cancelled."""
         if self._threads:
             await asyncio.wait(tuple(self._threads))
+
+    @property
+    def _renewable(self) -> bool:
+        return self._config.token_file is not None or self._config.exec_plugin is not None
 
     def _fresh(self) -> ClusterConfig | None:
         if self._shown is None:

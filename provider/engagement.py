@@ -9,15 +9,13 @@ from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
-from provider.cancellation import asked_to_end, complete
+from provider.cancellation import asked_to_end, complete, end_tasks
 from provider.cluster import Cluster
 from provider.errors import ProviderError
 
 __all__ = ["Engagement"]
 
 log: Final = logging.getLogger(__name__)
-
-_REMIND_SECONDS: Final = 10.0
 
 T = TypeVar("T")
 
@@ -126,7 +124,7 @@ class Engagement:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        await self._end_tasks()
+        await end_tasks(tuple(self._tasks), why=f"the engagement of {self.cluster.name} ends")
         # Several at once, because each may take its grace period.
         await complete(inner.aclose() for inner in tuple(self._inner))
         while self._callbacks:
@@ -143,14 +141,6 @@ class Engagement:
             if asked_to_end():
                 raise
             log.exception("%s: %s at the end of the engagement", self.cluster.name, what)
-
-    async def _end_tasks(self) -> None:
-        while self._tasks:
-            for task in self._tasks:
-                task.cancel(f"the engagement of {self.cluster.name} ends")
-            _, left = await asyncio.wait(self._tasks, timeout=_REMIND_SECONDS)
-            for task in left:
-                log.warning("task %r does not end; cancelled again", task.get_name())
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -148,12 +148,12 @@ class EntryReader:
     def __init__(self, resource: Resource, *, server: str, metadata_only: bool = False) -> None:
         self.resource: Final = resource
         self._server = server
-        self._metadata_only = metadata_only
+        self.metadata_only: Final = metadata_only
         self._texts: dict[str, str] = {}
 
     def change(self, line: bytes) -> Change:
         """Read one line of a watch. Raises the ApiError that an ERROR event stands for, and Unreachable for garbage."""
-        if not self._metadata_only:
+        if not self.metadata_only:
             try:
                 event = _decode_event(line)
             except _MALFORMED:
@@ -168,7 +168,7 @@ class EntryReader:
     def entry(self, raw: bytes) -> Entry:
         """Read an object. Raises Unreachable where it is none."""
         try:
-            if self._metadata_only:
+            if self.metadata_only:
                 raw = bytes(_decode_parts(raw)["metadata"])
                 return self._entry(_decode_metadata(raw), raw)
             return self._entry(_decode_object(raw).metadata, raw)
@@ -190,7 +190,7 @@ class EntryReader:
     def decode(self, entry: Entry) -> Object:
         """Return the whole object, a new one each time. Raises Unreachable where the server sent none."""
         whole = self._decoded(entry.raw)
-        if self._metadata_only:
+        if self.metadata_only:
             return {"apiVersion": self.resource.api_version, "kind": self.resource.kind, "metadata": whole}
         whole.setdefault("apiVersion", self.resource.api_version)
         whole.setdefault("kind", self.resource.kind)
@@ -198,7 +198,7 @@ class EntryReader:
 
     def decode_metadata(self, entry: Entry) -> Object:
         """Return the metadata alone: for large objects that is much less work."""
-        if self._metadata_only:
+        if self.metadata_only:
             return self._decoded(entry.raw)
         try:
             return self._decoded(bytes(_decode_parts(entry.raw)["metadata"]))
@@ -254,7 +254,7 @@ class EntryReader:
         if begin > 0 and raw[begin - 1] == _COMMA and raw.startswith(managed, value) and raw.find(_MANAGED, end) < 0:
             return raw[: begin - 1] + raw[end:]
         whole = self._decoded(raw)
-        (whole if self._metadata_only else cast("Object", whole["metadata"])).pop("managedFields", None)
+        (whole if self.metadata_only else cast("Object", whole["metadata"])).pop("managedFields", None)
         return orjson.dumps(whole)
 
     def _shared(self, text: str) -> str:

@@ -28,7 +28,7 @@ from provider.errors import (
     Unauthorized,
     Unreachable,
 )
-from provider.listing import JSON, METADATA_LIST, EntryListing
+from provider.listing import EntryListing
 from provider.resources import Resource
 from provider.watch import Watch
 
@@ -61,6 +61,22 @@ class Feed(abc.ABC):
         self._watch_seconds = watch_seconds
         self._backoff = backoff or Backoff(initial_seconds=0.5, maximum_seconds=30.0, factor=1.5)
         self._resource_version: str | None = None
+        self._relist_at = 0.0
+
+    @property
+    def _outdated(self) -> bool:
+        """Whether all has to be asked for again before the next watch."""
+        return self._resource_version is None or asyncio.get_running_loop().time() >= self._relist_at
+
+    def _note_listing(self, *, least: float) -> None:
+        """All was asked for: again after `relist_seconds`, shortened at random to `least` of them at most."""
+        relist_seconds = self._relist_seconds * random.uniform(least, 1.0)  # noqa: S311
+        self._relist_at = asyncio.get_running_loop().time() + relist_seconds
+
+    def _next_watch_seconds(self) -> float:
+        """How long the next watch is to last: not past the time to ask for all again."""
+        left = max(1.0, self._relist_at - asyncio.get_running_loop().time())
+        return min(self._watch_seconds * random.uniform(0.8, 1.0), left)  # noqa: S311
 
     @abc.abstractmethod
     async def _follow(self) -> None:
@@ -160,7 +176,6 @@ class CollectionFeed(Feed):
         sink: Sink,
         *,
         streaming: Streaming,
-        metadata_only: bool = False,
         relist_seconds: float = 3600.0,
         watch_seconds: float = 300.0,
         idle_timeout_seconds: float = 120.0,
@@ -172,9 +187,7 @@ class CollectionFeed(Feed):
         self._resource: Resource = reader.resource
         self._sink = sink
         self._streaming = streaming
-        self._metadata_only = metadata_only
         self._idle_timeout_seconds = idle_timeout_seconds
-        self._relist_at = 0.0
 
     @override
     def __str__(self) -> str:
@@ -182,15 +195,12 @@ class CollectionFeed(Feed):
 
     @override
     async def _follow(self) -> None:
-        now = asyncio.get_running_loop().time
-        if self._resource_version is None or now() >= self._relist_at:
+        if self._outdated:
             if not self._streaming.refused and self._backoff.failures < _PATIENCE and await self._stream():
                 return
-            listing = await self._client.collect(
-                lambda: EntryListing(self._reader, METADATA_LIST if self._metadata_only else JSON), self._resource
-            )
+            listing = await self._client.collect(lambda: EntryListing(self._reader), self._resource)
             await self._begin(listing.entries, listing.resource_version)
-        seconds = self._seconds()
+        seconds = self._next_watch_seconds()
         async with self._watch(seconds=seconds) as watch:
             await watch.open()
             with self._living(seconds):
@@ -246,14 +256,9 @@ class CollectionFeed(Feed):
             return await watch.read()
 
     async def _begin(self, entries: list[Entry], resource_version: str) -> None:
-        relist_seconds = self._relist_seconds * random.uniform(0.5, 1.0)  # noqa: S311
-        self._relist_at = asyncio.get_running_loop().time() + relist_seconds
+        self._note_listing(least=0.5)
         await self._sink.replace(entries)
         self._resource_version = resource_version
-
-    def _seconds(self) -> float:
-        left = max(1.0, self._relist_at - asyncio.get_running_loop().time())
-        return min(self._watch_seconds * random.uniform(0.8, 1.0), left)  # noqa: S311
 
     def _watch(self, *, seconds: float, initial_events: bool = False) -> Watch:
         return self._client.watch(
@@ -261,7 +266,7 @@ class CollectionFeed(Feed):
             resource_version=None if initial_events else self._resource_version,
             timeout_seconds=seconds,
             idle_timeout_seconds=self._idle_timeout_seconds,
-            metadata_only=self._metadata_only,
+            metadata_only=self._reader.metadata_only,
             initial_events=initial_events,
         )
 

@@ -10,7 +10,7 @@ from provider.entry import Entry, Key
 from provider.errors import ProviderError
 from provider.resources import Resource
 
-__all__ = ["Extract", "FieldIndexes"]
+__all__ = ["Extract", "FieldIndexes", "require_same"]
 
 log: Final = logging.getLogger(__name__)
 
@@ -35,10 +35,7 @@ class FieldIndexes:
         Raises ProviderError where the field is already indexed by another function.
         """
         known = self._extracts.get(field)
-        if known is not None and known != extract:
-            raise ProviderError(
-                f"field {field!r} of {self._resource} is already indexed by another function: choose another name"
-            )
+        require_same(known, extract, resource=self._resource, field=field)
         if known is None:
             self._extracts[field] = extract
             for entry in entries:
@@ -85,3 +82,11 @@ class FieldIndexes:
         for pair in pairs:
             self._found.setdefault(pair, {})[entry.key] = entry
         entry.indexed = (*entry.indexed, *pairs)
+
+
+def require_same(known: Extract | None, extract: Extract, *, resource: Resource, field: str) -> None:
+    """Raise ProviderError where a field is already indexed by another function; `known` is that one."""
+    if known is not None and known != extract:
+        raise ProviderError(
+            f"field {field!r} of {resource} is already indexed by another function: choose another name"
+        )

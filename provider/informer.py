@@ -73,7 +73,6 @@ class Informer:
             self._reader,
             self._mirror,
             streaming=streaming or Streaming(),
-            metadata_only=metadata_only,
             relist_seconds=relist_seconds,
             watch_seconds=watch_seconds,
             idle_timeout_seconds=idle_timeout_seconds,

@@ -43,9 +43,13 @@ class EntryListing:
     """One list of objects that stay bytes."""
 
     reader: EntryReader
-    accept: str
     entries: list[Entry] = field(default_factory=list)
     resource_version: str = ""
+
+    @property
+    def accept(self) -> str:
+        """What to ask for."""
+        return METADATA_LIST if self.reader.metadata_only else JSON
 
     def add(self, body: bytes, *, intake: Intake) -> str | None:
         """Take a page in, and return the token of the next one. Raises Unreachable where it is none of a list."""

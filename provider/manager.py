@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
 from provider.aware import Aware, LocalAware, Provider, Runnable
-from provider.cancellation import complete
+from provider.cancellation import complete, end_tasks
 from provider.checks import Check, Checks
 from provider.cluster import Cluster, Wiring
 from provider.clusters import Clusters
@@ -31,10 +30,6 @@ from provider.running import keep_running
 from provider.scoped import ScopedManager
 
 __all__ = ["Manager"]
-
-log: Final = logging.getLogger(__name__)
-
-_REMIND_SECONDS: Final = 10.0
 
 
 class Manager:
@@ -80,7 +75,7 @@ class Manager:
         self._connections = Connections(linger_seconds=0)
         wiring = Wiring(
             connections=self._connections,
-            before_write=self._require_write,
+            before_write=self.coordinator.require_write,
             transform=transform,
             limits=limits,
             timeout_seconds=timeout_seconds,
@@ -222,9 +217,6 @@ class Manager:
                 await complete(map(self._stop, tuple(self._tasks)))
                 await self._connections.aclose()
 
-    def _require_write(self, name: str) -> float | None:
-        return self.coordinator.require_write(name)
-
     def _start_runnable(self, runnable: Runnable) -> None:
         self._start(f"runnable {len(self._tasks)} {type(runnable).__name__}", runnable.run)
 
@@ -232,12 +224,7 @@ class Manager:
         self._tasks[name] = asyncio.create_task(keep_running(name, run), name=name)
 
     async def _stop(self, name: str) -> None:
-        task = self._tasks.pop(name)
-        while not task.done():
-            task.cancel()
-            await asyncio.wait([task], timeout=_REMIND_SECONDS)
-            if not task.done():
-                log.warning("%s does not end; cancelled again", name)
+        await end_tasks([self._tasks.pop(name)])
 
 
 class _Workplace:

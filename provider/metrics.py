@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
@@ -19,6 +18,7 @@ from typing_extensions import override
 from provider.cluster import Cluster
 from provider.coordinator.leader import Leader
 from provider.coordinator.sharded import Sharded
+from provider.exposition import process_families, render_families
 from provider.stats import BOUNDS_SECONDS, Durations
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class Metrics(Collector):
 
     async def render(self) -> bytes:
         """The text format, with metrics of the process; the loop is kept only while the numbers are read."""
-        found = _Found([*self.collect()])
-        return await asyncio.to_thread(found.render)
+        found = [*self.collect()]
+        return await asyncio.to_thread(lambda: render_families([*process_families(), *found]))
 
     @override
     def collect(self) -> Iterator[Metric]:
@@ -141,11 +141,6 @@ class Metrics(Collector):
             "controller_runtime_max_concurrent_reconciles", "Reconciles at once, at most.", labels=["controller"]
         )
         active = GaugeMetricFamily("controller_runtime_active_workers", "Reconciles under way.", labels=["controller"])
-        by_cluster = CounterMetricFamily(
-            "multicluster_reconcile",
-            "Reconciles by controller, cluster and result, of clusters that are engaged.",
-            labels=["controller", "cluster", "result"],
-        )
         controllers = tuple(self._manager.controllers.values())
         for controller in controllers:
             stats = controller.stats
@@ -154,9 +149,6 @@ class Metrics(Collector):
             errors.add_metric([controller.name], stats.reconciles["error"])
             most.add_metric([controller.name], controller.max_concurrent)
             active.add_metric([controller.name], sum(controller.under_way.values()))
-            for cluster, counts in stats.by_cluster.items():
-                for outcome, count in counts.items():
-                    by_cluster.add_metric([controller.name, cluster, outcome], count)
         yield from (total, errors, most, active)
         yield _histogram(
             "controller_runtime_reconcile_time_seconds",
@@ -165,38 +157,31 @@ class Metrics(Collector):
             labels=["controller"],
         )
         if self._cluster_labels:
+            by_cluster = CounterMetricFamily(
+                "multicluster_reconcile",
+                "Reconciles by controller, cluster and result, of clusters that are engaged.",
+                labels=["controller", "cluster", "result"],
+            )
+            for controller in controllers:
+                for cluster, counts in controller.stats.by_cluster.items():
+                    for outcome, count in counts.items():
+                        by_cluster.add_metric([controller.name, cluster, outcome], count)
             yield by_cluster
 
     def _queues(self) -> Iterator[Metric]:
         depth = GaugeMetricFamily("workqueue_depth", "Requests that wait.", labels=["name", "controller"])
-        by_cluster = GaugeMetricFamily(
-            "multicluster_queue_depth", "Requests of a cluster that wait.", labels=["controller", "cluster"]
-        )
-        for controller in tuple(self._manager.controllers.values()):
-            depths = controller.queue.depths()
-            depth.add_metric([controller.name, controller.name], sum(depths.values()))
-            for cluster, waiting in depths.items():
-                by_cluster.add_metric([controller.name, cluster], waiting)
+        depths = {controller.name: controller.queue.depths() for controller in self._manager.controllers.values()}
+        for name, of_clusters in depths.items():
+            depth.add_metric([name, name], sum(of_clusters.values()))
         yield depth
         if self._cluster_labels:
+            by_cluster = GaugeMetricFamily(
+                "multicluster_queue_depth", "Requests of a cluster that wait.", labels=["controller", "cluster"]
+            )
+            for name, of_clusters in depths.items():
+                for cluster, waiting in of_clusters.items():
+                    by_cluster.add_metric([name, cluster], waiting)
             yield by_cluster
-
-
-class _Found(Collector):
-    """Metrics that were collected before, for a thread to write down."""
-
-    def __init__(self, families: Sequence[Metric]) -> None:
-        self._families = families
-
-    @override
-    def collect(self) -> Iterable[Metric]:
-        return self._families
-
-    def render(self) -> bytes:
-        registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        registry.register(self)
-        return generate_latest(registry)
 
 
 def _histogram(

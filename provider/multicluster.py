@@ -278,7 +278,8 @@ class MulticlusterController(Generic[R]):
                     now = asyncio.get_running_loop().time()
                     if now - self._undecided.setdefault(cluster, now) > _UNDECIDED_SECONDS:
                         self.stats.dropped["not_owned"] += self.queue.drop(cluster)
-            self._undecided = {name: since for name, since in self._undecided.items() if name in self.queue.parked()}
+            parked = frozenset(self.queue.parked())
+            self._undecided = {name: since for name, since in self._undecided.items() if name in parked}
 
     def _fields(self, request: R) -> dict[str, Any]:
         if isinstance(request, Request):

@@ -8,6 +8,8 @@ from typing import Protocol, TypeVar
 
 from typing_extensions import override
 
+from provider.backoff import delay_after
+
 __all__ = ["Clustered", "ItemBackoff", "RateLimiter"]
 
 
@@ -64,8 +66,7 @@ class ItemBackoff(RateLimiter[R]):
         of_cluster = self._failures.setdefault(request.cluster, {})
         failures = of_cluster.get(request, 0)
         of_cluster[request] = failures + 1
-        # The exponent is bounded because floats overflow, long after the maximum is reached.
-        delay = min(self._maximum, self._initial * 2.0 ** min(failures, 100))
+        delay = delay_after(failures, initial_seconds=self._initial, maximum_seconds=self._maximum)
         return delay * self._uniform(0.5, 1.0)
 
     @override

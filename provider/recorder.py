@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 
 from provider.backoff import Backoff
 from provider.client import Client
+from provider.context import cluster_context, current_cluster
 from provider.errors import AlreadyExists, NotFound, ProviderError, ServerError, TooManyRequests, Unreachable
 from provider.resources import EVENTS
 
@@ -41,6 +42,8 @@ class _Waiting:
     """An Event that is to be posted, and how often it happened since it was last."""
 
     body: dict[str, Any]
+    said_in: str | None
+    """Cluster of the reconcile that said it."""
     times: int = 1
 
 
@@ -89,11 +92,12 @@ class EventRecorder:
         known = self._waiting.get(name)
         if known is not None:
             known.times += 1
+            known.said_in = current_cluster()
             known.body["lastTimestamp"] = body["lastTimestamp"]
         elif len(self._waiting) >= _WAITING_AT_MOST:
             self._drop(f"Event {reason}", why=f"{_WAITING_AT_MOST} others wait to be posted")
         else:
-            self._waiting[name] = _Waiting(body)
+            self._waiting[name] = _Waiting(body, current_cluster())
             posted_at = self._posted_at.get(name)
             now = asyncio.get_running_loop().time()
             due = now if posted_at is None else max(now, posted_at + self._repeat_seconds)
@@ -135,6 +139,11 @@ class EventRecorder:
             self._task = None
 
     async def _post(self, name: str, event: _Waiting) -> None:
+        # Who may not write in that reconcile any more, because another process does, must not do so here either.
+        with cluster_context(event.said_in) if event.said_in is not None else contextlib.nullcontext():
+            await self._post_until_told(name, event)
+
+    async def _post_until_told(self, name: str, event: _Waiting) -> None:
         backoff = Backoff(initial_seconds=1.0, maximum_seconds=30.0)
         while True:
             try:

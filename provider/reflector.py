@@ -40,8 +40,8 @@ class Reflector(Feed):
     known to be absent, and there is no resourceVersion that could expire. An identity that gets its permission only
     later is tried again: first after half a second, after half a minute still every ten seconds.
 
-    With `metadata_only` objects have apiVersion, kind and metadata without managedFields, and the server is asked for
-    no more; for collections.
+    Objects are without managedFields. With `metadata_only` the server is asked for apiVersion, kind and metadata alone;
+    that is for collections.
     """
 
     def __init__(
@@ -69,7 +69,6 @@ class Reflector(Feed):
         self._metadata_only = metadata_only
         self._idle_timeout_seconds = idle_timeout_seconds
         self._handler: Handler = _ignore
-        self._relist_at = 0.0
 
     @override
     def __str__(self) -> str:
@@ -87,19 +86,18 @@ class Reflector(Feed):
         await (self._follow_collection() if self._name is None else self._follow_object(self._name))
 
     async def _follow_collection(self) -> None:
-        now = asyncio.get_running_loop().time
-        if self._resource_version is None or now() >= self._relist_at:
+        if self._outdated:
             found = await self._client.list(
                 self._resource,
                 namespace=self._namespace,
                 label_selector=self._label_selector,
                 metadata_only=self._metadata_only,
             )
-            self._relist_at = now() + self._relist_seconds * random.uniform(0.8, 1.0)  # noqa: S311
+            self._note_listing(least=0.8)
             self._replace(found.items)
             self._resource_version = found.resource_version
             self.synced.set()
-        seconds = min(self._watch_seconds * random.uniform(0.8, 1.0), max(1.0, self._relist_at - now()))  # noqa: S311
+        seconds = self._next_watch_seconds()
         async with self._watch(resource_version=self._resource_version, seconds=seconds) as watch:
             await watch.open()
             with self._living(seconds):
@@ -158,8 +156,6 @@ class Reflector(Feed):
 
     def _upsert(self, found: dict[str, Any]) -> None:
         key = _key(found)
-        if self._metadata_only:
-            found["metadata"].pop("managedFields", None)
         known = self.store.get(key)
         if known is not None and known["metadata"].get("uid") != found["metadata"].get("uid"):
             self._call("DELETED", self.store.pop(key))

@@ -98,14 +98,14 @@ class _Question:
     async def one(self, request: web.Request) -> web.Response:
         """Ask one check."""
         name = request.match_info["name"]
-        found = await self._ask()
+        found = await self._ask(only=name)
         if name not in found:
             return web.Response(text=f"there is no check {name!r}\n", status=404)
         why = found[name]
         return web.Response(text=f"{why}\n" if why else "ok", status=500 if why else 200)
 
-    async def _ask(self) -> dict[str, str | None]:
+    async def _ask(self, *, only: str | None = None) -> dict[str, str | None]:
         found: dict[str, str | None] = {"ping": None}
         if self._path == "readyz":
             found["manager"] = "the manager is about to end" if self._manager.stopping else None
-        return {**found, **await self._checks.run()}
+        return {**found, **await self._checks.run(only=only)}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
+from provider.cancellation import end_tasks
 from provider.deadlines import Deadlines
 from provider.errors import ProviderError
 from provider.logs import log_fields
@@ -22,8 +23,6 @@ K = TypeVar("K", bound=Hashable)
 
 _LONG_SECONDS: Final = 5.0
 """After this a reconcile leaves its worker whatever it does, where it may."""
-
-_REMIND_SECONDS: Final = 10.0
 
 Logger = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
@@ -157,13 +156,8 @@ class Controller(Generic[K]):
             _, left = await asyncio.wait(tasks, timeout=grace_seconds)
             await self._cancel(left)
 
-    async def _cancel(self, tasks: Collection[asyncio.Task[None]]) -> None:
-        while tasks:
-            for task in tasks:
-                task.cancel(f"{self.name} ends it")
-            _, tasks = await asyncio.wait(tasks, timeout=_REMIND_SECONDS)
-            for task in tasks:
-                self._log.warning("reconcile %r does not end; cancelled again", task.get_name())
+    async def _cancel(self, tasks: Iterable[asyncio.Task[None]]) -> None:
+        await end_tasks(tasks, why=f"{self.name} ends it", logger=self._log)
 
     def _fill(self) -> None:
         """Begin as much as there are workers for. No task is kept for a worker: it is the right to have one more."""

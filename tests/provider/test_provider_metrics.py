@@ -96,8 +96,11 @@ async def test_reconciles_are_counted_by_controller_and_by_cluster(at_work, even
 
 
 async def test_a_controller_that_is_added_by_hand_is_counted_too_and_has_a_name_of_its_own(at_work, eventually):
+    release = asyncio.Event()
+    release.set()
+
     async def reconcile(request):
-        pass
+        await release.wait()
 
     manager, requests = at_work.manager, Requests()
     by_hand = MulticlusterController("by hand", reconcile, manager=manager)
@@ -105,7 +108,13 @@ async def test_a_controller_that_is_added_by_hand_is_counted_too_and_has_a_name_
     manager.add(by_hand)
     requests.put.put_nowait(Request("a", "n", "x"))
     await eventually(lambda: by_hand.stats.reconciles, lambda counts: counts == {"success": 1})
+    release.clear()
+    for name in ("first", "second", "third"):
+        requests.put.put_nowait(Request("a", "n", name))
+    await eventually(lambda: by_hand.queue.depths().get("a") == 2)
     found = await samples(Metrics(manager))
+    assert found["multicluster_queue_depth", (("cluster", "a"), ("controller", "by hand"))] == 2
+    release.set()
     labels = (("controller", "by hand"), ("result", "success"))
     assert found["controller_runtime_reconcile_total", labels] == 1
     for name in ("by hand", "builder"):
@@ -128,6 +137,8 @@ async def test_clusters_are_counted_by_provider_and_state(at_work, eventually):
         assert found["multicluster_cluster_ready", (("cluster", "b"),)] == 1
         assert found["multicluster_owned_clusters", ()] == 2
         assert found["multicluster_cache_bytes", (("cluster", "a"), ("kind", "ConfigMap"))] == informer.size_bytes
+        restarts = "multicluster_watch_restarts_total"
+        assert found[restarts, (("cluster", "a"), ("reason", "unreachable"))] >= 1
         # Of each cluster, the controller.
         assert found["multicluster_engage_seconds_count", ()] == 2
         assert found["process_resident_memory_bytes", ()] > 0
@@ -160,11 +171,17 @@ async def test_health_readiness_and_metrics_are_answered_while_the_manager_runs(
     serving = Serving(manager, port=0)
     well = asyncio.Event()
 
+    others = []
+
     async def check():
         if not well.is_set():
             raise ValueError("not warm yet")
 
+    async def other():
+        others.append(well.is_set())
+
     manager.add_ready_check("warm", check)
+    manager.add_ready_check("beside", other)
     manager.add(serving)
     async with aiohttp.ClientSession() as session:
 
@@ -178,13 +195,16 @@ async def test_health_readiness_and_metrics_are_answered_while_the_manager_runs(
             # The local cluster cannot be reached, which is nothing that a new process would change.
             _ = manager.local.cache.informer(CONFIG_MAPS)
             assert await ask("/healthz") == (200, "ok")
-            verbose = "[+]ping ok\n[+]manager ok\n[-]warm failed: not warm yet\nreadyz check failed\n"
+            verbose = "[+]ping ok\n[+]manager ok\n[-]warm failed: not warm yet\n[+]beside ok\nreadyz check failed\n"
             assert await ask("/readyz") == (500, verbose)
+            others.clear()
             assert await ask("/readyz/warm") == (500, "not warm yet\n")
+            assert await ask("/readyz/manager") == (200, "ok")
             assert (await ask("/readyz/other"))[0] == 404
+            assert others == []
             well.set()
             assert await ask("/readyz") == (200, "ok")
-            assert (await ask("/readyz?verbose"))[1].endswith("[+]warm ok\nreadyz check passed\n")
+            assert (await ask("/readyz?verbose"))[1].endswith("[+]beside ok\nreadyz check passed\n")
             status, text = await ask("/metrics")
             assert status == 200
             assert "multicluster_owned_clusters 1.0" in text

@@ -8,7 +8,8 @@ import logging
 
 import pytest
 
-from provider import Cluster, ClusterConfig, ClusterNotFound, ProviderError
+from provider import Cluster, ClusterConfig, ClusterNotFound, ClusterNotOwned, ProviderError
+from provider.context import cluster_context, current_cluster
 from provider.recorder import EventRecorder
 
 ROLE = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "system:node"}}
@@ -19,7 +20,7 @@ class Asking:
     """A client of which only the writes count; `refusal` is raised by each of them, once it is set."""
 
     def __init__(self):
-        self.created, self.patched, self.refusal = [], [], None
+        self.created, self.patched, self.refusal, self.of_reconciles = [], [], None, None
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -27,6 +28,8 @@ class Asking:
         await self.gate.wait()
         if self.refusal is not None:
             raise self.refusal
+        if self.of_reconciles is not None and current_cluster() is not None:
+            raise self.of_reconciles
         self.created.append(body)
 
     async def get(self, resource, name, *, namespace):
@@ -69,6 +72,16 @@ async def test_what_is_said_again_is_counted_and_not_posted_again(recorder, even
     await eventually(lambda: recorder.client.patched)
     assert [patch[2] for patch in recorder.client.patched] == [1 + 3]
     assert len(recorder.client.created) == 1
+
+
+async def test_who_may_not_write_any_more_posts_no_events_of_a_reconcile_either(recorder, eventually):
+    """A coordinator such as `Leader` holds back what is done in reconciles."""
+    recorder.client.of_reconciles = ClusterNotOwned("this process does not lead")
+    with cluster_context("a"):
+        recorder.event(POD, "Normal", "Created", "said in a reconcile")
+    recorder.event(POD, "Normal", "Created", "said by a webhook")
+    await eventually(lambda: recorder.client.created)
+    assert [body["message"] for body in recorder.client.created] == ["said by a webhook"]
 
 
 async def test_one_that_repeats_delays_no_other(recorder, eventually):

@@ -241,7 +241,7 @@ async def test_work_is_shared_and_moves_with_who_comes_and_goes(
         first.working.go.set()
         await eventually(lambda: second.working.live == {moving})
         assert (await spec(f"mcr-shard-{moving}"))["holderIdentity"] == "second"
-        with pytest.raises(ClusterNotOwned, match=f"mcr-shard-{moving} is held by second"):
+        with pytest.raises(ClusterNotOwned, match=f"^cluster '{moving}' .*mcr-shard-{moving} is held by second"):
             first.manager.get_cluster(moving)
         with pytest.raises(ClusterNotOwned):
             first.coordinator.require_write(moving)
