@@ -154,9 +154,8 @@ async def test_the_api_server_keeps_one_event_with_its_count(client, namespace, 
         async def count(expected=run + 1):
             found = (await client.list(EVENTS, namespace=namespace)).items
             assert [(event["reason"], event["count"]) for event in found] == [("Full", expected)], json.dumps(found)
-            return True
+            said = (await client.list(EVENTS, namespace="default")).items
+            return any(event["message"] == f"run {expected - 1} of {namespace}" for event in said)
 
         await eventually(count)
         await recorder.aclose()
-    said = (await client.list(EVENTS, namespace="default")).items
-    assert any(event["message"] == f"run 0 of {namespace}" for event in said)
