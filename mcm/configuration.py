@@ -23,6 +23,8 @@ __all__ = [
     "OPEN_FILES",
     "PORT",
     "PROGRAM",
+    "READERS",
+    "SERVING",
     "component_name",
     "configure",
     "connection",
@@ -42,7 +44,10 @@ _TOKEN: Final = "token"  # noqa: S105 - a file's name
 _SERVER_CA: Final = "server-ca.crt"
 OPEN_FILES: Final = 4096
 """Of one instance; it has some 30 of its own, and a connection for each client that asks it for something."""
-_READERS: Final = "readers-ca.crt"
+READERS: Final = "readers-ca.crt"
+"""File with the authority of those that may read the metrics of an instance."""
+SERVING: Final = ("serving.crt", "serving.key")
+"""Files with what an instance shows to those that ask it."""
 ENVIRONMENT: Final = {
     # Trade a little CPU for memory, of which there is an amount for each cluster. Measured (docs/measured.md): 30 takes
     # up to 2 MiB less than 50; 20 gains next to nothing on top of that, and collects half as often again.
@@ -142,7 +147,7 @@ def configure(
         "--leader-elect=false",
         *(f"{flag}={FILES}/{name}" for name, flag in _KEY_FLAGS.items() if name in keys),
         # In place of the authorities that the tenant's API server names, which then open nothing here.
-        *((f"--client-ca-file={FILES}/{_READERS}",) if readers is not None else ()),
+        *((f"--client-ca-file={FILES}/{READERS}",) if readers is not None else ()),
     ]
     return Component(
         name=component_name(cluster.name),
@@ -153,7 +158,7 @@ def configure(
             **{name: File(content, reloaded=name.startswith("signing-ca.")) for name, content in keys.items()},
             "serving.crt": File(serving.certificate),
             "serving.key": File(serving.key),
-            **({_READERS: File(readers)} if readers is not None else {}),
+            **({READERS: File(readers)} if readers is not None else {}),
         },
         env=ENVIRONMENT,
         ports=(Port(number=address.ports[PORT], name=PORT),),

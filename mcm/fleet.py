@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from mcm.fingerprint import fingerprint
 from mcm.instance import Instance
 from mcm.instances import Instances
 from mcm.report import Reason, shorten
@@ -43,6 +44,10 @@ class ClusterSummary:
     server: str
     version: str | None = None
     """Of the program; None where it was not chosen by its version."""
+    generation: int | None = None
+    """Higher each time that another cluster, or another description that ends its instances, is engaged."""
+    configuration: str | None = None
+    """Tells the effective configuration of its instances from any other one; None before their first start."""
     pid: int | None = None
     restarts: int = 0
     message: str = ""
@@ -117,6 +122,8 @@ class Fleet:
             profile=self._instances.profile(first.cluster),
             server=first.cluster.config.server,
             version=first.version,
+            generation=first.generation,
+            configuration=_configuration(instances),
             pid=first.state.pid,
             restarts=sum(each.state.restarts for each in instances),
             message=shorten(message, length=_MESSAGE_LENGTH),
@@ -124,6 +131,11 @@ class Fleet:
             exits={str(reason): count for reason, count in sorted(exits.items())},
             others=tuple((each.service.program, each.state.pid) for each in instances[1:]),
         )
+
+
+def _configuration(instances: Sequence[Instance]) -> str | None:
+    described = [each.described for each in instances if each.described is not None]
+    return fingerprint(described) if len(described) == len(instances) else None
 
 
 _STATES: Final = {

@@ -35,8 +35,8 @@ class Instance:
 
     A `Guard` starts and holds it. `settle_seconds` is how long a description has to stay the same before a running
     instance follows it, so that a Secret which is edited in several steps restarts nothing in between; one that never
-    stays the same is followed after five times that. `budget` says whose turn it is to start, and `changed` is called
-    when `reason` or `message` may be others than before.
+    stays the same is followed after five times that. `generation` is that of the engagement. `budget` says whose turn
+    it is to start, and `changed` is called when `reason` or `message` may be others than before.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Instance:
         runtime: Runtime,
         changed: Callable[[], None],
         service: Served,
+        generation: int,
         flags: Flags,
         programs: Programs,
         budget: StartBudget,
@@ -69,6 +70,9 @@ class Instance:
         self.last_error = ""
         """Why it ended last or was held, also where that is over."""
         self._component = service.component(cluster.name)
+        self.generation = generation
+        self.described: Component | None = None
+        """What runs, or is about to run; None before its first start."""
         self._serving: ServingCertificate | None = None
         self._budget = budget
         self._lock = asyncio.Lock()
@@ -253,6 +257,7 @@ class Instance:
     async def _apply(self, cluster: Cluster) -> None:
         component, before = await self._describe(cluster), self.state.pid
         await self._runtime.apply(component)
+        self.described = component
         self._trust.note(cluster.config.ca_data, before=before, after=self.state.pid)
 
     async def _describe(self, cluster: Cluster) -> Component:

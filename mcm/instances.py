@@ -98,7 +98,7 @@ class Instances(Aware):
         """See `Aware.engage`."""
         cluster = engagement.cluster
         with log_fields(cluster=cluster.name):
-            instances = tuple(self._create(cluster, service) for service in served(cluster))
+            instances = tuple(self._create(engagement, service) for service in served(cluster))
             self._instances[cluster.name] = instances
             engagement.on_close(lambda: self._end(cluster.name))
             try:
@@ -114,12 +114,14 @@ class Instances(Aware):
                 _ = engagement.spawn(self._guard(instance).keep(engagement), name=f"guard {instance.service.program}")
                 _ = engagement.spawn(instance.follow(engagement), name=f"follow changes: {instance.service.program}")
 
-    def _create(self, cluster: Cluster, service: Served) -> Instance:
+    def _create(self, engagement: Engagement, service: Served) -> Instance:
+        cluster = engagement.cluster
         return Instance(
             cluster,
             runtime=self._runtime,
             changed=lambda: self._tell(cluster.name),
             service=service,
+            generation=engagement.generation,
             flags=self._flags,
             programs=self._programs,
             budget=self._budget,

@@ -10,7 +10,19 @@ from mcm.fleet import ClusterSummary, State
 
 __all__ = ["ClusterDetails", "render_checks", "render_table"]
 
-_HEADINGS: Final = ("CLUSTER", "STATE", "VERSION", "PROFILE", "PID", "PSS", "RESTARTS", "SERVER", "LAST ERROR")
+_HEADINGS: Final = (
+    "CLUSTER",
+    "STATE",
+    "VERSION",
+    "PROFILE",
+    "GENERATION",
+    "CONFIGURATION",
+    "PID",
+    "PSS",
+    "RESTARTS",
+    "SERVER",
+    "LAST ERROR",
+)
 _ERROR_LENGTH: Final = 120
 _UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e\xa0-\U0010ffff]+")
 
@@ -36,6 +48,8 @@ def render_table(clusters: Iterable[ClusterDetails]) -> str:
             summary.state,
             summary.version or "-",
             summary.profile,
+            str(summary.generation or "-"),
+            summary.configuration or "-",
             str(summary.pid or "-"),
             f"{pss / (1 << 20):.0f}Mi" if pss is not None else "-",
             str(summary.restarts),

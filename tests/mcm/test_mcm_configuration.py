@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mcm.certificate import ServingCertificate
 from mcm.configuration import component_name, configure
 from mcm.errors import ConfigurationError
+from mcm.fingerprint import fingerprint
 from mcm.flags import NO_FLAGS, Flags
 from mcm.profiles import CORE, NODELESS
 from provider import Cluster, ClusterConfig
@@ -229,3 +230,23 @@ def test_nobody_else_than_the_readers_authority_is_let_in_to_metrics() -> None:
     assert "--client-ca-file=$(FILES)/readers-ca.crt" in component.args
     assert component.files["readers-ca.crt"].content == b"authority"
     assert not [flag for flag in component.args if flag.startswith("--authorization")]
+
+
+def test_a_fingerprint_is_of_what_another_process_is_for() -> None:
+    first = describe()
+    renewed = describe(token="renewed", credentials=KEYS | {"signing-ca.key": b"renewed"})
+    cluster = Cluster("a", config=ClusterConfig(server="https://127.0.0.1:6443", token="t", ca_data=CA))
+    elsewhere, here = (
+        configure(
+            cluster,
+            address=Address(host=host, ports={"https": port}),
+            serving=ServingCertificate.create(host=host),
+            flags=NO_FLAGS,
+            readers=readers,
+        )
+        for host, port, readers in (("127.0.0.1", 1, b"readers"), ("127.0.0.2", 2, b"others"))
+    )
+    assert fingerprint([first]) == fingerprint([renewed])
+    assert fingerprint([elsewhere]) == fingerprint([here])
+    others = [describe(profile="Nodeless"), describe(server="https://other:1"), describe(credentials={"sa.key": b"x"})]
+    assert len({fingerprint([found]) for found in (first, *others)} | {fingerprint([first, first])}) == 5

@@ -143,6 +143,21 @@ async def test_a_changed_key_that_is_read_once_restarts_the_instance(world: Worl
     assert world.file("a", "sa.key").read_bytes() == b"second"
 
 
+async def test_each_configuration_is_told_from_the_others(world: World, eventually: Eventually) -> None:
+    def told() -> tuple[int | None, str | None]:
+        found = world.fleet.summaries()[0]
+        return found.generation, found.configuration
+
+    await world.clusters.add_or_replace(cluster("a", attributes={"profile": "Core"}))
+    generation, configuration = await eventually(told, lambda found: found[1] is not None)
+    await world.clusters.add_or_replace(cluster("a", token="renewed", attributes={"profile": "Core"}))
+    await eventually(lambda: world.file("a", "token").read_bytes() == b"renewed")
+    assert told() == (generation, configuration)
+    await world.clusters.add_or_replace(cluster("a", attributes={"profile": "Full"}))
+    later = await eventually(told, lambda found: found[1] not in {None, configuration})
+    assert later[0] > generation
+
+
 async def test_edits_in_a_row_come_to_one_restart_and_to_none_where_the_last_one_undoes_them(
     world: World, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -368,6 +383,8 @@ async def test_readiness_depends_on_the_registrations_only(world: World, eventua
         "profile": "Core",
         "server": "https://127.0.0.1:1",
         "version": None,
+        "generation": 1,
+        "configuration": summary["configuration"],
         "pid": pid,
         "restarts": 0,
         "exits": {},

@@ -6,7 +6,15 @@ from mcm.fleet import ClusterSummary, State
 from mcm.table import ClusterDetails, render_checks, render_table
 
 READY = ClusterSummary(
-    name="a", state=State.READY, profile="Core", server="https://a", version="1.36.3", pid=7, last_error="was slow"
+    name="a",
+    state=State.READY,
+    profile="Core",
+    server="https://a",
+    version="1.36.3",
+    generation=4,
+    configuration="00c0ffee",
+    pid=7,
+    last_error="was slow",
 )
 BROKEN = ClusterSummary(
     name="longer-name",
@@ -22,8 +30,9 @@ BROKEN = ClusterSummary(
 def test_the_table_has_a_line_for_each_cluster() -> None:
     lines = render_table([ClusterDetails(READY, 30 << 20), ClusterDetails(BROKEN, None)]).splitlines()
     assert [line.split("   ")[0].strip() for line in lines] == ["CLUSTER", "a", "longer-name"]
-    assert lines[1].split() == ["a", "Ready", "1.36.3", "Core", "7", "30Mi", "0", "https://a", "was", "slow"]
-    assert lines[2].split()[1:8] == ["Backoff", "-", "Nodeless", "-", "-", "12", "https://b"]
+    shown = ["a", "Ready", "1.36.3", "Core", "4", "00c0ffee", "7", "30Mi", "0", "https://a", "was", "slow"]
+    assert lines[1].split() == shown
+    assert lines[2].split()[1:10] == ["Backoff", "-", "Nodeless", "-", "-", "-", "-", "12", "https://b"]
     assert lines[2].endswith("[2J ended with exit code 1")
     assert "\x1b" not in lines[2]
 
