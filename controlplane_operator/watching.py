@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -20,6 +19,7 @@ import uvloop
 from controlplane_operator.backoff import Backoff
 from controlplane_operator.cache import Object, Store
 from provider import ClusterConfig, Resource
+from provider.kopf_sockets import KopfSockets
 from provider.tls import ssl_context
 
 __all__ = ["Watching"]
@@ -29,8 +29,6 @@ _log: Final = logging.getLogger(__name__)
 _IDENTITY: Final[Any] = "controlplane-operator"
 _STEADY_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 15.0
-_CLOSE_SECONDS: Final = 3.0
-_POLL_SECONDS: Final = 0.01
 _LOGIN_SECONDS: Final = 2.0
 """Between two tries to read the kubeconfig; by default kopf takes a minute."""
 
@@ -54,7 +52,7 @@ class Watching:
         self._stores = tuple(stores)
         self._label_selectors = label_selectors
         self._listed = listed
-        self._sockets = _Sockets()
+        self._sockets = KopfSockets()
 
     async def run(self) -> None:
         """Follow until cancelled. Never raises anything else."""
@@ -151,26 +149,3 @@ class Watching:
         for resource, selector in self._label_selectors.items():
             settings.watching.label_selectors[resource.api_version, resource.plural] = selector
         return settings
-
-
-class _Sockets:
-    """Knows the sockets of kopf's connections, which end a little later than kopf does, and not after its loop."""
-
-    def __init__(self) -> None:
-        self._open: list[socket.socket] = []
-
-    def open(self, address: aiohttp.AddrInfoType) -> socket.socket:
-        """Open a socket for an address that aiohttp is about to connect to."""
-        self._open = [known for known in self._open if known.fileno() != -1]
-        opened = socket.socket(family=address[0], type=address[1], proto=address[2])
-        self._open.append(opened)
-        return opened
-
-    async def closed(self) -> None:
-        """Wait, but not for long, until every one of them is closed."""
-        try:
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                while any(known.fileno() != -1 for known in self._open):  # noqa: ASYNC110 - a socket tells nobody
-                    await asyncio.sleep(_POLL_SECONDS)
-        except TimeoutError:
-            _log.warning("connections of kopf are still open after %g s", _CLOSE_SECONDS)

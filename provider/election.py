@@ -7,13 +7,13 @@ import contextlib
 import logging
 import os
 import random
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final
 
 from provider.client import Client
 from provider.errors import LeaseLost, ProviderError
 from provider.lease import Lease, clock
+from provider.overrun import watched
 from provider.reflector import Reflector
 from provider.resources import LEASES
 
@@ -23,8 +23,6 @@ _log: Final = logging.getLogger(__name__)
 
 _MARGIN_SECONDS: Final = 0.5
 """So long before the Lease runs out the process is ended: that takes its time too."""
-_LOOK_SECONDS: Final = 0.5
-"""A thread that waits does not notice that the machine slept."""
 _JITTER: Final = 0.2
 
 
@@ -93,7 +91,7 @@ class Election:
         renewing = asyncio.create_task(self._keep_renewing(), name=f"renew {self.lease}")
         working = asyncio.create_task(work(), name=f"work under {self.lease}")
         stopped: asyncio.CancelledError | None = None
-        with self._watched():
+        with watched(lambda: self.lease.expires_at - _MARGIN_SECONDS, on_overrun=self._on_overrun, now=self._now):
             try:
                 await asyncio.wait((renewing, working), return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError as error:
@@ -131,29 +129,6 @@ class Election:
         except (ProviderError, TimeoutError) as error:
             told = str(error) or "no answer in time"
             _log.warning("%s is not given back, the next one waits until it runs out: %s", self.lease, told)
-
-    @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Have a thread look whether work goes on when the Lease runs out."""
-        if self._on_overrun is None:
-            yield
-            return
-        ended = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(ended, self._on_overrun), name="lease", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-
-    def _watch(self, ended: threading.Event, on_overrun: Callable[[], None]) -> None:
-        while True:
-            left = self.lease.expires_at - _MARGIN_SECONDS - self._now()
-            if ended.wait(max(0.0, min(left, _LOOK_SECONDS))):
-                return
-            if self.lease.expires_at - _MARGIN_SECONDS <= self._now():
-                on_overrun()
-                return
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:

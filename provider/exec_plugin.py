@@ -112,7 +112,7 @@ class ExecPlugin:
             env=_environment(section.get("env"), command=command),
             api_version=str(section.get("apiVersion") or ""),
             provide_cluster_info=section.get("provideClusterInfo") is True,
-            cluster_config=_extension(cluster or {}),
+            cluster_config=extension(cluster or {}, _EXTENSION),
             install_hint=hint if isinstance(hint, str) else "",
         )
 
@@ -233,10 +233,11 @@ def _environment(entries: object, *, command: str) -> dict[str, str]:
     return found
 
 
-def _extension(cluster: Mapping[str, Any]) -> Any:
+def extension(cluster: Mapping[str, Any], name: str) -> Any:
+    """What the cluster of a kubeconfig has as extension of that name; None where there is none."""
     entries = cluster.get("extensions")
     for entry in entries if isinstance(entries, list) else []:
-        if isinstance(entry, Mapping) and entry.get("name") == _EXTENSION:
+        if isinstance(entry, Mapping) and entry.get("name") == name:
             return entry.get("extension")
     return None
 

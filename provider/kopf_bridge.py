@@ -12,7 +12,6 @@ import copy
 import dataclasses
 import datetime as dt
 import logging
-import socket
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +27,7 @@ from provider.context import cluster_context
 from provider.credentials import Credentials
 from provider.engagement import Engagement
 from provider.errors import ProviderError
+from provider.kopf_sockets import KopfSockets
 from provider.kubeconfig import ClusterConfig
 from provider.logs import log_fields
 from provider.lookup import Resolver
@@ -44,8 +44,6 @@ _IDENTITY: Final[Any] = "provider"
 _STEADY_SECONDS: Final = 60.0
 _LOGIN_SECONDS: Final = 5.0
 _SESSION_MINUTES: Final = 10.0
-_CLOSE_SECONDS: Final = 3.0
-_POLL_SECONDS: Final = 0.01
 
 
 class KopfAware:
@@ -239,7 +237,7 @@ class _Login:
         self._shown: ClusterConfig | None = None
         self._expires = dt.datetime.now(dt.UTC)
         self._sessions: list[aiohttp.ClientSession] = []
-        self._sockets: list[socket.socket] = []
+        self._sockets = KopfSockets()
 
     async def log_in(self, **_: Any) -> kopf.AiohttpSession:
         """Be the login handler of kopf."""
@@ -255,7 +253,7 @@ class _Login:
         headers = CIMultiDict({"Authorization": f"Bearer {shown.token}"} if shown.token is not None else {})
         if shown.impersonation is not None:
             headers.extend(shown.impersonation.headers())
-        connector = aiohttp.TCPConnector(limit=0, ssl=context, resolver=Resolver(), socket_factory=self._open)
+        connector = aiohttp.TCPConnector(limit=0, ssl=context, resolver=Resolver(), socket_factory=self._sockets.open)
         session = aiohttp.ClientSession(connector=connector, headers=headers, proxy=shown.proxy)
         self._sessions = [*(known for known in self._sessions if not known.closed), session]
         self._shown = shown
@@ -269,16 +267,7 @@ class _Login:
         if self._credentials is not None:
             await self._credentials.aclose()
         await self._connections.aclose()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                while any(known.fileno() != -1 for known in self._sockets):  # noqa: ASYNC110 - a socket tells nobody
-                    await asyncio.sleep(_POLL_SECONDS)
-
-    def _open(self, address: aiohttp.AddrInfoType) -> socket.socket:
-        """Open a socket for an address that aiohttp is about to connect to."""
-        opened = socket.socket(family=address[0], type=address[1], proto=address[2])
-        self._sockets = [*(known for known in self._sockets if known.fileno() != -1), opened]
-        return opened
+        await self._sockets.closed()
 
     async def _show(self) -> ClusterConfig:
         config = self._operator.config

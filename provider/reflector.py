@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
 from typing_extensions import override
@@ -19,7 +19,7 @@ from provider.feed import Feed
 from provider.resources import Resource
 from provider.watch import Watch, WatchEvent
 
-__all__ = ["Handler", "Key", "Reflector"]
+__all__ = ["Handler", "Key", "Reflector", "key_of"]
 
 log: Final = logging.getLogger(__name__)
 
@@ -142,20 +142,20 @@ class Reflector(Feed):
 
     def _repeated(self, found: dict[str, Any]) -> bool:
         """Whether an event is from before what was read; resourceVersions of one server that are numbers grow."""
-        known = self.store.get(_key(found))
+        known = self.store.get(key_of(found))
         with contextlib.suppress(ValueError):
             return known is not None and int(_version(found)) < int(_version(known))
         return False
 
     def _replace(self, items: list[dict[str, Any]]) -> None:
-        present = {_key(item) for item in items}
+        present = {key_of(item) for item in items}
         for key in [key for key in self.store if key not in present]:
             self._call("DELETED", self.store.pop(key))
         for item in items:
             self._upsert(item)
 
     def _upsert(self, found: dict[str, Any]) -> None:
-        key = _key(found)
+        key = key_of(found)
         known = self.store.get(key)
         if known is not None and known["metadata"].get("uid") != found["metadata"].get("uid"):
             self._call("DELETED", self.store.pop(key))
@@ -168,21 +168,22 @@ class Reflector(Feed):
             self._call("MODIFIED", found)
 
     def _delete(self, found: dict[str, Any]) -> None:
-        if self.store.pop(_key(found), None) is not None:
+        if self.store.pop(key_of(found), None) is not None:
             self._call("DELETED", found)
 
     def _call(self, event: str, found: dict[str, Any]) -> None:
         try:
             self._handler(event, found)
         except Exception:
-            log.exception("handler failed for %s of %s %s", event, self._resource, "/".join(_key(found)))
+            log.exception("handler failed for %s of %s %s", event, self._resource, "/".join(key_of(found)))
 
 
 def _ignore(_event: str, _object: dict[str, Any]) -> None:
     """Take the place of a handler where only the store is read."""
 
 
-def _key(found: dict[str, Any]) -> Key:
+def key_of(found: Mapping[str, Any]) -> Key:
+    """Namespace (empty for cluster-scoped kinds) and name of an object."""
     metadata = found["metadata"]
     return metadata.get("namespace", ""), metadata.get("name", "")
 

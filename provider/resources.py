@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
@@ -16,6 +17,7 @@ __all__ = [
     "CONFIG_MAPS",
     "CUSTOM_RESOURCE_DEFINITIONS",
     "DEPLOYMENTS",
+    "DNS_LABEL",
     "EVENTS",
     "LEASES",
     "NAMESPACES",
@@ -32,6 +34,9 @@ __all__ = [
     "STATEFUL_SETS",
     "Resource",
 ]
+
+DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""Names of namespaces, and parts of others (RFC 1123)."""
 
 
 @dataclass(frozen=True, slots=True)

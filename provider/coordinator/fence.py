@@ -14,7 +14,7 @@ from provider.coordinator.shards import ShardTimings
 from provider.errors import LeaseLost, ProviderError
 from provider.lease import Lease
 
-__all__ = ["Counts", "Fence"]
+__all__ = ["Counts", "Fence", "wait"]
 
 log: Final = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ class Fence:
         renewed = True
         while self._now() < give_up_at:
             usual = timings.renew_seconds * random.uniform(0.8, 1.0)  # noqa: S311 - spreads load
-            await _wait(self._look, usual if renewed else self._retry())
+            await wait(self._look, at_most_seconds=usual if renewed else self._retry())
             renewed = await self._renew()
             if self._lost is not None:
                 self._counts.lost += 1
@@ -227,14 +227,15 @@ class Fence:
             log.warning("%s is not given back, the next one waits until it runs out: %s", self.lease, told)
 
     async def _pause(self, seconds: float) -> None:
-        await _wait(self._bell, seconds)
+        await wait(self._bell, at_most_seconds=seconds)
 
     def _retry(self) -> float:
         return self._timings.retry_seconds * random.uniform(1.0, 1.2)  # noqa: S311 - spreads load
 
 
-async def _wait(bell: asyncio.Event, seconds: float) -> None:
+async def wait(bell: asyncio.Event, *, at_most_seconds: float) -> None:
+    """Return when the bell rings, which is answered by that, or the time is over."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(max(_LEAST_SECONDS, seconds)):
+        async with asyncio.timeout(max(_LEAST_SECONDS, at_most_seconds)):
             await bell.wait()
     bell.clear()

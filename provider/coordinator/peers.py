@@ -16,7 +16,7 @@ from provider.coordinator.shards import ShardTimings
 from provider.errors import NotFound, ProviderError
 from provider.resources import LEASES
 
-__all__ = ["PART_OF", "PREFIX_LABEL", "Announcement", "Peers"]
+__all__ = ["HIGHEST_WEIGHT", "PART_OF", "PREFIX_LABEL", "Announcement", "Peers"]
 
 _log: Final = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ _PEER_LABEL: Final = "mcr.sigs.k8s.io/peer"
 _WEIGHT: Final = "mcr.sigs.k8s.io/weight"
 _LAYOUT: Final = "mcr.sigs.k8s.io/fences"
 """Not upstream's: says how clusters are divided."""
-_HIGHEST_WEIGHT: Final = (1 << 32) - 1
+HIGHEST_WEIGHT: Final = (1 << 32) - 1
 _FIELD_MANAGER: Final = "kplane-peer"
 
 
@@ -136,14 +136,12 @@ class Peers:
         weight: int,
         layout: str,
         now: Callable[[], float],
-        wall_clock: Callable[[], datetime] | None = None,
     ) -> None:
         self._own = announcement
         self._prefix = prefix
         self._weight = weight
         self._layout = layout
         self._now = now
-        self._wall_clock = wall_clock or _utc_now
         self._seen: dict[str, _Sighting] = {}
         self._warned = False
 
@@ -207,7 +205,7 @@ class Peers:
 
     def _left_by_its_word(self, renewed: object, seconds: float) -> float:
         try:
-            age = (self._wall_clock() - datetime.fromisoformat(str(renewed))).total_seconds()
+            age = (_utc_now() - datetime.fromisoformat(str(renewed))).total_seconds()
         except (TypeError, ValueError):
             return 0.0
         return min(max(0.0, seconds - age), seconds)
@@ -228,8 +226,8 @@ def _shown(sighting: _Sighting) -> tuple[str, int, str]:
 
 def _weight(text: str | None) -> int:
     """As upstream: 1 where it says nothing of use."""
-    number = int(text) if text and len(text) <= len(str(_HIGHEST_WEIGHT)) and text.isdecimal() else 1
-    return number if 1 <= number <= _HIGHEST_WEIGHT else 1
+    number = int(text) if text and len(text) <= len(str(HIGHEST_WEIGHT)) and text.isdecimal() else 1
+    return number if 1 <= number <= HIGHEST_WEIGHT else 1
 
 
 def _utc_now() -> datetime:

@@ -13,15 +13,15 @@ from typing import Any, Final
 from provider.client import Client, Object
 from provider.context import current_cluster
 from provider.coordinator.base import Workplace
-from provider.coordinator.fence import Counts
+from provider.coordinator.fence import Counts, wait
 from provider.coordinator.fences import Fences
-from provider.coordinator.overrun import watched
-from provider.coordinator.peers import PART_OF, Announcement, Peers
+from provider.coordinator.peers import HIGHEST_WEIGHT, PART_OF, Announcement, Peers
 from provider.coordinator.rendezvous import assign
 from provider.coordinator.shards import FencedBy, Layout, ShardTimings, object_name, require_prefix
 from provider.election import end_process
 from provider.errors import ClusterNotOwned, ProviderError
 from provider.lease import clock
+from provider.overrun import watched
 from provider.reflector import Reflector
 from provider.request import LOCAL
 from provider.resources import LEASES
@@ -30,9 +30,6 @@ __all__ = ["Sharded", "ShardingStats"]
 
 _log: Final = logging.getLogger(__name__)
 
-_HIGHEST_WEIGHT: Final = (1 << 32) - 1
-_LEAST_SECONDS: Final = 0.001
-"""No pause is shorter: what two clocks differ by could keep the loop busy otherwise."""
 _SELECTOR: Final = ",".join(f"{key}={value}" for key, value in PART_OF.items())
 
 
@@ -104,8 +101,8 @@ class Sharded:
         require_prefix(peer_prefix)
         if peer_prefix == fence_prefix:
             raise ValueError(f"peers and fences cannot have the same prefix {peer_prefix!r}")
-        if not 1 <= weight <= _HIGHEST_WEIGHT:
-            raise ValueError(f"weight {weight}: has to be from 1 to {_HIGHEST_WEIGHT}")
+        if not 1 <= weight <= HIGHEST_WEIGHT:
+            raise ValueError(f"weight {weight}: has to be from 1 to {HIGHEST_WEIGHT}")
         self.identity: Final = object_name(identity if identity is not None else socket.gethostname())
         self.layout: Final = Layout(fence_prefix, fence, shards)
         self.timings: Final = timings
@@ -279,10 +276,7 @@ class Sharded:
             self._bell.set()
 
     async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(_LEAST_SECONDS, seconds)):
-                await self._bell.wait()
-        self._bell.clear()
+        await wait(self._bell, at_most_seconds=seconds)
 
     def _make(self, workplace: Workplace | None = None) -> tuple[Announcement, Peers, Reflector, Fences]:
         announcement = Announcement(

@@ -10,6 +10,7 @@ from typing import Final, Literal
 from typing_extensions import override
 
 from provider.coordinator.rendezvous import slot_of
+from provider.resources import DNS_LABEL
 
 __all__ = ["FencedBy", "Layout", "ShardTimings", "object_name"]
 
@@ -17,7 +18,6 @@ FencedBy = Literal["shard", "cluster"]
 
 _LONGEST: Final = 180
 """Leaves room for a prefix in the 253 characters of an object's name."""
-_PREFIX: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _FORBIDDEN: Final = re.compile(r"[^a-z0-9.-]")
 _DOT: Final = re.compile(r"-*\.[.-]*")
 _HASHED: Final = re.compile(r".*-[0-9a-f]{16}")
@@ -120,7 +120,7 @@ class Layout:
 
 def require_prefix(prefix: str) -> None:
     """Raise ValueError for what cannot begin the name of a Lease, or be the value of a label."""
-    if not _PREFIX.fullmatch(prefix):
+    if not DNS_LABEL.fullmatch(prefix):
         raise ValueError(f"prefix {prefix!r}: has to be a DNS-1123 label: a-z, 0-9, - inside, 63 at most")
 
 

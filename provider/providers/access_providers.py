@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 import orjson
 
 from provider.errors import KubeconfigError
-from provider.exec_plugin import ExecPlugin
+from provider.exec_plugin import ExecPlugin, extension
 from provider.kubeconfig import ClusterConfig
 from provider.providers.condition import section
 
@@ -153,16 +153,8 @@ def _config(cluster: Object) -> ClusterConfig:
     )
 
 
-def _extension(cluster: Object, name: str) -> object:
-    extensions = cluster.get("extensions")
-    for each in extensions if isinstance(extensions, list) else ():
-        if isinstance(each, Mapping) and each.get("name") == name:
-            return each.get("extension")
-    return None
-
-
 def _more_args(cluster: Object) -> list[str]:
-    found = _extension(cluster, _ARGS_EXTENSION)
+    found = extension(cluster, _ARGS_EXTENSION)
     if found is None:
         return []
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
@@ -171,7 +163,7 @@ def _more_args(cluster: Object) -> list[str]:
 
 
 def _more_variables(cluster: Object) -> dict[str, str]:
-    found = _extension(cluster, _ENV_EXTENSION)
+    found = extension(cluster, _ENV_EXTENSION)
     if found is None:
         return {}
     if not isinstance(found, Mapping) or not all(isinstance(each, str) for each in found.values()):

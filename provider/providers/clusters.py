@@ -26,7 +26,7 @@ class ClustersProvider:
 
     @property
     def name(self) -> str:
-        """For logs."""
+        """For logs and metrics."""
         return "clusters"
 
     def names(self) -> list[str]:

@@ -40,13 +40,12 @@ from provider.providers.following import KEEP, Following, FromSecret, Keep, Obje
 from provider.providers.kubeconfig_memo import KubeconfigMemo
 from provider.providers.secret import value_of
 from provider.reflector import Key
-from provider.resources import Resource
+from provider.resources import DNS_LABEL, Resource
 
 __all__ = ["ENDPOINTS", "EndpointProvider", "SecretTemplate"]
 
 ENDPOINTS: Final = Resource(API_VERSION, "ControlPlaneEndpoint", "controlplaneendpoints", namespaced=False)
 
-_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SECRET: Final = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _PLACEHOLDERS: Final = frozenset({"name", "namespace"})
 
@@ -62,7 +61,7 @@ class SecretTemplate:
     def __init__(self, template: str, *, namespace_scope: str | None = None) -> None:
         self._text = template
         self._scope = namespace_scope
-        if namespace_scope is not None and not _NAMESPACE.fullmatch(namespace_scope):
+        if namespace_scope is not None and not DNS_LABEL.fullmatch(namespace_scope):
             raise ProviderError(f"{namespace_scope!r} cannot be the name of a namespace")
         used = _placeholders(template)
         unknown = sorted(used - _PLACEHOLDERS)
@@ -99,7 +98,7 @@ class SecretTemplate:
         """Namespace and name of the Secret for an endpoint; None where these can be no names."""
         values = {"name": name, "namespace": self._scope}
         namespace, secret = self._namespace.format_map(values), self._name.format_map(values)
-        return (namespace, secret) if _NAMESPACE.fullmatch(namespace) and _SECRET.fullmatch(secret) else None
+        return (namespace, secret) if DNS_LABEL.fullmatch(namespace) and _SECRET.fullmatch(secret) else None
 
 
 class EndpointProvider:

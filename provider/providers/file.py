@@ -80,7 +80,7 @@ class FileProvider:
 
     @property
     def name(self) -> str:
-        """For logs."""
+        """For logs and metrics."""
         return "file"
 
     async def run(self, fleet: Fleet) -> None:

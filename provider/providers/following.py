@@ -19,7 +19,7 @@ from provider.cluster import Cluster
 from provider.errors import ClusterNotFound, ClusterNotReady, KubeconfigError, ProviderError
 from provider.fleet import Fleet
 from provider.providers.secret import values_of
-from provider.reflector import Key, Reflector
+from provider.reflector import Key, Reflector, key_of
 from provider.resources import SECRETS, Resource
 
 __all__ = ["KEEP", "Following", "FromSecret", "Keep", "Object", "Plan", "cluster_name"]
@@ -142,7 +142,7 @@ class Following:
                 follower.see(found)
 
             def handle(event: str, found: dict[str, Any]) -> None:
-                name = self._name(*_key(found))
+                name = self._name(*key_of(found))
                 tell(name, None if event == "DELETED" else found)
                 for listener in self._listeners:
                     listener(name)
@@ -293,8 +293,3 @@ class _Follower:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-
-
-def _key(found: Object) -> Key:
-    metadata = found["metadata"]
-    return metadata.get("namespace", ""), metadata["name"]

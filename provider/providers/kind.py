@@ -62,7 +62,7 @@ class KindProvider:
 
     @property
     def name(self) -> str:
-        """For logs."""
+        """For logs and metrics."""
         return "kind"
 
     async def run(self, fleet: Fleet) -> None:

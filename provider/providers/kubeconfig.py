@@ -57,7 +57,7 @@ class KubeconfigProvider:
 
     @property
     def name(self) -> str:
-        """For logs."""
+        """For logs and metrics."""
         return "kubeconfig"
 
     async def run(self, fleet: Fleet) -> None:

@@ -29,7 +29,6 @@ needs in the projects what the reconcilers do there.
 
 from __future__ import annotations
 
-import re
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -40,7 +39,7 @@ from provider.fleet import Fleet
 from provider.kubeconfig import ClusterConfig
 from provider.providers.condition import is_true
 from provider.providers.following import Following, Object
-from provider.resources import Resource
+from provider.resources import DNS_LABEL, Resource
 
 __all__ = ["PROJECTS", "PROJECT_CONTROL_PLANES", "MiloProvider"]
 
@@ -49,9 +48,6 @@ PROJECTS: Final = Resource("resourcemanager.miloapis.com/v1alpha1", "Project", "
 PROJECT_CONTROL_PLANES: Final = Resource(
     "infrastructure.miloapis.com/v1alpha1", "ProjectControlPlane", "projectcontrolplanes", namespaced=False
 )
-
-# A dot would make another namespace of what comes after it, and another host of it all.
-_DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 class MiloProvider:
@@ -101,7 +97,8 @@ class MiloProvider:
 
     def _config_of(self, name: str) -> ClusterConfig:
         if self._internal:
-            if not _DNS_LABEL.fullmatch(f"project-{name}"):
+            # A dot would make another namespace of what comes after it, and another host of it all.
+            if not DNS_LABEL.fullmatch(f"project-{name}"):
                 raise KubeconfigError(f"no namespace can be called 'project-{name}', so it has no API server")
             return self._config.with_server(f"https://milo-apiserver.project-{name}.svc.cluster.local:6443")
         host = urlsplit(self._config.server).netloc

@@ -40,7 +40,7 @@ class MultiProvider:
 
     @property
     def name(self) -> str:
-        """For logs."""
+        """For logs and metrics."""
         return "multi"
 
     def provider_names(self) -> list[str]:

@@ -51,7 +51,7 @@ class NamespaceProvider:
 
     @property
     def name(self) -> str:
-        """For logs."""
+        """For logs and metrics."""
         return "namespace"
 
     async def run(self, fleet: Fleet) -> None:

@@ -53,11 +53,7 @@ class NamespaceView:
 
     def outward(self, resource: Resource, body: Mapping[str, Any]) -> Object:
         """A body written in the view as the host is to have it; the given one stays as it is."""
-        parts = _parts(resource)
-        copied = {
-            key: {**value} if key in parts and isinstance(value, Mapping) else value for key, value in body.items()
-        }
-        return _moved(copied, parts, DEFAULT, self.namespace)
+        return _moved(_copied(resource, body), _parts(resource), DEFAULT, self.namespace)
 
     def outward_operations(self, resource: Resource, operations: Sequence[Mapping[str, Any]]) -> list[Object]:
         """A JSON patch written in the view as the host is to have it."""

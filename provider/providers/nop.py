@@ -16,7 +16,7 @@ class NopProvider:
 
     @property
     def name(self) -> str:
-        """For logs."""
+        """For logs and metrics."""
         return "nop"
 
     async def run(self, fleet: Fleet) -> None:

@@ -13,6 +13,7 @@ from api.names import API_VERSION, KUBECONFIG_KEY
 from provider.client import Client
 from provider.cluster import Cluster
 from provider.fleet import Fleet
+from provider.providers.condition import section
 from provider.providers.following import KEEP, Following, FromSecret, Keep, Object
 from provider.providers.kubeconfig_memo import KubeconfigMemo
 from provider.providers.secret import value_of
@@ -104,7 +105,7 @@ class RegistrationProvider:
 
     @property
     def name(self) -> str:
-        """For logs."""
+        """For logs and metrics."""
         return "registration"
 
     @property
@@ -139,16 +140,16 @@ class RegistrationProvider:
 
 def is_served(registration: Object, *, mode: RegistrationMode | None) -> bool:
     """Whether whoever serves registrations of a mode (None: of both) is to serve this one."""
-    found = _mapping(registration.get("status")).get("mode")
+    found = section(registration, "status").get("mode")
     return mode is None or (found or RegistrationMode.SHARED) == mode
 
 
 def is_occupied(registration: Object, *, mode: RegistrationMode | None) -> bool:
     """Whether a registration has, or may have, an instance of another mode than this one (None: than Shared)."""
-    instance = _mapping(registration.get("status")).get("instance")
+    instance = section(registration, "status").get("instance")
     if instance is None:
         return False
-    return (_mapping(instance).get("mode") or RegistrationMode.SHARED) != (mode or RegistrationMode.SHARED)
+    return (section(instance).get("mode") or RegistrationMode.SHARED) != (mode or RegistrationMode.SHARED)
 
 
 def read_wish(
@@ -160,24 +161,22 @@ def read_wish(
     """
     if registration is None:
         return None
-    metadata, status = _mapping(registration.get("metadata")), _mapping(registration.get("status"))
+    metadata, status = section(registration, "metadata"), section(registration, "status")
     if metadata.get("deletionTimestamp"):
         return None
     if status.get("observedGeneration") != metadata.get("generation"):
         return KEEP
-    wanted = _texts(status.get("services")) or _texts(_mapping(registration.get("spec")).get("services"))
+    wanted = _texts(status.get("services")) or _texts(section(registration, "spec").get("services"))
     if status.get("ready") is not True or not services.intersection(name.lower() for name in wanted):
         return None
     if not is_served(registration, mode=mode) or is_occupied(registration, mode=mode):
         return None
-    reference = _mapping(status.get("resolvedControllersSecretRef")) or _mapping(
-        status.get("resolvedKubeconfigSecretRef")
-    )
+    reference = section(status, "resolvedControllersSecretRef") or section(status, "resolvedKubeconfigSecretRef")
     endpoint, namespace, secret = status.get("resolvedEndpoint"), reference.get("namespace"), reference.get("name")
     if not (_is_text(endpoint) and _is_text(namespace) and _is_text(secret)):
         log.warning("registration %s: its status is ready but names no endpoint or Secret", metadata.get("name"))
         return KEEP
-    controllers = _mapping(status.get("controllers"))
+    controllers = section(status, "controllers")
     attributes = {
         UID_ATTRIBUTE: str(status.get("controlPlaneUID") or ""),
         SERVICES_ATTRIBUTE: ",".join(sorted({name.title() for name in wanted})),
@@ -186,10 +185,6 @@ def read_wish(
         VERSION_ATTRIBUTE: _minor_version(status.get("version")),
     }
     return _Wish(str(endpoint), str(namespace), str(secret), attributes)
-
-
-def _mapping(value: object) -> Object:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _minor_version(value: object) -> str:

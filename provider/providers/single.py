@@ -20,7 +20,7 @@ class SingleProvider:
 
     @property
     def name(self) -> str:
-        """For logs."""
+        """For logs and metrics."""
         return "single"
 
     async def run(self, fleet: Fleet) -> None:

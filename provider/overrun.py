@@ -27,15 +27,12 @@ def watched(
     ended = threading.Event()
 
     def watch() -> None:
-        while True:
-            left = due_at() - now()
-            if left <= 0:
+        while not ended.wait(max(0.0, min(due_at() - now(), _LOOK_SECONDS))):
+            if now() >= due_at() and not ended.is_set():
                 on_overrun()
                 return
-            if ended.wait(min(left, _LOOK_SECONDS)):
-                return
 
-    thread = threading.Thread(target=watch, name="fences", daemon=True)
+    thread = threading.Thread(target=watch, name="overrun", daemon=True)
     thread.start()
     try:
         yield

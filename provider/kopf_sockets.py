@@ -1,0 +1,39 @@
+"""The connections of kopf, which end a little later than kopf does, and must not after its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import Final
+
+import aiohttp
+
+__all__ = ["KopfSockets"]
+
+log: Final = logging.getLogger(__name__)
+
+_CLOSE_SECONDS: Final = 3.0
+_POLL_SECONDS: Final = 0.01
+
+
+class KopfSockets:
+    """Knows the sockets that are open: give `open` to aiohttp's connectors, and await `closed` before the loop ends."""
+
+    def __init__(self) -> None:
+        self._open: list[socket.socket] = []
+
+    def open(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        """Open a socket for an address that aiohttp is about to connect to."""
+        opened = socket.socket(family=address[0], type=address[1], proto=address[2])
+        self._open = [*(known for known in self._open if known.fileno() != -1), opened]
+        return opened
+
+    async def closed(self) -> None:
+        """Wait, but not for long, until every one of them is closed."""
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                while any(known.fileno() != -1 for known in self._open):  # noqa: ASYNC110 - a socket tells nobody
+                    await asyncio.sleep(_POLL_SECONDS)
+        except TimeoutError:
+            log.warning("connections of kopf are still open after %g s", _CLOSE_SECONDS)
