@@ -85,7 +85,10 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
             manager = Manager(config, settled, awares=[instances])
             fleet = Fleet(manager.clusters, instances=instances)
             metrics = Metrics(fleet, scraper=scraper, full=settings.instance_metrics is InstanceMetrics.FULL)
-            async with serve_status(settings.listen, fleet=fleet, metrics=metrics, synced=following.synced):
+            sources = settings.source.kind.plural
+            async with serve_status(
+                settings.listen, fleet=fleet, metrics=metrics, sources=sources, synced=following.synced
+            ):
                 logger.info("mcm runs an instance for every %s at %s", settings.source.kind, config.server)
                 ceiling = MemoryCeiling(instances.all, limit_bytes=settings.instance_memory_mib << 20)
                 kept = ceiling.kept() if settings.instance_memory_mib else contextlib.nullcontext()

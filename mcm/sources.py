@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +14,7 @@ from mcm.services import SERVICES
 from provider import Client, Provider, ProviderError
 from provider.providers.endpoint import EndpointProvider, SecretTemplate
 from provider.providers.registration import RegistrationProvider
+from provider.resources import DNS_SUBDOMAIN
 from provider.selectors import parse_label_selector
 
 __all__ = ["Following", "Source", "SourceKind", "add_source_flags"]
@@ -26,7 +26,6 @@ _REGISTRATION: Final = "--registration"
 
 _SHARED_SERVES: Final[RegistrationMode | None] = None
 """Registrations of which mode an mcm serves that is none's own; None: those of both."""
-_OBJECT_NAME: Final = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
 class SourceKind(StrEnum):
@@ -36,6 +35,11 @@ class SourceKind(StrEnum):
     """What controlplane-operator resolved, and which are told of their instances."""
     ENDPOINTS = "controlplaneendpoint"
     """What somebody wrote, with credentials in Secrets whose names follow from theirs. Nothing is told of instances."""
+
+    @property
+    def plural(self) -> str:
+        """What several of them are called, in short."""
+        return "registrations" if self is SourceKind.REGISTRATIONS else "endpoints"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +141,7 @@ def add_source_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_alone(registration: str, *, kind: SourceKind, selector: str | None) -> None:
-    if _OBJECT_NAME.fullmatch(registration) is None:
+    if DNS_SUBDOMAIN.fullmatch(registration) is None:
         raise ConfigurationError(f"{_REGISTRATION} {registration!r} cannot be the name of a registration")
     if kind is not SourceKind.REGISTRATIONS:
         raise ConfigurationError(f"{_REGISTRATION} is for --cluster-source={SourceKind.REGISTRATIONS}: leave one out")

@@ -18,20 +18,21 @@ from mcm.table import ClusterDetails, render_checks, render_table
 
 __all__ = ["serve_status"]
 
-_NOT_SYNCED = "the registrations have not been read yet; see the log for what is in the way"
-
 
 @contextlib.asynccontextmanager
 async def serve_status(
-    listen: Listen, *, fleet: Fleet, metrics: Metrics, synced: Callable[[], bool]
+    listen: Listen, *, fleet: Fleet, metrics: Metrics, sources: str, synced: Callable[[], bool]
 ) -> AsyncIterator[None]:
-    """Serve while within. `synced` says whether all registrations have been read once.
+    """Serve while within. `synced` says whether all objects that stand for control planes have been read once.
 
-    `/healthz` answers as long as the loop turns. `/readyz` is 200 from the time that the registrations are known;
+    `sources` is what these are called. `/healthz` answers as long as the loop turns. `/readyz` is 200 from the time
+    that they are known;
     `/readyz?verbose` tells of each cluster too, but instances that fail never make mcm itself unready, as that would
     help none of them. `/clusters` tells more of them, as JSON or, where text/plain or `?format=table` is asked for, as
     a table. Raises McmError where the address cannot be listened on.
     """
+
+    not_synced = f"the {sources} have not been read yet; see the log for what is in the way"
 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -39,9 +40,9 @@ async def serve_status(
     async def readyz(request: web.Request) -> web.Response:
         ready = synced()
         if "verbose" in request.query:
-            text = render_checks({"registrations": "" if ready else _NOT_SYNCED}, clusters=fleet.summaries())
+            text = render_checks({sources: "" if ready else not_synced}, clusters=fleet.summaries())
         else:
-            text = "ok\n" if ready else f"{_NOT_SYNCED}\n"
+            text = "ok\n" if ready else f"{not_synced}\n"
         return web.Response(text=text, status=200 if ready else 503)
 
     async def show_clusters(request: web.Request) -> web.Response:

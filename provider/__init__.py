@@ -1,4 +1,4 @@
-"""Follow a fleet of Kubernetes clusters that comes and goes: clients, reflectors, queues, engagements."""
+"""Controllers over a fleet of Kubernetes clusters that come and go: managers, caches, fair queues, coordinators."""
 
 from __future__ import annotations
 

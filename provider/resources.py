@@ -18,6 +18,7 @@ __all__ = [
     "CUSTOM_RESOURCE_DEFINITIONS",
     "DEPLOYMENTS",
     "DNS_LABEL",
+    "DNS_SUBDOMAIN",
     "EVENTS",
     "LEASES",
     "NAMESPACES",
@@ -37,6 +38,9 @@ __all__ = [
 
 DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """Names of namespaces, and parts of others (RFC 1123)."""
+
+DNS_SUBDOMAIN: Final = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+"""Names of most objects."""
 
 
 @dataclass(frozen=True, slots=True)

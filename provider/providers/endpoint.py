@@ -23,7 +23,6 @@ The identity of `client` needs `list` and `watch` on `controlplaneendpoints`, an
 from __future__ import annotations
 
 import asyncio
-import re
 import string
 from collections.abc import Mapping
 from typing import Final
@@ -40,13 +39,12 @@ from provider.providers.following import KEEP, Following, FromSecret, Keep, Obje
 from provider.providers.kubeconfig_memo import KubeconfigMemo
 from provider.providers.secret import value_of
 from provider.reflector import Key
-from provider.resources import DNS_LABEL, Resource
+from provider.resources import DNS_LABEL, DNS_SUBDOMAIN, Resource
 
 __all__ = ["ENDPOINTS", "EndpointProvider", "SecretTemplate"]
 
 ENDPOINTS: Final = Resource(API_VERSION, "ControlPlaneEndpoint", "controlplaneendpoints", namespaced=False)
 
-_SECRET: Final = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _PLACEHOLDERS: Final = frozenset({"name", "namespace"})
 
 
@@ -98,7 +96,7 @@ class SecretTemplate:
         """Namespace and name of the Secret for an endpoint; None where these can be no names."""
         values = {"name": name, "namespace": self._scope}
         namespace, secret = self._namespace.format_map(values), self._name.format_map(values)
-        return (namespace, secret) if DNS_LABEL.fullmatch(namespace) and _SECRET.fullmatch(secret) else None
+        return (namespace, secret) if DNS_LABEL.fullmatch(namespace) and DNS_SUBDOMAIN.fullmatch(secret) else None
 
 
 class EndpointProvider:

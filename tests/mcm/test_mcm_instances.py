@@ -351,7 +351,13 @@ async def test_readiness_depends_on_the_registrations_only(world: World, eventua
     await world.clusters.add_or_replace(cluster("a", attributes={"profile": "Core"}))
     pid = await eventually(lambda: world.pid("a"))
     async with (
-        serve_status(Listen("127.0.0.1", port), fleet=world.fleet, metrics=world.metrics, synced=lambda: synced[0]),
+        serve_status(
+            Listen("127.0.0.1", port),
+            fleet=world.fleet,
+            metrics=world.metrics,
+            sources="endpoints",
+            synced=lambda: synced[0],
+        ),
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
     ):
 
@@ -363,7 +369,7 @@ async def test_readiness_depends_on_the_registrations_only(world: World, eventua
         assert (await get("/readyz"))[0] == 503
         status, text = await get("/readyz?verbose")
         assert status == 503
-        assert "[-]registrations failed: the registrations have not been read yet" in text
+        assert "[-]endpoints failed: the endpoints have not been read yet" in text
         synced[0] = True
         assert await get("/readyz") == (200, "ok\n")
         status, text = await get("/readyz?verbose")
