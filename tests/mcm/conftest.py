@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -61,6 +62,8 @@ class Tenant:
 
     server: str
     authorities: TenantAuthorities
+    directory: Path
+    """Of the component, by which its process is found."""
 
     @property
     def config(self) -> ClusterConfig:
@@ -101,7 +104,9 @@ async def _run_tenants(directory: Path, *, binaries: Binaries, names: tuple[str,
         await _run_until_ready(runtime, _bound(etcd, "--unsafe-no-fsync"))
         async with asyncio.TaskGroup() as group:
             tasks = {
-                name: group.create_task(_run_tenant(runtime, name, etcd=client_url(address), etcd_ca=etcd_authority))
+                name: group.create_task(
+                    _run_tenant(runtime, directory / name, etcd=client_url(address), etcd_ca=etcd_authority)
+                )
                 for name in names
             }
         yield {name: task.result() for name, task in tasks.items()}
@@ -109,7 +114,8 @@ async def _run_tenants(directory: Path, *, binaries: Binaries, names: tuple[str,
             await runtime.stop(name)
 
 
-async def _run_tenant(runtime: ProcessRuntime, name: str, *, etcd: str, etcd_ca: KeyPair) -> Tenant:
+async def _run_tenant(runtime: ProcessRuntime, directory: Path, *, etcd: str, etcd_ca: KeyPair) -> Tenant:
+    name = directory.name
     authorities = TenantAuthorities.create(name)
     address = await runtime.reserve(name, ports=API_SERVER_PORTS)
     certificates = TenantCertificates.renewed(
@@ -132,7 +138,7 @@ async def _run_tenant(runtime: ProcessRuntime, name: str, *, etcd: str, etcd_ca:
         etcd_shared=True,
     )
     await _run_until_ready(runtime, _bound(component))
-    return Tenant(server=server_url(address), authorities=authorities)
+    return Tenant(server=server_url(address), authorities=authorities, directory=directory)
 
 
 def _bound(component: Component, *args: str) -> Component:
@@ -169,6 +175,67 @@ def tenants(binaries: Binaries) -> Iterator[dict[str, Tenant]]:
         stop.set()
         thread.join()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+class Gate:
+    """A way to a server, with an address of its own. While it is shut, the server is away for those who come by it."""
+
+    def __init__(self, server: str, *, inside: ssl.SSLContext | None) -> None:
+        """TLS to the server is that of who comes, or else by `inside`."""
+        host, _, port = server.removeprefix("https://").rpartition(":")
+        self._target = host, int(port)
+        self._inside = inside
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.url = ""
+        self.shut = False
+
+    @property
+    def connections(self) -> int:
+        """How many lead through it now."""
+        return len(self._writers) // 2
+
+    def cut(self) -> None:
+        """Break all connections."""
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends = {writer}
+        with contextlib.suppress(OSError):  # where the server does not take it, this end is closed as well
+            there_reader, there_writer = await asyncio.open_connection(*self._target, ssl=self._inside)
+            ends.add(there_writer)
+            if not self.shut:
+                self._writers |= ends
+                await asyncio.gather(self._forward(reader, there_writer), self._forward(there_reader, writer))
+        self._writers -= ends
+        for end in ends:
+            end.transport.abort()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):  # cut
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+
+@pytest.fixture
+def gate_to() -> Callable[..., contextlib.AbstractAsyncContextManager[Gate]]:
+    """`async with gate_to(server) as gate`: a way to it that can be cut and shut. TLS ends at `front`, if given."""
+
+    @contextlib.asynccontextmanager
+    async def opened(server: str, *, front: Any = None) -> AsyncIterator[Gate]:
+        gate = Gate(server, inside=front and front.inside)
+        listening = await asyncio.start_server(gate.serve, _HOST, 0, ssl=front and front.outside)
+        gate.url = f"https://{_HOST}:{listening.sockets[0].getsockname()[1]}"
+        try:
+            yield gate
+        finally:
+            listening.close()
+            gate.cut()
+
+    return opened
 
 
 class Mcm:
@@ -289,12 +356,18 @@ class Fleet:
         profile: str = "Nodeless",
         services: tuple[str, ...] = ("Controllers",),
     ) -> str:
-        name = self.name(stem)
         await self.put_secret(stem, secret)
+        return await self.add(stem, server=server, secret=stem, profile=profile, services=services)
+
+    async def add(
+        self, stem: str, *, server: str, secret: str, profile: str = "Nodeless", services: tuple[str, ...]
+    ) -> str:
+        """Create a registration with a Secret that is there."""
+        name = self.name(stem)
         spec = {"controlPlaneRef": {"name": name}, "services": list(services)}
         await self.client.create(REGISTRATIONS, {"metadata": {"name": name}, "spec": spec})
         self._names.append(name)
-        await self.resolve(stem, server=server, secret=stem, profile=profile, services=services)
+        await self.resolve(stem, server=server, secret=secret, profile=profile, services=services)
         return name
 
     async def put_secret(self, stem: str, secret: Mapping[str, bytes]) -> None:

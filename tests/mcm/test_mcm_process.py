@@ -296,7 +296,7 @@ async def test_a_switched_registration_has_one_instance_at_any_time(
 
 @pytest.mark.timeout(180)
 async def test_a_renewed_certificate_is_used_by_the_same_process(
-    mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
+    mcm: Any, gate_to: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
 ) -> None:
     """The first certificate expires while the instance runs, and every connection has to be made again."""
     tenant = tenants["one"]
@@ -312,15 +312,15 @@ async def test_a_renewed_certificate_is_used_by_the_same_process(
     )
     secret = tenant.controllers_secret()
     mcm.start()
-    async with cuttable(tenant.server) as (address, cut):
-        name = await fleet.register("a", secret | {"kubeconfig": kubeconfig}, server=f"https://{address}")
+    async with gate_to(tenant.server) as gate:
+        name = await fleet.register("a", secret | {"kubeconfig": kubeconfig}, server=gate.url)
         pid = (await state(name, "Ready"))["pid"]
         await fleet.put_secret("a", secret)
         renewed = ClusterConfig.from_kubeconfig(secret["kubeconfig"]).client_certificate
         file = mcm.state / component_name(name) / "files" / "client.pem"
         await eventually(lambda: renewed.strip() in file.read_bytes())
         await eventually(lambda: dt.datetime.now(dt.UTC) > expires, timeout=20.0)
-        cut()
+        gate.cut()
         await works(one, eventually)
         assert (await state(name, "Ready"))["pid"] == pid
         assert mcm.clusters()[name]["restarts"] == 0
@@ -350,7 +350,7 @@ async def test_an_exchanged_ca_is_given_to_namespaces_by_the_same_engagement(
 
 @pytest.mark.timeout(180)
 async def test_an_exchanged_authority_of_the_api_server_restarts_nobody_who_knows_it(
-    mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually, tmp_path: Path
+    mcm: Any, gate_to: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually, tmp_path: Path
 ) -> None:
     """With both authorities in the file the process goes on; where the certificate is exchanged at once it cannot."""
     tenant, old, new = tenants["one"], create_authority("old"), create_authority("new")
@@ -367,24 +367,24 @@ async def test_an_exchanged_authority_of_the_api_server_restarts_nobody_who_know
     front = Front(tenant.config, directory=tmp_path)
     front.sign(old)
     mcm.start()
-    async with cuttable(tenant.server, front=front) as (address, cut):
-        name = await fleet.register("a", trusting(old.certificate), server=f"https://{address}")
+    async with gate_to(tenant.server, front=front) as gate:
+        name = await fleet.register("a", trusting(old.certificate), server=gate.url)
         pid = (await state(name, "Ready"))["pid"]
         await fleet.put_secret("a", trusting(both))
         file = mcm.state / component_name(name) / "files" / "server-ca.crt"
         await eventually(lambda: file.read_bytes() == both)
-        cut()
+        gate.cut()
         await works(one, eventually)
         assert (await state(name, "Ready"))["pid"] == pid
 
         front.sign(new)
-        cut()
+        gate.cut()
         await state(name, "Ready", lambda found: found["pid"] != pid)
         await works(one, eventually)
         pid = mcm.clusters()[name]["pid"]
         await fleet.put_secret("a", trusting(new.certificate))
         await eventually(lambda: file.read_bytes() == new.certificate)
-        cut()
+        gate.cut()
         await works(one, eventually)
         assert (await state(name, "Ready"))["pid"] == pid
 
@@ -706,40 +706,3 @@ async def controllers_token(client: Client) -> str:
 
 def encoded(content: bytes) -> str:
     return base64.b64encode(content).decode()
-
-
-@contextlib.asynccontextmanager
-async def cuttable(server: str, *, front: Front | None = None) -> AsyncIterator[tuple[str, Callable[[], None]]]:
-    """A way to a server, and a function that cuts all connections on it. TLS ends at `front`, if there is one."""
-    target_host, target_port = server.removeprefix("https://").split(":")
-    writers: set[asyncio.StreamWriter] = set()
-
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass  # cut
-        finally:
-            writer.close()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tls = front.inside if front is not None else None
-        there_reader, there_writer = await asyncio.open_connection(target_host, int(target_port), ssl=tls)
-        writers.update((writer, there_writer))
-        await asyncio.gather(forward(reader, there_writer), forward(there_reader, writer))
-
-    def cut() -> None:
-        for writer in writers:
-            writer.transport.abort()
-        writers.clear()
-
-    tls = front.outside if front is not None else None
-    listening = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
-    host, port = listening.sockets[0].getsockname()
-    try:
-        yield f"{host}:{port}", cut
-    finally:
-        listening.close()
-        cut()

@@ -1,0 +1,353 @@
+"""Many random events over twenty control planes: what is there in the end is what the registrations call for.
+
+`KPLANE_SOAK_SEED` and `KPLANE_SOAK_EVENTS` make it another run, or a longer one; a failure says which run it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcm.services import Served
+from provider import ClusterConfig
+from provider.providers.registration import REGISTRATIONS
+from workloads import find_processes
+from workloads.proctable import marked_processes
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm")]
+
+Eventually = Callable[..., Any]
+
+CONTROL_PLANES = 20
+ROUND = 25
+"""So many events come as fast as they can, then the fleet has to become what is called for."""
+DEADLINE_SECONDS = 150.0
+SERVICES = (("Controllers",), ("Controllers",), ("Controllers", "Scheduler"))
+PROFILES = ("Core", "Nodeless")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What one registration calls for."""
+
+    at: int
+    """The control plane."""
+    profile: str
+    services: tuple[str, ...]
+    ready: bool = True
+
+
+@dataclass
+class Soak:
+    """Registrations and control planes as they are meant to be, and the events that change them."""
+
+    registrations: Any
+    mcm: Any
+    gates: list[Any]
+    tenants: list[Any]
+    chance: random.Random
+    wishes: dict[str, Wish] = field(default_factory=dict)
+    certificates: dict[int, bytes] = field(default_factory=dict)
+    """The latest client certificate of each control plane."""
+    pids: dict[str, int] = field(default_factory=dict)
+    """As of the end of the last round."""
+    happened: list[str] = field(default_factory=list)
+
+    @property
+    def wanted(self) -> dict[str, Wish]:
+        """By the names of the registrations that have to have instances."""
+        return {self.registrations.name(stem): wish for stem, wish in self.wishes.items() if wish.ready}
+
+    async def put_secret(self, at: int) -> None:
+        """Give a control plane's controllers a new certificate."""
+        secret = self.tenants[at].controllers_secret()
+        self.certificates[at] = ClusterConfig.from_kubeconfig(secret["kubeconfig"]).client_certificate or b""
+        await self.registrations.put_secret(f"cp-{at}", secret)
+
+    async def happen(self, event: str) -> bool:
+        """Have something happen to a registration, where there is one that it can happen to; whether it did."""
+        stems = [stem for stem in self.wishes if self.wishes[stem].ready]
+        free = sorted(set(range(CONTROL_PLANES)) - {wish.at for wish in self.wishes.values()})
+        match event:
+            case "create" if free:
+                stem = f"r{len(self.happened)}"
+                await self._wish(stem, Wish(self.chance.choice(free), *self._kind()))
+                return self._note(event, stem)
+            case "return" if withdrawn := sorted(set(self.wishes) - set(stems)):
+                stem = self.chance.choice(withdrawn)
+                await self._wish(stem, replace(self.wishes[stem], ready=True))
+                return self._note(event, stem)
+            case "create" | "return":
+                return False
+        if not stems:
+            return False
+        stem = self.chance.choice(stems)
+        return await self.change(event, stem, free=free) and self._note(event, stem)
+
+    async def change(self, event: str, stem: str, *, free: Sequence[int] = ()) -> bool:
+        """Change a registration that calls for instances, or what it needs; whether that was possible."""
+        wish = self.wishes[stem]
+        match event:
+            case "delete":
+                del self.wishes[stem]
+                await self.registrations.client.delete(REGISTRATIONS, self.registrations.name(stem))
+            case "withdraw":
+                self.wishes[stem] = replace(wish, ready=False)
+                await self.registrations.withdraw(stem)
+            case "switch" if free:
+                await self._wish(stem, replace(wish, at=self.chance.choice(free)))
+            case "services":
+                await self._wish(stem, replace(wish, services=self.chance.choice(SERVICES)))
+            case "profile":
+                await self._wish(stem, replace(wish, profile=self.chance.choice(PROFILES)))
+            case "burst":
+                for _ in range(10):
+                    await self._wish(stem, Wish(wish.at, *self._kind()))
+            case _:
+                return await self._disturb(event, stem)
+        return True
+
+    async def _disturb(self, event: str, stem: str) -> bool:
+        at = self.wishes[stem].at
+        match event:
+            case "rotate":
+                await self.put_secret(at)
+            case "shut":
+                self.gates[at].shut = True
+                self.gates[at].cut()
+            case "kill" if (pid := self.pids.pop(self.registrations.name(stem), None)) in self.mcm.instances():
+                os.kill(pid, signal.SIGKILL)
+            case _:
+                return False
+        return True
+
+    def open_files(self) -> Counter[str]:
+        """What mcm has open, by kind, besides its connections to the management API server."""
+        port = self.registrations.client.config.server.rpartition(":")[2]
+        return open_files(self.mcm.process.pid, besides=int(port))
+
+    def _kind(self) -> tuple[str, tuple[str, ...]]:
+        return self.chance.choice(PROFILES), self.chance.choice(SERVICES)
+
+    async def _wish(self, stem: str, wish: Wish) -> None:
+        known, self.wishes[stem] = stem in self.wishes, wish
+        how = {"secret": f"cp-{wish.at}", "server": self.gates[wish.at].url}
+        await (self.registrations.resolve if known else self.registrations.add)(
+            stem, **how, profile=wish.profile, services=wish.services
+        )
+
+    def _note(self, event: str, stem: str) -> bool:
+        self.happened.append(f"{event} {stem}")
+        return True
+
+    def open_all(self) -> None:
+        """Have every control plane be there."""
+        for gate in self.gates:
+            gate.shut = False
+
+    def lacking(self) -> list[str]:
+        """Say what is not as it is called for; remembers the processes where all is."""
+        told, wanted, processes = self.mcm.clusters(), self.wanted, set(self.mcm.instances())
+        wrong = [f"{name}: is told of" for name in told.keys() - wanted.keys()]
+        for name, wish in wanted.items():
+            found = told.get(name, {})
+            others = [Served.SCHEDULER.program] if "Scheduler" in wish.services else []
+            seen = found.get("state"), found.get("profile"), found.get("server"), list(found.get("others", ()))
+            if seen != ("Ready", wish.profile, self.gates[wish.at].url, others):
+                wrong.append(f"{name}: {seen} {found.get('message')} instead of {wish}")
+        pids = [pid for found in told.values() for pid in (found["pid"], *found.get("others", {}).values())]
+        if sorted(processes) != sorted(pid for pid in pids if pid is not None):
+            wrong.append(f"processes {sorted(processes)}, and told of {pids}")
+        if not wrong:
+            self.pids = {name: found["pid"] for name, found in told.items()}
+        return wrong
+
+
+WEIGHTS = {
+    "create": 9,
+    "delete": 5,
+    "switch": 8,
+    "services": 4,
+    "profile": 4,
+    "burst": 3,
+    "rotate": 6,
+    "kill": 6,
+    "shut": 4,
+    "withdraw": 3,
+    "return": 3,
+}
+
+
+def traces(directory: Path) -> list[str]:
+    """Processes that name a directory on their command line, by command: also such as carry no marker."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if f"{directory}/".encode() in (command := path.read_bytes()):
+                found.append(command.replace(b"\0", b" ").decode())
+    return found
+
+
+def claimed_ports(directory: Path) -> list[int]:
+    """Ports that belong to components below a directory."""
+    claims = Path(tempfile.gettempdir()) / f"kplane-ports-{os.geteuid()}"
+    numbers = []
+    for claim in claims.iterdir():
+        with contextlib.suppress(OSError):
+            if claim.name.isdigit() and claim.read_text().startswith(f"{directory}/"):
+                numbers.append(int(claim.name))
+    return sorted(numbers)
+
+
+def open_files(pid: int, *, besides: int) -> Counter[str]:
+    """What a process has open, by kind; without its connections to a port, of which it keeps some for a while."""
+    connections = (line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:])
+    kept = {f"socket:[{fields[9]}]" for fields in connections if int(fields[2].rpartition(":")[2], 16) == besides}
+    kinds: Counter[str] = Counter()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if (target := str(path.readlink())) not in kept:
+                kinds[target.partition(":[")[0]] += 1
+    return kinds
+
+
+@contextlib.asynccontextmanager
+async def one_each(directory: Path) -> AsyncIterator[None]:
+    """Within, no component ever has two main processes."""
+    doubled: set[str] = set()
+
+    async def look() -> None:
+        while True:
+            entries = await asyncio.to_thread(marked_processes, directory)
+            counted = Counter(entry.marker for entry in entries if entry.leader)
+            doubled.update(marker for marker, count in counted.items() if count > 1)
+            await asyncio.sleep(0.1)
+
+    looking = asyncio.create_task(look())
+    try:
+        yield
+    finally:
+        looking.cancel()
+        await asyncio.wait([looking])
+    assert not doubled
+
+
+@pytest.fixture
+async def soak(mcm: Any, fleet: Any, tenants: Any, gate_to: Any) -> AsyncIterator[Soak]:
+    """Twenty control planes on two API servers, each with an address and credentials of its own."""
+    servers = [tenants[name] for name in ("one", "two")]
+    async with contextlib.AsyncExitStack() as stack:
+        behind = [servers[at % len(servers)] for at in range(CONTROL_PLANES)]
+        gates = [await stack.enter_async_context(gate_to(tenant.server)) for tenant in behind]
+        seed = int(os.environ.get("KPLANE_SOAK_SEED", "7"))
+        found = Soak(fleet, mcm, gates, behind, random.Random(seed), happened=[f"KPLANE_SOAK_SEED={seed}"])
+        for at in range(CONTROL_PLANES):
+            await found.put_secret(at)
+        yield found
+
+
+async def happen(soak: Soak, *, events: int, settled: Callable[[], Awaitable[None]]) -> None:
+    """Have as many events happen, and the fleet become what is called for after each round of them."""
+    rare = {
+        events // 4: ("mcm is ended", lambda: soak.mcm.end()),
+        events // 2: ("the API server is killed", lambda: kill_api_server(soak.tenants[0])),
+        3 * events // 4: ("mcm is killed", lambda: soak.mcm.end(signal.SIGKILL)),
+    }
+    for index in range(1, events + 1):
+        if index in rare:
+            what, act = rare[index]
+            soak.happened.append(what)
+            await asyncio.to_thread(act)
+            if soak.mcm.process.poll() is not None:
+                soak.mcm.start()
+        else:
+            while not await soak.happen(*soak.chance.choices(list(WEIGHTS), list(WEIGHTS.values()))):
+                pass
+        if index % ROUND == 0 or index == events:
+            await settled()
+            soak.happened.append("settled")
+
+
+def kill_api_server(tenant: Any) -> None:
+    """It is started again by what runs it."""
+    for pid in find_processes(tenant.directory):
+        os.kill(pid, signal.SIGKILL)
+
+
+async def check_called_for(soak: Soak, *, mcm: Any, eventually: Eventually) -> None:
+    """See that files, ports, connections and statuses are those of the instances that are called for."""
+    wanted = {
+        served.component(name): name
+        for name, wish in soak.wanted.items()
+        for served in Served
+        if served.name.title() in wish.services
+    }
+    assert mcm.directories() == sorted(wanted)
+    assert len(traces(mcm.state)) == len(mcm.instances()) == len(wanted)
+    ports = {component: json.loads((mcm.state / component / "address.json").read_text()) for component in wanted}
+    assert claimed_ports(mcm.state) == sorted(found["ports"]["https"] for found in ports.values())
+    at = {name: wish.at for name, wish in soak.wanted.items()}
+    for component, name in wanted.items():
+        file = mcm.state / component / "files" / "client.pem"
+        certificate = soak.certificates[at[name]].strip()
+        await eventually(lambda: certificate in file.read_bytes(), timeout=DEADLINE_SECONDS)  # noqa: B023
+    for stem, wish in soak.wishes.items():
+        uid = soak.registrations.uid_at(soak.gates[wish.at].url)
+        right = {("True", "InstanceRunning", uid)} if wish.ready else {("False", "Ended", ""), ("", "", "")}
+        await eventually(
+            lambda: soak.registrations.told(stem),  # noqa: B023
+            lambda told: told in right,  # noqa: B023
+            timeout=DEADLINE_SECONDS,
+        )
+    in_use = set(at.values())
+    await eventually(
+        lambda: {number for number, gate in enumerate(soak.gates) if gate.connections},
+        lambda connected: connected == in_use,
+        timeout=DEADLINE_SECONDS,
+    )
+
+
+async def check_nothing_left(soak: Soak, *, mcm: Any, had_open: Counter[str], eventually: Eventually) -> None:
+    """See that of all those instances nothing is left, neither on this machine nor within mcm."""
+    assert not mcm.instances()
+    assert not traces(mcm.state)
+    await eventually(lambda: not mcm.directories() and not claimed_ports(mcm.state))
+    assert soak.registrations.name("r") not in mcm.get("/metrics")[1]
+    await eventually(lambda: not any(gate.connections for gate in soak.gates))
+    await eventually(soak.open_files, lambda found: found <= had_open)
+
+
+@pytest.mark.timeout(900)
+async def test_random_events_end_with_what_the_registrations_call_for(
+    soak: Soak, mcm: Any, eventually: Eventually
+) -> None:
+    async def settled() -> None:
+        soak.open_all()
+        await eventually(lambda: asyncio.to_thread(soak.lacking), lambda lacking: not lacking, timeout=DEADLINE_SECONDS)
+
+    mcm.start()
+    await eventually(lambda: asyncio.to_thread(mcm.get, "/readyz"), lambda answer: answer[0] == 200, timeout=30.0)
+    had_open = soak.open_files()
+    try:
+        async with one_each(mcm.state):
+            await happen(soak, events=int(os.environ.get("KPLANE_SOAK_EVENTS", "200")), settled=settled)
+            await check_called_for(soak, mcm=mcm, eventually=eventually)
+            for stem in list(soak.wishes):
+                await soak.change("delete", stem)
+            await settled()
+        await check_nothing_left(soak, mcm=mcm, had_open=had_open, eventually=eventually)
+    except BaseException as error:
+        error.add_note(", ".join(soak.happened))
+        raise
