@@ -1,11 +1,13 @@
-"""How many control planes mcm serves on a machine: `python -m benchmarks.density --control-planes 10`.
+"""How many control planes mcm serves on a machine: `python -m benchmarks.density --control-planes 10 30 60`.
 
-Runs an embedded management cluster with both operators in a temporary directory, and N virtual control planes on its
-one shared etcd, each with an API server of its own. Then, one after the other: mcm without clusters; registrations
-created one by one, each followed until its instance has written; all instances at rest with each profile; and, with
-mcm's instances ended, N instances of kube-controller-manager with default flags on the same control planes. Prints
-JSON: memory (PSS, and what a process has alone) and processor time for each instance, mcm's own, and the ratio to stock
-instances. Everything runs on this machine, so its load counts, and is noted.
+Runs an embedded management cluster with both operators in a temporary directory, and virtual control planes on its one
+shared etcd. Where memory is short, `--api-servers 4` makes four of them, and N registrations that share them: what mcm
+and its instances take is the same, as each registration has instances of its own. After mcm without clusters, for each
+N: all instances at rest with each profile; registrations of one more control plane, created one after the other, each
+followed until its instance has written; and, with mcm's instances ended, N instances of kube-controller-manager with
+default flags on the same control planes. Those elect leaders by Leases of different names, so that all of them work.
+Prints JSON: memory (PSS, and what a process has alone) and processor time for each instance, mcm's own, and the ratio
+to stock instances. Everything runs on this machine, so its load counts, and is noted.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import asyncio
 import base64
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -32,7 +35,7 @@ from api.names import kubeconfig_secret_name, management_namespace
 from benchmarks.cost import cpu_seconds, memory_of
 from embedded.daemon import Daemon
 from embedded.handle import Handle
-from provider import SECRETS, SERVICE_ACCOUNTS, Client, ClusterConfig, Reflector, Resource
+from provider import LEASES, NAMESPACES, SECRETS, SERVICE_ACCOUNTS, Client, ClusterConfig, Reflector, Resource
 from tools.binaries import resolve
 from workloads import DATA, FILES, Component, File, Lifetime, ProcessRuntime, find_processes
 
@@ -40,23 +43,39 @@ _POLL_SECONDS: Final = 0.2
 _DEADLINE_SECONDS: Final = 300.0
 _START_SECONDS: Final = 240.0
 _AT_ONCE: Final = 2
-"""Control planes that start at the same time: what makes them ready is processor time."""
+"""Programs that start at the same time: what makes them ready is processor time."""
 _STOCK: Final = "Stock"
+_SAMPLED: Final = "sampled"
+"""The control plane, and the registration, by which first writes are measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """What is measured, and how long."""
 
-    control_planes: int
+    control_planes: tuple[int, ...]
+    api_servers: int
     profiles: tuple[ControllersProfile, ...]
+    samples: int
     settle_seconds: float
     rest_seconds: float
 
     @property
-    def names(self) -> list[str]:
-        """Of the control planes and of their registrations."""
-        return [f"tenant-{index:03d}" for index in range(self.control_planes)]
+    def servers(self) -> list[str]:
+        """Of the control planes that have an API server each."""
+        return [f"server-{index:03d}" for index in range(self.api_servers)]
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What is there to measure with."""
+
+    client: Client
+    handle: Handle
+    mcm: Sequence[int]
+    """Processes of mcm itself, without its instances."""
+    kubeconfigs: Mapping[str, bytes]
+    """By the names of the control planes."""
 
 
 def _resource(model: type[ResourceModel]) -> Resource:
@@ -116,9 +135,31 @@ async def _first(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _register(client: Client, name: str, *, kubeconfig: bytes, profile: str) -> float:
-    """Create a registration; returns the seconds from its being ready to the first object that its instance wrote."""
+async def _register(client: Client, names: Mapping[str, str], *, profile: str) -> None:
+    """Create registrations, each for a control plane."""
+    for name, control_plane in names.items():
+        spec = {
+            "controlPlaneRef": {"name": control_plane},
+            "services": ["Controllers"],
+            "controllers": {"profile": profile},
+        }
+        await client.create(_REGISTRATIONS, {"metadata": {"name": name}, "spec": spec})
 
+
+async def _first_writes(target: Target, fleet: Fleet, *, profile: str) -> list[float]:
+    """Measure the seconds from a registration's being ready to the first object that its instance wrote."""
+    config = ClusterConfig.from_kubeconfig(fleet.kubeconfigs[_SAMPLED])
+    seconds = []
+    async with Client(config) as tenant:
+        for _ in range(target.samples):
+            # Without controllers a namespace has no ServiceAccount: whoever gives it one has just begun.
+            created = await tenant.create(NAMESPACES, {"metadata": {"generateName": "sample-"}})
+            seconds.append(await _first_write(fleet, tenant, profile=profile, namespace=created["metadata"]["name"]))
+            await _unregister(fleet, [_SAMPLED])
+    return seconds
+
+
+async def _first_write(fleet: Fleet, tenant: Client, *, profile: str, namespace: str) -> float:
     def is_ready(obj: dict[str, Any]) -> bool:
         return (obj.get("status") or {}).get("ready") is True
 
@@ -126,13 +167,11 @@ async def _register(client: Client, name: str, *, kubeconfig: bytes, profile: st
         return bool(obj["metadata"]["name"] == "default")
 
     async with (
-        Client(ClusterConfig.from_kubeconfig(kubeconfig)) as tenant,
-        _first(client, _REGISTRATIONS, accept=is_ready, name=name) as ready,
-        _first(tenant, SERVICE_ACCOUNTS, accept=is_default, namespace="default") as written,
+        _first(fleet.client, _REGISTRATIONS, accept=is_ready, name=_SAMPLED) as ready,
+        _first(tenant, SERVICE_ACCOUNTS, accept=is_default, namespace=namespace) as written,
         asyncio.timeout(_DEADLINE_SECONDS),
     ):
-        spec = {"controlPlaneRef": {"name": name}, "services": ["Controllers"], "controllers": {"profile": profile}}
-        await client.create(_REGISTRATIONS, {"metadata": {"name": name}, "spec": spec})
+        await _register(fleet.client, {_SAMPLED: _SAMPLED}, profile=profile)
         return await written - await ready
 
 
@@ -143,29 +182,37 @@ def _instances(handle: Handle) -> dict[str, dict[str, Any]]:
     return found
 
 
-async def _switch(client: Client, handle: Handle, names: Sequence[str], *, profile: str) -> None:
-    """Have all instances run with a profile, and return when they do."""
+async def _switch(fleet: Fleet, names: Collection[str], *, profile: str) -> list[int]:
+    """Have all instances run with a profile; gives their pids when they do."""
     body = {"spec": {"controllers": {"profile": profile}}}
     for name in names:
-        await client.patch(_REGISTRATIONS, name, body)
+        await fleet.client.patch(_REGISTRATIONS, name, body)
+    pids: list[int] = []
 
     async def done() -> bool:
-        found = await asyncio.to_thread(_instances, handle)
-        return all(
-            name in found and found[name]["state"] == "Ready" and found[name]["profile"] == profile for name in names
-        )
+        found = await asyncio.to_thread(_instances, fleet.handle)
+        right = [found[name]["pid"] for name in names if name in found and _runs(found[name], profile=profile)]
+        pids[:] = right
+        return len(right) == len(names)
 
     await _until(f"all instances run with profile {profile}", done)
+    return pids
 
 
-async def _unregister(client: Client, handle: Handle, names: Sequence[str]) -> None:
+def _runs(found: Mapping[str, Any], *, profile: str) -> bool:
+    return bool(found["state"] == "Ready" and found["profile"] == profile)
+
+
+async def _unregister(fleet: Fleet, names: Collection[str]) -> None:
     for name in names:
-        await client.delete(_REGISTRATIONS, name)
+        await fleet.client.delete(_REGISTRATIONS, name)
 
     async def done() -> bool:
-        return not await asyncio.to_thread(_instances, handle)
+        left = await asyncio.to_thread(_instances, fleet.handle)
+        registrations = (await fleet.client.list(_REGISTRATIONS)).items
+        return not left.keys() & set(names) and all(each["metadata"]["name"] not in names for each in registrations)
 
-    await _until("all instances have ended", done)
+    await _until("the instances have ended", done)
 
 
 def _mcm_pids(handle: Handle) -> list[int]:
@@ -179,26 +226,43 @@ def _mcm_pids(handle: Handle) -> list[int]:
 
 
 @contextlib.asynccontextmanager
-async def _stock_instances(handle: Handle, kubeconfigs: Mapping[str, bytes]) -> AsyncIterator[list[int]]:
-    """Run kube-controller-manager with default flags for each control plane; gives the pids."""
+async def _stock_instances(fleet: Fleet, names: Mapping[str, str]) -> AsyncIterator[list[int]]:
+    """Run kube-controller-manager with default flags for each, and give the pids when all are leaders and so at work.
+
+    `names` has the control plane of each.
+    """
+    at_once = asyncio.Semaphore(_AT_ONCE)
     with tempfile.TemporaryDirectory(prefix="kplane-stock-") as directory:
-        async with ProcessRuntime(Path(directory), programs=handle.programs) as runtime:
-            for name, kubeconfig in kubeconfigs.items():
+        async with ProcessRuntime(Path(directory), programs=fleet.handle.programs) as runtime:
+
+            async def start(name: str, control_plane: str) -> int:
+                kubeconfig, lease = fleet.kubeconfigs[control_plane], f"{name}-{len(names)}"
                 address = await runtime.reserve(name, ports=["https"])
-                port = f"--secure-port={address.ports['https']}"
+                flags = (
+                    f"--kubeconfig={FILES}/kubeconfig",
+                    f"--secure-port={address.ports['https']}",
+                    f"--cert-dir={DATA}/certificates",
+                    f"--leader-elect-resource-name={lease}",
+                )
                 component = Component(
                     name=name,
                     program="kube-controller-manager",
-                    args=(f"--kubeconfig={FILES}/kubeconfig", port, f"--cert-dir={DATA}/certificates"),
+                    args=flags,
                     files={"kubeconfig": File(kubeconfig)},
                     data=True,
                     lifetime=Lifetime.BOUND,
                 )
-                await runtime.apply(component)
-            pids = [pid for name in kubeconfigs if (pid := runtime.state(name).pid) is not None]
-            if len(pids) < len(kubeconfigs):
-                raise RuntimeError("not every stock instance runs")
-            yield pids
+                async with at_once, Client(ClusterConfig.from_kubeconfig(kubeconfig)) as tenant:
+                    await runtime.apply(component)
+                    await _until(
+                        f"stock instance {name} leads", lambda: tenant.exists(LEASES, lease, namespace="kube-system")
+                    )
+                pid = runtime.state(name).pid
+                if pid is None:
+                    raise RuntimeError(f"stock instance {name} does not run")
+                return pid
+
+            yield list(await asyncio.gather(*(start(*each) for each in names.items())))
 
 
 def _summary(values: Sequence[float]) -> dict[str, float]:
@@ -252,29 +316,39 @@ def _ratios(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     }
 
 
-async def _run(target: Target, handle: Handle) -> dict[str, Any]:
-    names, mcm = target.names, _mcm_pids(handle)
-    async with Client(ClusterConfig.load(handle.admin_kubeconfig)) as client:
-        kubeconfigs = await _create_control_planes(client, names)
-        alone = await _at_rest(target, (), mcm=mcm)
-        first = target.profiles[0]
-        seconds = [await _register(client, name, kubeconfig=kubeconfigs[name], profile=first) for name in names]
-        phases: dict[str, Any] = {}
-        for profile in target.profiles:
-            await _switch(client, handle, names, profile=profile)
-            instances = await asyncio.to_thread(_instances, handle)
-            phases[profile] = await _at_rest(target, [instances[name]["pid"] for name in names], mcm=mcm)
-        await _unregister(client, handle, names)
-        async with _stock_instances(handle, kubeconfigs) as pids:
-            phases[_STOCK] = await _at_rest(target, pids, mcm=mcm)
+async def _measure(target: Target, fleet: Fleet, *, control_planes: int) -> dict[str, Any]:
+    """Measure with so many control planes; in the end none is registered, as before."""
+    servers = itertools.cycle(target.servers)
+    names = {f"tenant-{index:03d}": next(servers) for index in range(control_planes)}
+    first = target.profiles[0]
+    await _register(fleet.client, names, profile=first)
+    phases: dict[str, Any] = {}
+    for profile in target.profiles:
+        pids = await _switch(fleet, names, profile=profile)
+        phases[profile] = await _at_rest(target, pids, mcm=fleet.mcm)
+    seconds = await _first_writes(target, fleet, profile=first)
+    await _unregister(fleet, names)
+    async with _stock_instances(fleet, names) as pids:
+        phases[_STOCK] = await _at_rest(target, pids, mcm=fleet.mcm)
     return {
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
-        "control_planes": target.control_planes,
-        "api_servers": target.control_planes,
-        "registered_to_first_write_seconds": {"profile": first, **_summary(seconds)},
-        "mcm_without_clusters": alone["mcm"],
+        "control_planes": control_planes,
+        "registered_to_first_write_seconds": {"profile": first, "n": len(seconds), **_summary(seconds)},
         "at_rest": phases,
         "of_stock": _ratios(phases),
+    }
+
+
+async def _run(target: Target, handle: Handle) -> dict[str, Any]:
+    async with Client(ClusterConfig.load(handle.admin_kubeconfig)) as client:
+        kubeconfigs = await _create_control_planes(client, [*target.servers, _SAMPLED])
+        fleet = Fleet(client, handle, _mcm_pids(handle), kubeconfigs)
+        alone = await _at_rest(target, (), mcm=fleet.mcm)
+        runs = [await _measure(target, fleet, control_planes=each) for each in target.control_planes]
+    return {
+        "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
+        "api_servers": target.api_servers,
+        "mcm_without_clusters": alone["mcm"],
+        "runs": runs,
     }
 
 
@@ -282,15 +356,25 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--control-planes", type=int, default=10, help="how many; each takes about 200 MiB with all that it needs")
-    add("--settle-seconds", type=float, default=30.0, help="between a change and the rest")
-    add("--rest-seconds", type=float, default=30.0, help="so long processor time is measured")
+    add("--control-planes", type=int, nargs="+", default=[10], metavar="N", help="how many, one run each (default: 10)")
+    add("--api-servers", type=int, help="how many they share, 175 MiB each (default: each has its own)")
+    add("--samples", type=int, default=15, help="so many first writes are measured in each run (default: 15)")
+    add("--settle-seconds", type=float, default=30.0, help="between a change and the rest (default: 30)")
+    add("--rest-seconds", type=float, default=30.0, help="so long processor time is measured (default: 30)")
     add("--profile", action="append", choices=[str(each) for each in ControllersProfile], help="default: all of them")
     given = parser.parse_args()
-    if given.control_planes < 1:
-        parser.error("--control-planes has to be 1 or more")
+    api_servers = max(given.control_planes) if given.api_servers is None else given.api_servers
+    if min(*given.control_planes, api_servers, given.samples) < 1:
+        parser.error("--control-planes, --api-servers and --samples have to be 1 or more")
     profiles = tuple(ControllersProfile(each) for each in given.profile or ControllersProfile)
-    target = Target(given.control_planes, profiles, given.settle_seconds, given.rest_seconds)
+    target = Target(
+        control_planes=tuple(given.control_planes),
+        api_servers=api_servers,
+        profiles=profiles,
+        samples=given.samples,
+        settle_seconds=given.settle_seconds,
+        rest_seconds=given.rest_seconds,
+    )
     with (
         tempfile.TemporaryDirectory(prefix="kplane-benchmark-") as directory,
         Daemon(Path(directory), binaries=resolve(), fsync=False) as daemon,

@@ -1,4 +1,4 @@
-"""The benchmark of density, with one control plane: that it runs, and measures everybody."""
+"""The benchmark of density, with one and two control planes: that it runs, and measures everybody."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 
 async def test_a_small_density_is_measured(binaries: object, tmp_path: Path) -> None:
-    arguments = ("--control-planes=1", "--settle-seconds=1", "--rest-seconds=2", "--profile=Core", "--profile=Nodeless")
+    arguments = (
+        *("--control-planes", "1", "2", "--api-servers=1", "--samples=1", "--settle-seconds=1", "--rest-seconds=2"),
+        *("--profile=Core", "--profile=Nodeless"),
+    )
     with (tmp_path / "errors").open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "benchmarks.density", *arguments, stdout=asyncio.subprocess.PIPE, stderr=errors
@@ -21,10 +24,14 @@ async def test_a_small_density_is_measured(binaries: object, tmp_path: Path) -> 
         printed, _ = await process.communicate()
     assert process.returncode == 0, (tmp_path / "errors").read_text()
     found = json.loads(printed)
-    assert found["registered_to_first_write_seconds"]["min"] > 0
-    assert list(found["at_rest"]) == ["Core", "Nodeless", "Stock"]
-    for phase in found["at_rest"].values():
-        assert phase["instances"]["n"] == 1
-        assert phase["instances"]["pss_mib"]["min"] > phase["instances"]["anonymous_mib"]["min"] > 1
-        assert phase["mcm"]["pss_mib"] > 1
-    assert 0 < found["of_stock"]["Core"]["anonymous_mib"] < found["of_stock"]["Nodeless"]["anonymous_mib"]
+    assert found["api_servers"] == 1
+    assert [run["control_planes"] for run in found["runs"]] == [1, 2]
+    for run in found["runs"]:
+        assert run["registered_to_first_write_seconds"]["n"] == 1
+        assert run["registered_to_first_write_seconds"]["min"] > 0
+        assert list(run["at_rest"]) == ["Core", "Nodeless", "Stock"]
+        for phase in run["at_rest"].values():
+            assert phase["instances"]["n"] == run["control_planes"]
+            assert phase["instances"]["pss_mib"]["min"] > phase["instances"]["anonymous_mib"]["min"] > 1
+            assert phase["mcm"]["pss_mib"] > 1
+        assert 0 < run["of_stock"]["Core"]["anonymous_mib"] < run["of_stock"]["Nodeless"]["anonymous_mib"]

@@ -198,6 +198,12 @@ def test_flags_reach_the_process_and_take_the_place_of_defaults() -> None:
     assert component.args != describe().args
 
 
+@pytest.mark.parametrize("flag", ["--profiling", "--profiling=true"])
+def test_who_asks_for_profiles_has_that_of_the_heap_too(flag: str) -> None:
+    assert "memprofilerate=0" in describe().env["GODEBUG"]
+    assert "GODEBUG" not in describe(flags=Flags.parse([flag])).env
+
+
 def test_what_mcm_sets_itself_comes_last_so_that_no_flag_undoes_it() -> None:
     component = describe(flags=Flags(("--cluster-name=a",)))
     assert component.args.index("--cluster-name=a") < component.args.index("--kubeconfig=$(FILES)/kubeconfig")
