@@ -1,0 +1,76 @@
+"""A control plane with far more objects than its neighbours, on real API servers."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mcm.memory import pss_by_pid
+from provider import CONFIG_MAPS, NAMESPACES, SERVICE_ACCOUNTS, Client
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm")]
+
+Eventually = Callable[..., Any]
+
+CONFIG_MAPS_OF_A_MEGABYTE = 40
+_DEADLINE_SECONDS = 60.0
+
+
+async def works(client: Client, eventually: Eventually) -> None:
+    name = f"proof-{uuid.uuid4().hex[:8]}"
+    await client.create(NAMESPACES, {"metadata": {"name": name}})
+    await eventually(lambda: client.get(SERVICE_ACCOUNTS, "default", namespace=name), timeout=_DEADLINE_SECONDS)
+
+
+@pytest.mark.timeout(240)
+async def test_forty_megabytes_of_config_maps_are_the_concern_of_their_tenant_alone(
+    mcm: Any, fleet: Any, tenants: Any, eventually: Eventually
+) -> None:
+    """kube-controller-manager keeps ConfigMaps whole. What comes of that is borne by one instance, and by no other."""
+    namespace = f"heavy-{uuid.uuid4().hex[:8]}"
+
+    async def cluster(stem: str, accept: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+        found: dict[str, Any] = await eventually(
+            lambda: asyncio.to_thread(lambda: mcm.clusters().get(fleet.name(stem), {})),
+            lambda found: found and accept(found),
+            timeout=_DEADLINE_SECONDS,
+        )
+        return found
+
+    async with Client(tenants["one"].config) as one, Client(tenants["two"].config) as two:
+        await one.create(NAMESPACES, {"metadata": {"name": namespace}})
+        for number in range(CONFIG_MAPS_OF_A_MEGABYTE):
+            body = {"metadata": {"name": f"c{number}"}, "data": {"a": f"{number:04}" * 250_000}}
+            await one.create(CONFIG_MAPS, body, namespace=namespace)
+        try:
+            # Where memory is scarce the heavy one is ended, again and again, later and later.
+            mcm.start("--instance-memory-mib=64")
+            for stem, tenant in (("light", "two"), ("heavy", "one")):
+                await fleet.register(
+                    stem, tenants[tenant].controllers_secret(), server=tenants[tenant].server, profile="Core"
+                )
+            light = await cluster("light", lambda found: found["state"] == "Ready")
+            heavy = await cluster("heavy", lambda found: found["exits"].get("OutOfMemory"))
+            assert "MiB of memory, and may take 64 MiB" in heavy["lastError"]
+            await works(two, eventually)
+            after = await cluster("light", bool)
+            assert (after["state"], after["pid"], after["restarts"]) == ("Ready", light["pid"], 0)
+            # mcm itself holds nothing of what a tenant has.
+            assert pss_by_pid([mcm.process.pid])[mcm.process.pid] < 100 << 20
+
+            # With the usual ceiling it has what it needs.
+            assert await asyncio.to_thread(mcm.end) == 0
+            mcm.start()
+            heavy = await cluster("heavy", lambda found: found["state"] == "Ready")
+            await works(one, eventually)
+            held = await eventually(lambda: pss_by_pid([heavy["pid"]])[heavy["pid"]] >> 20, lambda mib: mib > 64)
+            assert held < 512
+        finally:
+            # Not left to an instance, which ends with this test: other tests have this control plane too.
+            for number in range(CONFIG_MAPS_OF_A_MEGABYTE):
+                await one.delete(CONFIG_MAPS, f"c{number}", namespace=namespace)
+            await one.delete(NAMESPACES, namespace)
