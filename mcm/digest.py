@@ -1,7 +1,7 @@
 """The fixed set of series that mcm tells of each instance, made of the thousands that an instance has.
 
 How many there are of a cluster does not depend on what its tenant does: values are summed over queues, hosts and verbs.
-Names and meanings are kube-controller-manager's own, so that `sum by (cluster)` gives the same as of all of its series.
+Names and meanings are the programs' own, so that `sum by (cluster)` gives the same as of all of its series.
 """
 
 from __future__ import annotations
@@ -35,7 +35,15 @@ def _code_of(sample: Sample) -> Mapping[str, str]:
     return {"code": f"{code[0]}xx" if _CODE.fullmatch(code) else "<error>"}
 
 
-SERIES: Final[Mapping[str, Series]] = {
+def _one_of(label: str, *values: str) -> Callable[[Sample], Mapping[str, str]]:
+    def labels(sample: Sample) -> Mapping[str, str]:
+        value = sample.label(label)
+        return {label: value if value in values else "<other>"}
+
+    return labels
+
+
+_COMMON: Final[Mapping[str, Series]] = {
     "process_cpu_seconds_total": Series("counter", "Total user and system CPU time spent in seconds."),
     "process_resident_memory_bytes": Series("gauge", "Resident memory size in bytes."),
     "process_start_time_seconds": Series("gauge", "Start time of the process since unix epoch in seconds."),
@@ -54,7 +62,18 @@ SERIES: Final[Mapping[str, Series]] = {
         "gauge", "How long the longest running processor of all queues has been running.", merge=max
     ),
 }
-"""By name."""
+_SCHEDULER: Final[Mapping[str, Series]] = {
+    "scheduler_pending_pods": Series(
+        "gauge", "Pods that wait, by queue.", labels=_one_of("queue", "active", "backoff", "unschedulable", "gated")
+    ),
+    "scheduler_schedule_attempts_total": Series(
+        "counter",
+        "Attempts to schedule pods, by result.",
+        labels=_one_of("result", "scheduled", "unschedulable", "error"),
+    ),
+}
+SERIES: Final[Mapping[str, Series]] = {**_COMMON, **_SCHEDULER}
+"""By name. Those of the scheduler are kube-scheduler's alone."""
 
 
 def digest(lines: Iterable[str]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

@@ -1,10 +1,11 @@
-"""Prometheus' text format: samples of many processes under one name each, told apart by the label `cluster`."""
+"""Prometheus' text format: samples of many processes under one name each, told apart by labels."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 __all__ = ["Families", "Sample", "read_samples"]
@@ -17,7 +18,6 @@ _SAMPLE: Final = re.compile(
 _LABEL: Final = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*)=\"((?:[^\"\\]|\\.)*+)\"")
 _COMMENT: Final = re.compile(r"# (?P<what>HELP|TYPE) (?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?: .*)?")
 _SUFFIXES: Final = ("_bucket", "_count", "_sum", "_total", "_created")
-_CLUSTER: Final = "cluster"
 
 
 class Sample(NamedTuple):
@@ -54,10 +54,10 @@ class Families:
     def __init__(self) -> None:
         self._families: dict[str, _Family] = {}
 
-    def add(self, lines: Iterable[str], *, cluster: str | None = None) -> None:
-        """Take the lines of one process. With `cluster`, each sample gets it as its label of that name.
+    def add(self, lines: Iterable[str], *, labels: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Take the lines of one process, and give each sample these labels.
 
-        A label `cluster` that a sample has already becomes `exported_cluster`, as Prometheus does it.
+        A label such as `cluster` that a sample has already becomes `exported_cluster`, as Prometheus does it.
         """
         current = ""
         for line in lines:
@@ -65,10 +65,9 @@ class Families:
                 current = comment["name"]
                 self._family(current).head.setdefault(comment["what"], line)
             elif not line.startswith("#") and (found := _SAMPLE.match(line)) is not None:
-                name, labels = found["name"], found["labels"] or ""
-                if cluster is not None:
-                    labels = _with_cluster(labels, cluster=cluster)
-                shown = f"{{{labels}}}" if labels else ""
+                name, own = found["name"], found["labels"] or ""
+                written = _with(own, labels=labels) if labels else own
+                shown = f"{{{written}}}" if written else ""
                 self._family(current if _belongs(name, to=current) else name).lines.append(
                     f"{name}{shown} {found['value']}"
                 )
@@ -90,9 +89,12 @@ def _belongs(name: str, *, to: str) -> bool:
     return name == to or any(name == f"{to}{suffix}" for suffix in _SUFFIXES)
 
 
-def _with_cluster(labels: str, *, cluster: str) -> str:
+def _with(own: str, *, labels: Mapping[str, str]) -> str:
     others = [
-        f'{"exported_cluster" if found[1] == _CLUSTER else found[1]}="{found[2]}"' for found in _LABEL.finditer(labels)
+        f'{f"exported_{found[1]}" if found[1] in labels else found[1]}="{found[2]}"' for found in _LABEL.finditer(own)
     ]
-    escaped = cluster.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-    return ",".join([f'{_CLUSTER}="{escaped}"', *others])
+    return ",".join([*(f'{name}="{_escaped(value)}"' for name, value in labels.items()), *others])
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

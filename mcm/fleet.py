@@ -105,7 +105,7 @@ class Fleet:
         return summaries
 
     def targets(self) -> list[Target]:
-        """Where the metrics of the instances of controllers are that are ready."""
+        """Where the metrics of the instances are that are ready."""
         return [target for each in self._instances.all() if (target := each.target) is not None]
 
     def _summarize(self, instances: Sequence[Instance]) -> ClusterSummary:

@@ -17,7 +17,7 @@ from mcm.exits import OomKills, exit_reason
 from mcm.flags import Flags
 from mcm.programs import Programs
 from mcm.report import Reason, reason_of
-from mcm.scrape import Target
+from mcm.scrape import Source, Target
 from mcm.services import Served
 from mcm.start_budget import StartBudget
 from mcm.tenant import Obstacle
@@ -102,11 +102,11 @@ class Instance:
     def target(self) -> Target | None:
         """Where its metrics are, while it is ready; None also where nobody may read them."""
         address, serving = self._address, self._serving
-        unread = self._readers is None or self.service is not Served.CONTROLLERS
-        if unread or address is None or serving is None or self.state.phase is not Phase.READY:
+        if self._readers is None or address is None or serving is None or self.state.phase is not Phase.READY:
             return None
         host = f"[{address.host}]" if ":" in address.host else address.host
-        return Target(self.cluster.name, f"https://{host}:{address.ports[PORT]}/metrics", serving.certificate)
+        source = Source(self.cluster.name, self.service.program)
+        return Target(source, f"https://{host}:{address.ports[PORT]}/metrics", serving.certificate)
 
     @property
     def state(self) -> ComponentState:

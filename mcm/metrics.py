@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -17,7 +17,7 @@ from mcm.exits import EXIT_REASONS
 from mcm.exposition import Families
 from mcm.fleet import ClusterSummary, Fleet, State
 from mcm.memory import pss_by_pid
-from mcm.scrape import Scraper, Target
+from mcm.scrape import Scraper, Source, Target
 from provider.exposition import process_families, render_families
 
 __all__ = ["InstanceMetrics", "Metrics"]
@@ -29,11 +29,11 @@ Digest = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 class _Answers(NamedTuple):
-    """What instances said, by cluster."""
+    """What instances said."""
 
-    asked: frozenset[str] = frozenset()
-    digests: Mapping[str, Digest] = MappingProxyType({})
-    texts: Mapping[str, str] = MappingProxyType({})
+    asked: Sequence[Source] = ()
+    digests: Mapping[Source, Digest] = MappingProxyType({})
+    texts: Mapping[Source, str] = MappingProxyType({})
 
 
 class InstanceMetrics(enum.StrEnum):
@@ -77,7 +77,7 @@ class Metrics:
         if self._scraper is None:
             return _Answers()
         targets = self._fleet.targets()
-        asked = frozenset(target.cluster for target in targets)
+        asked = sorted(target.source for target in targets)
         if self._full:
             return _Answers(asked, texts=await self._scraper.scrape(targets, take=_Budget(_FULL_BYTES)))
         return _Answers(asked, digests=await self._scraper.scrape(targets, take=_digest))
@@ -88,22 +88,23 @@ class Metrics:
         families |= {family.name: family for family in _fleet_families(summaries, pss=pss)}
         success = GaugeMetricFamily(
             "mcm_instance_scrape_success",
-            "1 where the metrics of the cluster's ready instance were read.",
-            labels=["cluster"],
+            "1 where the metrics of the cluster's ready instance of the program were read.",
+            labels=["cluster", "program"],
         )
-        for found in summaries:
-            if found.name in answers.asked:
-                success.add_metric([found.name], found.name in answers.digests or found.name in answers.texts)
-                _add(families, cluster=found.name, values=answers.digests.get(found.name, {}))
+        present = {found.name for found in summaries}
+        for source in answers.asked:
+            if source.cluster in present:
+                success.add_metric([*source], source in answers.digests or source in answers.texts)
+                _add(families, source, values=answers.digests.get(source, {}))
         return [*families.values(), success]
 
-    async def _with_texts(self, own: bytes, texts: Mapping[str, str]) -> bytes:
+    async def _with_texts(self, own: bytes, texts: Mapping[Source, str]) -> bytes:
         families = Families()
         families.add(own.decode().split("\n"))
         present = {found.name for found in self._fleet.summaries()}
-        for cluster, text in texts.items():
-            if cluster in present:
-                families.add(text.split("\n"), cluster=cluster)
+        for source, text in texts.items():
+            if source.cluster in present:
+                families.add(text.split("\n"), labels=source._asdict())
                 await asyncio.sleep(0)  # each takes some 20 ms of the loop
         return families.render()
 
@@ -120,7 +121,7 @@ class _Budget:
 
     def __call__(self, target: Target, text: str) -> str:
         if len(text) > self._left:
-            raise McmError(f"all instances together say more than is passed on; {target.cluster} is left out")
+            raise McmError(f"all instances together say more than is passed on; {target.source.cluster} is left out")
         self._left -= len(text)
         return text
 
@@ -153,10 +154,10 @@ def _fleet_families(summaries: Iterable[ClusterSummary], *, pss: Mapping[int, in
     return [clusters, up, restarts, exits, memory]
 
 
-def _add(families: dict[str, Metric], *, cluster: str, values: Digest) -> None:
-    """Add what an instance says; mcm itself has some metrics of the same names, without the label."""
+def _add(families: dict[str, Metric], source: Source, *, values: Digest) -> None:
+    """Add what an instance says; mcm itself has some metrics of the same names, without these labels."""
     for (name, labels), value in values.items():
         series = SERIES[name]
         base = name.removesuffix("_total") if series.type == "counter" else name
         family = families.setdefault(base, Metric(base, series.help, series.type))
-        family.add_sample(name, {"cluster": cluster, **dict(labels)}, value)
+        family.add_sample(name, {**source._asdict(), **dict(labels)}, value)

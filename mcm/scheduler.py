@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from mcm.certificate import ServingCertificate
-from mcm.configuration import ENVIRONMENT, GRACE_SECONDS, OPEN_FILES, PORT, connection
+from mcm.configuration import ENVIRONMENT, GRACE_SECONDS, OPEN_FILES, PORT, READERS, connection
 from provider import Cluster
 from workloads import FILES, Address, Component, File, Lifetime, Port, Probe
 
@@ -21,11 +21,13 @@ def configure_scheduler(
     address: Address,
     serving: ServingCertificate,
     program: str,
+    readers: bytes | None = None,
     follows_authority: bool = False,
 ) -> Component:
     """Describe the scheduler of a cluster: the default one, with the identity of the controllers.
 
-    `follows_authority` is as `configure` has it. Raises ConfigurationError where the kubeconfig has no credentials.
+    `readers` and `follows_authority` are as `configure` has them. Raises ConfigurationError where the kubeconfig has no
+    credentials.
     """
     arguments = (
         f"--kubeconfig={FILES}/kubeconfig",
@@ -38,6 +40,7 @@ def configure_scheduler(
         f"--tls-private-key-file={FILES}/serving.key",
         "--leader-elect=false",
         "--profiling=false",
+        *((f"--client-ca-file={FILES}/{READERS}",) if readers is not None else ()),
     )
     return Component(
         name=name,
@@ -47,6 +50,7 @@ def configure_scheduler(
             **connection(cluster, follows_authority=follows_authority),
             "serving.crt": File(serving.certificate),
             "serving.key": File(serving.key),
+            **({READERS: File(readers)} if readers is not None else {}),
         },
         env=ENVIRONMENT,
         ports=(Port(number=address.ports[PORT], name=PORT),),

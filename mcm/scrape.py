@@ -16,17 +16,24 @@ from mcm.errors import McmError
 from provider import ClusterConfig, KubeconfigError
 from provider.tls import ssl_context
 
-__all__ = ["ScrapeLimits", "Scraper", "Target"]
+__all__ = ["ScrapeLimits", "Scraper", "Source", "Target"]
 
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
 
+class Source(NamedTuple):
+    """Whose metrics they are."""
+
+    cluster: str
+    program: str
+
+
 class Target(NamedTuple):
     """Where the metrics of one instance are."""
 
-    cluster: str
+    source: Source
     url: str
     authority: bytes
     """Of its serving certificate, in PEM."""
@@ -54,7 +61,7 @@ class Scraper:
     def __init__(self, reader: ReaderCertificate, *, limits: ScrapeLimits | None = None) -> None:
         self._reader = reader
         self._limits = limits or ScrapeLimits()
-        self._failing: frozenset[str] = frozenset()
+        self._failing: frozenset[Source] = frozenset()
         self._contexts: dict[bytes, ssl.SSLContext] = {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -74,18 +81,20 @@ class Scraper:
         if self._session is not None:
             await self._session.close()
 
-    async def scrape(self, targets: Iterable[Target], *, take: Callable[[Target, str], _T]) -> dict[str, _T]:
-        """Return what `take` makes of the text of each instance, by cluster.
+    async def scrape(self, targets: Iterable[Target], *, take: Callable[[Target, str], _T]) -> dict[Source, _T]:
+        """Return what `take` makes of the text of each instance, by whose it is.
 
         Those that failed are left out, and those of which `take` raises McmError.
         """
-        ordered = sorted(targets, key=lambda target: target.cluster in self._failing)
+        ordered = sorted(targets, key=lambda target: target.source in self._failing)
         authorities = {target.authority for target in ordered}
         self._contexts = {known: context for known, context in self._contexts.items() if known in authorities}
-        found: dict[str, _T] = {}
+        found: dict[Source, _T] = {}
         slots = asyncio.Semaphore(self._limits.at_once)
         tasks = [
-            asyncio.create_task(self._ask(target, slots=slots, take=take, found=found), name=f"scrape {target.cluster}")
+            asyncio.create_task(
+                self._ask(target, slots=slots, take=take, found=found), name=f"scrape {target.source.cluster}"
+            )
             for target in ordered
         ]
         if tasks:
@@ -95,7 +104,7 @@ class Scraper:
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
-        self._failing = frozenset(target.cluster for target in ordered if target.cluster not in found)
+        self._failing = frozenset(target.source for target in ordered if target.source not in found)
         return found
 
     async def _ask(
@@ -104,17 +113,17 @@ class Scraper:
         *,
         slots: asyncio.Semaphore,
         take: Callable[[Target, str], _T],
-        found: dict[str, _T],
+        found: dict[Source, _T],
     ) -> None:
         async with slots:
             try:
                 async with asyncio.timeout(self._limits.timeout_seconds):
                     text = await self._read(target)
-                found[target.cluster] = take(target, text.decode(errors="replace"))
+                found[target.source] = take(target, text.decode(errors="replace"))
             except (aiohttp.ClientError, OSError, ValueError, McmError, KubeconfigError) as error:
                 reason = str(error) or type(error).__name__
-                level = logging.DEBUG if target.cluster in self._failing else logging.INFO
-                logger.log(level, "the metrics of the instance of %s cannot be read: %s", target.cluster, reason)
+                level = logging.DEBUG if target.source in self._failing else logging.INFO
+                logger.log(level, "the metrics of %s of %s cannot be read: %s", *reversed(target.source), reason)
 
     async def _read(self, target: Target) -> bytearray:
         if self._session is None:

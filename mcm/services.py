@@ -54,7 +54,7 @@ class Served(enum.Enum):
         version: KubernetesVersion | None = None,
         readers: bytes | None = None,
     ) -> Component:
-        """Describe its component; `flags` and `readers` are for controllers alone. `version` is that of the program.
+        """Describe its component; `flags` are for controllers alone. `version` is that of the program.
 
         Raises ConfigurationError: see `configure`.
         """
@@ -74,6 +74,7 @@ class Served(enum.Enum):
             address=address,
             serving=serving,
             program=program,
+            readers=readers,
             follows_authority=follows_authority(version, flags=NO_FLAGS),
         )
 

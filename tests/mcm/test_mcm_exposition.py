@@ -46,8 +46,8 @@ def test_samples_of_several_processes_are_together_under_their_metric() -> None:
     families = Families()
     families.add(["# HELP process_cpu_seconds_total y", "# TYPE process_cpu_seconds_total counter"])
     families.add(["process_cpu_seconds_total 9.0"])
-    families.add(TEXT, cluster="one")
-    families.add(TEXT, cluster="two")
+    families.add(TEXT, labels={"cluster": "one"})
+    families.add(TEXT, labels={"cluster": "two"})
     found = parsed(families)
     assert found["process_cpu_seconds"] == [
         ("process_cpu_seconds_total", {}, 9.0),
@@ -61,7 +61,7 @@ def test_samples_of_several_processes_are_together_under_their_metric() -> None:
 
 def test_a_label_cluster_of_an_instance_does_not_hide_ours() -> None:
     families = Families()
-    families.add(['x{cluster="theirs",name="a,cluster=\\"b\\""} 1'], cluster='o"ne')
+    families.add(['x{cluster="theirs",name="a,cluster=\\"b\\""} 1'], labels={"cluster": 'o"ne'})
     labels = {"cluster": 'o"ne', "exported_cluster": "theirs", "name": 'a,cluster="b"'}
     assert parsed(families) == {"x": [("x", labels, 1.0)]}
 
@@ -69,8 +69,8 @@ def test_a_label_cluster_of_an_instance_does_not_hide_ours() -> None:
 @given(st.text())
 def test_no_text_breaks_what_is_told_of_others(text: str) -> None:
     families = Families()
-    families.add(text.splitlines(), cluster="bad")
-    families.add(["good_metric 1"], cluster="good")
+    families.add(text.splitlines(), labels={"cluster": "bad"})
+    families.add(["good_metric 1"], labels={"cluster": "good"})
     assert b'good_metric{cluster="good"} 1\n' in families.render()
     digest(text.splitlines())
 
@@ -95,7 +95,10 @@ def test_the_digest_sums_over_queues_and_verbs_and_tells_codes_by_their_class() 
 def test_a_tenant_cannot_make_the_digest_larger() -> None:
     lines = [f'rest_client_requests_total{{code="{code}",host="h{code}"}} 1' for code in range(100, 5000)]
     lines += [f'workqueue_depth{{name="q{number}"}} 1' for number in range(10_000)]
+    lines += [f'scheduler_pending_pods{{queue="q{number}"}} 1' for number in range(1000)]
+    lines += [f'scheduler_schedule_attempts_total{{profile="p{number}",result="error"}} 1' for number in range(1000)]
     lines += ["workqueue_depth NaN", "workqueue_depth +Inf", "workqueue_depth x", "process_open_fds_2 1"]
     found = digest(lines)
-    assert len(found) <= 10
+    assert len(found) <= 12
     assert found["workqueue_depth", ()] == 10_000.0
+    assert found["scheduler_schedule_attempts_total", (("result", "error"),)] == 1000.0
