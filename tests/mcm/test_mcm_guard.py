@@ -19,7 +19,7 @@ from mcm.fleet import ClusterSummary, Fleet
 from mcm.guard import GuardPace
 from mcm.instances import Instances
 from mcm.report import Reason
-from mcm.start_budget import StartBudget, usable_cpus
+from mcm.start_budget import StartBudget
 from mcm.tenant import Tenant
 from provider import Cluster, ClusterConfig, Clusters
 from workloads import Pace, ProcessRuntime
@@ -268,31 +268,3 @@ async def test_a_lease_counts_by_the_clock_of_mcm(world: World, answer: bytes, f
         assert await tenant.look(world.server.config) is None
     finally:
         await tenant.aclose()
-
-
-async def test_starts_have_turns_which_nobody_can_hold(eventually: Eventually) -> None:
-    budget = StartBudget(at_once=2, longest_seconds=0.3)
-    begun: list[str] = []
-    over = asyncio.Event()
-
-    async def start(name: str, *, over: asyncio.Event) -> None:
-        async with budget.turn(over=over):
-            begun.append(name)
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(start("slow", over=asyncio.Event()))
-        group.create_task(start("quick", over=over))
-        group.create_task(start("third", over=over))
-        group.create_task(start("fourth", over=over))
-        await asyncio.sleep(0.1)
-        assert begun == ["slow", "quick"]
-        over.set()
-        await eventually(lambda: begun == ["slow", "quick", "third", "fourth"], timeout=0.2)
-
-
-def test_a_quota_of_cpu_counts(tmp_path: Path) -> None:
-    quota = tmp_path / "cpu.max"
-    machine = usable_cpus(tmp_path / "none")
-    for text, cpus in (("max 100000", machine), ("50000 100000", 1), ("100000 100000", 1), ("0 0", machine)):
-        quota.write_text(text)
-        assert usable_cpus(quota) == cpus

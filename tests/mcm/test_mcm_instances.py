@@ -18,6 +18,7 @@ from mcm.instances import Instances, remove_leftovers
 from mcm.metrics import Metrics
 from mcm.report import Reason
 from mcm.settings import Listen
+from mcm.start_budget import StartBudget
 from mcm.status import serve_status
 from provider import LOCAL, Cluster, ClusterConfig, Clusters
 from workloads import Pace, ProcessRuntime
@@ -59,7 +60,7 @@ class World:
         self.directory = directory
         self.runtime = runtime
         self.witness = Heard()
-        self.instances = Instances(runtime, witness=self.witness)
+        self.instances = Instances(runtime, witness=self.witness, budget=StartBudget(longest_seconds=0.05))
         self.clusters = Clusters(awares=[self.instances], retry_initial_seconds=0.1)
         self.fleet = Fleet(self.clusters, instances=self.instances)
         self.metrics = Metrics(self.fleet)

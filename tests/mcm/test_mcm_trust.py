@@ -19,6 +19,7 @@ from mcm.guard import GuardPace
 from mcm.instances import Instances
 from mcm.programs import Programs
 from mcm.report import Reason
+from mcm.start_budget import StartBudget
 from mcm.trust import Trust, follows_authority
 from provider import Cluster, ClusterConfig, Clusters
 from workloads import Pace, ProcessRuntime
@@ -138,7 +139,9 @@ async def test_an_exchanged_authority_restarts_only_who_does_not_know_it(
     root = {"ca.crt": b"root"}
     async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=Pace(restart_base=0.05)) as runtime:
         programs = Programs(runtime=runtime, first=KubernetesVersion.parse(version))
-        instances = Instances(runtime, witness=Heard(), programs=programs, guard_pace=PACE)
+        instances = Instances(
+            runtime, witness=Heard(), programs=programs, guard_pace=PACE, budget=StartBudget(longest_seconds=0.05)
+        )
         clusters = Clusters(awares=[instances])
 
         def pid() -> int | None:
