@@ -7,6 +7,7 @@ from workloads.pace import Pace
 from workloads.process_runtime import ProcessRuntime
 from workloads.program import run_program
 from workloads.runtime import Address, ComponentState, ExternalAddress, Phase, Runtime
+from workloads.watchdog import Watchdog
 
 __all__ = [
     "DATA",
@@ -29,6 +30,7 @@ __all__ = [
     "RestartPolicy",
     "Runtime",
     "RuntimeFailure",
+    "Watchdog",
     "WorkloadsError",
     "end_processes",
     "find_processes",

@@ -1,0 +1,92 @@
+"""Kills components that outlast what allows them: `reaper.py VARIABLE DIRECTORY`, started by `Watchdog`.
+
+It is a program of its own, because a supervisor that is stopped, or whose loop hangs, ends nothing; and it imports
+nothing that makes it large. Each line on its standard input has a number, and the components of DIRECTORY with the time
+(CLOCK_BOOTTIME) until which each may run, in place of what the line before said. The number is answered on the standard
+output. What runs for longer is killed, again and again, and so is everything when the input ends.
+
+Processes are known by the marker in their environment, VARIABLE, and not by numbers: whoever starts one may be stopped
+before it has told of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+_LOOK_SECONDS = 0.5
+"""`select` does not count the time for which a machine slept."""
+_AGAIN_SECONDS = 0.2
+"""What is late may be started again by one who does not know that yet."""
+_CHUNK = 1 << 16
+
+
+def main() -> None:
+    """Reap until the standard input ends, and then everything."""
+    marker = os.fsencode(f"{sys.argv[1]}={sys.argv[2]}/")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # Who ends all processes of a service at once means the supervisor, which may need this one to the last.
+        signal.signal(number, signal.SIG_IGN)
+    until: dict[bytes, float] = {}
+    text = b""
+    while True:
+        late = {marker + name for name, end in until.items() if end <= _now()}
+        if late:
+            _kill(late)
+        waits = [_AGAIN_SECONDS if late else _LOOK_SECONDS, *(end - _now() for end in until.values())]
+        ready, _, _ = select.select([0], [], [], min((wait for wait in waits if wait > 0), default=0.0))
+        if ready:
+            found = os.read(0, _CHUNK)
+            if not found:
+                break
+            *lines, text = (text + found).split(b"\n")
+            if lines:
+                until = _take(lines[-1])
+    while _kill({marker}, all_below=True):
+        time.sleep(_AGAIN_SECONDS)
+
+
+def _take(line: bytes) -> dict[bytes, float]:
+    number, until = json.loads(line)
+    with contextlib.suppress(BrokenPipeError):  # the end of the input follows
+        os.write(1, b"%d\n" % number)
+    return {os.fsencode(name): end for name, end in until.items()}
+
+
+def _kill(markers: set[bytes], *, all_below: bool = False) -> int:
+    """Kill the processes with these markers; returns how many there were."""
+    count = 0
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        # By a descriptor that was opened before the look: whatever it stands for has the marker, or is gone.
+        with contextlib.suppress(OSError), _opened(int(name)) as process:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                items = file.read().split(b"\0")
+            if markers.intersection(items) or (all_below and any(item.startswith(tuple(markers)) for item in items)):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+                count += 1
+    return count
+
+
+@contextlib.contextmanager
+def _opened(pid: int) -> Iterator[int]:
+    pidfd = os.pidfd_open(pid)
+    try:
+        yield pidfd
+    finally:
+        os.close(pidfd)
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+if __name__ == "__main__":
+    main()
