@@ -17,16 +17,40 @@ from typing_extensions import override
 
 from provider.cluster import Cluster
 from provider.coordinator.leader import Leader
-from provider.coordinator.sharded import Sharded
+from provider.coordinator.sharded import Sharded, ShardingStats
 from provider.exposition import process_families, render_families
 from provider.stats import BOUNDS_SECONDS, Durations
 
 if TYPE_CHECKING:
     from provider.manager import Manager
 
-__all__ = ["Metrics"]
+__all__ = ["Metrics", "sharding_metrics"]
 
 _STATES: Final = ("Ready", "Connecting", "Unreachable")
+
+
+def sharding_metrics(stats: ShardingStats) -> Iterator[Metric]:
+    """What a `Sharded` coordinator does, for those who show metrics of their own."""
+    fences = GaugeMetricFamily(
+        "multicluster_fences", "Leases that share the clusters out: all, and this process's.", labels=["state"]
+    )
+    for state, value in (("all", stats.fences), ("owned", stats.owned), ("draining", stats.draining)):
+        fences.add_metric([state], value)
+    yield fences
+    yield GaugeMetricFamily("multicluster_peers", "Processes that share the clusters.", value=len(stats.peers))
+    leases = CounterMetricFamily(
+        "multicluster_lease_events", "What became of the Leases of this process.", labels=["event"]
+    )
+    events = {
+        "acquired": stats.acquired,
+        "renewed": stats.renewals,
+        "failed": stats.failures,
+        "lost": stats.lost,
+        "released": stats.released,
+    }
+    for event, count in events.items():
+        leases.add_metric([event], count)
+    yield leases
 
 
 class Metrics(Collector):
@@ -85,27 +109,7 @@ class Metrics(Collector):
             text = "Whether this process leads: 1, or 0."
             yield GaugeMetricFamily("multicluster_leading", text, value=coordinator.leading)
         if isinstance(coordinator, Sharded):
-            stats = coordinator.stats
-            fences = GaugeMetricFamily(
-                "multicluster_fences", "Leases that share the clusters out: all, and this process's.", labels=["state"]
-            )
-            for state, value in (("all", stats.fences), ("owned", stats.owned), ("draining", stats.draining)):
-                fences.add_metric([state], value)
-            yield fences
-            yield GaugeMetricFamily("multicluster_peers", "Processes that share the clusters.", value=len(stats.peers))
-            leases = CounterMetricFamily(
-                "multicluster_lease_events", "What became of the Leases of this process.", labels=["event"]
-            )
-            events = {
-                "acquired": stats.acquired,
-                "renewed": stats.renewals,
-                "failed": stats.failures,
-                "lost": stats.lost,
-                "released": stats.released,
-            }
-            for event, count in events.items():
-                leases.add_metric([event], count)
-            yield leases
+            yield from sharding_metrics(coordinator.stats)
 
     def _reading(self, clusters: Sequence[Cluster]) -> Iterator[Metric]:
         caches = [(cluster.name, cache) for cluster in clusters if (cache := cluster.known_cache) is not None]

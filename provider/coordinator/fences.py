@@ -43,7 +43,8 @@ class Fences:
     """Every fence, whoever holds it. A fence has a task only while this process wants it, or works behind it.
 
     `known` are the Leases as a watch has them by now, `see` is called for each of its events, and `watched` when it has
-    told of all. `changed` is called when something is to be decided anew. Without `workplace` there are none.
+    told of all. `changed` is called when something is to be decided anew, and `taken` when a fence became this
+    process's. Without `workplace` there are none.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Fences:
         workplace: Workplace | None,
         known: Mapping[tuple[str, str], Object],
         changed: Callable[[], None],
+        taken: Callable[[], None],
         now: Callable[[], float],
     ) -> None:
         self._client = client
@@ -69,6 +71,7 @@ class Fences:
         self._workplace = workplace
         self._known = known
         self._changed = changed
+        self._taken = taken
         self._now = now
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._watched_since: float | None = None
@@ -227,7 +230,7 @@ class Fences:
             timings=timings,
             counts=self._counts,
             slots=self._slots,
-            begin=lambda: self._begin(section),
+            begin=lambda: self._take(section),
             end=lambda: self._end(section),
             absent_since=lambda: self._absent_since(section),
             now=self._now,
@@ -239,6 +242,10 @@ class Fences:
         if self._watched_since is None or (self._namespace, section.fence.lease.name) in self._known:
             return None
         return max(self._watched_since, section.deleted_at)
+
+    def _take(self, section: _Section) -> None:
+        self._begin(section)
+        self._taken()
 
     def _begin(self, section: _Section) -> None:
         if self._workplace is None:

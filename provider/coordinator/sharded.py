@@ -113,6 +113,7 @@ class Sharded:
         self._on_overrun = on_overrun
         self._now = now
         self._counts = Counts()
+        self._listeners: list[Callable[[], None]] = []
         self._bell = asyncio.Event()
         self._settled_at = float("-inf")
         self._announcement, self._peers, self._reflector, self._fences = self._make()
@@ -134,6 +135,10 @@ class Sharded:
             renewals=counts.renewals,
             failures=counts.failures,
         )
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call back each time clusters became this process's, which others may have worked on; it must not block."""
+        self._listeners.append(listener)
 
     def may_work(self, cluster: str) -> bool:
         """While the fence of the cluster is held, and its work is not to end."""
@@ -270,6 +275,10 @@ class Sharded:
         except (ProviderError, TimeoutError) as error:
             _log.warning("peer %s cannot say that it leaves: %s", self.identity, str(error) or "no answer in time")
 
+    def _tell_taken(self) -> None:
+        for listener in self._listeners:
+            listener()
+
     async def _ring(self, workplace: Workplace) -> None:
         while True:
             await workplace.wait_changed()
@@ -302,6 +311,7 @@ class Sharded:
             workplace=workplace,
             known=reflector.store,
             changed=self._bell.set,
+            taken=self._tell_taken,
             now=self._now,
         )
         return announcement, peers, reflector, fences

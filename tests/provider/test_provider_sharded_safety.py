@@ -569,6 +569,25 @@ def test_a_peer_that_leaves_is_followed_at_once(made_up_time: Loop) -> None:
         runner.run(leaving())
 
 
+def test_who_gets_clusters_of_others_is_told(made_up_time: Loop) -> None:
+    """Each time, once they are its own; and not what it had before."""
+
+    async def leaving() -> None:
+        async with world_of(0.0, 0.0) as world:
+            first, second = world.processes
+            told: list[int] = []
+            second.coordinator.listen(lambda: told.append(sum(map(second.coordinator.may_work, CLUSTERS))))
+            await asyncio.sleep(60)
+            assert told == []
+            await first.stop()
+            await until(world.settled, within=2)
+            assert len(told) == SHARDS // 2
+            assert told[-1] == len(CLUSTERS)
+
+    with asyncio.Runner(loop_factory=made_up_time) as runner:
+        runner.run(leaving())
+
+
 async def test_a_peer_is_gone_only_when_what_it_last_said_has_arrived(eventually: Callable[..., Any]) -> None:
     """It would be there again otherwise, and others would wait for one that comes no more."""
     arrived: list[str] = []
