@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -76,16 +76,20 @@ class ClusterSummary:
 class Fleet:
     """Looks at clusters and instances; nothing is kept, so that nothing is told of what is gone."""
 
-    def __init__(self, clusters: Clusters, *, instances: Instances) -> None:
+    def __init__(
+        self, clusters: Clusters, *, instances: Instances, mine: Callable[[str], bool] = lambda _: True
+    ) -> None:
+        """`mine` tells whether a cluster is this process's business; of others only ends of instances are told."""
         self._clusters = clusters
         self._instances = instances
+        self._mine = mine
 
     def summaries(self) -> list[ClusterSummary]:
         """Every cluster that is engaged or about to be, or whose instance is still ending; sorted by name."""
         running = self._instances.groups
         clusters = (engagement.cluster for engagement in self._clusters.engagements())
         # The management cluster is one of the manager's clusters too, and no instance is meant for it.
-        described = {cluster.name: cluster for cluster in clusters if cluster.name != LOCAL}
+        described = {each.name: each for each in clusters if each.name != LOCAL and self._mine(each.name)}
         summaries = []
         for name in sorted(described.keys() | running.keys()):
             if instances := running.get(name):

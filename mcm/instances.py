@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
@@ -67,8 +67,11 @@ class Instances(Aware):
         guard_pace: GuardPace | None = None,
         budget: StartBudget | None = None,
         readers: bytes | None = None,
+        admit: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`readers` is the authority of those that may read the metrics of instances, in PEM; None: nobody may.
+
+        `admit` is awaited before an instance starts that is new in `all`; none starts where it raises.
 
         Without `guard_pace` instances run whatever stands in the way of them in their cluster."""
         self._runtime = runtime
@@ -78,6 +81,7 @@ class Instances(Aware):
         self._guard_pace = guard_pace
         self._budget = budget or StartBudget()
         self._readers = readers
+        self._admit = admit
         self._instances: dict[str, tuple[Instance, ...]] = {}
 
     @property
@@ -104,6 +108,8 @@ class Instances(Aware):
             try:
                 for instance in instances:
                     await instance.check()
+                if self._admit is not None:
+                    await self._admit()
                 await self._witness.announce(cluster, version=instances[0].version)
             except (RegistrationWithdrawn, NotAnnounced):
                 raise

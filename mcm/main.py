@@ -29,9 +29,12 @@ from mcm.reports import Reports
 from mcm.scrape import Scraper
 from mcm.settings import Settings
 from mcm.settling import Settling
+from mcm.sharding import coordinating, shard_metrics
 from mcm.silence import Silence
 from mcm.status import serve_status
-from provider import Client, ClusterConfig, EventRecorder, Manager, ProviderError
+from mcm.tenure import Tenure
+from provider import Client, ClusterConfig, EventRecorder, Manager, ProviderError, Sharded
+from provider.coordinator.base import Coordinator
 from provider.logs import json_logging
 from provider.providers.registration import RegistrationProvider
 from workloads import ProcessRuntime, Runtime, WorkloadsError
@@ -63,6 +66,7 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
     async with (
         ProcessRuntime(settings.state_dir, programs=settings.programs, log_limit_bytes=_LOG_BYTES) as runtime,
         Client(config, field_manager="mcm") as client,
+        coordinating(settings.sharding, config=config) as coordinator,
     ):
         await remove_leftovers(runtime)
         following = settings.source.follow(client)
@@ -70,9 +74,16 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
         programs = Programs(settings.programs, runtime=runtime, first=first)
         reader = ReaderCertificate.create() if settings.instance_metrics is not InstanceMetrics.NONE else None
         async with (
-            _witness(settings, registrations=following.registrations, client=client, runtime=runtime) as witness,
+            _witness(
+                settings,
+                registrations=following.registrations,
+                client=client,
+                coordinator=coordinator,
+                runtime=runtime,
+            ) as witness,
             _scraper(reader) as scraper,
         ):
+            tenure = Tenure(settings.state_dir, seconds_left=coordinator.require_write if settings.sharding else None)
             instances = Instances(
                 runtime,
                 witness=witness,
@@ -80,11 +91,17 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
                 programs=programs,
                 guard_pace=GuardPace(),
                 readers=reader.certificate if reader else None,
+                admit=tenure.admit,
             )
             settled = Settling(following.provider, programs=programs, flags=settings.flags)
-            manager = Manager(config, settled, awares=[instances])
-            fleet = Fleet(manager.clusters, instances=instances)
-            metrics = Metrics(fleet, scraper=scraper, full=settings.instance_metrics is InstanceMetrics.FULL)
+            manager = Manager(config, settled, awares=[instances], coordinator=coordinator)
+            fleet = Fleet(manager.clusters, instances=instances, mine=coordinator.may_work)
+            metrics = Metrics(
+                fleet,
+                scraper=scraper,
+                full=settings.instance_metrics is InstanceMetrics.FULL,
+                more=lambda: shard_metrics(coordinator),
+            )
             sources = settings.source.kind.plural
             async with serve_status(
                 settings.listen, fleet=fleet, metrics=metrics, sources=sources, synced=following.synced
@@ -92,14 +109,20 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
                 logger.info("mcm runs an instance for every %s at %s", settings.source.kind, config.server)
                 ceiling = MemoryCeiling(instances.all, limit_bytes=settings.instance_memory_mib << 20)
                 kept = ceiling.kept() if settings.instance_memory_mib else contextlib.nullcontext()
-                async with kept, _logs(settings, instances=instances, runtime=runtime):
+                bounded = tenure.running(instances.all, stop=until)
+                async with bounded, kept, _logs(settings, instances=instances, runtime=runtime):
                     await manager.run(until)
                 logger.info("all instances have ended")
 
 
 @contextlib.asynccontextmanager
 async def _witness(
-    settings: Settings, *, registrations: RegistrationProvider | None, client: Client, runtime: Runtime
+    settings: Settings,
+    *,
+    registrations: RegistrationProvider | None,
+    client: Client,
+    coordinator: Coordinator,
+    runtime: Runtime,
 ) -> AsyncIterator[Witness]:
     """Tell registrations of their instances in their status, if that is wanted, and in Events."""
     if registrations is None:
@@ -113,10 +136,16 @@ async def _witness(
                 client,
                 registration=look_up,
                 version=await _version(runtime),
+                mine=lambda registration: coordinator.may_work(registration["metadata"]["name"]),
+                before_write=coordinator.require_write,
                 mode=settings.source.mode,
                 has_to_announce=settings.source.registration is not None,
             )
             registrations.listen(reports.look)
+            if isinstance(coordinator, Sharded):
+                coordinator.listen(
+                    lambda: reports.take_over(name for name in registrations.names() if coordinator.may_work(name))
+                )
             await stack.enter_async_context(reports.running())
         recorder = EventRecorder(lambda: client, component="mcm")
         await stack.enter_async_context(contextlib.aclosing(recorder))

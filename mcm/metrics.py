@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -50,11 +50,20 @@ class InstanceMetrics(enum.StrEnum):
 class Metrics:
     """Renders the fleet for Prometheus. Nothing is kept between scrapes.
 
-    `scraper` reads the metrics of instances, all of them where `full`; None: they are not told.
+    `scraper` reads the metrics of instances, all of them where `full`; None: they are not told. `more` gives those of
+    something else, which have no cluster.
     """
 
-    def __init__(self, fleet: Fleet, *, scraper: Scraper | None = None, full: bool = False) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        scraper: Scraper | None = None,
+        full: bool = False,
+        more: Callable[[], Iterable[Metric]] = tuple,
+    ) -> None:
         self._fleet = fleet
+        self._more = more
         self._scraper = scraper
         self._full = full
         self._scrape = asyncio.Lock()
@@ -85,7 +94,7 @@ class Metrics:
     def _collect(self, pss: Mapping[int, int], answers: _Answers) -> Iterable[Metric]:
         summaries = self._fleet.summaries()  # as it is now: some have gone while the others were asked
         families = {family.name: family for family in process_families()}
-        families |= {family.name: family for family in _fleet_families(summaries, pss=pss)}
+        families |= {family.name: family for family in (*_fleet_families(summaries, pss=pss), *self._more())}
         success = GaugeMetricFamily(
             "mcm_instance_scrape_success",
             "1 where the metrics of the cluster's ready instance of the program were read.",

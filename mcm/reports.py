@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Final
 
 from api import RegistrationMode
@@ -16,6 +16,7 @@ from provider import (
     Backoff,
     Client,
     Cluster,
+    ClusterNotOwned,
     Conflict,
     Controller,
     NotFound,
@@ -86,6 +87,7 @@ class Reports:
         registration: Callable[[str], Object | None],
         version: str | None = None,
         mine: Callable[[Object], bool] = lambda _: True,
+        before_write: Callable[[str], float | None] = lambda _: None,
         mode: RegistrationMode | None = None,
         has_to_announce: bool = False,
     ) -> None:
@@ -93,7 +95,9 @@ class Reports:
         instance is not announced with another one.
 
         `mine` tells of a registration as it was last seen whether its instance is this process's business. Where it is
-        not, the registration is told that what this run announced has ended, and of nothing else.
+        not, the registration is told that what this run announced has ended, and of nothing else. `before_write` is
+        called with its name before it is written to: it raises ClusterNotOwned where another process speaks of it now,
+        and a number that it returns is how many seconds the write may take at most.
 
         `mode` is that of the registrations which are served; None: both are, and instances announced as Shared. With
         `has_to_announce` no instance starts whose registration could not be told of it.
@@ -102,6 +106,7 @@ class Reports:
         self._registration = registration
         self._version = version
         self._mine = mine
+        self._before_write = before_write
         self._mode = mode
         self._has_to_announce = has_to_announce
         self._subjects: dict[str, _Subject] = {}
@@ -124,6 +129,14 @@ class Reports:
     def look(self, name: str) -> None:
         """The registration changed: what it says of its instance may be wrong by now."""
         self._queue.add(name)
+
+    def take_over(self, names: Iterable[str]) -> None:
+        """Have a look at registrations that became this process's business, and of which others may have spoken."""
+        for name in names:
+            subject = self._subjects.get(name)
+            if subject is not None and subject.live is None:
+                subject.written_at = 0.0
+            self.look(name)
 
     async def announce(self, cluster: Cluster, *, version: str | None = None) -> None:
         """Say that an instance is about to start, of that version of kube-controller-manager.
@@ -156,7 +169,7 @@ class Reports:
             raise RegistrationWithdrawn(f"registration {name} is gone") from None
         except ProviderError as error:
             # After a conflict it may be another instance that is announced by now.
-            if self._has_to_announce or isinstance(error, Conflict):
+            if self._has_to_announce or isinstance(error, (ClusterNotOwned, Conflict)):
                 raise NotAnnounced(f"registration {name} cannot be told of its instance: {error}") from error
             self._retry(name, error)
             return False
@@ -209,6 +222,12 @@ class Reports:
                     return await self._bring_about(name, subject, at_once=at_once)
                 except Conflict as conflict:
                     await self._look_again(name, subject, conflict=conflict)
+                except ClusterNotOwned:
+                    if subject.live is not None:
+                        raise
+                    # Whose business it is by now says that there is none of ours.
+                    subject.announced, subject.failure = None, ""
+                    return None
             return await self._bring_about(name, subject, at_once=at_once)
 
     async def _bring_about(self, name: str, subject: _Subject, *, at_once: bool) -> Result | None:
@@ -274,16 +293,17 @@ class Reports:
         return found.items[0] if found.items else None
 
     @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def _turn(self, *, most_seconds: float | None = None) -> AsyncIterator[None]:
         """Bound a request, and how many there are at once."""
+        seconds = _DEADLINE_SECONDS if most_seconds is None else min(_DEADLINE_SECONDS, most_seconds)
         try:
-            async with asyncio.timeout(_DEADLINE_SECONDS), self._slots:
+            async with asyncio.timeout(seconds), self._slots:
                 yield
         except TimeoutError as error:
-            raise Unreachable(f"no answer within {_DEADLINE_SECONDS:g} s", kind="timeout") from error
+            raise Unreachable(f"no answer within {seconds:g} s", kind="timeout") from error
 
     async def _write(self, name: str, subject: _Subject, body: dict[str, Any]) -> None:
-        async with self._turn():
+        async with self._turn(most_seconds=self._before_write(name)):
             subject.answer = await self._client.apply(REGISTRATIONS, body, subresource="status", field_manager=_MANAGER)
         now = time.monotonic()
         if now - subject.written_at > _CALM_SECONDS:

@@ -11,6 +11,7 @@ from mcm.errors import ConfigurationError
 from mcm.flags import Flags
 from mcm.instance_logs import LogForm
 from mcm.metrics import InstanceMetrics
+from mcm.sharding import Sharding, add_sharding_flags
 from mcm.sources import Source, add_source_flags
 
 __all__ = ["Listen", "Settings"]
@@ -49,6 +50,8 @@ class Settings:
     flags: Flags
     """Of kube-controller-manager, for every instance."""
     source: Source
+    sharding: Sharding | None
+    """How the fleet is shared with other mcm; None: this one is alone."""
 
     @classmethod
     def parse(cls, arguments: Sequence[str] | None = None) -> Settings:
@@ -99,10 +102,11 @@ class Settings:
         )
         parser.add_argument("--log-level", choices=_LEVELS, default="info", help="default: info")
         add_source_flags(parser)
+        add_sharding_flags(parser)
         _add_observation(parser)
         given, others = parser.parse_known_args(arguments)
         try:
-            flags, source = Flags.parse(others), Source.parse(given)
+            flags, source, sharding = Flags.parse(others), Source.parse(given), Sharding.parse(given)
         except ConfigurationError as error:
             parser.error(str(error))
         if source.registration is not None and not given.report_status:
@@ -122,6 +126,7 @@ class Settings:
             report_status=given.report_status,
             flags=flags,
             source=source,
+            sharding=sharding,
         )
 
 

@@ -107,6 +107,10 @@ class Following:
         """Return an object as it was last seen; None where there is none."""
         return self._objects.store.get((namespace, name))
 
+    def names(self) -> list[str]:
+        """Clusters' names of all objects that there are."""
+        return [self._name(namespace, name) for namespace, name in self._objects.store]
+
     def listen(self, listener: Callable[[str], None]) -> None:
         """Call back with the cluster's name for each object that is new, changed or gone."""
         self._listeners.append(listener)

@@ -113,6 +113,10 @@ class RegistrationProvider:
         """Set once all registrations were read for the first time."""
         return self._following.synced
 
+    def names(self) -> list[str]:
+        """Names of all registrations that were seen, whether they are served or not."""
+        return self._following.names()
+
     def registration(self, name: str) -> Object | None:
         """Return a registration as it was last seen; None where there is none."""
         return self._following.get(name)

@@ -54,6 +54,15 @@ from tools.binaries import Binaries
 from workloads import Component, Lifetime, Phase, ProcessRuntime, find_processes
 
 _HOST = "127.0.0.1"
+_AUDIT_POLICY = """
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: Metadata
+  verbs: [create, update, patch, delete, deletecollection]
+- level: None
+"""
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,11 @@ class Tenant:
     authorities: TenantAuthorities
     directory: Path
     """Of the component, by which its process is found."""
+
+    @property
+    def audit(self) -> Path:
+        """Where its API server writes down who changed what."""
+        return self.directory.parent / f"audit-{self.directory.name}.log"
 
     @property
     def config(self) -> ClusterConfig:
@@ -137,8 +151,12 @@ async def _run_tenant(runtime: ProcessRuntime, directory: Path, *, etcd: str, et
         etcd_prefix=f"/clusters/{name}",
         etcd_shared=True,
     )
-    await _run_until_ready(runtime, _bound(component))
-    return Tenant(server=server_url(address), authorities=authorities, directory=directory)
+    tenant = Tenant(server=server_url(address), authorities=authorities, directory=directory)
+    policy = tenant.audit.with_suffix(".yaml")
+    policy.write_text(_AUDIT_POLICY)
+    component = _bound(component, f"--audit-policy-file={policy}", f"--audit-log-path={tenant.audit}")
+    await _run_until_ready(runtime, component)
+    return tenant
 
 
 def _bound(component: Component, *args: str) -> Component:
@@ -293,10 +311,17 @@ class Mcm:
 
 
 @pytest.fixture
-def mcm_of(binaries: Binaries, request: pytest.FixtureRequest) -> Iterator[Callable[[Path], Mcm]]:
-    """`mcm_of(kubeconfig)`: mcm with the identity of a kubeconfig, not started yet; in the end nothing is left."""
+def mcm_of(binaries: Binaries, request: pytest.FixtureRequest) -> Iterator[Callable[..., Mcm]]:
+    """`mcm_of(kubeconfig)`: mcm with the identity of a kubeconfig, not started yet; in the end nothing is left.
+
+    `programs` are directories with its programs, in place of all that there are.
+    """
+
+    def make(kubeconfig: Path, *, programs: tuple[Path, ...] = binaries.directories) -> Mcm:
+        return stack.enter_context(_mcm(kubeconfig, programs=programs, request=request))
+
     with contextlib.ExitStack() as stack:
-        yield lambda kubeconfig: stack.enter_context(_mcm(kubeconfig, binaries=binaries, request=request))
+        yield make
 
 
 @pytest.fixture
@@ -306,9 +331,9 @@ def mcm(api_server: Any, mcm_of: Callable[[Path], Mcm]) -> Mcm:
 
 
 @contextlib.contextmanager
-def _mcm(kubeconfig: Path, *, binaries: Binaries, request: pytest.FixtureRequest) -> Iterator[Mcm]:
+def _mcm(kubeconfig: Path, *, programs: tuple[Path, ...], request: pytest.FixtureRequest) -> Iterator[Mcm]:
     directory = Path(tempfile.mkdtemp(prefix="kplane-test-"))
-    found = Mcm(directory, kubeconfig=kubeconfig, programs=binaries.directories)
+    found = Mcm(directory, kubeconfig=kubeconfig, programs=programs)
     try:
         yield found
         if found.process is not None and found.process.poll() is None:

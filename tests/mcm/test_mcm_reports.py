@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from mcm.errors import RegistrationWithdrawn
+from mcm.errors import NotAnnounced, RegistrationWithdrawn
 from mcm.report import Reason
 from mcm.reports import Reports
-from provider import Client, Cluster, ClusterConfig, Forbidden, NotFound, Reflector, Resource
+from provider import Client, Cluster, ClusterConfig, ClusterNotOwned, Forbidden, NotFound, Reflector, Resource
 from provider.providers.registration import REGISTRATIONS
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm")]
@@ -47,6 +47,8 @@ class Desk:
         self.client = client
         self.mine = True
         """Whether the instance of the registration is the business of these reports."""
+        self.fenced = False
+        """Whether another process speaks of it."""
         self.name = f"report-{uuid.uuid4().hex[:10]}"
         self.uid = f"uid-{uuid.uuid4().hex[:6]}"
         self._mirror = mirror
@@ -55,7 +57,18 @@ class Desk:
 
     def another(self) -> Reports:
         """mcm, after it was started again."""
-        return Reports(self.client, registration=self.seen, version="v1.36.3", mine=lambda _: self.mine)
+        return Reports(
+            self.client,
+            registration=self.seen,
+            version="v1.36.3",
+            mine=lambda _: self.mine,
+            before_write=self._require_write,
+        )
+
+    def _require_write(self, name: str) -> float | None:
+        if self.fenced:
+            raise ClusterNotOwned(f"{name} is another's")
+        return 60.0
 
     def seen(self, name: str) -> dict[str, Any] | None:
         return self._mirror.store.get(("", name))
@@ -278,6 +291,26 @@ async def test_what_another_mcm_announced_since_is_not_taken_for_ours(desk: Desk
         )
         await desk.reports.end(desk.name)
     assert (await desk.status())["instance"]["controlPlaneUID"] == "uid-of-theirs"
+
+
+async def test_who_does_not_hold_its_lease_any_more_writes_nothing(desk: Desk, eventually: Eventually) -> None:
+    """Whoever has taken it over speaks of it, and says the same: what is written late must not take that back."""
+    async with desk.reports.running():
+        await desk.reports.announce(desk.cluster)
+        await desk.reports.end(desk.name)
+        desk.fenced = True
+        with pytest.raises(NotAnnounced):
+            await desk.reports.announce(desk.cluster)
+        await desk.reports.end(desk.name)
+        desk.reports.look(desk.name)
+        assert await desk.running() == ("False", "Ended")
+        assert desk.client.writes == 2
+        # Meanwhile the other one has announced an instance, and has gone without a word. The watch may not know yet.
+        desk.fenced = False
+        theirs = {"metadata": {"name": desk.name}, "status": {"instance": {"controlPlaneUID": "theirs"}}}
+        await desk.admin.apply(REGISTRATIONS, theirs, subresource="status", field_manager="theirs")
+        desk.reports.take_over([desk.name])
+        await eventually(desk.status, lambda found: found.get("instance") is None, timeout=20.0)
 
 
 async def test_a_registration_without_an_instance_is_not_written_to(desk: Desk) -> None:
