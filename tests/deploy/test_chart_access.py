@@ -435,10 +435,18 @@ OPERATOR_MAY_NOT = [
     ("patch", "apiextensions.k8s.io/customresourcedefinitions", ""),
 ]
 
+LEASES = "coordination.k8s.io/leases"
+
 MCM_MAY = [
     *[(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("list", "watch")],
     ("patch", f"{OURS}/controlplaneregistrations.status", ""),
     *[(verb, "events", "default") for verb in ("get", "create", "patch")],
+    *[(verb, LEASES, "kplane-system") for verb in ("list", "watch", "create")],
+    *[
+        (verb, f"{LEASES}:{name}", "kplane-system")
+        for name in ("kplane-mcm-shard-0", "kplane-mcm-shard-15", "kplane-mcm-peer-kplane-mcm-0")
+        for verb in ("get", "update", "patch", "delete")
+    ],
 ]
 
 MCM_MAY_NOT = [
@@ -453,6 +461,8 @@ MCM_MAY_NOT = [
     ("list", "pods", "kplane-system"),
     *[("create", "events", where) for where in (TENANT, "kplane-system", "")],
     *[(verb, "events", "default") for verb in ("list", "delete", "update")],
+    *[(verb, f"{LEASES}:kplane-operator", "kplane-system") for verb in ("get", "update", "patch", "delete")],
+    *[("create", LEASES, where) for where in (TENANT, "kube-system", "")],
 ]
 
 

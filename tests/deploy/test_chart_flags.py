@@ -10,6 +10,7 @@ import yaml
 
 from controlplane_operator.settings import Settings, parse_arguments
 from mcm.settings import Settings as McmSettings
+from mcm.sharding import SHARDS
 
 pytestmark = pytest.mark.integration
 
@@ -54,6 +55,20 @@ def test_both_understand_every_file_of_values(chart: Any, values_file: Path, tmp
     # What mcm does not know it takes for a flag of kube-controller-manager: that is for users alone.
     given = yaml.safe_load(values_file.read_text()) or {}
     assert list(mcm.flags.arguments) == given.get("mcm", {}).get("extraArgs", [])
+
+
+def test_pods_of_mcm_share_the_fleet_by_leases_that_they_may_write(chart: Any, everything_on: Path) -> None:
+    for rendered, name in ((chart.render(), "kplane-mcm"), (chart.render(everything_on), "my-kplane-mcm")):
+        sharding = McmSettings.parse(arguments(rendered, "-mcm")).sharding
+        assert sharding is not None
+        assert (sharding.namespace, sharding.prefix, sharding.identity) == ("kplane-system", name, None)
+        [named] = [rule for rule in rendered.one("Role", f"{name}-leases")["rules"] if "resourceNames" in rule]
+        assert set(named["resourceNames"]) == {
+            lease
+            for number in range(SHARDS)
+            # A pod goes by its name, which the StatefulSet gives it.
+            for lease in (f"{sharding.prefix}-shard-{number}", f"{sharding.prefix}-peer-{name}-{number}")
+        }
 
 
 def test_mcm_is_told_what_to_tell_of_instances(chart: Any, everything_on: Path) -> None:

@@ -155,15 +155,16 @@ def test_nothing_runs_while_a_snapshot_is_restored(chart: Any) -> None:
     assert rendered.one("CronJob", "kplane-etcd-backup")["spec"]["suspend"] is True
 
 
-def test_one_operator_may_be_drained_and_several_are_apart(chart: Any) -> None:
-    alone = chart.render()
-    assert "kplane-operator" not in alone.names("PodDisruptionBudget")
-    assert "topologySpreadConstraints" not in alone.one("Deployment", "kplane-operator")["spec"]["template"]["spec"]
+@pytest.mark.parametrize(("component", "kind"), [("operator", "Deployment"), ("mcm", "StatefulSet")])
+def test_one_pod_may_be_drained_and_several_are_apart(chart: Any, component: str, kind: str) -> None:
+    alone, name = chart.render(), f"kplane-{component}"
+    assert name not in alone.names("PodDisruptionBudget")
+    assert "topologySpreadConstraints" not in alone.one(kind, name)["spec"]["template"]["spec"]
 
-    several = chart.render(settings={"operator.replicas": 3})
-    spec = several.one("Deployment", "kplane-operator")["spec"]
+    several = chart.render(settings={f"{component}.replicas": 3})
+    spec = several.one(kind, name)["spec"]
     assert spec["replicas"] == 3
-    budget = several.one("PodDisruptionBudget", "kplane-operator")["spec"]
+    budget = several.one("PodDisruptionBudget", name)["spec"]
     assert budget == {"maxUnavailable": 1, "selector": spec["selector"]}
     constraints = spec["template"]["spec"]["topologySpreadConstraints"]
     assert [each["topologyKey"] for each in constraints] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
@@ -242,7 +243,7 @@ def test_images_are_those_of_the_pinned_versions(chart: Any) -> None:
     [
         ({"etcd.replicas": 2}, "at '/etcd/replicas': value must be one of 1, 3"),
         ({"operator.replicas": 0}, "at '/operator/replicas': minimum"),
-        ({"mcm.replicas": 2}, "at '/mcm': additional properties 'replicas' not allowed"),
+        ({"mcm.replicas": 17}, "at '/mcm/replicas': maximum"),
         ({"surprise": True}, "additional properties 'surprise' not allowed"),
         ({"controlPlanes.expose": "nodeport"}, "at '/controlPlanes/expose': value must be one of 'ClusterIP'"),
         ({"controlPlanes.allowEgress": ["10.0.0.1"]}, "at '/controlPlanes/allowEgress/0': '10.0.0.1' does not match"),

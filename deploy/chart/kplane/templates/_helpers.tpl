@@ -86,10 +86,6 @@ priorityClassName: {{ . }}
 {{- end -}}
 
 {{/* "1", and "0" while a snapshot is restored, when nothing may touch etcd. */}}
-{{- define "kplane.replicas" -}}
-{{- ternary "0" "1" (ne .Values.etcd.restore.snapshot "") -}}
-{{- end -}}
-
 {{- define "kplane.etcdMember" -}}
 {{- $root := index . 0 -}}
 {{- $etcd := include "kplane.etcd" $root -}}
