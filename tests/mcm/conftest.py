@@ -51,7 +51,7 @@ from embedded.credentials import MCM_USER
 from provider import NAMESPACES, ROLE_BINDINGS, ROLES, SECRETS, Client, ClusterConfig, NotFound
 from provider.providers.registration import REGISTRATIONS
 from tools.binaries import Binaries
-from workloads import Component, Lifetime, Phase, ProcessRuntime, find_processes
+from workloads import Component, Lifetime, Pace, Phase, ProcessRuntime, find_processes
 
 _HOST = "127.0.0.1"
 _AUDIT_POLICY = """
@@ -308,6 +308,20 @@ class Mcm:
 
     def directories(self) -> list[str]:
         return sorted(path.name for path in self.state.iterdir() if path.is_dir())
+
+
+@pytest.fixture
+async def runtime(tmp_path: Path) -> AsyncIterator[ProcessRuntime]:
+    """Runs programs that a test writes into its directory, and is quick to start them again."""
+    async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=Pace(restart_base=0.05)) as found:
+        yield found
+
+
+@pytest.fixture
+def kubeconfig() -> str:
+    """One of an API server that is not there."""
+    config = ClusterConfig(server="https://127.0.0.1:1", token="t")
+    return json.dumps(config.to_kubeconfig())
 
 
 @pytest.fixture

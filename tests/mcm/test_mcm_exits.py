@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 
@@ -16,39 +17,12 @@ from mcm.fleet import Fleet
 from mcm.instances import Instances
 from mcm.metrics import Metrics
 from mcm.report import Reason
+from mcm.silence import Silence
 from provider import Cluster, ClusterConfig, Clusters
 from tools.binaries import Binaries
 from workloads import Pace, ProcessRuntime
 
 Eventually = Callable[..., Any]
-KUBECONFIG = """
-apiVersion: v1
-kind: Config
-clusters: [{name: a, cluster: {server: "https://127.0.0.1:1"}}]
-users: [{name: a, user: {token: t}}]
-contexts: [{name: a, context: {cluster: a, user: a}}]
-current-context: a
-"""
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.reasons: list[Reason] = []
-
-    async def announce(self, cluster: Cluster, *, version: str | None) -> None: ...
-
-    def say(self, name: str, reason: Reason, *, message: str = "") -> None:
-        self.reasons.append(reason)
-
-    def say_failure(self, cluster: Cluster, message: str) -> None: ...
-
-    async def end(self, name: str) -> None: ...
-
-
-@pytest.fixture
-async def runtime(tmp_path: Path) -> AsyncIterator[ProcessRuntime]:
-    async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=Pace(restart_base=0.05)) as found:
-        yield found
 
 
 @pytest.mark.parametrize(
@@ -67,7 +41,7 @@ async def test_the_reason_of_an_end_is_told_shown_and_counted(
     program = tmp_path / "kube-controller-manager"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o700)
-    heard = Heard()
+    heard = create_autospec(Silence, instance=True)
     instances = Instances(runtime, witness=heard)
     clusters = Clusters(awares=[instances])
     fleet = Fleet(clusters, instances=instances)
@@ -75,7 +49,7 @@ async def test_the_reason_of_an_end_is_told_shown_and_counted(
         await clusters.add_or_replace(Cluster("a", config=ClusterConfig(server="https://127.0.0.1:1", token="t")))
         [summary] = await eventually(fleet.summaries, lambda found: found and found[0].exits.get(reason, 0) > 2)
         assert set(summary.exits) == {reason}
-        assert set(heard.reasons) == {Reason.STARTING, reason}
+        assert {call.args[1] for call in heard.say.call_args_list} == {Reason.STARTING, reason}
         shown = (await Metrics(fleet).render()).decode()
         assert f'mcm_instance_exits_total{{cluster="a",reason="{reason}"}}' in shown
     finally:
@@ -91,7 +65,7 @@ async def test_each_end_counts_once_also_where_two_are_alike_and_a_start_that_fa
     program.chmod(0o700)
     pace = Pace(restart_base=0.02, restart_limit=0.02)
     async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=pace) as alike:
-        instances = Instances(alike, witness=Heard())
+        instances = Instances(alike, witness=Silence(registration=None))
         clusters = Clusters(awares=[instances])
         try:
             await clusters.add_or_replace(Cluster("a", config=ClusterConfig(server="https://127.0.0.1:1", token="t")))
@@ -126,9 +100,9 @@ def test_a_kill_by_the_kernel_for_want_of_memory_is_told_from_other_kills(tmp_pa
     ],
 )
 async def test_the_last_words_of_the_real_program_are_understood(
-    binaries: Binaries, tmp_path: Path, argument: str, reason: Reason
+    binaries: Binaries, tmp_path: Path, kubeconfig: str, argument: str, reason: Reason
 ) -> None:
-    (tmp_path / "kubeconfig").write_text(KUBECONFIG)
+    (tmp_path / "kubeconfig").write_text(kubeconfig)
     [program] = [
         path / "kube-controller-manager"
         for path in binaries.directories

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 
@@ -15,31 +16,12 @@ from mcm.instances import Instances
 from mcm.memory_ceiling import MemoryCeiling
 from mcm.report import Reason
 from mcm.settings import Settings
+from mcm.silence import Silence
 from provider import Cluster, ClusterConfig, Clusters
-from workloads import Pace, ProcessRuntime
+from workloads import ProcessRuntime
 
 Eventually = Callable[..., Any]
 HUNGRY = "import time; taken = b'x' * (200 << 20); time.sleep(1000)"
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.last: dict[str, tuple[Reason, str]] = {}
-
-    async def announce(self, cluster: Cluster, *, version: str | None) -> None: ...
-
-    def say(self, name: str, reason: Reason, *, message: str = "") -> None:
-        self.last[name] = (reason, message)
-
-    def say_failure(self, cluster: Cluster, message: str) -> None: ...
-
-    async def end(self, name: str) -> None: ...
-
-
-@pytest.fixture
-async def runtime(tmp_path: Path) -> AsyncIterator[ProcessRuntime]:
-    async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=Pace(restart_base=0.05)) as found:
-        yield found
 
 
 def cluster(name: str) -> Cluster:
@@ -54,7 +36,7 @@ async def test_an_instance_above_the_ceiling_is_ended_with_the_reason_and_no_oth
         f'#!/bin/sh\ngrep -q hungry.test files/kubeconfig && exec {sys.executable} -c "{HUNGRY}"\nexec sleep 1000\n'
     )
     program.chmod(0o700)
-    heard = Heard()
+    heard = create_autospec(Silence, instance=True)
     instances = Instances(runtime, witness=heard)
     clusters = Clusters(awares=[instances])
     fleet = Fleet(clusters, instances=instances)
@@ -69,9 +51,9 @@ async def test_an_instance_above_the_ceiling_is_ended_with_the_reason_and_no_oth
         async with MemoryCeiling(instances.all, limit_bytes=100 << 20, interval_seconds=0.1).kept():
             await eventually(lambda: summary("hungry").exits.get("OutOfMemory", 0) >= 2)
         assert set(summary("hungry").exits) == {"OutOfMemory"}
-        reason, message = heard.last["hungry"]
-        assert reason is Reason.OUT_OF_MEMORY
-        assert "MiB of memory, and may take 100 MiB" in message
+        said = [call for call in heard.say.call_args_list if call.args[0] == "hungry"]
+        assert said[-1].args[1] is Reason.OUT_OF_MEMORY
+        assert "MiB of memory, and may take 100 MiB" in said[-1].kwargs["message"]
         assert (summary("modest").pid, summary("modest").restarts) == (pid, 0)
     finally:
         await clusters.aclose()
@@ -83,7 +65,7 @@ async def test_an_instance_may_open_so_many_files(
     program = tmp_path / "kube-controller-manager"
     program.write_text("#!/bin/sh\nexec sleep 1000\n")
     program.chmod(0o700)
-    instances = Instances(runtime, witness=Heard())
+    instances = Instances(runtime, witness=Silence(registration=None))
     clusters = Clusters(awares=[instances])
     try:
         await clusters.add_or_replace(cluster("a"))

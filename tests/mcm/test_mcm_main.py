@@ -8,15 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-KUBECONFIG = """
-apiVersion: v1
-kind: Config
-clusters: [{name: a, cluster: {server: "https://127.0.0.1:1"}}]
-users: [{name: a, user: {token: t}}]
-contexts: [{name: a, context: {cluster: a, user: a}}]
-current-context: a
-"""
-
 
 def refusal(tmp_path: Path, *, kubeconfig: str, listen: str = "127.0.0.1:0") -> str:
     """The one line that mcm says before it ends with status 1."""
@@ -39,7 +30,7 @@ def test_a_kubeconfig_that_cannot_be_used_ends_it_with_a_sentence(tmp_path: Path
     assert refusal(tmp_path, kubeconfig="") == "mcm cannot run: the kubeconfig is empty or no YAML mapping"
 
 
-def test_a_port_that_is_taken_ends_it_with_a_sentence(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_ends_it_with_a_sentence(tmp_path: Path, kubeconfig: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert f"cannot listen on {listen} (--listen)" in refusal(tmp_path, kubeconfig=KUBECONFIG, listen=listen)
+        assert f"cannot listen on {listen} (--listen)" in refusal(tmp_path, kubeconfig=kubeconfig, listen=listen)

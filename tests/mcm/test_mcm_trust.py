@@ -18,7 +18,7 @@ from mcm.flags import NO_FLAGS, Flags
 from mcm.guard import GuardPace
 from mcm.instances import Instances
 from mcm.programs import Programs
-from mcm.report import Reason
+from mcm.silence import Silence
 from mcm.start_budget import StartBudget
 from mcm.trust import Trust, follows_authority
 from provider import Cluster, ClusterConfig, Clusters
@@ -119,16 +119,6 @@ def test_which_programs_read_it_again(version: str | None, flags: Flags, follows
     assert follows_authority(KubernetesVersion.parse(version), flags=flags) is follows
 
 
-class Heard:
-    async def announce(self, cluster: Cluster, *, version: str | None) -> None: ...
-
-    def say(self, name: str, reason: Reason, *, message: str = "") -> None: ...
-
-    def say_failure(self, cluster: Cluster, message: str) -> None: ...
-
-    async def end(self, name: str) -> None: ...
-
-
 @pytest.mark.parametrize("version", ["1.36.3", "1.35.9"])
 async def test_an_exchanged_authority_restarts_only_who_does_not_know_it(
     tmp_path: Path, server: Server, eventually: Eventually, version: str
@@ -140,7 +130,11 @@ async def test_an_exchanged_authority_restarts_only_who_does_not_know_it(
     async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=Pace(restart_base=0.05)) as runtime:
         programs = Programs(runtime=runtime, first=KubernetesVersion.parse(version))
         instances = Instances(
-            runtime, witness=Heard(), programs=programs, guard_pace=PACE, budget=StartBudget(longest_seconds=0.05)
+            runtime,
+            witness=Silence(registration=None),
+            programs=programs,
+            guard_pace=PACE,
+            budget=StartBudget(longest_seconds=0.05),
         )
         clusters = Clusters(awares=[instances])
 

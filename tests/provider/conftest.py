@@ -23,7 +23,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from provider import NAMESPACES, AlreadyExists, Client, Cluster, ClusterConfig, Clusters, NotFound, Resource
+from provider import (
+    CONFIG_MAPS,
+    NAMESPACES,
+    AlreadyExists,
+    Client,
+    Cluster,
+    ClusterConfig,
+    Clusters,
+    Manager,
+    NotFound,
+    Resource,
+)
 from provider.entry import EntryReader
 from provider.event import Event
 
@@ -346,7 +357,7 @@ class Mirror:
 
 
 class FakeCluster(Cluster):
-    """A cluster without a server: `cluster.mirror(CONFIG_MAPS).put("x")` is an event there."""
+    """A cluster without a server: `cluster.maps.put("x")` is an event there."""
 
     def __init__(self, name: str, *, generation: int = 0) -> None:
         # Another generation is another cluster of the same name.
@@ -361,6 +372,10 @@ class FakeCluster(Cluster):
     def informer(self, resource: Resource, *, metadata_only: bool = False) -> Mirror:
         self.asked.append((resource.kind, metadata_only))
         return self.mirror(resource, metadata_only=metadata_only)
+
+    @property
+    def maps(self) -> Mirror:
+        return self.mirror(CONFIG_MAPS)
 
     def mirror(self, resource: Resource, *, metadata_only: bool = False) -> Mirror:
         key = (resource, metadata_only)
@@ -424,6 +439,12 @@ async def _fleet(manager):
 def given() -> type[Given]:
     """A provider for tests."""
     return Given
+
+
+@pytest.fixture
+async def manager() -> Manager:
+    """With such a provider, and two workers for each of its controllers."""
+    return Manager(None, Given(), max_concurrent=2)
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from provider import (
     CONFIG_MAPS,
     ClusterNotFound,
@@ -18,15 +16,6 @@ from provider.builder import controller
 from provider.rate_limiter import ItemBackoff
 from provider.sources import Channel
 from provider.waiting import unanswered
-
-
-@pytest.fixture
-async def manager(given):
-    return Manager(None, given(), max_concurrent=2)
-
-
-def map_of(cluster):
-    return cluster.mirror(CONFIG_MAPS)
 
 
 async def test_a_cluster_that_is_gone_is_no_failure_unless_asked_for(manager, work, eventually, new_work):
@@ -68,7 +57,7 @@ async def test_a_cluster_that_vanishes_in_the_middle_of_a_reconcile_is_no_failur
     async with fleet(manager) as given:
         cluster = fake_cluster("a")
         await given.add_or_replace(cluster)
-        map_of(cluster).put("x")
+        cluster.maps.put("x")
         await eventually(lambda: seen, lambda found: found == [("begins", "a")])
         removing = asyncio.create_task(given.remove("a"))
         await eventually(lambda: manager.cluster_names(), lambda names: names == [])
@@ -82,7 +71,7 @@ async def test_a_cluster_that_vanishes_in_the_middle_of_a_reconcile_is_no_failur
         # Those of other clusters go on, and so does one of that name that comes later.
         again = fake_cluster("a")
         await given.add_or_replace(again)
-        map_of(again).put("y")
+        again.maps.put("y")
         await eventually(lambda: seen[2:], lambda found: found == [("begins", "a")])
     assert "failed" not in caplog.text
 
@@ -101,7 +90,7 @@ async def test_a_flood_in_one_cluster_delays_the_first_of_another_by_one_reconci
         for number in range(10_000):
             built.queue.add(Request("a", "ns", str(number)))
         await eventually(lambda: work.ended or work.names("a")[-1:] == ["100"])
-        map_of(other).put("first")
+        other.maps.put("first")
         before = len(work.asked)
         work.gates["100"].set()
         await eventually(lambda: work.names("b"))
@@ -228,7 +217,7 @@ async def test_a_reconcile_begins_only_while_this_process_may_work(
         await eventually(lambda: built.clusters)
         coordinator.mine = lambda name: False
         for name in ("x", "y"):
-            map_of(cluster).put(name)
+            cluster.maps.put(name)
         built.queue.add(Request("of somebody else", "ns", "x"))
         await eventually(lambda: built.stats.dropped, lambda dropped: dropped == {"not_owned": 1})
         await eventually(lambda: built.under_way, lambda under_way: under_way == {})
@@ -255,9 +244,9 @@ async def test_what_turns_out_not_to_be_ours_waits_and_other_clusters_are_a_fail
         cluster = fake_cluster("a")
         await given.add_or_replace(cluster)
         coordinator.workplace.allow("a")
-        map_of(cluster).put("asks for another")
+        cluster.maps.put("asks for another")
         await eventually(lambda: built.stats.reconciles, lambda counts: counts == {"error": 1})
-        map_of(cluster).put("ours no more")
+        cluster.maps.put("ours no more")
         await eventually(lambda: built.queue.parked(), lambda names: names == ["a"])
         assert built.queue.depth("a") == 1
         assert built.stats.reconciles == {"error": 1}
@@ -271,7 +260,7 @@ async def test_a_cluster_that_is_not_ready_is_asked_again_and_is_no_failure(
     async with fleet(manager) as given:
         cluster = fake_cluster("a")
         await given.add_or_replace(cluster)
-        map_of(cluster).put("x")
+        cluster.maps.put("x")
         await eventually(lambda: len(work.asked), lambda count: count >= 3)
         work.answers["x"] = None
         await eventually(lambda: built.queue.idle)
@@ -294,11 +283,11 @@ async def test_silent_clusters_keep_no_worker_from_others(manager, fake_cluster,
             cluster = fake_cluster(f"silent-{number}")
             await given.add_or_replace(cluster)
             for name in range(5):
-                map_of(cluster).put(str(name))
+                cluster.maps.put(str(name))
         cluster = fake_cluster("good")
         await given.add_or_replace(cluster)
         await eventually(lambda: len(built.clusters), lambda count: count == 21)
-        map_of(cluster).put("x")
+        cluster.maps.put("x")
         await eventually(lambda: done, lambda names: names == ["good"])
         assert max(count for name, count in built.under_way.items()) == 1
         silence.set()

@@ -9,22 +9,12 @@ import pytest
 from provider import (
     CONFIG_MAPS,
     SECRETS,
-    Manager,
     ProviderError,
     Request,
 )
 from provider.builder import controller, every_owner, predicates
 from provider.handlers import enqueue_mapped, enqueue_object, enqueue_owner
 from provider.predicates import in_namespaces, on_events
-
-
-@pytest.fixture
-async def manager(given):
-    return Manager(None, given(), max_concurrent=2)
-
-
-def map_of(cluster):
-    return cluster.mirror(CONFIG_MAPS)
 
 
 async def test_what_a_mapping_returns_is_of_the_events_cluster_unless_preserved(
@@ -47,7 +37,7 @@ async def test_what_a_mapping_returns_is_of_the_events_cluster_unless_preserved(
         for each in clusters:
             await given.add_or_replace(each)
         await eventually(lambda: built.clusters, lambda names: len(names) == 2)
-        map_of(clusters[0]).put("mapped")
+        clusters[0].maps.put("mapped")
         clusters[0].mirror(SECRETS).put("preserved")
         expected = [Request("a", "", "mapped"), Request("a", "", "preserved"), Request("b", "", "preserved")]
         await eventually(lambda: sorted(work.asked), lambda asked: asked == expected)
@@ -82,10 +72,10 @@ async def test_owned_objects_lead_to_their_controller_or_to_every_owner(
             owner("Deployment", "of-another-group", controlling=True, api_version="example.com/v1"),
             owner("StatefulSet", "of-another-kind", controlling=True),
         ]
-        map_of(cluster).put("x", metadata={"ownerReferences": owners})
+        cluster.maps.put("x", metadata={"ownerReferences": owners})
         await eventually(lambda: sorted(every.names("a")), lambda names: names == ["controls", "owns"])
         assert one.asked == [Request("a", "ns", "controls")]
-        map_of(cluster).put("x", metadata={"ownerReferences": [owner("Deployment", "new", controlling=True)]})
+        cluster.maps.put("x", metadata={"ownerReferences": [owner("Deployment", "new", controlling=True)]})
         await eventually(lambda: sorted(one.names("a")), lambda names: names == ["controls", "controls", "new"])
 
 
@@ -94,9 +84,9 @@ def test_owners_that_are_none_lead_nowhere_and_of_cluster_scoped_kinds_there_is_
     seen = []
     cluster = fake_cluster("a")
     handler = enqueue_owner("v1/Node", every_owner=True)
-    map_of(cluster).add_handler(lambda event: seen.extend(handler(cluster, event)))
-    map_of(cluster).put("x", metadata={"ownerReferences": references})
-    map_of(cluster).put("x", metadata={"ownerReferences": [owner("Node", "n", api_version="v1")]})
+    cluster.maps.add_handler(lambda event: seen.extend(handler(cluster, event)))
+    cluster.maps.put("x", metadata={"ownerReferences": references})
+    cluster.maps.put("x", metadata={"ownerReferences": [owner("Node", "n", api_version="v1")]})
     assert Request("a", "", "n") in seen
 
 
@@ -134,8 +124,8 @@ async def test_events_that_do_not_matter_lead_to_nothing(manager, work, fake_clu
         cluster = fake_cluster("a")
         await given.add_or_replace(cluster)
         await eventually(lambda: built.clusters)
-        map_of(cluster).put("x")
+        cluster.maps.put("x")
         await eventually(lambda: work.asked)
-        map_of(cluster).remove("x")
+        cluster.maps.remove("x")
         await asyncio.sleep(0.01)
         assert len(work.asked) == 1

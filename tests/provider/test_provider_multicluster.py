@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-import pytest
-
 from provider import (
     CONFIG_MAPS,
     SECRETS,
-    Manager,
     Request,
     Result,
     Unreachable,
@@ -25,15 +22,6 @@ from provider.rate_limiter import ItemBackoff
 from provider.sources import KindSource
 
 
-@pytest.fixture
-async def manager(given):
-    return Manager(None, given(), max_concurrent=2)
-
-
-def map_of(cluster):
-    return cluster.mirror(CONFIG_MAPS)
-
-
 async def test_engaging_the_same_engagement_twice_is_one(manager, work, fake_cluster, eventually):
     """Criterion 22: engaging the same live instance twice registers one handler: one reconcile per event."""
     built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
@@ -41,8 +29,8 @@ async def test_engaging_the_same_engagement_twice_is_one(manager, work, fake_clu
     async with manager:
         await built.engage(engagement)
         await built.engage(engagement)
-        assert len(map_of(engagement.cluster).handlers) == 1
-        map_of(engagement.cluster).put("x")
+        assert len(engagement.cluster.maps.handlers) == 1
+        engagement.cluster.maps.put("x")
         await eventually(lambda: built.queue.idle and work.asked)
         assert work.asked == [Request("a", "ns", "x")]
         await engagement.aclose()
@@ -53,17 +41,17 @@ async def test_a_new_engagement_under_a_name_stops_the_old_handlers_first(manage
     built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
     old, new = (Engagement(fake_cluster("a", generation=number), generation=number) for number in (1, 2))
     handlers_at_start = []
-    mirror = map_of(new.cluster)
+    mirror = new.cluster.maps
     add = mirror.add_handler
-    mirror.add_handler = lambda handler: (handlers_at_start.append(len(map_of(old.cluster).handlers)), add(handler))[1]
+    mirror.add_handler = lambda handler: (handlers_at_start.append(len(old.cluster.maps.handlers)), add(handler))[1]
     async with manager:
         await built.engage(old)
         await built.engage(new)
-        map_of(old.cluster).put("old")
-        map_of(new.cluster).put("new")
+        old.cluster.maps.put("old")
+        new.cluster.maps.put("new")
         await eventually(lambda: work.asked)
         await old.aclose()
-        map_of(new.cluster).put("newer")
+        new.cluster.maps.put("newer")
         await eventually(lambda: len(work.asked), lambda count: count == 2)
         assert work.names("a") == ["new", "newer"]
         assert handlers_at_start == [0]
@@ -95,7 +83,7 @@ async def test_a_controller_that_is_added_later_gets_the_clusters_that_are_there
     async with fleet(manager) as given:
         cluster = fake_cluster("a")
         await given.add_or_replace(cluster)
-        map_of(cluster).put("x")
+        cluster.maps.put("x")
         controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
         await eventually(lambda: work.asked, lambda asked: asked == [Request("a", "ns", "x")])
 
@@ -108,14 +96,14 @@ async def test_after_removal_nothing_of_a_cluster_is_left(manager, work, fake_cl
         cluster = fake_cluster("a")
         await given.add_or_replace(cluster)
         await eventually(lambda: built.clusters)
-        handlers = list(map_of(cluster).handlers)
+        handlers = list(cluster.maps.handlers)
         for name in ("slow", "waiting"):
-            map_of(cluster).put(name)
+            cluster.maps.put(name)
         built.queue.add_after(Request("a", "ns", "delayed"), 60)
         await eventually(lambda: built.under_way, lambda under_way: under_way == {"a": 1})
         removing = asyncio.create_task(given.remove("a"))
         await eventually(lambda: built.queue.depth("a"), lambda depth: depth == 0)
-        assert map_of(cluster).handlers == []
+        assert cluster.maps.handlers == []
         assert len(handlers) == 1
         assert not removing.done()
         work.gates["slow"].set()
@@ -135,7 +123,7 @@ async def test_reconciles_under_way_get_a_grace_and_are_cancelled_then(manager, 
         cluster, other = fake_cluster("a"), fake_cluster("b")
         for each in (cluster, other):
             await given.add_or_replace(each)
-            map_of(each).put("stuck")
+            each.maps.put("stuck")
         await eventually(lambda: built.under_way, lambda under_way: under_way == {"a": 1, "b": 1})
         await given.remove("a")
         assert work.ended == [Request("a", "ns", "stuck")]
@@ -150,7 +138,7 @@ async def test_what_a_late_reconcile_asks_for_is_not_done(manager, work, fake_cl
     async with fleet(manager) as given:
         cluster = fake_cluster("a")
         await given.add_or_replace(cluster)
-        map_of(cluster).put("slow")
+        cluster.maps.put("slow")
         await eventually(lambda: built.under_way)
         removing = asyncio.create_task(given.remove("a"))
         await eventually(lambda: built.clusters, lambda names: names == [])
@@ -173,7 +161,7 @@ async def test_a_reconciler_for_one_cluster_gets_it_from_the_context(manager, fa
         for name in ("a", "b"):
             cluster = fake_cluster(name)
             await given.add_or_replace(cluster)
-            map_of(cluster).put("x")
+            cluster.maps.put("x")
         await eventually(lambda: sorted(seen), lambda found: found == [("a", "a", "ns/x"), ("b", "b", "ns/x")])
         assert current_cluster() is None
 
@@ -187,12 +175,12 @@ async def test_a_thousand_clusters_that_come_and_go_leave_nothing(manager, work,
         for number in range(1000):
             engagement = Engagement(fake_cluster(f"cluster-{number}"), generation=number)
             await built.engage(engagement)
-            map_of(engagement.cluster).put("x")
+            engagement.cluster.maps.put("x")
             built.queue.add_after(Request(engagement.cluster.name, "ns", "later"), 60)
             if number % 2:
                 await asyncio.sleep(0)
             await engagement.aclose()
-            assert map_of(engagement.cluster).handlers == []
+            assert engagement.cluster.maps.handlers == []
         assert len(asyncio.all_tasks()) == before
         assert (built.clusters, built.under_way, built.stats.by_cluster) == ([], {}, {})
         assert (built.queue._lanes, built.queue._limiter._failures, built.queue.idle) == ({}, {}, True)
@@ -214,7 +202,7 @@ async def test_counts_results_by_cluster_as_controller_runtime_does(manager, wor
         await given.add_or_replace(cluster)
         await eventually(lambda: built.clusters)
         for name in ("works", "fails", "again", "later", "slow"):
-            map_of(cluster).put(name)
+            cluster.maps.put(name)
         await eventually(lambda: built.stats.reconciles.total(), lambda total: total == 5)
         expected = {"success": 1, "error": 2, "requeue": 1, "requeue_after": 1}
         assert built.stats.by_cluster == {"a": expected}
@@ -250,7 +238,7 @@ async def test_what_is_logged_in_a_reconcile_and_of_its_failure_names_the_cluste
         async with fleet(manager) as given:
             cluster = fake_cluster("a")
             await given.add_or_replace(cluster)
-            map_of(cluster).put("x")
+            cluster.maps.put("x")
             await eventually(lambda: [record for record in caplog.records if "failed" in record.message])
     noted = [record.noted for record in caplog.records if record.name in {"user", "provider.controller"}]
     expected = {"controller": "configmap", "cluster": "a", "namespace": "ns", "name": "x"}
@@ -275,7 +263,7 @@ async def test_the_context_of_one_reconcile_is_not_that_of_the_next(manager, fak
         await eventually(lambda: built.clusters)
         left.set("of the one who adds")
         for name in "xyz":
-            map_of(cluster).put(name)
+            cluster.maps.put(name)
         await eventually(lambda: len(seen), lambda count: count == 3)
     assert seen == ["nothing"] * 3
 
@@ -297,11 +285,11 @@ async def test_one_whose_source_does_not_start_is_tried_again_and_delays_nobody(
         clusters = {name: fake_cluster(name) for name in ("odd", "good")}
         for cluster in clusters.values():
             await given.add_or_replace(cluster)
-            map_of(cluster).put("x")
+            cluster.maps.put("x")
         await eventually(lambda: work.names("good"), lambda names: names == ["x"])
         await eventually(lambda: work.names("odd"), lambda names: names == ["x"])
         assert built.clusters == ["good", "odd"]
-        assert len(map_of(clusters["odd"]).handlers) == 1
+        assert len(clusters["odd"].maps.handlers) == 1
 
 
 async def test_a_later_watch_that_does_not_start_in_one_cluster_starts_in_others_and_there_later(
@@ -360,7 +348,7 @@ async def test_the_end_of_the_manager_leaves_no_task(manager, work, fake_cluster
     async with fleet(manager) as given:
         cluster = fake_cluster("a")
         await given.add_or_replace(cluster)
-        map_of(cluster).put("stuck")
+        cluster.maps.put("stuck")
         await eventually(lambda: work.asked)
     assert work.ended == [Request("a", "ns", "stuck")]
     assert asyncio.all_tasks() == {asyncio.current_task()}
