@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import contextlib
 import itertools
 import json
@@ -30,12 +29,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from api import ControllersProfile, ControlPlane, ControlPlaneRegistration, ResourceModel
-from api.names import kubeconfig_secret_name, management_namespace
+from api import ControllersProfile
 from benchmarks.cost import cpu_seconds, memory_of
+from benchmarks.kubeconfig import kubeconfig_of
+from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from embedded.daemon import Daemon
 from embedded.handle import Handle
-from provider import LEASES, NAMESPACES, SECRETS, SERVICE_ACCOUNTS, Client, ClusterConfig, Reflector, Resource
+from provider import LEASES, NAMESPACES, SERVICE_ACCOUNTS, Client, ClusterConfig, Reflector, Resource
 from tools.binaries import resolve
 from workloads import DATA, FILES, Component, File, Lifetime, ProcessRuntime, find_processes
 
@@ -78,15 +78,6 @@ class Fleet:
     """By the names of the control planes."""
 
 
-def _resource(model: type[ResourceModel]) -> Resource:
-    info = model.resource
-    return Resource(info.api_version, info.kind, info.plural, namespaced=False)
-
-
-_CONTROL_PLANES: Final = _resource(ControlPlane)
-_REGISTRATIONS: Final = _resource(ControlPlaneRegistration)
-
-
 async def _until(what: str, probe: Callable[[], Awaitable[bool]]) -> None:
     try:
         async with asyncio.timeout(_DEADLINE_SECONDS):
@@ -102,16 +93,15 @@ async def _create_control_planes(client: Client, names: Sequence[str]) -> dict[s
 
     async def create(name: str) -> bytes:
         async def ready() -> bool:
-            status = (await client.get(_CONTROL_PLANES, name)).get("status") or {}
+            status = (await client.get(CONTROL_PLANES, name)).get("status") or {}
             conditions = status.get("conditions") or ()
             return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
         async with at_once:
             spec = {"deletionPolicy": "Destroy"}
-            await client.create(_CONTROL_PLANES, {"metadata": {"name": name}, "spec": spec})
+            await client.create(CONTROL_PLANES, {"metadata": {"name": name}, "spec": spec})
             await _until(f"ControlPlane {name} is Ready", ready)
-        secret = await client.get(SECRETS, kubeconfig_secret_name(name), namespace=management_namespace(name))
-        return base64.b64decode(secret["data"]["kubeconfig"])
+        return await kubeconfig_of(client, name)
 
     return dict(zip(names, await asyncio.gather(*map(create, names)), strict=True))
 
@@ -143,7 +133,7 @@ async def _register(client: Client, names: Mapping[str, str], *, profile: str) -
             "services": ["Controllers"],
             "controllers": {"profile": profile},
         }
-        await client.create(_REGISTRATIONS, {"metadata": {"name": name}, "spec": spec})
+        await client.create(CONTROL_PLANE_REGISTRATIONS, {"metadata": {"name": name}, "spec": spec})
 
 
 async def _first_writes(target: Target, fleet: Fleet, *, profile: str) -> list[float]:
@@ -167,7 +157,7 @@ async def _first_write(fleet: Fleet, tenant: Client, *, profile: str, namespace:
         return bool(obj["metadata"]["name"] == "default")
 
     async with (
-        _first(fleet.client, _REGISTRATIONS, accept=is_ready, name=_SAMPLED) as ready,
+        _first(fleet.client, CONTROL_PLANE_REGISTRATIONS, accept=is_ready, name=_SAMPLED) as ready,
         _first(tenant, SERVICE_ACCOUNTS, accept=is_default, namespace=namespace) as written,
         asyncio.timeout(_DEADLINE_SECONDS),
     ):
@@ -186,7 +176,7 @@ async def _switch(fleet: Fleet, names: Collection[str], *, profile: str) -> list
     """Have all instances run with a profile; gives their pids when they do."""
     body = {"spec": {"controllers": {"profile": profile}}}
     for name in names:
-        await fleet.client.patch(_REGISTRATIONS, name, body)
+        await fleet.client.patch(CONTROL_PLANE_REGISTRATIONS, name, body)
     pids: list[int] = []
 
     async def done() -> bool:
@@ -205,11 +195,11 @@ def _runs(found: Mapping[str, Any], *, profile: str) -> bool:
 
 async def _unregister(fleet: Fleet, names: Collection[str]) -> None:
     for name in names:
-        await fleet.client.delete(_REGISTRATIONS, name)
+        await fleet.client.delete(CONTROL_PLANE_REGISTRATIONS, name)
 
     async def done() -> bool:
         left = await asyncio.to_thread(_instances, fleet.handle)
-        registrations = (await fleet.client.list(_REGISTRATIONS)).items
+        registrations = (await fleet.client.list(CONTROL_PLANE_REGISTRATIONS)).items
         return not left.keys() & set(names) and all(each["metadata"]["name"] not in names for each in registrations)
 
     await _until("the instances have ended", done)

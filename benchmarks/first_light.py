@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import json
 import os
 import platform
@@ -22,28 +21,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from api import ControlPlane, ControlPlaneClass, ControlPlaneRegistration
-from api.names import kubeconfig_secret_name, management_namespace
 from benchmarks.cost import Memory, memory_of
+from benchmarks.kubeconfig import kubeconfig_of
+from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from embedded.daemon import Daemon
 from embedded.handle import Handle
-from provider import SECRETS, SERVICE_ACCOUNTS, Client, ClusterConfig, NotFound, ProviderError, Resource
+from provider import SERVICE_ACCOUNTS, Client, ClusterConfig, NotFound, ProviderError, Resource
 from tools.binaries import resolve
 from workloads import FILES, Component, File, Lifetime, ProcessRuntime, find_processes
 
 _POLL_SECONDS: Final = 0.02
 _DEADLINE_SECONDS: Final = 300.0
 _CLASS: Final = "measured"
-
-
-def _resource(model: type[ControlPlane | ControlPlaneClass | ControlPlaneRegistration]) -> Resource:
-    info = model.resource
-    return Resource(info.api_version, info.kind, info.plural, namespaced=False)
-
-
-_CONTROL_PLANES: Final = _resource(ControlPlane)
-_CLASSES: Final = _resource(ControlPlaneClass)
-_REGISTRATIONS: Final = _resource(ControlPlaneRegistration)
 
 
 async def _until(client: Client, resource: Resource, name: str, *, accept: Any) -> dict[str, Any]:
@@ -64,21 +53,16 @@ def _is_ready(status: dict[str, Any]) -> bool:
     return any(found["type"] == "Ready" and found["status"] == "True" for found in status.get("conditions") or ())
 
 
-async def _kubeconfig(client: Client, name: str) -> bytes:
-    secret = await client.get(SECRETS, kubeconfig_secret_name(name), namespace=management_namespace(name))
-    return base64.b64decode(secret["data"]["kubeconfig"])
-
-
 async def _measure(client: Client, name: str) -> dict[str, float]:
     """Create one control plane and follow it until its instance has written something."""
     began = time.monotonic()
     spec = {"classRef": {"name": _CLASS}}
-    await client.create(_CONTROL_PLANES, {"metadata": {"name": name}, "spec": spec})
-    await _until(client, _CONTROL_PLANES, name, accept=_is_ready)
+    await client.create(CONTROL_PLANES, {"metadata": {"name": name}, "spec": spec})
+    await _until(client, CONTROL_PLANES, name, accept=_is_ready)
     ready = time.monotonic()
-    await _until(client, _REGISTRATIONS, name, accept=lambda status: status.get("ready") is True)
+    await _until(client, CONTROL_PLANE_REGISTRATIONS, name, accept=lambda status: status.get("ready") is True)
     registered = time.monotonic()
-    async with Client(ClusterConfig.from_kubeconfig(await _kubeconfig(client, name))) as tenant:
+    async with Client(ClusterConfig.from_kubeconfig(await kubeconfig_of(client, name))) as tenant:
         while True:
             try:
                 await tenant.get(SERVICE_ACCOUNTS, "default", namespace="default")
@@ -148,7 +132,7 @@ def _summaries(runs: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
 async def _run(handle: Handle, *, number: int, settle_seconds: float) -> dict[str, Any]:
     async with Client(ClusterConfig.load(handle.admin_kubeconfig)) as client:
         await client.create(
-            _CLASSES,
+            CONTROL_PLANE_CLASSES,
             {
                 "metadata": {"name": _CLASS},
                 "spec": {"deletionPolicy": "Destroy", "defaultServices": ["Controllers"]},
@@ -156,7 +140,7 @@ async def _run(handle: Handle, *, number: int, settle_seconds: float) -> dict[st
         )
         one_by_one = [await _measure(client, f"one-{index}") for index in range(number)]
         at_once = await asyncio.gather(*(_measure(client, f"many-{index}") for index in range(number)))
-        async with _stock_instance(handle, await _kubeconfig(client, "one-0")) as stock:
+        async with _stock_instance(handle, await kubeconfig_of(client, "one-0")) as stock:
             await asyncio.sleep(settle_seconds)
             memory = _memory(handle) | {"stock kube-controller-manager, default flags": [memory_of(stock)]}
         return {

@@ -27,9 +27,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from api import ControlPlane, ControlPlaneClass, ControlPlaneEndpoint, ControlPlaneRegistration, ResourceModel
 from benchmarks.cost import PeakMemory, cpu_seconds, requests_by_kind
 from benchmarks.surroundings import ApiServer, free_port, shared_address, start_api_server
+from controlplane_operator.kinds import (
+    CONTROL_PLANE_CLASSES,
+    CONTROL_PLANE_ENDPOINTS,
+    CONTROL_PLANE_REGISTRATIONS,
+    CONTROL_PLANES,
+)
 from embedded.credentials import OPERATOR_USER, SERVICE_ACCOUNT_GROUPS, write_private
 from embedded.manifests import install
 from provider import Client, ClusterConfig, Reflector, Resource
@@ -44,17 +49,6 @@ _CLASS: Final = "measured"
 _READY_SECONDS: Final = 60.0
 _AT_ONCE: Final = 64
 _LOG_BYTES: Final = 4000
-
-
-def _resource(model: type[ResourceModel]) -> Resource:
-    info = model.resource
-    return Resource(info.api_version, info.kind, info.plural, namespaced=False)
-
-
-_CONTROL_PLANES: Final = _resource(ControlPlane)
-_CLASSES: Final = _resource(ControlPlaneClass)
-_ENDPOINTS: Final = _resource(ControlPlaneEndpoint)
-_REGISTRATIONS: Final = _resource(ControlPlaneRegistration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +135,9 @@ async def _running(
 
 async def _until_served(client: Client) -> None:
     """Return once the operator acts: it says something about a class."""
-    await client.create(_CLASSES, {"metadata": {"name": _CLASS}, "spec": {"deletionPolicy": "Retain"}})
+    await client.create(CONTROL_PLANE_CLASSES, {"metadata": {"name": _CLASS}, "spec": {"deletionPolicy": "Retain"}})
     async with asyncio.timeout(_READY_SECONDS):
-        while not (await client.get(_CLASSES, _CLASS)).get("status"):  # noqa: ASYNC110 - once in a run
+        while not (await client.get(CONTROL_PLANE_CLASSES, _CLASS)).get("status"):  # noqa: ASYNC110 - once in a run
             await asyncio.sleep(0.05)
 
 
@@ -159,10 +153,10 @@ async def _create(client: Client, *, number: int, server: str) -> None:
             name = f"tenant-{index:04d}"
             registration = {"controlPlaneRef": {"name": name}, "services": ["controllers"]}
             control_plane = {"classRef": {"name": _CLASS}, "endpointRef": {"name": name}}
-            tasks.create_task(create(_REGISTRATIONS, name, registration))
-            tasks.create_task(create(_CONTROL_PLANES, name, control_plane))
+            tasks.create_task(create(CONTROL_PLANE_REGISTRATIONS, name, registration))
+            tasks.create_task(create(CONTROL_PLANES, name, control_plane))
             url = f"{server}/clusters/{name}/control-plane"
-            tasks.create_task(create(_ENDPOINTS, name, {"endpoint": url}))
+            tasks.create_task(create(CONTROL_PLANE_ENDPOINTS, name, {"endpoint": url}))
 
 
 def _per_control_plane(before: Counter[str], after: Counter[str], *, number: int, own: Counter[str]) -> dict[str, Any]:
@@ -173,14 +167,19 @@ def _per_control_plane(before: Counter[str], after: Counter[str], *, number: int
 
 async def _measure(target: Target, *, management: ApiServer, tenants: ApiServer, address: str, pid: int) -> Any:
     number = target.control_planes
-    own = Counter({f"POST {each.plural}": number for each in (_CONTROL_PLANES, _ENDPOINTS, _REGISTRATIONS)})
+    own = Counter(
+        {
+            f"POST {each.plural}": number
+            for each in (CONTROL_PLANES, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANE_REGISTRATIONS)
+        }
+    )
     configs = [each.administrator() for each in (management, tenants)]
     ready, resolved = Progress(number, _is_ready), Progress(number, _is_resolved)
     memory = PeakMemory(pid)
     async with Client(management.administrator()) as client, asyncio.TaskGroup() as tasks:
         follow = [
-            tasks.create_task(Reflector(client, _CONTROL_PLANES).run(ready.saw)),
-            tasks.create_task(Reflector(client, _REGISTRATIONS).run(resolved.saw)),
+            tasks.create_task(Reflector(client, CONTROL_PLANES).run(ready.saw)),
+            tasks.create_task(Reflector(client, CONTROL_PLANE_REGISTRATIONS).run(resolved.saw)),
             tasks.create_task(memory.watch()),
         ]
         await _until_served(client)

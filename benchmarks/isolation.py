@@ -25,26 +25,18 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from api import ControlPlane, ControlPlaneEndpoint
-from api.names import ALLOW_ENDPOINT_LABEL, kubeconfig_secret_name, management_namespace
+from api.names import ALLOW_ENDPOINT_LABEL
+from benchmarks.kubeconfig import kubeconfig_of
 from benchmarks.surroundings import shared_address
+from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
 from embedded.daemon import Daemon
 from embedded.handle import Handle
-from provider import SECRETS, Client, ClusterConfig, Resource
+from provider import SECRETS, Client, ClusterConfig
 from tools.binaries import resolve
 
 _POLL_SECONDS: Final = 0.05
 _DEADLINE_SECONDS: Final = 240.0
 _SECRET: Final = {"name": "isolation-administrator", "namespace": "default"}
-
-
-def _resource(model: type[ControlPlane | ControlPlaneEndpoint]) -> Resource:
-    info = model.resource
-    return Resource(info.api_version, info.kind, info.plural, namespaced=False)
-
-
-_CONTROL_PLANES: Final = _resource(ControlPlane)
-_ENDPOINTS: Final = _resource(ControlPlaneEndpoint)
 
 
 def _reason(obj: dict[str, Any]) -> str:
@@ -61,13 +53,9 @@ class _Field:
 
     async def prepare(self) -> ClusterConfig:
         """Make an API server, and return how its administrator connects."""
-        await self._client.create(
-            _CONTROL_PLANES, {"metadata": {"name": "host"}, "spec": {"deletionPolicy": "Destroy"}}
-        )
+        await self._client.create(CONTROL_PLANES, {"metadata": {"name": "host"}, "spec": {"deletionPolicy": "Destroy"}})
         await self._until({"host": "Reconciled"})
-        reference = kubeconfig_secret_name("host"), management_namespace("host")
-        found = await self._client.get(SECRETS, reference[0], namespace=reference[1])
-        return ClusterConfig.from_kubeconfig(base64.b64decode(found["data"]["kubeconfig"]))
+        return ClusterConfig.from_kubeconfig(await kubeconfig_of(self._client, "host"))
 
     async def share(self, address: ClusterConfig) -> None:
         """Have all good ones adopt what is at an address, by its credentials, which no deletion takes back."""
@@ -79,9 +67,9 @@ class _Field:
     async def adopt(self, name: str, url: str) -> None:
         """Create a control plane whose API server is at a URL, below a path of its own."""
         door = {"endpoint": url, "credentialsSecretRef": _SECRET}
-        await self._client.create(_ENDPOINTS, {"metadata": {"name": name}, "spec": door})
+        await self._client.create(CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": name}, "spec": door})
         spec = {"endpointRef": {"name": name}}
-        await self._client.create(_CONTROL_PLANES, {"metadata": {"name": name}, "spec": spec})
+        await self._client.create(CONTROL_PLANES, {"metadata": {"name": name}, "spec": spec})
 
     async def measure(
         self, number: int, *, beside: Sequence[str] = (), at_once: Sequence[str] = ()
@@ -109,7 +97,7 @@ class _Field:
         reached: dict[str, float] = {}
         async with asyncio.timeout(_DEADLINE_SECONDS):
             while len(reached) < len(wanted):
-                for obj in (await self._client.list(_CONTROL_PLANES)).items:
+                for obj in (await self._client.list(CONTROL_PLANES)).items:
                     name = obj["metadata"]["name"]
                     if name in wanted and name not in reached and _reason(obj) == wanted[name]:
                         reached[name] = time.monotonic()
@@ -118,14 +106,14 @@ class _Field:
 
     async def _delete(self, names: Sequence[str]) -> None:
         for name in names:
-            await self._client.delete(_CONTROL_PLANES, name)
+            await self._client.delete(CONTROL_PLANES, name)
         left = set(names)
         async with asyncio.timeout(_DEADLINE_SECONDS):
             while left:
                 await asyncio.sleep(_POLL_SECONDS)
-                left &= {obj["metadata"]["name"] for obj in (await self._client.list(_CONTROL_PLANES)).items}
+                left &= {obj["metadata"]["name"] for obj in (await self._client.list(CONTROL_PLANES)).items}
         for name in names:
-            await self._client.delete(_ENDPOINTS, name)
+            await self._client.delete(CONTROL_PLANE_ENDPOINTS, name)
 
 
 @contextlib.asynccontextmanager
