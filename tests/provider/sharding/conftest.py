@@ -1,0 +1,397 @@
+"""Sharded coordinators in made-up time: their API server is slow or cut off, and each has a clock of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import random
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Self
+
+import pytest
+
+from provider import ClusterNotOwned, Conflict, NotFound, ObjectList, Unreachable, WatchEvent
+from provider.coordinator.sharded import Sharded
+from provider.coordinator.shards import ShardTimings
+from provider.errors import Invalid
+
+EDITS: dict[str, dict[str, Any]] = {
+    "free": {"holderIdentity": ""},
+    "rename": {"holderIdentity": "somebody"},
+    "shorten": {"leaseDurationSeconds": 1},
+}
+
+
+class Api:
+    """Keeps Leases, as the API server does."""
+
+    def __init__(self) -> None:
+        self.leases: dict[str, dict[str, Any]] = {}
+        self.log: list[tuple[int, WatchEvent]] = []
+        self.writes = 0
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def get(self, name: str) -> dict[str, Any]:
+        if name not in self.leases:
+            raise NotFound(404, "NotFound", "there is none")
+        return copy.deepcopy(self.leases[name])
+
+    def put(self, body: dict[str, Any]) -> dict[str, Any]:
+        metadata = body["metadata"]
+        known = self.leases.get(metadata["name"])
+        if known is None and "uid" in metadata:
+            raise Conflict(409, "Conflict", "it is gone")
+        if known is not None:
+            if "resourceVersion" not in metadata:
+                raise Invalid(422, "Invalid", "must be specified for an update")
+            if metadata["resourceVersion"] != known["metadata"]["resourceVersion"]:
+                raise Conflict(409, "Conflict", "it was changed")
+        return self.apply(body)
+
+    def apply(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.writes += 1
+        name = body["metadata"]["name"]
+        known, lease = self.leases.get(name), copy.deepcopy(body)
+        version = len(self.log) + 1
+        lease["metadata"] |= {"uid": known["metadata"]["uid"] if known else f"uid-{version}"}
+        self._note("ADDED" if known is None else "MODIFIED", name, lease)
+        return self.get(name)
+
+    def delete(self, name: str, uid: str | None = None) -> dict[str, Any]:
+        found = self.get(name)
+        if uid not in {None, found["metadata"]["uid"]}:
+            raise Conflict(409, "Conflict", "it is another one")
+        self._note("DELETED", name, found)
+        del self.leases[name]
+        return {}
+
+    def edit(self, name: str, **spec: Any) -> None:
+        if name in self.leases:
+            found = self.get(name)
+            self.put({**found, "spec": found["spec"] | spec})
+
+    async def wait(self) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(future)
+        try:
+            await future
+        finally:
+            self._waiting.discard(future)
+
+    def _note(self, kind: str, name: str, lease: dict[str, Any]) -> None:
+        version = len(self.log) + 1
+        lease["metadata"]["resourceVersion"] = str(version)
+        self.leases[name] = lease
+        self.log.append((version, WatchEvent(kind, copy.deepcopy(lease))))
+        for future in tuple(self._waiting):
+            if not future.done():
+                future.set_result(None)
+
+
+class Link:
+    """The client of one process, and the network between it and the server."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+        self.slowness = 0.02
+        self.cut = False
+        self.deaf = False
+        """Requests arrive, and answers do not."""
+
+    async def get(self, _: Any, name: str, *, namespace: str) -> dict[str, Any]:
+        return await self._call(lambda: self.api.get(name))
+
+    async def replace(self, _: Any, body: dict[str, Any]) -> dict[str, Any]:
+        return await self._call(lambda: self.api.put(body))
+
+    async def apply(self, _: Any, body: dict[str, Any], *, field_manager: str) -> dict[str, Any]:
+        return await self._call(lambda: self.api.apply(body))
+
+    async def delete(self, _: Any, name: str, *, namespace: str, uid: str | None) -> dict[str, Any]:
+        return await self._call(lambda: self.api.delete(name, uid))
+
+    async def list(self, _: Any, **__: Any) -> ObjectList:
+        def items() -> Any:
+            return ObjectList(copy.deepcopy(list(self.api.leases.values())), str(len(self.api.log)))
+
+        return await self._call(items)
+
+    def watch(self, _: Any, *, resource_version: str, **__: Any) -> Stream:
+        return Stream(self, int(resource_version))
+
+    async def _call(self, act: Callable[[], Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        if not self.cut:
+            loop.call_later(self.delay(), self._arrive, act, answer)
+        try:
+            async with asyncio.timeout(30.0):
+                return await answer
+        except TimeoutError:
+            raise Unreachable("no answer", kind="timeout") from None
+
+    def _arrive(self, act: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
+        try:
+            found, problem = act(), None
+        except (NotFound, Conflict, Invalid) as error:
+            found, problem = None, error
+        if not self.deaf:
+            asyncio.get_running_loop().call_later(self.delay(), self._answer, answer, found, problem)
+
+    @staticmethod
+    def _answer(answer: asyncio.Future[Any], found: Any, problem: Exception | None) -> None:
+        if answer.done():
+            return
+        if problem is not None:
+            answer.set_exception(problem)
+        else:
+            answer.set_result(found)
+
+    def delay(self) -> float:
+        return random.uniform(0, self.slowness)
+
+
+class Stream:
+    """A watch; where the network is cut nothing comes, and what was missed comes later."""
+
+    def __init__(self, link: Link, position: int) -> None:
+        self._link, self._position = link, position
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return
+
+    async def open(self) -> None:
+        await asyncio.sleep(self._link.delay())
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> WatchEvent:
+        log = self._link.api.log
+        while self._link.cut or self._link.deaf or self._position >= len(log):
+            if self._position >= len(log):
+                await self._link.api.wait()
+            else:
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(self._link.delay())
+        self._position += 1
+        event = log[self._position - 1][1]
+        return WatchEvent(event.type, copy.deepcopy(event.object))
+
+
+class World:
+    """Who works on what."""
+
+    shards = 8
+    timings = ShardTimings()
+
+    def __init__(self) -> None:
+        self.api = Api()
+        self.clusters = sorted(f"cluster-{number}" for number in range(12))
+        self.begun = 0
+        self.working: defaultdict[str, set[str]] = defaultdict(set)
+        self.together: list[tuple[str, set[str]]] = []
+        self.processes: list[Process] = []
+
+    def join(self, *, drift: float = 0.0, **options: Any) -> Process:
+        """Start one more process."""
+        return Process(len(self.processes), self, drift=drift, **options).start()
+
+    def begin(self, cluster: str, name: str) -> None:
+        if name not in self.working[cluster]:
+            self.begun += 1
+        self.working[cluster].add(name)
+        if len(self.working[cluster]) > 1:
+            self.together.append((cluster, set(self.working[cluster])))
+
+    def holders(self) -> dict[str, str]:
+        leases = self.api.leases.items()
+        return {name: lease["spec"]["holderIdentity"] for name, lease in leases if name.startswith("mcr-shard-")}
+
+    def spread(self) -> list[int]:
+        """How many fences each process works behind."""
+        return [each.coordinator.stats.owned for each in self.processes if each.running]
+
+    def settled(self) -> bool:
+        return all(len(self.working[cluster]) == 1 for cluster in self.clusters)
+
+    async def until(self, condition: Callable[[], bool], *, within: float) -> None:
+        """Wait for something, in made-up time."""
+        began = asyncio.get_running_loop().time()
+        while not condition():
+            assert asyncio.get_running_loop().time() - began < within, f"not within {within} s"
+            await asyncio.sleep(0.05)
+
+    async def watch_writers(self) -> None:
+        """Look all the time whether two may write."""
+        while True:
+            for cluster in self.clusters:
+                allowed = {each.name for each in self.processes if each.running and each.may_write(cluster)}
+                if len(allowed) > 1:
+                    self.together.append((cluster, allowed))
+            await asyncio.sleep(0.2)
+
+
+class Process:
+    """One replica: its workplace, its client and its clock."""
+
+    def __init__(self, number: int, world: World, *, drift: float = 0.0, **options: Any) -> None:
+        self.number, self.world = number, world
+        self.rate, self.offset = 1.0 + drift, number * 1000.0
+        self.options = {"shards": world.shards} | options
+        self.link = Link(world.api)
+        self.slow_end = 0.0
+        self.runs = 0
+        self.running = False
+        self.task: asyncio.Task[None] | None = None
+        self.changed = asyncio.Event()
+        world.processes.append(self)
+
+    @property
+    def name(self) -> str:
+        return f"process-{self.number}-{self.runs}"
+
+    @property
+    def identity(self) -> str:
+        return f"replica-{self.number}"
+
+    @property
+    def announced(self) -> str:
+        return f"mcr-peer-{self.identity}"
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time() * self.rate + self.offset
+
+    def start(self) -> Process:
+        if not self.running:
+            self.runs += 1
+            self.running = True
+            self.coordinator = Sharded(
+                self.link,  # type: ignore[arg-type]
+                namespace="ns",
+                on_overrun=None,
+                now=self.now,
+                **{"identity": self.identity} | self.options,
+            )
+            place = Place(self, self.coordinator)
+            self.task = asyncio.create_task(self.coordinator.run(place))
+        return self
+
+    def may_write(self, cluster: str) -> bool:
+        with contextlib.suppress(ClusterNotOwned):
+            self.coordinator.require_write(cluster)
+            return True
+        return False
+
+    async def stop(self) -> None:
+        """SIGTERM."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait((self.task,))
+            self.running = False
+
+    def kill(self) -> None:
+        """SIGKILL: nothing that it does now reaches anybody, and it is started again under the same name."""
+        self.link.cut = True
+        self.running = False
+        for working in self.world.working.values():
+            working.discard(self.name)
+        if self.task is not None:
+            self.task.cancel()
+        self.link = Link(self.world.api)
+
+    def mend(self) -> None:
+        self.link.cut = self.link.deaf = False
+        self.link.slowness, self.slow_end = 0.02, 0.0
+        self.start()
+
+    async def meet(self, what: str) -> None:
+        """Let one thing go wrong, or be mended."""
+        match what:
+            case "stop":
+                await self.stop()
+            case "kill":
+                self.kill()
+            case "cut" | "deaf":
+                setattr(self.link, what, True)
+            case "slow":
+                self.link.slowness = 3.0
+            case "slow end":
+                self.slow_end = 100.0
+            case "mend":
+                self.mend()
+            case _:
+                self._edit(what)
+
+    def _edit(self, what: str) -> None:
+        """Have somebody change Leases by hand."""
+        api = self.world.api
+        for name in [name for name, holder in self.world.holders().items() if holder == self.identity]:
+            if what == "delete":
+                api.delete(name)
+            else:
+                api.edit(name, **EDITS[what])
+        if what == "delete" and self.announced in api.leases:
+            api.delete(self.announced)
+
+
+class Place:
+    """Where a coordinator allows and withdraws."""
+
+    def __init__(self, process: Process, coordinator: Sharded) -> None:
+        self._process, self._coordinator, self._name = process, coordinator, process.name
+        process.changed.set()
+
+    def names(self) -> list[str]:
+        return self._process.world.clusters
+
+    async def wait_changed(self) -> None:
+        await self._process.changed.wait()
+        self._process.changed.clear()
+
+    def allow(self, name: str) -> None:
+        if self._process.name == self._name and self._process.running:
+            assert self._coordinator.may_work(name)
+            self._process.world.begin(name, self._name)
+
+    async def withdraw(self, name: str) -> None:
+        fence = self._coordinator._fences.of(name)
+        assert fence is not None
+        working, now = self._process.world.working[name], self._process.now
+        slow_until = now() + self._process.slow_end
+        while now() < slow_until:
+            await asyncio.sleep(0.05)
+            if now() >= fence.overrun_at:
+                # The process is ended now, and so its work; here it stays, and must not be able to write.
+                working.discard(self._name)
+        working.discard(self._name)
+
+
+@pytest.fixture(scope="session")
+def world_of() -> Callable[..., AbstractAsyncContextManager[World]]:
+    """`async with world_of(drift, …, **options) as world`, with a process for each drift of a clock.
+
+    They have shared the clusters for a while; in the end nobody has worked together.
+    """
+
+    @contextlib.asynccontextmanager
+    async def make(*drifts: float, **options: Any) -> AsyncIterator[World]:
+        world = World()
+        for drift in drifts:
+            world.join(drift=drift, **options)
+        watching = asyncio.create_task(world.watch_writers())
+        await asyncio.sleep(60)
+        assert world.settled() or not drifts
+        yield world
+        watching.cancel()
+        await asyncio.gather(*(process.stop() for process in world.processes))
+        assert world.together == []
+        assert set().union(*world.working.values()) == set()
+
+    return make

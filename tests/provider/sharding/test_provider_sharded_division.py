@@ -1,0 +1,192 @@
+"""Who gets which clusters as peers and clusters come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from provider.coordinator.peers import Announcement
+from provider.coordinator.shards import ShardTimings
+
+Loop = type[asyncio.AbstractEventLoop]
+Worlds = Callable[..., Any]
+
+
+def test_a_peer_that_leaves_is_followed_at_once(made_up_time: Loop, world_of: Worlds) -> None:
+    async def leaving() -> None:
+        async with world_of(0.0, 0.0) as world:
+            first, second = world.processes
+            await first.stop()
+            assert first.announced not in world.api.leases
+            assert first.identity not in world.holders().values()
+            await world.until(lambda: world.settled() and world.spread() == [world.shards], within=2)
+            assert second.coordinator.stats.peers == (second.identity,)
+
+    with asyncio.Runner(loop_factory=made_up_time) as runner:
+        runner.run(leaving())
+
+
+def test_who_gets_clusters_of_others_is_told(made_up_time: Loop, world_of: Worlds) -> None:
+    """Each time, once they are its own; and not what it had before."""
+
+    async def leaving() -> None:
+        async with world_of(0.0, 0.0) as world:
+            first, second = world.processes
+            told: list[int] = []
+            second.coordinator.listen(lambda: told.append(sum(map(second.coordinator.may_work, world.clusters))))
+            await asyncio.sleep(60)
+            assert told == []
+            await first.stop()
+            await world.until(world.settled, within=2)
+            assert len(told) == world.shards // 2
+            assert told[-1] == len(world.clusters)
+
+    with asyncio.Runner(loop_factory=made_up_time) as runner:
+        runner.run(leaving())
+
+
+async def test_a_peer_is_gone_only_when_what_it_last_said_has_arrived(eventually: Callable[..., Any]) -> None:
+    """It would be there again otherwise, and others would wait for one that comes no more."""
+    arrived: list[str] = []
+    gate = asyncio.Event()
+
+    class Slow:
+        async def apply(self, _: Any, body: dict[str, Any], *, field_manager: str) -> dict[str, Any]:
+            arrived.append("asked")
+            await gate.wait()
+            arrived.append("said")
+            return body
+
+        async def delete(self, *_: Any, **__: Any) -> None:
+            arrived.append("deleted")
+
+    announcement = Announcement(
+        Slow(),  # type: ignore[arg-type]
+        namespace="ns",
+        prefix="mcr-peer",
+        identity="it",
+        weight=1,
+        layout="mcr-shard/64",
+        timings=ShardTimings(),
+    )
+    keeping = asyncio.create_task(announcement.keep())
+    await eventually(lambda: arrived == ["asked"])
+    deleting = asyncio.create_task(announcement.delete())
+    await asyncio.sleep(0.01)
+    gate.set()
+    await deleting
+    await announcement.write()
+    assert arrived == ["asked", "said", "deleted"]
+    keeping.cancel()
+
+
+def test_only_what_must_moves_when_peers_come_and_go(made_up_time: Loop, world_of: Worlds) -> None:
+    """From one to three to two: a peer that comes learns who is there first, and takes no more than its part (D8)."""
+
+    async def scaled() -> None:
+        async with world_of(0.0) as world:
+            world.join()
+            world.join()
+            await asyncio.sleep(30)
+            assert sorted(world.spread()) == [2, 3, 3]
+            assert (
+                sum(each.coordinator.stats.acquired for each in world.processes)
+                == world.shards + world.shards - world.spread()[0]
+            )
+            before = [each.coordinator.stats.acquired for each in world.processes[:2]]
+            part = world.spread()[2]
+            await world.processes[2].stop()
+            await asyncio.sleep(30)
+            assert world.spread() == [4, 4]
+            assert sum(each.coordinator.stats.acquired for each in world.processes[:2]) - sum(before) == part
+
+    with asyncio.Runner(loop_factory=made_up_time) as runner:
+        runner.run(scaled())
+
+
+def test_peers_that_begin_together_take_their_parts(made_up_time: Loop, world_of: Worlds) -> None:
+    """None takes what it has to give back (D8); weights are heeded."""
+
+    async def together() -> None:
+        async with world_of(0.0, 0.0, 0.0, 0.0) as world:
+            assert world.spread() == [2, 2, 2, 2]
+            assert sum(each.coordinator.stats.acquired for each in world.processes) == world.shards
+        async with world_of() as world:
+            world.join()
+            world.join(weight=3)
+            await asyncio.sleep(60)
+            assert world.spread() == [world.shards // 4, world.shards * 3 // 4]
+
+    with asyncio.Runner(loop_factory=made_up_time) as runner:
+        runner.run(together())
+
+
+@pytest.mark.parametrize("other", [{"shards": 16}, {"fence": "cluster"}, {"fence_prefix": "other"}], ids=str)
+def test_who_divides_in_another_way_waits_until_the_others_are_gone(
+    made_up_time: Loop, other: dict[str, Any], world_of: Worlds
+) -> None:
+    async def divided() -> None:
+        async with world_of(0.0) as world:
+            (first,) = world.processes
+            second = world.join(**other)
+            await asyncio.sleep(100)
+            assert world.spread() == [world.shards, 0]
+            await first.stop()
+            await world.until(world.settled, within=world.timings.duration_seconds + world.timings.probe_seconds)
+            assert second.coordinator.stats.clusters == len(world.clusters)
+
+    with asyncio.Runner(loop_factory=made_up_time) as runner:
+        runner.run(divided())
+
+
+def test_clusters_come_and_go(made_up_time: Loop, world_of: Worlds) -> None:
+    """Criterion 64: what happens to one cluster is none of the others' business (D3)."""
+
+    async def changing(fence: str) -> None:
+        async with world_of(0.0, 0.0, fence=fence) as world:
+
+            async def change(clusters: list[str]) -> None:
+                world.clusters = sorted(clusters)
+                for process in world.processes:
+                    process.changed.set()
+                await asyncio.sleep(30)
+
+            begun, known = world.begun, world.clusters
+            await change(known[1:])
+            assert not world.working[known[0]]
+            assert world.settled()
+            if fence == "shard":
+                assert world.begun == begun
+            await change([*known, "new"])
+            assert world.settled()
+
+    for fence in ("shard", "cluster"):
+        with asyncio.Runner(loop_factory=made_up_time) as runner:
+            runner.run(changing(fence))
+
+
+def test_a_new_cluster_of_its_own_fence_is_begun_at_once(made_up_time: Loop, world_of: Worlds) -> None:
+    """There is no Lease of it, and there was none for as long as one lasts: nobody can be at work."""
+
+    async def coming() -> None:
+        async with world_of(0.0, fence="cluster") as world:
+            world.clusters = [*world.clusters, "new"]
+            world.processes[0].changed.set()
+            await world.until(world.settled, within=1)
+
+    with asyncio.Runner(loop_factory=made_up_time) as runner:
+        runner.run(coming())
+
+
+def test_sixty_four_fences_cost_seven_writes_a_second(made_up_time: Loop, world_of: Worlds) -> None:
+    async def measured() -> None:
+        async with world_of(0.0, shards=64) as world:
+            before = world.api.writes
+            await asyncio.sleep(1000)
+            assert 6.4 <= (world.api.writes - before) / 1000 <= 8
+
+    with asyncio.Runner(loop_factory=made_up_time) as runner:
+        runner.run(measured())

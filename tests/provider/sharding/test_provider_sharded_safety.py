@@ -1,0 +1,188 @@
+"""Whatever happens to peers, network and Leases: never do two work on one cluster, and one does in the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+DRIFT = 0.01
+FAULTS = ["stop", "kill", "cut", "deaf", "slow", "slow end", "mend", "delete", "free", "rename", "shorten"]
+EVENTS = st.lists(st.tuples(st.floats(0.1, 25.0), st.sampled_from(FAULTS), st.integers(0, 2)), min_size=1, max_size=10)
+Loop = type[asyncio.AbstractEventLoop]
+Worlds = Callable[..., Any]
+
+
+async def story(world_of: Worlds, events: list[tuple[float, str, int]], drifts: list[float], **options: Any) -> None:
+    async with world_of(*drifts, **options) as world:
+        for seconds, what, number in events:
+            await asyncio.sleep(seconds)
+            await world.processes[number].meet(what)
+        for process in world.processes:
+            process.mend()
+        await asyncio.sleep(150)
+        assert world.settled(), "somebody is not worked on although all is well"
+        assert max(world.spread()) - min(world.spread()) <= 1
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@given(events=EVENTS, drifts=st.lists(st.floats(-DRIFT, DRIFT), min_size=3, max_size=3))
+def test_never_do_two_work_on_a_cluster(
+    made_up_time: Loop, events: list[tuple[float, str, int]], drifts: list[float], world_of: Worlds
+) -> None:
+    with asyncio.Runner(loop_factory=made_up_time) as runner:
+        runner.run(story(world_of, events, drifts))
+
+
+@pytest.mark.parametrize(
+    ("fault", "fence"), [*((fault, "shard") for fault in FAULTS), *((fault, "cluster") for fault in ("kill", "delete"))]
+)
+def test_each_fault_alone(made_up_time: Loop, fault: str, fence: str, world_of: Worlds) -> None:
+    with asyncio.Runner(loop_factory=made_up_time) as runner:
+        runner.run(story(world_of, [(3.0, fault, 1), (25.0, "mend", 1)], [-DRIFT, 0.0, DRIFT], fence=fence))
+
+
+@pytest.mark.parametrize("meanwhile", ["slow", "delete", "free", "shorten", "rename"])
+def test_a_peer_that_is_cut_off_has_ended_its_work_before_the_next_one_begins(
+    made_up_time: Loop, meanwhile: str, world_of: Worlds
+) -> None:
+    """Though it takes its time to end, and whatever else was done; the last answer that it got may have been late."""
+
+    async def cut_off(seed: int) -> None:
+        async with world_of(-DRIFT, DRIFT) as world:
+            first = world.processes[0]
+            first.slow_end = 40.0
+            await asyncio.sleep(seed)
+            if meanwhile == "slow":
+                await first.meet(meanwhile)
+                await asyncio.sleep(5)
+            first.link.cut = True
+            await first.meet(meanwhile)
+            await world.until(lambda: world.spread() == [0, world.shards], within=90)
+            assert world.settled()
+
+    for seed in range(0, 12, 4):
+        with asyncio.Runner(loop_factory=made_up_time) as runner:
+            runner.run(cut_off(seed))
+
+
+def test_a_peer_that_is_killed_is_replaced_in_time(made_up_time: Loop, world_of: Worlds) -> None:
+    """Criterion 61: within the duration of a fence and a probe, though it is a peer for longer than that."""
+
+    async def killed(seed: int) -> None:
+        async with world_of(-DRIFT, 0.0, DRIFT) as world:
+            await asyncio.sleep(seed)
+            world.processes[0].kill()
+            await world.until(world.settled, within=world.timings.duration_seconds + world.timings.probe_seconds)
+
+    for seed in range(0, 12, 3):
+        with asyncio.Runner(loop_factory=made_up_time) as runner:
+            runner.run(killed(seed))
+
+
+def test_one_failed_renewal_stops_nothing(made_up_time: Loop, world_of: Worlds) -> None:
+    """Criterion 65: while the fence is valid, work goes on (D4)."""
+
+    async def failing() -> None:
+        async with world_of(0.0) as world:
+            (process,) = world.processes
+            begun = world.begun
+            for trouble in ("cut", "deaf"):
+                failures = process.coordinator.stats.failures
+                setattr(process.link, trouble, True)
+                await world.until(lambda: process.coordinator.stats.failures > failures, within=15)  # noqa: B023
+                setattr(process.link, trouble, False)
+                await asyncio.sleep(60)
+            assert world.begun == begun
+            assert process.coordinator.stats.lost == 0
+
+    with asyncio.Runner(loop_factory=made_up_time) as runner:
+        runner.run(failing())
+
+
+def test_a_renewal_that_gets_no_answer_ends_the_work_before_the_fence_runs_out(
+    made_up_time: Loop, world_of: Worlds
+) -> None:
+    """Criterion 75: by the local clock; what takes its time has `drain_seconds` for it."""
+
+    async def stuck() -> None:
+        async with world_of(0.0) as world:
+            (process,) = world.processes
+            process.slow_end, process.link.deaf = 4.0, True
+            await world.until(
+                lambda: not any(process.coordinator.may_work(cluster) for cluster in world.clusters), within=20
+            )
+            # What is under way may come to its end, but not later than that.
+            assert max(process.coordinator.grace_seconds(cluster) or 0 for cluster in world.clusters) == pytest.approx(
+                4, abs=0.1
+            )
+            assert any(process.may_write(cluster) for cluster in world.clusters)
+            last = max(fence.lease.expires_at for fence in process.coordinator._fences.all())
+            await world.until(lambda: not any(world.working.values()), within=10)
+            assert process.now() < last - 0.5
+            process.link.deaf = False
+            await world.until(world.settled, within=40)
+
+    with asyncio.Runner(loop_factory=made_up_time) as runner:
+        runner.run(stuck())
+
+
+def test_work_is_drained_before_its_fence_is_given_back(made_up_time: Loop, world_of: Worlds) -> None:
+    """Criterion 75: also where that takes longer than a fence lasts; it is renewed meanwhile (D7)."""
+
+    async def handed_over() -> None:
+        async with world_of(0.0) as world:
+            (first,) = world.processes
+            first.slow_end = 30.0
+            second = world.join()
+            await world.until(lambda: first.coordinator.stats.wanted == world.shards // 2, within=5)
+            leaving = [cluster for cluster in world.clusters if not first.coordinator.may_work(cluster)]
+            assert leaving
+            await asyncio.sleep(28)
+            layout, holders = first.coordinator.layout, world.holders()
+            assert {holders[layout.lease_name(layout.key_of(cluster))] for cluster in leaving} == {first.identity}
+            assert all(first.may_write(cluster) and world.working[cluster] == {first.name} for cluster in leaving)
+            await world.until(lambda: world.spread() == [world.shards // 2] * 2, within=5)
+            assert all(world.working[cluster] == {second.name} for cluster in leaving)
+
+    with asyncio.Runner(loop_factory=made_up_time) as runner:
+        runner.run(handed_over())
+
+
+def test_a_fence_of_work_that_never_ends_runs_out(made_up_time: Loop, world_of: Worlds) -> None:
+    """Criterion 75: it is not given back, and not renewed for ever either."""
+
+    async def endless() -> None:
+        async with world_of(0.0) as world:
+            (first,) = world.processes
+            first.slow_end = 1000.0
+            world.join()
+            await world.until(
+                lambda: world.spread()[1] == world.shards // 2, within=world.timings.handover_seconds + 35
+            )
+            assert first.coordinator.stats.owned > world.shards // 2
+            assert not any(first.may_write(each) for each in world.clusters if not first.coordinator.may_work(each))
+            first.slow_end = 0.0
+            await asyncio.sleep(1000)
+            assert world.spread() == [world.shards // 2] * 2
+
+    with asyncio.Runner(loop_factory=made_up_time) as runner:
+        runner.run(endless())
+
+
+def test_two_processes_of_one_name_do_no_harm(
+    made_up_time: Loop, caplog: pytest.LogCaptureFixture, world_of: Worlds
+) -> None:
+    async def twins() -> None:
+        async with world_of(0.0, identity="twin") as world:
+            world.join(identity="twin")
+            await asyncio.sleep(100)
+            assert world.settled()
+
+    with asyncio.Runner(loop_factory=made_up_time) as runner:
+        runner.run(twins())
+    assert "another process takes part as peer twin" in caplog.text
