@@ -1,4 +1,4 @@
-"""Flags of kube-controller-manager on mcm's own command line: they reach every instance."""
+"""Flags of the programs on mcm's own command line: they reach every instance."""
 
 from __future__ import annotations
 
@@ -52,6 +52,11 @@ _OWNED_FAMILIES: Final = (
     (re.compile(r"requestheader-.*"), _CALLERS),
     (re.compile(r"cluster-signing-(.+-)?(cert|key)-file"), _KEYS),
 )
+_OWNED_OF_SCHEDULER: Final = {
+    "config": "the file would say to which API server it connects, and that it elects a leader, both of which are for"
+    " mcm to say; profiles other than the default one need a kube-scheduler of your own",
+    "write-config-to": _ASIDE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,23 @@ class Flags:
         if controllers is not None and all(item.startswith("-") for item in controllers):
             raise ConfigurationError("--controllers has none run: name some, or '*' for all that are on by default")
         return cls(tuple(kept), tuple(controllers or ()))
+
+    @classmethod
+    def parse_scheduler(cls, arguments: Sequence[str]) -> Flags:
+        """Take flags of kube-scheduler, each with its value. Raises ConfigurationError for one that mcm sets itself.
+
+        Whether it knows the others is for itself to say: see `check_flags`.
+        """
+        for argument in arguments:
+            if not argument.startswith("--") or argument == "--":
+                raise ConfigurationError(
+                    f"--scheduler-flag={argument} is not understood: give one flag with its value each time, such as"
+                    " --scheduler-flag=--kube-api-qps=100"
+                )
+            name = _name(argument)
+            if (reason := _OWNED_OF_SCHEDULER.get(name) or _why_owned(name)) is not None:
+                raise ConfigurationError(f"--{name} of kube-scheduler is not for you to set: {reason}")
+        return cls(tuple(arguments))
 
     def __bool__(self) -> bool:
         """Whether there is any."""

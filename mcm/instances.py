@@ -63,6 +63,7 @@ class Instances(Aware):
         *,
         witness: Witness,
         flags: Flags = NO_FLAGS,
+        scheduler_flags: Flags = NO_FLAGS,
         programs: Programs | None = None,
         guard_pace: GuardPace | None = None,
         budget: StartBudget | None = None,
@@ -71,12 +72,13 @@ class Instances(Aware):
     ) -> None:
         """`readers` is the authority of those that may read the metrics of instances, in PEM; None: nobody may.
 
-        `admit` is awaited before an instance starts that is new in `all`; none starts where it raises.
-
-        Without `guard_pace` instances run whatever stands in the way of them in their cluster."""
+        `admit` is awaited before an instance starts that is new in `all`; none starts where it raises. `flags` are of
+        kube-controller-manager. Without `guard_pace` instances run whatever stands in the way of them in their cluster.
+        """
         self._runtime = runtime
         self._witness = witness
         self._flags = flags
+        self._scheduler_flags = scheduler_flags
         self._programs = programs or Programs(runtime=runtime)
         self._guard_pace = guard_pace
         self._budget = budget or StartBudget()
@@ -128,7 +130,7 @@ class Instances(Aware):
             changed=lambda: self._tell(cluster.name),
             service=service,
             generation=engagement.generation,
-            flags=self._flags,
+            flags=self._flags if service is Served.CONTROLLERS else self._scheduler_flags,
             programs=self._programs,
             budget=self._budget,
             readers=self._readers,

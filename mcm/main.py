@@ -26,6 +26,7 @@ from mcm.memory_ceiling import MemoryCeiling
 from mcm.metrics import InstanceMetrics, Metrics
 from mcm.programs import Programs
 from mcm.reports import Reports
+from mcm.scheduler import SCHEDULER_PROGRAM
 from mcm.scrape import Scraper
 from mcm.settings import Settings
 from mcm.settling import Settling
@@ -62,6 +63,8 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
     """Run until the event is set; then every instance has ended. Raises McmError, ProviderError or WorkloadsError."""
     if settings.flags:
         await check_flags(settings.flags, program=PROGRAM, directories=settings.programs)
+    if settings.scheduler_flags:
+        await check_flags(settings.scheduler_flags, program=SCHEDULER_PROGRAM, directories=settings.programs)
     config = ClusterConfig.load(settings.kubeconfig) if settings.kubeconfig else ClusterConfig.in_cluster()
     async with (
         ProcessRuntime(settings.state_dir, programs=settings.programs, log_limit_bytes=_LOG_BYTES) as runtime,
@@ -88,6 +91,7 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
                 runtime,
                 witness=witness,
                 flags=settings.flags,
+                scheduler_flags=settings.scheduler_flags,
                 programs=programs,
                 guard_pace=GuardPace(),
                 readers=reader.certificate if reader else None,

@@ -6,12 +6,15 @@ from typing import Final
 
 from mcm.certificate import ServingCertificate
 from mcm.configuration import ENVIRONMENT, GRACE_SECONDS, OPEN_FILES, PORT, READERS, connection
+from mcm.flags import NO_FLAGS, Flags
 from provider import Cluster
 from workloads import FILES, Address, Component, File, Lifetime, Port, Probe
 
 __all__ = ["SCHEDULER_PROGRAM", "configure_scheduler"]
 
 SCHEDULER_PROGRAM: Final = "kube-scheduler"
+
+_DEFAULTS: Final = ("--profiling=false",)
 
 
 def configure_scheduler(
@@ -21,6 +24,7 @@ def configure_scheduler(
     address: Address,
     serving: ServingCertificate,
     program: str,
+    flags: Flags = NO_FLAGS,
     readers: bytes | None = None,
     follows_authority: bool = False,
 ) -> Component:
@@ -30,6 +34,8 @@ def configure_scheduler(
     credentials.
     """
     arguments = (
+        *flags.over(_DEFAULTS),
+        # The last one of a kind counts: what follows is so whatever the flags say.
         f"--kubeconfig={FILES}/kubeconfig",
         # As with kube-controller-manager: it is healthy only when the API server has answered it.
         f"--authentication-kubeconfig={FILES}/kubeconfig",
@@ -39,7 +45,6 @@ def configure_scheduler(
         f"--tls-cert-file={FILES}/serving.crt",
         f"--tls-private-key-file={FILES}/serving.key",
         "--leader-elect=false",
-        "--profiling=false",
         *((f"--client-ca-file={FILES}/{READERS}",) if readers is not None else ()),
     )
     return Component(

@@ -7,7 +7,7 @@ import enum
 from api import KubernetesVersion, Service
 from mcm.certificate import ServingCertificate
 from mcm.configuration import PROGRAM, component_name, configure, controllers_named
-from mcm.flags import NO_FLAGS, Flags
+from mcm.flags import Flags
 from mcm.programs import Build, Programs
 from mcm.scheduler import SCHEDULER_PROGRAM, configure_scheduler
 from mcm.trust import follows_authority
@@ -54,7 +54,7 @@ class Served(enum.Enum):
         version: KubernetesVersion | None = None,
         readers: bytes | None = None,
     ) -> Component:
-        """Describe its component; `flags` are for controllers alone. `version` is that of the program.
+        """Describe its component; `flags` are of its program, and `version` as well.
 
         Raises ConfigurationError: see `configure`.
         """
@@ -75,7 +75,8 @@ class Served(enum.Enum):
             serving=serving,
             program=program,
             readers=readers,
-            follows_authority=follows_authority(version, flags=NO_FLAGS),
+            flags=flags,
+            follows_authority=follows_authority(version, flags=flags),
         )
 
 

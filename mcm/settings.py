@@ -49,6 +49,8 @@ class Settings:
     """Whether registrations are told of their instances, which the operator's removals and moves wait for."""
     flags: Flags
     """Of kube-controller-manager, for every instance."""
+    scheduler_flags: Flags
+    """Of kube-scheduler, for every instance of it."""
     source: Source
     sharding: Sharding | None
     """How the fleet is shared with other mcm; None: this one is alone."""
@@ -100,6 +102,15 @@ class Settings:
             help="memory that an instance may take: one that takes more is ended and started again (default: 512;"
             " 0: no limit)",
         )
+        parser.add_argument(
+            "--scheduler-flag",
+            action="append",
+            default=[],
+            dest="scheduler_flags",
+            metavar="FLAG",
+            help="flag of kube-scheduler, for every instance of it, such as --scheduler-flag=--kube-api-qps=100; may be"
+            " given several times",
+        )
         parser.add_argument("--log-level", choices=_LEVELS, default="info", help="default: info")
         add_source_flags(parser)
         add_sharding_flags(parser)
@@ -107,6 +118,7 @@ class Settings:
         given, others = parser.parse_known_args(arguments)
         try:
             flags, source, sharding = Flags.parse(others), Source.parse(given), Sharding.parse(given)
+            scheduler_flags = Flags.parse_scheduler(given.scheduler_flags)
         except ConfigurationError as error:
             parser.error(str(error))
         if source.registration is not None and not given.report_status:
@@ -125,6 +137,7 @@ class Settings:
             instance_logs=LogForm(given.instance_logs),
             report_status=given.report_status,
             flags=flags,
+            scheduler_flags=scheduler_flags,
             source=source,
             sharding=sharding,
         )

@@ -85,3 +85,31 @@ async def test_without_the_program_flags_are_not_taken_on_trust(tmp_path: Path) 
 async def test_a_program_that_answers_otherwise_is_not_understood(tmp_path: Path, text: str) -> None:
     with pytest.raises(RuntimeFailure, match="cannot be asked about its flags"):
         await check("--cluster-name=a", directories=[script(tmp_path, text)])
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("--config=/a", "profiles other than the default one need a kube-scheduler of your own"),
+        ("--kubeconfig=/a", "works for the control plane of its own registration"),
+        ("--leader_elect=true", "--leader-elect of kube-scheduler is not for you to set"),
+        ("--write-config-to=/a", "it would have the instances end at once"),
+        ("-v=5", "give one flag with its value each time"),
+        ("100", "give one flag with its value each time"),
+    ],
+)
+def test_flags_of_the_scheduler_that_mcm_sets_itself_are_refused(argument: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(says)):
+        Flags.parse_scheduler(["--v=2", argument])
+
+
+@pytest.mark.integration
+async def test_kube_scheduler_says_which_flags_it_knows(binaries: Any) -> None:
+    known = Flags.parse_scheduler(["--kube-api-qps=100", "--feature-gates=AllAlpha=false", "--v=2"])
+    await check_flags(known, program="kube-scheduler", directories=binaries.directories)
+    with pytest.raises(ConfigurationError, match="unknown flag: --concurrent-gc-syncs"):
+        await check_flags(
+            Flags.parse_scheduler(["--concurrent-gc-syncs=5"]),
+            program="kube-scheduler",
+            directories=binaries.directories,
+        )

@@ -215,12 +215,15 @@ async def test_flags_that_kube_controller_manager_refuses_are_refused_at_the_sta
 async def test_a_scheduler_runs_beside_the_controllers_where_it_is_asked_for(
     mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
 ) -> None:
-    mcm.start()
+    mcm.start("--scheduler-flag=--kube-api-qps=77")
     secret, server = tenants["one"].controllers_secret(), tenants["one"].server
     name = await fleet.register("a", secret, server=server, services=("Controllers", "Scheduler"))
     found = await state(name, "Ready")
     assert set(await asyncio.to_thread(mcm.instances)) == {found["pid"], found["others"]["kube-scheduler"]}
     await eventually(lambda: fleet.told("a"), lambda told: told == ("True", "InstanceRunning", fleet.uid_at(server)))
+
+    scheduler = Path(f"/proc/{found['others']['kube-scheduler']}/cmdline").read_bytes().split(b"\0")
+    assert b"--kube-api-qps=77" in scheduler
 
     namespace = await works(one, eventually)
     node = f"node-{namespace}"
