@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from typing import Final
 
 from api.names import management_namespace
 from workloads import RuntimeFailure
 from workloads.pods import Placement
 
-__all__ = ["apiserver_name", "etcd_name", "place"]
+__all__ = ["apiserver_name", "etcd_name", "mark_of", "mcm_mark", "mcm_name", "place"]
 
 _NAMESPACE: Final = "kplane-cp"
 _PROGRAMS: Final = {"apiserver": "kube-apiserver", "etcd": "etcd"}
+_MCM: Final = re.compile(r"mcm([a-z2-7]{6})(x?-.+)")
+_MARK_LETTERS: Final = 6
+"""With "mcm" as many as the beginning of the namespace's name, in the place of which they are."""
 
 
 def apiserver_name(control_plane: str) -> str:
@@ -24,6 +30,22 @@ def etcd_name(control_plane: str) -> str:
     return _component(control_plane, kind="etcd")
 
 
+def mcm_name(control_plane: str, *, registration: str) -> str:
+    """Name of the component that is the mcm of one registration, at the control plane that it serves."""
+    return _component(control_plane, kind=f"mcm{mcm_mark(registration)}")
+
+
+def mcm_mark(registration: str) -> str:
+    """Return what tells the mcm of a registration from those of others at the same control plane."""
+    return base64.b32encode(hashlib.sha256(registration.encode()).digest())[:_MARK_LETTERS].decode().lower()
+
+
+def mark_of(component: str) -> str | None:
+    """Return the `mcm_mark` of the registration whose mcm a component is; None for a component of another kind."""
+    found = _MCM.fullmatch(component)
+    return found[1] if found is not None else None
+
+
 def _component(control_plane: str, *, kind: str) -> str:
     # The namespace's name is a DNS label and unique for each control plane, whatever its own name is like.
     return management_namespace(control_plane).replace(_NAMESPACE, kind, 1)
@@ -34,6 +56,8 @@ def place(component: str) -> Placement:
 
     Raises RuntimeFailure for a name that is none of a component.
     """
+    if (mcm := _MCM.fullmatch(component)) is not None:
+        return Placement(namespace=f"{_NAMESPACE}{mcm[2]}", name=f"mcm-{mcm[1]}")
     kind = next((kind for kind in _PROGRAMS if component.startswith(kind)), None)
     if kind is None:
         raise RuntimeFailure(f"Component {component} is none of a control plane.")

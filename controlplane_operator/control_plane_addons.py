@@ -150,14 +150,17 @@ class ControlPlaneAddonsReconciler:
         elif wanted:
             await self._tell(control_plane, None, message=f"installed: {', '.join(wanted)}")
         else:
-            await self._management.status.drop_addons_condition(self._management.stores.control_planes, control_plane)
+            await self._management.status.drop_apart(
+                self._management.stores.control_planes, control_plane, type=ADDONS_READY
+            )
 
     async def _tell(self, control_plane: ControlPlane, trouble: Trouble | None, *, message: str = "") -> None:
         if trouble is not None:
             self._management.metrics.troubled("controlplaneaddons", reason=trouble.reason)
-        await self._management.status.write_addons_condition(
+        await self._management.status.write_apart(
             self._management.stores.control_planes,
             control_plane,
+            type=ADDONS_READY,
             status="True" if trouble is None else "False",
             reason="Installed" if trouble is None else trouble.reason,
             message=message if trouble is None else trouble.message,

@@ -15,10 +15,13 @@ from api import (
     Service,
 )
 from api.names import ALLOW_REGISTRATION_LABEL
+from controlplane_operator.access import Account
 from controlplane_operator.as_written import RegistrationAsWritten, as_recorded, understood_endpoint
 from controlplane_operator.backoff import jittered
 from controlplane_operator.cache import Key
 from controlplane_operator.class_in_force import class_in_force
+from controlplane_operator.components import mcm_name
+from controlplane_operator.dedicated_mcm import account_of
 from controlplane_operator.failures import Failures
 from controlplane_operator.management import Management
 from controlplane_operator.pairs import Pairs
@@ -39,7 +42,8 @@ _RETRY_SECONDS: Final = 5.0
 class ControlPlaneRegistrationReconciler:
     """Resolves registrations."""
 
-    def __init__(self, management: Management, *, pairs: Pairs) -> None:
+    def __init__(self, management: Management, *, pairs: Pairs, no_dedicated: str | None) -> None:
+        """`no_dedicated` says in a sentence why registrations of mode Dedicated get no mcm; None: they do."""
         self.failures: Final = Failures(
             management,
             controller="controlplaneregistration",
@@ -48,6 +52,7 @@ class ControlPlaneRegistrationReconciler:
         )
         self._management = management
         self._pairs = pairs
+        self._no_dedicated = no_dedicated
         self._uids: dict[Key, str] = {}
 
     async def reconcile(self, key: Key) -> Result | None:
@@ -84,6 +89,7 @@ class ControlPlaneRegistrationReconciler:
             )
             if control_plane is not None:
                 self._pairs.check(registration, resolution, of=control_plane)
+            self._check_mode(registration)
         except Trouble as trouble:
             self._management.metrics.troubled("controlplaneregistration", reason=trouble.reason)
             # First nobody is told to use the Secret, then nobody may.
@@ -91,12 +97,22 @@ class ControlPlaneRegistrationReconciler:
             await self._management.access.revoke(registration.metadata.uid or "")
             return None if trouble.waits_for_event else Result(jittered(_RETRY_SECONDS))
         secret = resolution.controllers_secret or resolution.kubeconfig_secret
-        await self._management.access.grant(registration, secret=secret)
+        await self._management.access.grant(registration, secret=secret, to=self._reader(registration))
         if not self._is_current(registration, resolution):
             return None  # the change that made it so has the registration looked at again
         await self._publish(registration, resolution, control_plane=control_plane)
         await self._management.access.revoke(registration.metadata.uid or "", keep=secret)
         return Result(jittered(_PERIOD_SECONDS))
+
+    def _check_mode(self, registration: ControlPlaneRegistration) -> None:
+        if registration.spec.mode is RegistrationMode.DEDICATED and self._no_dedicated is not None:
+            raise Trouble("DedicatedNotAvailable", self._no_dedicated, waits_for_event=True)
+
+    def _reader(self, registration: ControlPlaneRegistration) -> Account:
+        """Return whose instance the Secret is for."""
+        if registration.spec.mode is not RegistrationMode.DEDICATED:
+            return self._management.access.shared
+        return account_of(mcm_name(registration.spec.control_plane_ref.name, registration=registration.name))
 
     def _is_current(self, registration: ControlPlaneRegistration, resolution: Resolution) -> bool:
         """Tell whether the control plane is still there, now that other things were waited for."""
@@ -189,6 +205,4 @@ def _unsupported(registration: ControlPlaneRegistration) -> list[str]:
         told.append(
             f"{' and '.join(missing)} in spec.services: accepted, and not run yet; Controllers and Scheduler are"
         )
-    if registration.spec.mode is RegistrationMode.DEDICATED:
-        told.append("spec.mode Dedicated: accepted, and served as Shared")
     return told

@@ -16,7 +16,7 @@ from api.names import (
 )
 from controlplane_operator.cache import Change, Key, Object, Store, key_of
 from controlplane_operator.class_use import concerned_classes
-from controlplane_operator.components import apiserver_name, etcd_name
+from controlplane_operator.components import apiserver_name, etcd_name, mark_of, mcm_mark
 from controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
@@ -122,6 +122,7 @@ class Stores:
                 "endpoint": _field("spec", "endpointRef", "name"),
                 "secret": _kubeconfig_secret,
                 "served": _served,
+                "mcm": lambda obj: [mcm_mark(obj["metadata"]["name"])],
             },
         )
     )
@@ -171,6 +172,8 @@ class Queues:
     registrations: WorkQueue[Key] = field(default_factory=WorkQueue)
     addons: WorkQueue[Key] = field(default_factory=WorkQueue)
     """Of control planes."""
+    mcms: WorkQueue[Key] = field(default_factory=WorkQueue)
+    """Of registrations, which may have an mcm of their own."""
 
     def by_name(self) -> dict[str, WorkQueue[Key]]:
         """Return them by the names of their controllers."""
@@ -180,6 +183,7 @@ class Queues:
             "controlplaneendpoint": self.endpoints,
             "controlplaneregistration": self.registrations,
             "controlplaneaddons": self.addons,
+            "dedicatedmcm": self.mcms,
         }
 
 
@@ -212,7 +216,10 @@ def _listeners(stores: Stores, queues: Queues) -> tuple[tuple[Store, Callable[[C
 
 
 def wake_by_component(component: str, *, stores: Stores, queues: Queues) -> None:
-    """Enqueue the control plane that a component of the runtime belongs to."""
+    """Enqueue the control plane that a component of the runtime belongs to, or the registration whose mcm it is."""
+    if (mark := mark_of(component)) is not None:
+        for obj in stores.registrations.by("mcm", mark):
+            queues.mcms.add(("", obj["metadata"]["name"]))
     for obj in stores.control_planes.by("component", component):
         queues.control_planes.add(("", obj["metadata"]["name"]))
 
@@ -259,6 +266,9 @@ class _Fanout:
             self.queues.classes.add_after(("", name), _CLASS_SECONDS)
         if matters:
             self._registrations("control plane", change.key[1])
+            for obj in self.stores.registrations.by("control plane", change.key[1]):
+                # Its mcm is where the control plane is, and no longer than that.
+                self.queues.mcms.add(("", obj["metadata"]["name"]))
         else:
             # They repeat its words, which follow each other fast: it is the last ones that people read.
             for obj in self.stores.registrations.by("control plane", change.key[1]):
@@ -295,6 +305,7 @@ class _Fanout:
 
     def registration(self, change: Change) -> None:
         self.queues.registrations.add(change.key)
+        self.queues.mcms.add(change.key)
         seen = [obj for obj in (change.old, change.new) if obj]
         names = {name for obj in seen for name in _field("spec", "controlPlaneRef", "name")(obj)}
         # One that was moved names another one already, and its instance may still be at the former.

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, Final, Protocol
 
-from controlplane_operator.access import Access
+from controlplane_operator.access import Access, Account
 from controlplane_operator.addons import Bundles
 from controlplane_operator.cache import Key, Store
 from controlplane_operator.claims import Claims
@@ -19,6 +19,7 @@ from controlplane_operator.control_plane_class import ControlPlaneClassReconcile
 from controlplane_operator.control_plane_endpoint import ControlPlaneEndpointReconciler
 from controlplane_operator.control_plane_registration import ControlPlaneRegistrationReconciler
 from controlplane_operator.dedicated import DedicatedProvisioner
+from controlplane_operator.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms
 from controlplane_operator.events import Events
 from controlplane_operator.expiry_metrics import ExpiryMetrics
 from controlplane_operator.external import ExternalProvisioner
@@ -35,9 +36,11 @@ from controlplane_operator.fanout import (
     wake_by_component,
 )
 from controlplane_operator.health import Check, serve_health
-from controlplane_operator.kinds import CONTROL_PLANES
+from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from controlplane_operator.leadership import Leadership
 from controlplane_operator.management import Management
+from controlplane_operator.mcm_identities import McmIdentities
+from controlplane_operator.mcm_settings import why_no_mcm
 from controlplane_operator.metrics import OnFailure, Reconcile
 from controlplane_operator.namespaces import ManagementNamespaces
 from controlplane_operator.orphans import Orphans
@@ -62,6 +65,7 @@ _log: Final = logging.getLogger(__name__)
 
 _CALL_SECONDS: Final = 10.0
 _ADDONS: Final = "controlplaneaddons"
+_MCMS: Final = "dedicatedmcm"
 _RECONCILE_SECONDS: Final = 90.0
 _WAITING_FOR_EACH_WORKER: Final = 8
 """Reconciles that wait for a tenant's answer without a worker: each costs memory, some ten kilobytes, and no time."""
@@ -137,11 +141,7 @@ def _shared_etcd(client: Client, settings: Settings) -> tuple[SharedEtcd | None,
 
 def _management(client: Client, settings: Settings) -> Management:
     events = Events(client)
-    access = Access(
-        client,
-        service_account=settings.mcm_service_account,
-        service_account_namespace=settings.mcm_namespace,
-    )
+    access = Access(client, shared=Account(settings.mcm_namespace, settings.mcm_service_account))
     return Management(
         client=client,
         stores=Stores(),
@@ -183,6 +183,8 @@ class _Assembly:
             dedicated=DedicatedProvisioner(management, runtime=runtime, quota_bytes=settings.etcd_quota_bytes),
             external=ExternalProvisioner(management, default_credentials=default_credentials),
         )
+        identities = McmIdentities(management.client)
+        self._mcms = DedicatedMcms(runtime, identities=identities)
         namespaces = ManagementNamespaces(management)
         claims = Claims(management.stores, place=provisioners.place)
         pairs = Pairs(management.stores, queues=management.queues)
@@ -192,7 +194,9 @@ class _Assembly:
             namespaces=namespaces,
             publication=Publication(management, pairs=pairs, runtime=runtime),
             rotator=Rotator(management),
-            removal=Removal(management, namespaces=namespaces, provisioner=provisioners.used, claims=claims),
+            removal=Removal(
+                management, namespaces=namespaces, provisioner=provisioners.used, claims=claims, mcms=self._mcms
+            ),
             claims=claims,
         )
         bundles = Bundles(management.stores.bundles, namespace=settings.namespace)
@@ -200,16 +204,29 @@ class _Assembly:
             "controlplane": control_planes,
             "controlplaneclass": ControlPlaneClassReconciler(management, bundles=bundles),
             "controlplaneendpoint": ControlPlaneEndpointReconciler(management, default_credentials=default_credentials),
-            "controlplaneregistration": ControlPlaneRegistrationReconciler(management, pairs=pairs),
+            "controlplaneregistration": ControlPlaneRegistrationReconciler(
+                management, pairs=pairs, no_dedicated=why_no_mcm(settings.dedicated_mcm, pods=settings.pods is not None)
+            ),
         }
         self._reconcilers: dict[str, tuple[str, Reconcile, OnFailure]] = {
             name: (each.failures.kind, each.failures.guarded(each.reconcile), each.failures.failed)
             for name, each in kinds.items()
         }
         addons = ControlPlaneAddonsReconciler(management, bundles=bundles)
-        self._reconcilers[_ADDONS] = CONTROL_PLANES.kind, addons.reconcile, self._count_of_addons
+        self._reconcilers[_ADDONS] = CONTROL_PLANES.kind, addons.reconcile, self._counting(_ADDONS)
+        mcms = DedicatedMcmReconciler(
+            management,
+            runtime=runtime,
+            mcms=self._mcms,
+            identities=identities,
+            program=settings.dedicated_mcm,
+            config=settings.management_config() if settings.pods is None else None,
+        )
+        self._reconcilers[_MCMS] = CONTROL_PLANE_REGISTRATIONS.kind, mcms.reconcile, self._counting(_MCMS)
         self._relisting = Relisting(management.client, stores=management.stores, label_selectors=LABEL_SELECTORS)
-        self._sweeping = Sweeping(self._relisting, stores=management.stores, access=management.access)
+        self._sweeping = Sweeping(
+            self._relisting, stores=management.stores, access=management.access, identities=identities
+        )
         self._opened = {
             "secrets for registrations": _Opened(management.client, management.stores.allowed_secrets, ALLOWED_SECRETS),
             "secrets for endpoints": _Opened(management.client, management.stores.endpoint_secrets, ENDPOINT_SECRETS),
@@ -253,7 +270,7 @@ class _Assembly:
             self._metrics.registry.register(ExpiryMetrics(management.stores))
             work = {
                 "events": management.events.run(),
-                "orphans": Orphans(management.client, runtime=self._runtime).run(),
+                "orphans": Orphans(management.client, runtime=self._runtime, mcms=self._mcms).run(),
                 "sweeping": self._sweeping.run(),
                 **({"shared etcd's credentials": self._keeper.run()} if self._keeper is not None else {}),
                 **{f"{name} controller": self._control(name) for name in management.queues.by_name()},
@@ -287,9 +304,13 @@ class _Assembly:
         )
         await controller.run()
 
-    async def _count_of_addons(self, _key: Key, _error: BaseException) -> None:
-        # Condition Maintained is not told of them: AddonsReady is.
-        self._metrics.failed(_ADDONS)
+    def _counting(self, controller: str) -> OnFailure:
+        """Return what counts failures: what is told is told in a condition of its own, and not in Maintained."""
+
+        async def count(_key: Key, _error: BaseException) -> None:
+            self._metrics.failed(controller)
+
+        return count
 
     async def _caches_problem(self) -> str | None:
         known = self._known.is_set() or not self._working

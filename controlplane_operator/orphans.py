@@ -1,14 +1,17 @@
-"""Ends what runs for control planes that are gone without us: by a finalizer that somebody removed."""
+"""Ends what runs for control planes and registrations that are gone without us: by a finalizer that somebody removed,
+or while no operator worked."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from controlplane_operator.backoff import Backoff, jittered
-from controlplane_operator.components import apiserver_name, etcd_name
-from controlplane_operator.kinds import CONTROL_PLANES
+from controlplane_operator.components import apiserver_name, etcd_name, mark_of, mcm_mark
+from controlplane_operator.dedicated_mcm import DedicatedMcms
+from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from provider import Client, ProviderError
 from workloads import Phase, Runtime, WorkloadsError
 
@@ -20,11 +23,14 @@ _PERIOD_SECONDS: Final = 60.0
 
 
 class Orphans:
-    """Collects components that no control plane has. Data stay: nobody said that they may go."""
+    """Collects components that no control plane and no registration has. Data stay: nobody said that they may go."""
 
-    def __init__(self, client: Client, *, runtime: Runtime, period_seconds: float = _PERIOD_SECONDS) -> None:
+    def __init__(
+        self, client: Client, *, runtime: Runtime, mcms: DedicatedMcms, period_seconds: float = _PERIOD_SECONDS
+    ) -> None:
         self._client = client
         self._runtime = runtime
+        self._mcms = mcms
         self._period_seconds = period_seconds
         self._backoff: Backoff[None] = Backoff()
 
@@ -43,8 +49,12 @@ class Orphans:
             await asyncio.sleep(pause)
 
     async def collect(self) -> None:
-        """End every component of which the API server knows no control plane. Raises ProviderError."""
-        running = [name for name in self._runtime.names() if self._runtime.state(name).phase is not Phase.ABSENT]
+        """End every component of which the API server knows no owner. Raises ProviderError."""
+        names = self._runtime.names()
+        await self._collect_mcms([name for name in names if mark_of(name) is not None])
+        running = [
+            name for name in names if mark_of(name) is None and self._runtime.state(name).phase is not Phase.ABSENT
+        ]
         owned = await self._owned() if running else set()
         for component in running:
             # Anew for each: to end others took its time, and a control plane may have come meanwhile.
@@ -56,6 +66,23 @@ class Orphans:
                 _log.warning("%s, whose control plane is gone, has not ended yet: %s", component, error)
             else:
                 _log.warning("ended %s: its control plane is gone; its data stay", component)
+
+    async def _collect_mcms(self, present: Sequence[str]) -> None:
+        registered = await self._registered() if present else set()
+        for component in present:
+            if mark_of(component) in registered or mark_of(component) in await self._registered():
+                continue
+            try:
+                await self._mcms.end(component)
+            except WorkloadsError as error:
+                _log.warning("%s, whose registration is gone, has not ended yet: %s", component, error)
+            else:
+                _log.warning("ended %s: its registration is gone", component)
+
+    async def _registered(self) -> set[str]:
+        """Return the marks of all registrations that the API server has."""
+        found = await self._client.list(CONTROL_PLANE_REGISTRATIONS)
+        return {mcm_mark(each["metadata"]["name"]) for each in found.items}
 
     async def _owned(self) -> set[str]:
         """Return the components of all control planes that the API server has."""

@@ -13,7 +13,7 @@ from workloads.pods import Expose, Image, PodSettings
 
 __all__ = ["add_pod_flags", "pod_settings", "storage_bytes"]
 
-_PORTS: Final = {"https": 6443, "client": 2379, "peer": 2380, "metrics": 2381}
+_PORTS: Final = {"https": 6443, "client": 2379, "peer": 2380, "metrics": 2381, "http": 8081}
 _API_SERVER_CAPABILITIES: Final = ("NET_BIND_SERVICE",)
 """Upstream's images give the program's file this capability, see build/server-image/kube-apiserver in kubernetes."""
 _QUANTITY: Final = re.compile(r"([1-9][0-9]*)(Mi|Gi|Ti|M|G|T)")
@@ -24,6 +24,7 @@ _HOST: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?")
 _FLAGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "--kube-apiserver-image": {"metavar": "IMAGE", "help": "with kube-apiserver on its PATH"},
     "--etcd-image": {"metavar": "IMAGE", "help": "with etcd on its PATH, for dedicated control planes"},
+    "--mcm-image": {"metavar": "IMAGE", "help": "kplane's, of mcm, for registrations of mode Dedicated"},
     "--image-pull-secret": {
         "action": "append",
         "metavar": "NAME",
@@ -73,6 +74,7 @@ def pod_settings(given: argparse.Namespace) -> PodSettings | None:
         images={
             "kube-apiserver": Image(given.kube_apiserver_image, capabilities=_API_SERVER_CAPABILITIES),
             "etcd": Image(given.etcd_image),
+            **({"mcm": Image(given.mcm_image)} if given.mcm_image else {}),
         },
         ports=_PORTS,
         pull_secrets=tuple(given.image_pull_secret or ()),

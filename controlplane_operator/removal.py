@@ -11,8 +11,10 @@ from api.names import FINALIZER, management_namespace
 from controlplane_operator.backoff import Backoff
 from controlplane_operator.claims import Claims
 from controlplane_operator.consumers import Departures, instances_of, registrations_of
+from controlplane_operator.dedicated_mcm import DedicatedMcms
 from controlplane_operator.deletion_policy import is_decided, is_unclear, policy_of
 from controlplane_operator.kinds import CONTROL_PLANES
+from controlplane_operator.managed import troubles
 from controlplane_operator.management import Management
 from controlplane_operator.namespaces import ManagementNamespaces
 from controlplane_operator.progress import Progress, Step
@@ -39,12 +41,14 @@ class Removal:
         namespaces: ManagementNamespaces,
         provisioner: Callable[[ControlPlane], Provisioner],
         claims: Claims,
+        mcms: DedicatedMcms,
     ) -> None:
         """`provisioner` tells which one made a control plane."""
         self._management = management
         self._namespaces = namespaces
         self._provisioner = provisioner
         self._claims = claims
+        self._mcms = mcms
         self._backoff: Backoff[str] = Backoff(first_seconds=0.2, limit_seconds=5.0)
         self._departures = Departures(management.stores)
         self._retention = Retention(management, namespaces=namespaces)
@@ -134,6 +138,9 @@ class Removal:
             # What runs there has the same names as ours would, and so have the data that a record stands for.
             namespace = management_namespace(control_plane.name)
             return f"nothing was touched, because namespace {namespace} does not belong to it"
+        with troubles("Deleting"):
+            # Also one that had not confirmed the end of its instance in time.
+            await self._mcms.vacate(control_plane)
         # Under a path that was never granted, or that somebody else has the better right to, nothing is ours.
         made = control_plane.status.deletion_policy is not None and self._claims.holds(control_plane)
         if made:

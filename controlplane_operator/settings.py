@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 
 from controlplane_operator.election_flags import ElectionSettings, add_election_flags, election_settings
 from controlplane_operator.errors import SettingsError
+from controlplane_operator.mcm_settings import add_mcm_flags, mcm_program
 from controlplane_operator.pod_flags import add_pod_flags, pod_settings, storage_bytes
-from controlplane_operator.provisioning import DEFAULT_QUOTA_BYTES
+from controlplane_operator.provisioning import DEFAULT_QUOTA_BYTES, McmProgram
 from provider import ClusterConfig
 from workloads.pods import PodSettings
 
@@ -54,6 +55,8 @@ class Settings:
     """Where the operator is, and ConfigMaps with add-ons."""
     mcm_namespace: str = "kplane-system"
     mcm_service_account: str = "mcm"
+    dedicated_mcm: McmProgram | None = None
+    """What runs for registrations of mode Dedicated; None: nothing does, and they are told."""
     workers: int = 16
     log_level: str = "INFO"
 
@@ -79,10 +82,11 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
     namespace, service_account = _service_account(given.mcm_service_account)
     if given.workers < 1:
         raise SettingsError(f"--workers {given.workers}: at least 1 is needed")
+    programs = tuple(_directory("--programs-dir", path) for path in given.programs_dir)
     return Settings(
         kubeconfig=_file("--kubeconfig", given.kubeconfig) if given.kubeconfig else None,
         state_directory=given.state_dir.absolute(),
-        program_directories=tuple(_directory("--programs-dir", path) for path in given.programs_dir),
+        program_directories=programs,
         listen_host=host,
         listen_port=port,
         pods=pod_settings(given),
@@ -94,6 +98,7 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
         namespace=given.namespace,
         mcm_namespace=namespace,
         mcm_service_account=service_account,
+        dedicated_mcm=mcm_program(given, directories=programs),
         workers=given.workers,
         log_level=given.log_level,
     )
@@ -167,6 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], default="INFO")
     add_election_flags(parser)
     add_pod_flags(parser)
+    add_mcm_flags(parser)
     return parser
 
 

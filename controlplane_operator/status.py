@@ -21,19 +21,30 @@ from controlplane_operator.cache import Object, Store
 from controlplane_operator.events import Events
 from provider import Client, Conflict, NotFound
 
-__all__ = ["ADDONS_READY", "FIELD_MANAGER", "MAINTAINED", "StatusWriter", "with_condition", "with_supported"]
+__all__ = [
+    "ADDONS_READY",
+    "DEDICATED_READY",
+    "FIELD_MANAGER",
+    "MAINTAINED",
+    "StatusWriter",
+    "with_condition",
+    "with_supported",
+]
 
 _log: Final = logging.getLogger(__name__)
 
 FIELD_MANAGER: Final = "kplane-status"
 
 ADDONS_READY: Final = "AddonsReady"
-"""Whether a control plane's add-ons are installed. It has a writer of its own, which is not to be overtaken by what
-another one has read before."""
+"""Whether a control plane's add-ons are installed."""
+DEDICATED_READY: Final = "DedicatedReady"
+"""The condition of a registration that has an mcm of its own: whether that runs."""
 MAINTAINED: Final = "Maintained"
 """The condition that is there, and False, while what is published stays and is not kept up."""
 
-_ADDONS_MANAGER: Final = "kplane-addons-status"
+_APART: Final = {ADDONS_READY: "kplane-addons-status", DEDICATED_READY: "kplane-dedicated-status"}
+"""Conditions that have a writer of their own, by the name of their field manager: none of them is to be overtaken by
+what another one has read before."""
 _TRIES: Final = 5
 """So often somebody else may be faster."""
 
@@ -73,36 +84,51 @@ class StatusWriter:
             store.apply(stored)
             self._tell(current, before, after)
 
-    async def write_addons_condition(
-        self, store: Store, current: ResourceModel, *, status: ConditionStatus, reason: str, message: str
+    async def write_apart(
+        self,
+        store: Store,
+        current: ResourceModel,
+        *,
+        type: str,  # noqa: A002 - upstream's word
+        status: ConditionStatus,
+        reason: str,
+        message: str,
     ) -> None:
-        """Make this the condition AddonsReady of the object, unless it is already."""
-        known = find_condition(_conditions(current), ADDONS_READY)
+        """Make this a condition of the object that has a writer of its own, unless it is already."""
+        known = find_condition(_conditions(current), type)
         wanted = with_condition(
             [known] if known is not None else [],
             of=current,
-            type=ADDONS_READY,
+            type=type,
             status=status,
             reason=reason,
             message=message,
         )
         if wanted != [known]:
-            await self._write_addons(store, current, known=[known] if known is not None else [], wanted=wanted)
+            await self._write_apart(
+                store, current, type=type, known=[known] if known is not None else [], wanted=wanted
+            )
 
-    async def drop_addons_condition(self, store: Store, current: ResourceModel) -> None:
-        """Take the condition AddonsReady off the object."""
-        known = find_condition(_conditions(current), ADDONS_READY)
+    async def drop_apart(self, store: Store, current: ResourceModel, *, type: str) -> None:  # noqa: A002 - see above
+        """Take such a condition off the object."""
+        known = find_condition(_conditions(current), type)
         if known is not None:
-            await self._write_addons(store, current, known=[known], wanted=[])
+            await self._write_apart(store, current, type=type, known=[known], wanted=[])
 
-    async def _write_addons(
-        self, store: Store, current: ResourceModel, *, known: list[Condition], wanted: list[Condition]
+    async def _write_apart(
+        self,
+        store: Store,
+        current: ResourceModel,
+        *,
+        type: str,  # noqa: A002 - see above
+        known: list[Condition],
+        wanted: list[Condition],
     ) -> None:
         before, after = (
             {"conditions": [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in conditions]}
             for conditions in (known, wanted)
         )
-        stored = await self._apply(store, current, after, manager=_ADDONS_MANAGER)
+        stored = await self._apply(store, current, after, manager=_APART[type])
         if stored is not None:
             store.apply(stored)
             self._tell(current, before, after)
@@ -117,7 +143,7 @@ class StatusWriter:
         only_as_seen: bool,
     ) -> Object | None:
         if "conditions" in status:
-            own = [condition for condition in status["conditions"] if condition["type"] != ADDONS_READY]
+            own = [condition for condition in status["conditions"] if condition["type"] not in _APART]
             status = {**status, "conditions": own}
         try:
             return await self._apply(store, current, status, only_as_seen=only_as_seen, force=not yield_fields)
@@ -193,6 +219,10 @@ _OVER: Final = {
     "UpToDate": ("UpToDate", "the API server is what is asked for"),
     "Paused": ("Resumed", "the pause of it is over"),
     MAINTAINED: ("Maintained", "what is published is kept up again"),
+    DEDICATED_READY: (
+        "DedicatedEnded",
+        "no mcm of its own is asked for any more, and the one that was there has ended",
+    ),
     ADDONS_READY: ("AddonsRemoved", "no add-on is asked for any more, and those that were there are removed"),
 }
 """What is said when a condition goes that is there only while something is out of the ordinary."""
@@ -208,7 +238,17 @@ def _ended(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 _EXPECTED: Final = frozenset(
-    {"Installing", "Provisioning", "Bootstrapping", "Deleting", "EndpointPending", "KubeconfigPending", "RollingOut"}
+    {
+        "Installing",
+        "Provisioning",
+        "Bootstrapping",
+        "Deleting",
+        "EndpointPending",
+        "KubeconfigPending",
+        "RollingOut",
+        "McmStarting",
+        "McmEnding",
+    }
 )
 
 

@@ -9,6 +9,7 @@ from typing import Final, NoReturn
 from controlplane_operator.access import Access
 from controlplane_operator.backoff import Backoff
 from controlplane_operator.fanout import Stores
+from controlplane_operator.mcm_identities import McmIdentities
 from controlplane_operator.relisting import Relisting
 from provider import ProviderError
 
@@ -20,11 +21,12 @@ _log: Final = logging.getLogger(__name__)
 class Sweeping:
     """Compares the grants that exist with the registrations, each time when these were listed."""
 
-    def __init__(self, relisting: Relisting, *, stores: Stores, access: Access) -> None:
+    def __init__(self, relisting: Relisting, *, stores: Stores, access: Access, identities: McmIdentities) -> None:
         self.synced: Final = asyncio.Event()
         self._relisting = relisting
         self._stores = stores
         self._access = access
+        self._identities = identities
         self._backoff: Backoff[None] = Backoff(first_seconds=0.2)
 
     async def run(self) -> NoReturn:
@@ -44,6 +46,9 @@ class Sweeping:
 
     async def _sweep(self) -> None:
         await self._access.load()
+        await self._identities.load()
         registered = {obj["metadata"]["uid"] for obj in self._stores.registrations}
         for uid in self._access.holders() - registered:
             await self._access.revoke(uid)
+        for uid in self._identities.holders() - registered:
+            await self._identities.revoke(uid)

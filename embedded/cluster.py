@@ -229,6 +229,7 @@ class ManagementCluster:
                 *programs,
                 f"--shared-etcd-endpoint={handle.tenants_etcd.endpoint}",
                 f"--shared-etcd-credentials={handle.tenants_etcd_credentials}",
+                f"--mcm-program={components.python_program(self._directory / 'programs', module='mcm.main')}",
             ),
             address=addresses[components.OPERATOR],
             kubeconfig=handle.operator_kubeconfig.read_bytes(),

@@ -23,6 +23,7 @@ __all__ = [
     "bound",
     "controller_manager",
     "python",
+    "python_program",
 ]
 
 ETCD: Final = "etcd"
@@ -88,6 +89,21 @@ def controller_manager(
         lifetime=Lifetime.BOUND,
         grace_seconds=5.0,
     )
+
+
+def python_program(directory: Path, *, module: str) -> Path:
+    """Write a program that runs a module as `python` does, for others to start; returns where it is."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    program = directory / module.partition(".")[0]
+    lines = (
+        f"#!{sys.executable}",
+        "import runpy, sys",
+        f"sys.path.insert(0, {str(_PACKAGES)!r})",
+        f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)",
+    )
+    program.write_text("".join(f"{line}\n" for line in lines))
+    program.chmod(0o700)
+    return program
 
 
 def python(name: str, *, module: str, args: Sequence[str], address: Address, kubeconfig: bytes) -> Component:

@@ -24,9 +24,6 @@ _SCOPE: Final = "--cluster-namespace-scope"
 _SELECTOR: Final = "--cluster-selector"
 _REGISTRATION: Final = "--registration"
 
-_SHARED_SERVES: Final[RegistrationMode | None] = None
-"""Registrations of which mode an mcm serves that is none's own; None: those of both."""
-
 
 class SourceKind(StrEnum):
     """Which objects of the management cluster stand for control planes."""
@@ -65,9 +62,9 @@ class Source:
     """The only registration that is served, one of mode Dedicated; None: this mcm is that of many."""
 
     @property
-    def mode(self) -> RegistrationMode | None:
-        """Of the registrations that are served; None: of both modes."""
-        return RegistrationMode.DEDICATED if self.registration is not None else _SHARED_SERVES
+    def mode(self) -> RegistrationMode:
+        """Of the registrations that are served."""
+        return RegistrationMode.DEDICATED if self.registration is not None else RegistrationMode.SHARED
 
     @classmethod
     def parse(cls, given: argparse.Namespace) -> Source:

@@ -1,6 +1,18 @@
 """Runs components: one description, and a runtime that has it run."""
 
-from workloads.component import DATA, FILES, Component, File, Lifetime, Port, Probe, Reach, Resources, RestartPolicy
+from workloads.component import (
+    DATA,
+    FILES,
+    SCRATCH,
+    Component,
+    File,
+    Lifetime,
+    Port,
+    Probe,
+    Reach,
+    Resources,
+    RestartPolicy,
+)
 from workloads.errors import ProgramFailed, ProgramTimedOut, RuntimeFailure, WorkloadsError
 from workloads.orphans import end_processes, find_processes
 from workloads.pace import Pace
@@ -12,6 +24,7 @@ from workloads.watchdog import Watchdog
 __all__ = [
     "DATA",
     "FILES",
+    "SCRATCH",
     "Address",
     "Component",
     "ComponentState",

@@ -6,13 +6,28 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["DATA", "FILES", "Component", "File", "Lifetime", "Port", "Probe", "Reach", "Resources", "RestartPolicy"]
+__all__ = [
+    "DATA",
+    "FILES",
+    "SCRATCH",
+    "Component",
+    "File",
+    "Lifetime",
+    "Port",
+    "Probe",
+    "Reach",
+    "Resources",
+    "RestartPolicy",
+]
 
 FILES = "$(FILES)"
 """Stands in arguments and in values of `Component.env` for the private directory that holds `Component.files`."""
 
 DATA = "$(DATA)"
 """Stands in arguments and in values of `Component.env` for the directory that survives restarts (`Component.data`)."""
+
+SCRATCH = "$(SCRATCH)"
+"""Stands there for a private directory that may be empty at each start (`Component.scratch`): in memory, as pods."""
 
 
 class RestartPolicy(enum.StrEnum):
@@ -108,6 +123,14 @@ class Component:
     ports: tuple[Port, ...] = ()
     data: bool = False
     """Whether the program keeps data (`DATA` is then a directory that only `Runtime.delete` removes)."""
+    scratch: bool = False
+    """Whether the program writes files that it can do without after a restart, secret ones among them (`SCRATCH`)."""
+    single: bool = False
+    """One of it runs at a time, also where its node is lost: the next one starts when the last one is known to have
+    ended. Processes, and whatever keeps data, are so anyway.
+    """
+    service_account: str | None = None
+    """Whom of the management cluster it is, as a pod: a ServiceAccount beside it. None: nobody."""
     readiness: Probe | None = None
     """None: ready as soon as it runs."""
     liveness_path: str | None = None
@@ -117,8 +140,8 @@ class Component:
     """So many files and connections it may have open at once, where the runtime can hold it to that: processes."""
     reached_by: tuple[str, ...] | None = None
     """Names of the components that may connect to it, where the runtime can keep others out: pods. None: anybody."""
-    reaches: tuple[Reach, ...] = ()
-    """What it connects to besides DNS; where the runtime can keep it, it connects to nothing else."""
+    reaches: tuple[Reach, ...] | None = ()
+    """What it connects to besides DNS, and to nothing else where the runtime can keep it. None: to whatever it will."""
     restart: RestartPolicy = RestartPolicy.ALWAYS
     lifetime: Lifetime = Lifetime.INDEPENDENT
     grace_seconds: float = 30.0

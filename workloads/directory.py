@@ -24,6 +24,7 @@ class ComponentDirectory:
         self.path = path
         self.files = path / "files"
         self.data = path / "data"
+        self.scratch = path / "scratch"
         self.log = path / "log"
         self._address = path / "address.json"
 
@@ -32,9 +33,10 @@ class ComponentDirectory:
         """Whether the component owns something."""
         return self.path.is_dir()
 
-    def create(self, *, data: bool = False) -> None:
+    def create(self, *, data: bool = False, scratch: bool = False) -> None:
         """Make what is missing, and close what stands open to others. Raises OSError."""
-        for path in (self.path, self.files, *([self.data] if data else [])):
+        asked = [*([self.data] if data else []), *([self.scratch] if scratch else [])]
+        for path in (self.path, self.files, *asked):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.chmod(0o700)
 

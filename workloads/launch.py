@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workloads import launcher
-from workloads.component import DATA, FILES, Component, Lifetime
+from workloads.component import DATA, FILES, SCRATCH, Component, Lifetime
 from workloads.directory import ComponentDirectory
 from workloads.errors import RuntimeFailure
 from workloads.proctable import DIGEST_VARIABLE, MARKER_VARIABLE
@@ -57,7 +57,7 @@ def prepare_launch(component: Component, *, directory: ComponentDirectory, progr
     _check_files(component)
     program = find_program(component.program, programs=programs, of=f"Component {component.name}")
     digest = _digest(component, program=program)
-    places = {FILES: str(directory.files), DATA: str(directory.data)}
+    places = {FILES: str(directory.files), DATA: str(directory.data), SCRATCH: str(directory.scratch)}
     argv = (str(program), *(_substitute(arg, places=places) for arg in component.args))
     if component.lifetime is Lifetime.BOUND:
         argv = (sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), *argv)
@@ -79,8 +79,9 @@ def _substitute(text: str, *, places: dict[str, str]) -> str:
 
 def _check_placeholders(component: Component) -> None:
     texts = (*component.args, *component.env.values())
-    if not component.data and any(DATA in text for text in texts):
-        raise RuntimeFailure(f"Component {component.name}: {DATA} is used, but data is not set.")
+    for placeholder, field_name, there in ((DATA, "data", component.data), (SCRATCH, "scratch", component.scratch)):
+        if not there and any(placeholder in text for text in texts):
+            raise RuntimeFailure(f"Component {component.name}: {placeholder} is used, but {field_name} is not set.")
     for name in (MARKER_VARIABLE, DIGEST_VARIABLE):
         if name in component.env:
             raise RuntimeFailure(

@@ -82,7 +82,7 @@ class Supervision:
         """Have the component run as described. Raises RuntimeFailure where it cannot be started."""
         component = launch.component
         try:
-            self.directory.create(data=component.data)
+            self.directory.create(data=component.data, scratch=component.scratch)
             if self._keeps_up(launch):
                 self.directory.write_files(component.files)
                 if self._launch != launch:

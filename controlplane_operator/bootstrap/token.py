@@ -25,12 +25,14 @@ class Token:
     expires_at: dt.datetime
 
 
-async def request_token(client: Client, *, service_account: str, lifetime: dt.timedelta) -> Token:
-    """Ask for a token of a ServiceAccount in `TENANT_NAMESPACE`; the API server may grant a shorter or longer life.
+async def request_token(
+    client: Client, *, service_account: str, lifetime: dt.timedelta, namespace: str = TENANT_NAMESPACE
+) -> Token:
+    """Ask for a token of a ServiceAccount; the API server may grant a shorter or longer life.
 
     Raises BootstrapFailed where the answer is no token, and what `client` raises.
     """
-    path = f"/api/v1/namespaces/{TENANT_NAMESPACE}/serviceaccounts/{service_account}/token"
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{service_account}/token"
     body = {
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenRequest",

@@ -19,6 +19,7 @@ from controlplane_operator.provisioning.etcd import (
     etcd_component,
 )
 from controlplane_operator.provisioning.keyspace import Keyspace, key_prefix
+from controlplane_operator.provisioning.mcm import MCM, MCM_PORTS, MCM_RESOURCES, McmProgram, mcm_component
 
 __all__ = [
     "API_SERVER",
@@ -27,14 +28,19 @@ __all__ = [
     "DEFAULT_QUOTA_BYTES",
     "DNS_ADDRESS",
     "ETCD_PORTS",
+    "MCM",
+    "MCM_PORTS",
+    "MCM_RESOURCES",
     "SERVICE_RANGE",
     "EtcdAccess",
     "Keyspace",
+    "McmProgram",
     "api_server_component",
     "client_url",
     "etcd_component",
     "external_url",
     "key_prefix",
+    "mcm_component",
     "server_url",
     "serving_hosts",
 ]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from api.names import management_namespace
-from controlplane_operator.components import apiserver_name, etcd_name, place
+from controlplane_operator.components import apiserver_name, etcd_name, mark_of, mcm_mark, mcm_name, place
 from workloads import RuntimeFailure
 from workloads.pods import Placement
 
@@ -15,6 +17,28 @@ def test_components_are_in_the_namespace_of_their_control_plane(name: str) -> No
     namespace = management_namespace(name)
     assert place(apiserver_name(name)) == Placement(namespace, "kube-apiserver")
     assert place(etcd_name(name)) == Placement(namespace, "etcd")
+
+
+@pytest.mark.parametrize("control_plane", ["acme", "a.b", "x" * 53, "x" * 253])
+@pytest.mark.parametrize("registration", ["acme", "another", "x" * 253])
+def test_each_registration_has_its_mcm_in_the_namespace_of_the_control_plane(
+    control_plane: str, registration: str
+) -> None:
+    component = mcm_name(control_plane, registration=registration)
+    assert re.fullmatch("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", component)
+    mark = mcm_mark(registration)
+    assert mark_of(component) == mark
+    assert place(component) == Placement(management_namespace(control_plane), f"mcm-{mark}")
+
+
+def test_what_is_of_a_control_plane_is_no_mcm() -> None:
+    names = ["mcm", "mcmabcdef", "mcmabcdef-a", "mcm-abcdef-a"]
+    assert [mark_of(made(name)) for made in (apiserver_name, etcd_name) for name in names] == [None] * 8
+
+
+def test_registrations_of_the_same_control_plane_have_an_mcm_each() -> None:
+    names = {mcm_name("acme", registration=f"registration-{number}") for number in range(1000)}
+    assert len(names) == 1000
 
 
 def test_name_that_is_none_of_ours_is_refused() -> None:

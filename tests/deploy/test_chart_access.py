@@ -96,13 +96,50 @@ def role(namespace: str, name: str = "kplane-registration-0123", **rule: Any) ->
     }
 
 
-def binding(namespace: str, name: str = "kplane-registration-0123", *, user: str = "kplane-mcm") -> dict[str, Any]:
+ACCOUNT = "mcm-abc234"
+"""Of an mcm of mode Dedicated."""
+
+
+def account(namespace: str, name: str = ACCOUNT) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": namespace}}
+
+
+def cluster_role(name: str = "kplane-registration-0123", **rule: Any) -> dict[str, Any]:
+    default = {
+        "apiGroups": ["controlplane.kplane.dev"],
+        "resources": ["controlplaneregistrations"],
+        "resourceNames": ["access"],
+        "verbs": ["get", "list", "watch"],
+    }
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": name},
+        "rules": [{key: value for key, value in {**default, **rule}.items() if value is not None}],
+    }
+
+
+def cluster_binding(
+    name: str = "kplane-registration-0123", *, role: str | None = None, user: str = ACCOUNT, namespace: str = TENANT
+) -> dict[str, Any]:
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role or name},
+        "subjects": [{"kind": "ServiceAccount", "name": user, "namespace": namespace}],
+    }
+
+
+def binding(
+    namespace: str, name: str = "kplane-registration-0123", *, user: str = "kplane-mcm", home: str = "kplane-system"
+) -> dict[str, Any]:
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
         "metadata": {"name": name, "namespace": namespace},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "kplane-registration-0123"},
-        "subjects": [{"kind": "ServiceAccount", "name": user, "namespace": "kplane-system"}],
+        "subjects": [{"kind": "ServiceAccount", "name": user, "namespace": home}],
     }
 
 
@@ -125,6 +162,12 @@ async def installed(chart: Any, api_server: Handle) -> AsyncIterator[None]:
         secret(TENANT),
         role(OTHER, name="theirs"),
         role(OTHER),
+        account(TENANT),
+        # So that the escalation check of RBAC lets the operator bind it.
+        cluster_role(),
+        # It writes the status of the registration by these rights.
+        cluster_role("test-dedicated", resources=["controlplaneregistrations/status"], verbs=["patch"]),
+        cluster_binding("test-dedicated"),
         {
             "apiVersion": "controlplane.kplane.dev/v1alpha1",
             "kind": "ControlPlaneRegistration",
@@ -188,9 +231,9 @@ RESOLVED = {
 }
 
 
-async def status_refusal(kube: Kubectl, account: str, status: dict[str, Any]) -> str:
+async def status_refusal(kube: Kubectl, name: str, status: dict[str, Any]) -> str:
     """Patch the status of the registration as a ServiceAccount; what the API server says against it."""
-    token = await kube.run("create", "token", account, "--namespace=kplane-system")
+    token = await kube.run("create", "token", name, f"--namespace={TENANT if name == ACCOUNT else 'kplane-system'}")
     admin = ClusterConfig.load(kube.kubeconfig)
     async with Client(ClusterConfig(server=admin.server, ca_data=admin.ca_data, token=token.strip())) as client:
         try:
@@ -201,6 +244,8 @@ async def status_refusal(kube: Kubectl, account: str, status: dict[str, Any]) ->
             await kube.run(*STATUS_PATCH, json.dumps({"status": {"instance": None, **RESOLVED}}))
     return ""
 
+
+EVENT_VERBS = ["get", "create", "patch"]
 
 ALLOWED = [
     ("create", namespace("kplane-cp-new", **MARK, **RESTRICTED)),
@@ -220,6 +265,17 @@ ALLOWED = [
     ("create", binding(OTHER)),
     ("create", event("default")),
     ("put", lease("kplane-system")),
+    ("create", account(TENANT, "mcm-xyz765")),
+    ("delete", account(TENANT)),
+    ("create", binding(OTHER, user=ACCOUNT, home=TENANT)),
+    ("create", cluster_role("kplane-registration-4567")),
+    (
+        "create",
+        cluster_role("kplane-registration-4567", resources=["controlplaneregistrations/status"], verbs=["patch"]),
+    ),
+    ("delete", cluster_role()),
+    ("create", cluster_binding()),
+    ("create", role("default", apiGroups=[""], resources=["events"], resourceNames=None, verbs=EVENT_VERBS)),
 ]
 
 DENIED = [
@@ -252,6 +308,21 @@ DENIED = [
     ("delete", unlabelled()),
     ("apply", unlabelled(**RESTRICTED)),
     ("delete", namespace("kplane-system")),
+    ("create", account("default")),
+    ("create", account("kplane-system")),
+    ("create", binding(OTHER, user=ACCOUNT)),
+    ("create", binding(OTHER, user="default", home=TENANT)),
+    ("create", role("default", name="events", resources=["events"], resourceNames=None, verbs=EVENT_VERBS)),
+    ("create", cluster_role("another")),
+    ("create", cluster_role("kplane-registration-4567", resourceNames=None)),
+    ("create", cluster_role("kplane-registration-4567", resources=["controlplanes"])),
+    ("create", cluster_role("kplane-registration-4567", apiGroups=[""], resources=["secrets"], verbs=["get"])),
+    ("create", cluster_binding("another", role="kplane-registration-0123")),
+    ("create", cluster_binding(role="kplane-mcm")),
+    ("create", cluster_binding(user="default")),
+    ("create", cluster_binding(namespace="kplane-system")),
+    ("delete", cluster_role("kplane-mcm")),
+    ("delete", cluster_binding("kplane-mcm")),
 ]
 
 
@@ -289,14 +360,15 @@ async def test_nobody_else_is_held_up(kube: Kubectl) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-async def test_mcm_tells_of_its_instance(kube: Kubectl) -> None:
+@pytest.mark.parametrize("name", ["kplane-mcm", ACCOUNT])
+async def test_mcm_tells_of_its_instance(kube: Kubectl, name: str) -> None:
     said: list[dict[str, Any]] = [
         {"instance": {"controlPlaneUID": "uid-1", "version": "v1.36.3"}, "conditions": [READY, RUNNING]},
         {"conditions": [RUNNING, READY]},
         {"conditions": [READY], "instance": None},
         {"instance": {}},
     ]
-    assert [await status_refusal(kube, "kplane-mcm", status) for status in said] == [""] * len(said)
+    assert [await status_refusal(kube, name, status) for status in said] == [""] * len(said)
 
 
 @pytest.mark.usefixtures("installed")
@@ -319,7 +391,8 @@ async def test_mcm_tells_of_its_instance(kube: Kubectl) -> None:
 )
 async def test_mcms_token_changes_nothing_that_the_operator_decides(kube: Kubectl, status: dict[str, Any]) -> None:
     """By its server's address and by its Secret the controllers of a tenant could be led to somebody else."""
-    assert "ValidatingAdmissionPolicy 'kplane-mcm'" in await status_refusal(kube, "kplane-mcm", status)
+    for name in ("kplane-mcm", ACCOUNT):
+        assert "ValidatingAdmissionPolicy 'kplane-mcm'" in await status_refusal(kube, name, status)
 
 
 @pytest.mark.usefixtures("installed")
@@ -392,6 +465,12 @@ OPERATOR_MAY = [
         for resource in ("roles", "rolebindings")
         for verb in ("list", "create", "patch", "delete")
     ],
+    *[
+        (verb, f"rbac.authorization.k8s.io/{resource}", "")
+        for resource in ("clusterroles", "clusterrolebindings")
+        for verb in ("list", "create", "patch", "delete")
+    ],
+    *[(verb, "serviceaccounts", TENANT) for verb in ("create", "patch", "delete")],
     *[(verb, "events", "default") for verb in ("get", "create", "patch")],
     *[(verb, "configmaps", "kplane-system") for verb in ("list", "watch")],
     *[(verb, LEASE, "kplane-system") for verb in ("get", "watch", "create", "update")],
@@ -411,7 +490,7 @@ OPERATOR_MAY_NOT = [
     ("get", "pods.log", TENANT),
     ("create", "pods.ephemeralcontainers", TENANT),
     ("create", "serviceaccounts.token", TENANT),
-    ("create", "serviceaccounts", TENANT),
+    *[(verb, "serviceaccounts", TENANT) for verb in ("get", "list", "update", "impersonate")],
     ("create", "persistentvolumeclaims", TENANT),
     ("create", "apps/daemonsets", TENANT),
     ("create", "batch/jobs", TENANT),
@@ -424,10 +503,11 @@ OPERATOR_MAY_NOT = [
     ("list", "nodes", ""),
     ("deletecollection", "secrets", TENANT),
     ("deletecollection", "namespaces", ""),
-    ("create", "rbac.authorization.k8s.io/clusterroles", ""),
-    ("create", "rbac.authorization.k8s.io/clusterrolebindings", ""),
-    ("escalate", "rbac.authorization.k8s.io/roles", TENANT),
-    ("bind", "rbac.authorization.k8s.io/roles", TENANT),
+    *[
+        (verb, f"rbac.authorization.k8s.io/{resource}", where)
+        for resource, where in (("clusterroles", ""), ("roles", TENANT))
+        for verb in ("get", "update", "escalate", "bind")
+    ],
     ("impersonate", "users", ""),
     ("impersonate", "serviceaccounts", "kplane-system"),
     ("delete", "admissionregistration.k8s.io/validatingadmissionpolicies:kplane-operator", ""),

@@ -11,6 +11,7 @@ import yaml
 from controlplane_operator.settings import Settings, parse_arguments
 from mcm.settings import Settings as McmSettings
 from mcm.sharding import SHARDS
+from workloads import Resources
 
 pytestmark = pytest.mark.integration
 
@@ -45,6 +46,51 @@ def test_the_operator_is_told_everything_that_is_set(chart: Any, everything_on: 
     assert (pods.replicas, pods.expose, pods.external_host) == (2, "NodePort", "planes.example.org")
     assert (pods.storage_class, pods.storage_size) == ("fast", "20Gi")
     assert pods.allow_egress == ("10.20.0.0/16", "fd00:1::/64")
+
+
+def test_an_mcm_for_one_registration_is_like_the_one_for_many(chart: Any, tmp_path: Path) -> None:
+    rendered = chart.render(
+        settings={
+            "mcm.extraArgs": [
+                "--concurrent-gc-syncs=5",
+                "--cluster-lease-seconds=30",
+                "--feature-gates=A=true,B=false",
+            ],
+            "mcm.instanceLogs": "json",
+            "mcm.dedicated.resources.requests.memory": "256Mi",
+            "mcm.dedicated.resources.limits": {"cpu": 2, "memory": "1Gi"},
+        }
+    )
+    settings = operator_settings(rendered, tmp_path)
+    program, pods = settings.dedicated_mcm, settings.pods
+    assert program is not None
+    assert pods is not None
+    (shared,) = [found for name, found in rendered.pod_templates().items() if name.endswith("-mcm")]
+    assert pods.images["mcm"].reference == shared["spec"]["containers"][0]["image"]
+    told = McmSettings.parse(
+        ["--registration=a", "--report-status", "--state-dir=/tmp", "--programs-dir=/tmp", *program.args]
+    )
+    many = McmSettings.parse(arguments(rendered, "-mcm"))
+    assert (told.flags, told.log_level, told.instance_logs, told.instance_metrics) == (
+        many.flags,
+        many.log_level,
+        many.instance_logs,
+        many.instance_metrics,
+    )
+    assert program.resources == Resources(cpu_request="50m", memory_request="256Mi", memory_limit="1Gi", cpu_limit="2")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mcm.reportStatus": False},
+        {"mcm.source.kind": "controlplaneendpoint", "mcm.source.kubeconfigSecretTemplate": "a/{name}"},
+    ],
+)
+def test_where_turns_cannot_be_told_there_is_no_mcm_for_one_registration(
+    chart: Any, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    assert operator_settings(chart.render(settings=settings), tmp_path).dedicated_mcm is None
 
 
 def test_both_understand_every_file_of_values(chart: Any, values_file: Path, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ ELSEWHERE = {
     "etcd.external.endpoint",
     "etcd.external.credentialsSecret",
     "etcd.restore.bumpRevision",
+    "mcm.dedicated.resources",
 }
 """Values that mean something together only; tests of their own have them."""
 

@@ -38,8 +38,7 @@ def test_endpoints_have_the_secret_that_the_template_names(tmp_path: Path) -> No
 def test_one_registration_is_of_mode_dedicated(tmp_path: Path) -> None:
     source = parse(tmp_path, "--registration=a.b", "--report-status")
     assert (source.registration, source.mode) == ("a.b", RegistrationMode.DEDICATED)
-    # Becomes RegistrationMode.SHARED as soon as the operator starts an mcm for each registration of mode Dedicated.
-    assert parse(tmp_path).mode is None
+    assert parse(tmp_path).mode is RegistrationMode.SHARED
 
 
 async def test_who_is_told_of_instances(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workloads import DATA, FILES, File, Lifetime, Port, Probe, RuntimeFailure
+from workloads import DATA, FILES, SCRATCH, File, Lifetime, Port, Probe, RuntimeFailure
 
 FOREVER = "exec sleep 1000"
 
@@ -27,6 +27,20 @@ async def test_nobody_else_may_read_anything(runtime, sandbox) -> None:
     assert [mode(path) for path in (directory, directory / "files", directory / "data")] == [0o700] * 3
     assert [mode(directory / name) for name in ("files/key", "log", "address.json")] == [0o600] * 3
     assert runtime.log_path("private") == directory / "log"
+
+
+async def test_room_for_files_of_the_moment_is_private_and_goes_with_the_component(
+    runtime, sandbox, eventually
+) -> None:
+    component = sandbox.shell("room", f'touch "{SCRATCH}/made"; {FOREVER}', scratch=True)
+    await runtime.apply(component)
+    scratch = sandbox.directory / "room/scratch"
+    assert mode(scratch) == 0o700
+    await eventually(lambda: [path.name for path in scratch.iterdir()] == ["made"])
+    await runtime.delete("room")
+    assert not scratch.exists()
+    with pytest.raises(RuntimeFailure, match="is used, but scratch is not set"):
+        await runtime.apply(replace(component, scratch=False))
 
 
 async def test_files_are_made_right_before_the_program_is_started(runtime, sandbox) -> None:

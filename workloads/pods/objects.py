@@ -24,6 +24,7 @@ __all__ = [
     "disruption_budget",
     "files_secret",
     "files_secret_name",
+    "is_stateful",
     "labels_of",
     "network_policy",
     "pull_secret",
@@ -116,8 +117,13 @@ def pull_secret(source: Object, *, namespace: str) -> Object:
     return {"metadata": metadata, "type": source.get("type", "Opaque"), "data": source.get("data") or {}}
 
 
+def is_stateful(component: Component) -> bool:
+    """Tell whether a component is a StatefulSet: of its pods none starts before the last one has ended."""
+    return component.data or component.single
+
+
 def workload(component: Component, *, placement: Placement, image: Image, settings: PodSettings) -> Object:
-    """Describe the StatefulSet of a component with data, or the Deployment of one without."""
+    """Describe the StatefulSet of a component with data, or of which one runs at a time, else the Deployment."""
     labels = labels_of(component.name, placement=placement)
     template = {
         # Pods are replaced when a file changes that the program does not read again by itself.
@@ -130,7 +136,8 @@ def workload(component: Component, *, placement: Placement, image: Image, settin
         "revisionHistoryLimit": _REVISIONS,
     }
     metadata = _metadata(component.name, placement=placement)
-    if component.data:
+    if is_stateful(component):
+        claims = [_claim(labels, settings=settings)] if component.data else []
         return {
             "metadata": metadata,
             "spec": {
@@ -139,7 +146,7 @@ def workload(component: Component, *, placement: Placement, image: Image, settin
                 "serviceName": placement.name,
                 "podManagementPolicy": "Parallel",
                 "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain", "whenScaled": "Retain"},
-                "volumeClaimTemplates": [_claim(labels, settings=settings)],
+                **({"volumeClaimTemplates": claims} if claims else {}),
             },
         }
     template["spec"]["topologySpreadConstraints"] = [
@@ -185,19 +192,21 @@ def network_policy(component: Component, *, placement: Placement, settings: PodS
         "metadata": _metadata(component.name, placement=placement),
         "spec": {
             "podSelector": {"matchLabels": labels_of(component.name, placement=placement)},
-            "policyTypes": ["Ingress", "Egress"],
+            "policyTypes": ["Ingress"] if component.reaches is None else ["Ingress", "Egress"],
             "ingress": [incoming],
-            "egress": _outgoing(component, settings=settings),
+            **_outgoing(component.reaches, settings=settings),
         },
     }
 
 
-def _outgoing(component: Component, *, settings: PodSettings) -> Sequence[Object]:
-    if not component.reaches:
-        return []
+def _outgoing(reaches: Sequence[Reach] | None, *, settings: PodSettings) -> Object:
+    if reaches is None:
+        return {}
+    if not reaches:
+        return {"egress": []}
     dns: Object = {"ports": [{"protocol": protocol, "port": _DNS_PORT} for protocol in ("UDP", "TCP")]}
     opened = [{"to": [{"ipBlock": {"cidr": network}} for network in settings.allow_egress]}]
-    return [dns, *(_towards(reach) for reach in component.reaches), *(opened if settings.allow_egress else [])]
+    return {"egress": [dns, *(_towards(reach) for reach in reaches), *(opened if settings.allow_egress else [])]}
 
 
 def _towards(reach: Reach) -> Object:

@@ -39,6 +39,7 @@ from workloads.pods.objects import (
     disruption_budget,
     files_secret,
     files_secret_name,
+    is_stateful,
     network_policy,
     pull_secret,
     service,
@@ -46,7 +47,7 @@ from workloads.pods.objects import (
 )
 from workloads.pods.observation import Observation
 from workloads.pods.settings import Expose, Image, Placement, PodSettings
-from workloads.runtime import Address, ComponentState, ExternalAddress
+from workloads.runtime import Address, ComponentState, ExternalAddress, Phase
 from workloads.subscribers import Subscribers
 
 __all__ = ["PodRuntime"]
@@ -71,7 +72,7 @@ class _Applied:
 
 
 class PodRuntime:
-    """A `Runtime` whose components are Deployments, and StatefulSets where they keep data; an async context manager.
+    """A `Runtime` of Deployments, and of StatefulSets where data are kept or one runs at a time; a context manager.
 
     `place` tells the namespace of a component and the name of its objects; the namespace must exist, and belongs to
     whoever uses the runtime. Everything of a component carries the label `controlplane.kplane.dev/component`, and
@@ -161,7 +162,7 @@ class PodRuntime:
         except RuntimeFailure as error:
             raise RuntimeFailure(f"Component {component.name}: {error}.") from error
         async with self._locks.holding(component.name):
-            resource = STATEFUL_SETS if component.data else DEPLOYMENTS
+            resource = STATEFUL_SETS if is_stateful(component) else DEPLOYMENTS
             live = self._observation.workload(component.name, resource=resource)
             described = workload(component, placement=placement, image=image, settings=self._settings)
             if live is not None and component.data:
@@ -207,6 +208,7 @@ class PodRuntime:
                 for resource in (DEPLOYMENTS, STATEFUL_SETS):
                     await self._scale_to_nothing(name, resource, placement)
                 await self._ended(name, placement)
+                await self._remove_pull_secrets(name, placement.namespace)
 
     async def delete(self, name: str) -> None:
         """See `Runtime.delete`. Raises RuntimeFailure where the pods have not ended yet."""
@@ -220,7 +222,7 @@ class PodRuntime:
                 await self._ended(name, placement)
                 await self._remove(name, PERSISTENT_VOLUME_CLAIMS, placement, object_name=claim_name(placement))
                 await self._remove(name, SECRETS, placement, object_name=files_secret_name(placement))
-                await self._remove_pull_secrets(placement.namespace)
+                await self._remove_pull_secrets(name, placement.namespace)
                 for resource in (NETWORK_POLICIES, POD_DISRUPTION_BUDGETS, SERVICES):
                     await self._remove(name, resource, placement)
 
@@ -277,7 +279,11 @@ class PodRuntime:
                 continue
             await self._client.apply(SECRETS, pull_secret(source, namespace=namespace))
 
-    async def _remove_pull_secrets(self, namespace: str) -> None:
+    async def _remove_pull_secrets(self, name: str, namespace: str) -> None:
+        """Remove the copies, unless another component beside this one runs, and may need them for its next pod."""
+        others = [other for other in self.names() if other != name and self._place(other).namespace == namespace]
+        if any(self.state(other).phase is not Phase.ABSENT for other in others):
+            return
         for copy in (await self._client.list(SECRETS, namespace=namespace, label_selector=PULL_SECRETS)).items:
             with contextlib.suppress(NotFound):
                 await self._client.delete(SECRETS, copy["metadata"]["name"], namespace=namespace)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from workloads.component import DATA, FILES, Component, Probe
+from workloads.component import DATA, FILES, SCRATCH, Component, Probe
 from workloads.pods.settings import Image, PodSettings
 
 __all__ = ["DATA_VOLUME", "FILES_MODE", "pod_spec"]
@@ -22,6 +22,8 @@ _FILES_PATH: Final = "/etc/kplane"
 _STORAGE_PATH: Final = "/var/lib/kplane"
 _DATA_PATH: Final = f"{_STORAGE_PATH}/data"
 """Below the volume, which may have a lost+found and is not the program's own to restrict."""
+_SCRATCH_VOLUME: Final = "scratch"
+_SCRATCH_PATH: Final = "/var/run/kplane"
 _DRAIN_SECONDS: Final = 5
 """Between the end of a pod being asked for and SIGTERM: so long its address may still be in use by others."""
 _PROBE_SECONDS: Final = 2
@@ -34,6 +36,7 @@ _LIVENESS_FAILURES: Final = 6
 def pod_spec(component: Component, *, image: Image, settings: PodSettings, files_secret: str) -> dict[str, Any]:
     """Describe the pod; it fits into a namespace that enforces the Pod Security Standard `restricted`."""
     data = [{"name": DATA_VOLUME, "mountPath": _STORAGE_PATH}] if component.data else []
+    scratch = [{"name": _SCRATCH_VOLUME, "mountPath": _SCRATCH_PATH}] if component.scratch else []
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -70,6 +73,7 @@ def pod_spec(component: Component, *, image: Image, settings: PodSettings, files
                     {"name": _FILES_VOLUME, "mountPath": _FILES_PATH, "readOnly": True},
                     {"name": _TEMPORARY_VOLUME, "mountPath": "/tmp"},  # noqa: S108 - in the container
                     *data,
+                    *scratch,
                 ],
                 **_resources(component),
                 **_probes(component),
@@ -78,8 +82,11 @@ def pod_spec(component: Component, *, image: Image, settings: PodSettings, files
         "volumes": [
             {"name": _FILES_VOLUME, "secret": {"secretName": files_secret, "defaultMode": FILES_MODE}},
             {"name": _TEMPORARY_VOLUME, "emptyDir": {}},
+            *({"name": mounted["name"], "emptyDir": {"medium": "Memory"}} for mounted in scratch),
         ],
     }
+    if component.service_account is not None:
+        spec |= {"serviceAccountName": component.service_account, "automountServiceAccountToken": True}
     if settings.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in settings.pull_secrets]
     return spec
@@ -87,7 +94,8 @@ def pod_spec(component: Component, *, image: Image, settings: PodSettings, files
 
 def _placed(text: str) -> str:
     # Of "$(NAME)" Kubernetes makes the value of an environment variable, and "$$" keeps it from that.
-    return text.replace(FILES, _FILES_PATH).replace(DATA, _DATA_PATH).replace("$(", "$$(")
+    placed = text.replace(FILES, _FILES_PATH).replace(DATA, _DATA_PATH).replace(SCRATCH, _SCRATCH_PATH)
+    return placed.replace("$(", "$$(")
 
 
 def _resources(component: Component) -> Mapping[str, Any]:

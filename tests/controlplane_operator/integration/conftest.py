@@ -22,6 +22,7 @@ from controlplane_operator.kinds import (
     CONTROL_PLANES,
 )
 from controlplane_operator.operator import run_operator
+from controlplane_operator.provisioning import McmProgram
 from controlplane_operator.settings import EtcdAt, Settings
 from embedded.handle import Handle
 from provider import NAMESPACES, Client, ClusterConfig, Forbidden, NotFound, Resource, Unauthorized
@@ -99,7 +100,9 @@ def _free_port() -> int:
 
 
 @contextlib.asynccontextmanager
-async def running_operator(handle: Handle, state: Path, *, shared_etcd: bool = True) -> AsyncIterator[str]:
+async def running_operator(
+    handle: Handle, state: Path, *, shared_etcd: bool = True, dedicated_mcm: McmProgram | None = None
+) -> AsyncIterator[str]:
     """Run the operator within; gives the URL of its health and metrics."""
     etcd = EtcdAt(handle.tenants_etcd.endpoint, handle.tenants_etcd_credentials)
     stop, port = asyncio.Event(), _free_port()
@@ -110,6 +113,7 @@ async def running_operator(handle: Handle, state: Path, *, shared_etcd: bool = T
         listen_host="127.0.0.1",
         listen_port=port,
         shared_etcd=etcd if shared_etcd else None,
+        dedicated_mcm=dedicated_mcm,
     )
     async with asyncio.TaskGroup() as group:
         group.create_task(run_operator(settings, stop=stop), name="operator under test")
@@ -139,13 +143,13 @@ async def field(api_server: Handle, eventually: Callable[..., Any]) -> AsyncIter
 @pytest.fixture
 async def mortal_field(
     api_server: Handle, eventually: Callable[..., Any]
-) -> AsyncIterator[tuple[Field, Callable[[], contextlib.AbstractAsyncContextManager[str]]]]:
+) -> AsyncIterator[tuple[Field, Callable[..., contextlib.AbstractAsyncContextManager[str]]]]:
     """The same without an operator, and what runs one for a while; what it runs goes on without it."""
     state = Path(tempfile.mkdtemp(prefix="kplane-operator-"))
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
         made = Field(client, api_server, state, eventually)
         try:
-            yield made, lambda: running_operator(api_server, state)
+            yield made, lambda **settings: running_operator(api_server, state, **settings)
             async with running_operator(api_server, state):
                 await _clean(made)
         finally:

@@ -10,7 +10,7 @@ import pytest
 from typing_extensions import override
 
 from api import ControlPlaneRegistration, SecretReference
-from controlplane_operator.access import Access
+from controlplane_operator.access import Access, Account
 from embedded.handle import Handle
 from provider import ROLES, Client, ClusterConfig, ObjectList, Resource
 
@@ -20,7 +20,7 @@ _SECRET = SecretReference(name="any", namespace="default")
 
 
 def access_of(client: Client) -> Access:
-    return Access(client, service_account="mcm", service_account_namespace="kplane-system")
+    return Access(client, shared=Account("kplane-system", "mcm"))
 
 
 def registration(uid: str) -> ControlPlaneRegistration:
@@ -46,7 +46,7 @@ class Meanwhile(Client):
 async def test_two_may_take_back_the_same_grant_at_once(api_server: Handle) -> None:
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
         access = access_of(client)
-        await access.grant(registration("taken-twice"), secret=_SECRET)
+        await access.grant(registration("taken-twice"), secret=_SECRET, to=access.shared)
         await asyncio.gather(access.revoke("taken-twice"), access.revoke("taken-twice"))
         assert access.holders() == set()
 
@@ -54,10 +54,10 @@ async def test_two_may_take_back_the_same_grant_at_once(api_server: Handle) -> N
 async def test_loading_forgets_no_grant_and_revives_none(api_server: Handle) -> None:
     async with Meanwhile(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
         access = access_of(client)
-        await access.grant(registration("taken"), secret=_SECRET)
+        await access.grant(registration("taken"), secret=_SECRET, to=access.shared)
 
         async def change() -> None:
-            await access.grant(registration("given"), secret=_SECRET)
+            await access.grant(registration("given"), secret=_SECRET, to=access.shared)
             await access.revoke("taken")
 
         client.happens = change

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from api import ControlPlane
-from controlplane_operator.access import Access
+from controlplane_operator.access import Access, Account
 from controlplane_operator.events import Events
 from controlplane_operator.fanout import Queues, Stores
 from controlplane_operator.keys import TenantKeys
@@ -38,7 +38,7 @@ async def test_keys_that_are_seen_to_go_late_are_not_used_again(api_server: Hand
             queues=Queues(),
             status=StatusWriter(client, events=events),
             events=events,
-            access=Access(client, service_account="mcm", service_account_namespace="kplane-system"),
+            access=Access(client, shared=Account("kplane-system", "mcm")),
         )
         keys = TenantKeys(management)
         await client.create(NAMESPACES, {"metadata": {"name": _NAMESPACE}})

@@ -6,14 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from controlplane_operator.components import apiserver_name, etcd_name
-from controlplane_operator.kinds import CONTROL_PLANES
+from controlplane_operator.components import apiserver_name, etcd_name, mcm_name
+from controlplane_operator.dedicated_mcm import DedicatedMcms, account_of
+from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
+from controlplane_operator.mcm_identities import McmIdentities
 from controlplane_operator.orphans import Orphans
 from embedded.handle import Handle
-from provider import Client, ClusterConfig, ProviderError
+from provider import NAMESPACES, SERVICE_ACCOUNTS, Client, ClusterConfig, ProviderError
 from workloads import Component, Lifetime, Phase, ProcessRuntime
 
 pytestmark = pytest.mark.integration
+
+
+def orphans_of(client: Client, runtime: ProcessRuntime) -> Orphans:
+    return Orphans(client, runtime=runtime, mcms=DedicatedMcms(runtime, identities=McmIdentities(client)))
 
 
 async def test_components_without_a_control_plane_end_and_keep_their_data(api_server: Handle, tmp_path: Path) -> None:
@@ -28,11 +34,34 @@ async def test_components_without_a_control_plane_end_and_keep_their_data(api_se
                 await runtime.apply(
                     Component(name=name, program="sleep", args=("1000",), data=True, lifetime=Lifetime.BOUND)
                 )
-            await Orphans(client, runtime=runtime).collect()
+            await orphans_of(client, runtime).collect()
             assert [name for name in names if runtime.state(name).phase is not Phase.ABSENT] == names[2:]
             assert sorted(runtime.names()) == sorted(names)
         finally:
             await client.delete(CONTROL_PLANES, "present")
+
+
+async def test_an_mcm_without_its_registration_ends_and_leaves_nothing(api_server: Handle, tmp_path: Path) -> None:
+    names = [mcm_name("present", registration=registration) for registration in ("ghost", "present")]
+    async with (
+        Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client,
+        ProcessRuntime(tmp_path / "runtime", programs=[Path("/bin")]) as runtime,
+    ):
+        body = {"metadata": {"name": "present"}, "spec": {"controlPlaneRef": {"name": "present"}}}
+        await client.create(CONTROL_PLANE_REGISTRATIONS, body)
+        await client.create(NAMESPACES, {"metadata": {"name": "kplane-cp-present"}})
+        accounts = [account_of(name) for name in names]
+        try:
+            for name, account in zip(names, accounts, strict=True):
+                await client.create(SERVICE_ACCOUNTS, {"metadata": account._asdict()})
+                await runtime.apply(Component(name=name, program="sleep", args=("1000",), lifetime=Lifetime.BOUND))
+            await orphans_of(client, runtime).collect()
+            assert list(runtime.names()) == names[1:]
+            left = await client.list(SERVICE_ACCOUNTS, namespace="kplane-cp-present")
+            assert {item["metadata"]["name"] for item in left.items} - {"default"} == {accounts[1].name}
+        finally:
+            await client.delete(NAMESPACES, "kplane-cp-present")
+            await client.delete(CONTROL_PLANE_REGISTRATIONS, "present")
 
 
 async def test_nothing_is_ended_while_the_cluster_does_not_answer(tmp_path: Path) -> None:
@@ -44,5 +73,5 @@ async def test_nothing_is_ended_while_the_cluster_does_not_answer(tmp_path: Path
         component = Component(name=apiserver_name("a"), program="sleep", args=("1000",), lifetime=Lifetime.BOUND)
         await runtime.apply(component)
         with pytest.raises(ProviderError):
-            await Orphans(client, runtime=runtime).collect()
+            await orphans_of(client, runtime).collect()
         assert runtime.state(component.name).phase is Phase.READY

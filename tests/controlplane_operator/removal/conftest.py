@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,14 +11,16 @@ from typing_extensions import override
 
 from api import ControlPlane, ControlPlaneClass, DeletionPolicy, ResourceModel
 from api.names import FINALIZER, controllers_secret_name, kubeconfig_secret_name
-from controlplane_operator.access import Access
+from controlplane_operator.access import Access, Account
 from controlplane_operator.claims import Claims
 from controlplane_operator.credentials import TenantAuthorities
+from controlplane_operator.dedicated_mcm import DedicatedMcms
 from controlplane_operator.events import Events
 from controlplane_operator.fanout import LABEL_SELECTORS, Queues, Stores
 from controlplane_operator.keys import TenantKeys
 from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from controlplane_operator.management import Management
+from controlplane_operator.mcm_identities import McmIdentities
 from controlplane_operator.namespaces import ManagementNamespaces
 from controlplane_operator.places import etcd_place
 from controlplane_operator.provision import Provision
@@ -26,6 +29,7 @@ from controlplane_operator.secrets import write_secret
 from controlplane_operator.status import StatusWriter
 from embedded.handle import Handle
 from provider import NAMESPACES, SECRETS, Client, ClusterConfig, Forbidden, NotFound, Resource, Result
+from workloads import ProcessRuntime
 
 _GROUP = "controlplane.kplane.dev"
 AUTHORITIES = "control-plane-authorities"
@@ -139,13 +143,21 @@ class Operator:
             queues=Queues(),
             status=StatusWriter(client, events=events),
             events=events,
-            access=Access(client, service_account="mcm", service_account_namespace="kplane-system"),
+            access=Access(client, shared=Account("kplane-system", "mcm")),
         )
         self.namespaces = ManagementNamespaces(self.management)
         self.keys = TenantKeys(self.management)
         self.data = data
         claims = Claims(self.management.stores, place=data.place)
-        self.removal = Removal(self.management, namespaces=self.namespaces, provisioner=lambda _: data, claims=claims)
+        # Nothing runs here, and so no mcm either.
+        runtime = ProcessRuntime(Path("/nonexistent"), programs=())
+        self.removal = Removal(
+            self.management,
+            namespaces=self.namespaces,
+            provisioner=lambda _: data,
+            claims=claims,
+            mcms=DedicatedMcms(runtime, identities=McmIdentities(client)),
+        )
 
     async def look(self, name: str) -> ControlPlane:
         """Read everything anew; raises NotFound where the control plane is gone."""

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from workloads import File, Lifetime, Reach, RestartPolicy, RuntimeFailure
+from workloads import SCRATCH, File, Lifetime, Reach, RestartPolicy, RuntimeFailure
 from workloads.pods.objects import check_supported, network_policy, workload
 from workloads.pods.settings import Placement
 
@@ -54,6 +54,23 @@ def test_pod_that_starts_slowly_is_left_alone_and_one_that_hangs_is_not():
     assert startup["periodSeconds"] * startup["failureThreshold"] == 600
 
 
+def test_of_what_is_single_no_pod_starts_before_the_last_one_has_ended():
+    single = workload(server("x", single=True), placement=PLACEMENT, image=SETTINGS.images["server"], settings=SETTINGS)
+    assert (single["spec"]["serviceName"], single["spec"]["replicas"]) == ("server", 1)
+    assert "strategy" not in single["spec"]
+    assert "volumeClaimTemplates" not in single["spec"]
+
+
+def test_pod_that_is_somebody_gets_that_ones_token_and_room_in_memory():
+    component = server("x", service_account="server", scratch=True, args=(f"--state={SCRATCH}/state",))
+    pod = deployment(component)["template"]["spec"]
+    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("server", True)
+    container = pod["containers"][0]
+    [mounted] = [mount for mount in container["volumeMounts"] if mount["name"] == "scratch"]
+    assert container["args"] == [f"--state={mounted['mountPath']}/state"]
+    assert {"name": "scratch", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+
+
 def test_template_changes_with_files_that_are_read_once_only():
     def annotation(**files):
         return deployment(server("x", files=files))["template"]["metadata"]["annotations"]
@@ -72,6 +89,10 @@ def test_who_may_connect_and_where_to():
     assert everybody["ingress"] == [{"ports": [{"protocol": "TCP", "port": 6443}]}]
     dns = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
     assert everybody["egress"] == [{"ports": dns}, {"ports": [{"protocol": "TCP", "port": 2379}]}]
+
+    anywhere = policy(server("x", reaches=None))
+    assert "egress" not in anywhere
+    assert anywhere["policyTypes"] == ["Ingress"]
 
     guarded = policy(server("x", reached_by=("friend",)))
     key = "controlplane.kplane.dev/component"

@@ -279,6 +279,11 @@ async def test_secrets_for_pulling_images_are_copied(cluster):
         assert (copied["type"], copied["data"]) == (secret["type"], secret["data"])
         deployment = await cluster.client.get(DEPLOYMENTS, "server", namespace=namespace)
         assert deployment["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": "mine"}]
+        # What is beside it may need them for its next pod.
+        await runtime.apply(server(f"{namespace}--other", single=True))
+        await cluster.eventually(lambda: runtime.state(f"{namespace}--other").phase is not Phase.ABSENT)
+        await runtime.delete(f"{namespace}--other")
+        assert (await cluster.client.get(SECRETS, "mine", namespace=namespace))["data"] == secret["data"]
         await runtime.delete(name)
         with pytest.raises(NotFound):
             await cluster.client.get(SECRETS, "mine", namespace=namespace)

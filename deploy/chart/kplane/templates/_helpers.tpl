@@ -49,6 +49,15 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{ $image.repository }}{{ if not (contains "@" $image.repository) }}:{{ $image.tag | default $root.Chart.AppVersion }}{{ end }}
 {{- end -}}
 
+{{/* Amounts of resources as the operator's flags have them: (dict "cpu" "50m" "memory" "128Mi"). */}}
+{{- define "kplane.amounts" -}}
+{{- $amounts := list -}}
+{{- range $name, $amount := . -}}
+{{- $amounts = append $amounts (printf "%s=%v" $name $amount) -}}
+{{- end -}}
+{{ join "," $amounts }}
+{{- end -}}
+
 {{- define "kplane.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 65532

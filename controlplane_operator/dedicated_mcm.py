@@ -1,0 +1,244 @@
+"""Runs an mcm for each registration of mode Dedicated, in the namespace of the control plane that it serves.
+
+Between two mcm of one registration is what each says in `status.instance`: neither announces an instance while one of
+the other mode is there. So all that is done here is to have the dedicated one run from when `status.mode` says so until
+its instance has ended, and to have it ended, awaited, before another one runs elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from api import ConditionStatus, ControlPlane, RegistrationMode, find_condition
+from api.names import management_namespace
+from controlplane_operator.access import Account
+from controlplane_operator.as_written import RegistrationAsWritten
+from controlplane_operator.backoff import jittered
+from controlplane_operator.cache import Key
+from controlplane_operator.components import mark_of, mcm_mark, mcm_name, place
+from controlplane_operator.errors import BootstrapFailed
+from controlplane_operator.management import Management
+from controlplane_operator.mcm_identities import McmIdentities
+from controlplane_operator.pause import is_paused
+from controlplane_operator.provisioning import MCM_PORTS, McmProgram, mcm_component
+from controlplane_operator.status import DEDICATED_READY
+from controlplane_operator.trouble import refusal
+from provider import ClusterConfig, Forbidden, Invalid, Result
+from provider.logs import log_fields
+from workloads import File, Phase, Runtime, WorkloadsError
+
+__all__ = ["DedicatedMcmReconciler", "DedicatedMcms", "account_of"]
+
+_log: Final = logging.getLogger(__name__)
+
+_PERIOD_SECONDS: Final = 600.0
+_RETRY_SECONDS: Final = 5.0
+_TOKEN_FILE: Final = "token"  # noqa: S105 - a file's name
+_BEFORE_READY: Final = frozenset({Phase.ABSENT, Phase.STARTING})
+"""A cluster may be slow to tell of what was written a moment ago."""
+_EXPECTED: Final = frozenset({"McmStarting", "McmEnding"})
+
+
+def account_of(component: str) -> Account:
+    """Return whom an mcm is: a ServiceAccount beside it, named as it is."""
+    placement = place(component)
+    return Account(placement.namespace, placement.name)
+
+
+class DedicatedMcms:
+    """The dedicated mcm that there are."""
+
+    def __init__(self, runtime: Runtime, *, identities: McmIdentities) -> None:
+        self._runtime = runtime
+        self._identities = identities
+
+    def of(self, registration: str) -> list[str]:
+        """Name the components of a registration: one, and more while it moves."""
+        mark = mcm_mark(registration)
+        return [name for name in self._runtime.names() if mark_of(name) == mark]
+
+    async def end(self, component: str) -> None:
+        """End an mcm with its instance, and remove what it had. Raises WorkloadsError where it has not ended yet."""
+        await self._runtime.stop(component)
+        await self._identities.remove(account_of(component))
+        # Last, because the component is the record of the rest.
+        await self._runtime.delete(component)
+
+    async def vacate(self, control_plane: ControlPlane) -> None:
+        """End all that are in the namespace of a control plane. Raises WorkloadsError as `end` does."""
+        namespace = management_namespace(control_plane.name)
+        for component in self._runtime.names():
+            if mark_of(component) is not None and place(component).namespace == namespace:
+                await self.end(component)
+
+
+class DedicatedMcmReconciler:
+    """Keeps them running; what is in the way is in the registration's condition DedicatedReady."""
+
+    def __init__(
+        self,
+        management: Management,
+        *,
+        runtime: Runtime,
+        mcms: DedicatedMcms,
+        identities: McmIdentities,
+        program: McmProgram | None,
+        config: ClusterConfig | None,
+    ) -> None:
+        """`program` is None where the operator was not told how to run any.
+
+        `config` is the operator's own, where they are no pods: they reach the management cluster as it does, with
+        credentials of their own.
+        """
+        self._management = management
+        self._runtime = runtime
+        self._mcms = mcms
+        self._identities = identities
+        self._program = program
+        self._config = (
+            ClusterConfig(
+                server=config.server,
+                ca_data=config.ca_data,
+                tls_server_name=config.tls_server_name,
+                token_file=Path(_TOKEN_FILE),
+                proxy=config.proxy,
+            )
+            if config is not None
+            else None
+        )
+        self._uids: dict[Key, str] = {}
+
+    async def reconcile(self, key: Key) -> Result | None:
+        """Bring the mcm of one registration in line, or end that of a deleted one."""
+        obj = self._management.stores.registrations.get(key)
+        uid = obj["metadata"]["uid"] if obj is not None else None
+        with log_fields(object=f"ControlPlaneRegistration/{key[1]}"):
+            former = self._uids.get(key)
+            if obj is None and (former is None or former in self._identities.holders()):
+                try:
+                    await self._end(self._mcms.of(key[1]))
+                except WorkloadsError as error:
+                    _log.info("not ended yet, again in %g s: %s", _RETRY_SECONDS, error)
+                    return Result(jittered(_RETRY_SECONDS))
+            if former is not None and former != uid:
+                await self._identities.revoke(former)
+                del self._uids[key]
+            if obj is None or uid is None:
+                return None
+            self._uids[key] = uid
+            return await self._keep(RegistrationAsWritten.of(obj))
+
+    async def _keep(self, registration: RegistrationAsWritten) -> Result | None:
+        if is_paused(registration) or not self._is_concerned(registration):
+            return None
+        present = self._mcms.of(registration.name)
+        component = self._component(registration, present=present)
+        try:
+            if others := [each for each in present if each != component]:
+                await self._tell(registration, "False", "McmEnding", "its mcm ends, and with it what that runs")
+                await self._end(others)
+            if component is None:
+                await self._identities.revoke(registration.metadata.uid or "")
+                stores = self._management.stores
+                await self._management.status.drop_apart(stores.registrations, registration, type=DEDICATED_READY)
+                return None
+            return await self._run(registration, component)
+        except (WorkloadsError, BootstrapFailed) as error:
+            await self._tell(registration, "False", "McmFailed", str(error))
+        except (Forbidden, Invalid) as error:
+            trouble = refusal(error)
+            await self._tell(registration, "False", trouble.reason, trouble.message)
+        return Result(jittered(_RETRY_SECONDS))
+
+    def _is_concerned(self, registration: RegistrationAsWritten) -> bool:
+        """Tell whether it has an mcm of its own, had one, or is to have one; the condition is there before any is."""
+        instance = registration.status.instance
+        modes = {registration.status.mode, instance.mode if instance is not None else None}
+        return (
+            RegistrationMode.DEDICATED in modes
+            or find_condition(registration.conditions, DEDICATED_READY) is not None
+            or registration.metadata.uid in self._identities.holders()
+        )
+
+    def _component(self, registration: RegistrationAsWritten, *, present: Sequence[str]) -> str | None:
+        """Name the component that is to run; None: no mcm has anything to do here, or there is no place for one."""
+        status = registration.status
+        wanted = status.mode is RegistrationMode.DEDICATED and self._program is not None and not registration.deleting
+        working = status.instance is not None and status.instance.mode is RegistrationMode.DEDICATED
+        home = self._home(registration)
+        if wanted and home is not None:
+            return home
+        if working:
+            # It says itself that its instance has ended, also that of one that could not say so any more.
+            return present[0] if present else home
+        return next((each for each in present if wanted and self._stays(each)), None)
+
+    def _home(self, registration: RegistrationAsWritten) -> str | None:
+        if not registration.status.ready:
+            return None
+        served = self._management.stores.control_planes.by("uid", registration.status.control_plane_uid or "")
+        names = [obj["metadata"]["name"] for obj in served if "deletionTimestamp" not in obj["metadata"]]
+        return mcm_name(names[0], registration=registration.name) if names else None
+
+    def _stays(self, component: str) -> bool:
+        """Tell whether the control plane that an mcm is at stays, so that its registration may be ready soon again."""
+        found = self._management.stores.control_planes.by("namespace", place(component).namespace)
+        return any("deletionTimestamp" not in obj["metadata"] for obj in found)
+
+    async def _run(self, registration: RegistrationAsWritten, component: str) -> Result | None:
+        if self._program is None:
+            return None  # it goes on as it is until its instance has ended
+        if find_condition(registration.conditions, DEDICATED_READY) is None:
+            await self._tell(registration, "False", "McmStarting", "its mcm is about to be started")
+        # First, so that it is known from then on that there is something to remove.
+        address = await self._runtime.reserve(component, ports=MCM_PORTS)
+        account = account_of(component)
+        await self._identities.ensure(registration, account=account)
+        await self._runtime.apply(
+            mcm_component(
+                component,
+                registration=registration.name,
+                program=self._program,
+                address=address,
+                service_account=account.name,
+                files=await self._files(account),
+            )
+        )
+        state = self._runtime.state(component)
+        if state.phase is Phase.READY:
+            await self._tell(registration, "True", "McmRunning", f"its mcm runs in namespace {account.namespace}")
+        else:
+            starts = state.phase in _BEFORE_READY and not state.unobtainable
+            said = f"its mcm is {state.phase}" + (f": {state.message}" if state.message else "")
+            await self._tell(registration, "False", "McmStarting" if starts else "McmFailed", said)
+        return Result(jittered(_PERIOD_SECONDS))
+
+    async def _files(self, account: Account) -> dict[str, File]:
+        """Return how it gets in where no pod's ServiceAccount lets it; the token is read again when it is renewed."""
+        if self._config is None:
+            return {}
+        token = await self._identities.token(account)
+        kubeconfig = json.dumps(self._config.to_kubeconfig()).encode()
+        return {"kubeconfig": File(kubeconfig), _TOKEN_FILE: File(token.encode(), reloaded=True)}
+
+    async def _end(self, components: Sequence[str]) -> None:
+        for component in components:
+            await self._mcms.end(component)
+
+    async def _tell(
+        self, registration: RegistrationAsWritten, status: ConditionStatus, reason: str, message: str
+    ) -> None:
+        if status == "False" and reason not in _EXPECTED:
+            self._management.metrics.troubled("dedicatedmcm", reason=reason)
+        await self._management.status.write_apart(
+            self._management.stores.registrations,
+            registration,
+            type=DEDICATED_READY,
+            status=status,
+            reason=reason,
+            message=message,
+        )

@@ -1,0 +1,86 @@
+"""Registrations of mode Dedicated: controllers in a Pod of their own, in the namespace of the control plane."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.kubectl import Kubectl, KubectlFailed, Object
+from e2e.platform import Platform, condition
+from e2e.waiting import eventually
+
+pytestmark = pytest.mark.k8s_needs("pods")
+
+_KIND = "ControlPlaneRegistration"
+
+
+def _mcms(kubectl: Kubectl, namespace: str) -> list[Object]:
+    """The Pods of mcm in a namespace."""
+    labels = "app.kubernetes.io/managed-by=kplane"
+    pods = kubectl.items("pods", "-n", namespace, "-l", labels)
+    return [pod for pod in pods if pod["spec"]["containers"][0]["name"] == "mcm"]
+
+
+def _runs(platform: Platform, name: str, *, mode: str | None) -> None:
+    """Wait until an instance of this mode runs for the registration."""
+
+    def running(found: Object | None) -> bool:
+        instance = (found or {}).get("status", {}).get("instance") or {}
+        return instance.get("mode") == mode and condition(found, "Running").get("status") == "True"
+
+    eventually(
+        f"{_KIND} {name} served by mode {mode}", lambda: platform.find(_KIND, name), running, timeout_seconds=120.0
+    )
+
+
+def test_it_has_a_pod_of_its_own_until_it_is_shared(platform: Platform, unregistered: str) -> None:
+    """Controllers work in both modes; the Pod has limits, an identity that may do little, and goes with the mode."""
+    name = platform.name("own-mcm")
+    namespace = f"kplane-cp-{name}"
+    platform.create("ControlPlane", name, classRef={"name": unregistered}, deletionPolicy="Destroy")
+    platform.becomes_ready("ControlPlane", name)
+    platform.create(_KIND, name, controlPlaneRef={"name": name}, services=["Controllers"], mode="Dedicated")
+    _runs(platform, name, mode="Dedicated")
+    assert condition(platform.find(_KIND, name), "DedicatedReady")["status"] == "True"
+    platform.tenant(name).wait_account("default")
+
+    [pod] = _mcms(platform.kubectl, namespace)
+    assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+    assert "memory" in pod["spec"]["containers"][0]["resources"]["limits"]
+    account = pod["spec"]["serviceAccountName"]
+    who = f"--as=system:serviceaccount:{namespace}:{account}"
+    resource = "controlplaneregistrations.controlplane.kplane.dev"
+    assert platform.kubectl("auth", "can-i", "get", f"{resource}/{name}", who).strip() == "yes"
+    for question in (("list", resource), ("get", f"{resource}/another"), ("list", "secrets", "-n", namespace)):
+        with pytest.raises(KubectlFailed):
+            platform.kubectl("auth", "can-i", *question, who)
+
+    platform.patch(_KIND, name, {"spec": {"mode": "Shared"}})
+    _runs(platform, name, mode=None)
+    eventually(f"no mcm in namespace {namespace}", lambda: _mcms(platform.kubectl, namespace), lambda found: not found)
+    platform.tenant(name).add_namespace("shared")
+
+
+def test_it_goes_with_its_registration(platform: Platform, unregistered: str) -> None:
+    """Nothing of it is left in the namespace of the control plane, nor in the cluster."""
+    name = platform.name("no-mcm")
+    namespace = f"kplane-cp-{name}"
+    platform.create("ControlPlane", name, classRef={"name": unregistered}, deletionPolicy="Destroy")
+    platform.becomes_ready("ControlPlane", name)
+    kinds = "statefulsets,services,networkpolicies,poddisruptionbudgets,serviceaccounts,secrets"
+    before = platform.kubectl.names(kinds, "-n", namespace)
+    platform.create(_KIND, name, controlPlaneRef={"name": name}, services=["Controllers"], mode="Dedicated")
+    _runs(platform, name, mode="Dedicated")
+    label = f"controlplane.kplane.dev/registration={name}"
+    assert platform.kubectl.names("clusterroles", "-l", label)
+    platform.delete(_KIND, name)
+    eventually(
+        f"nothing of mcm in namespace {namespace}",
+        lambda: platform.kubectl.names(kinds, "-n", namespace),
+        lambda found: found == before,
+        timeout_seconds=90.0,
+    )
+    eventually(
+        "no rights of it",
+        lambda: platform.kubectl.names("clusterroles,clusterrolebindings", "-l", label),
+        lambda found: not found,
+    )

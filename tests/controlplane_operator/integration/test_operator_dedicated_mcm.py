@@ -1,0 +1,92 @@
+"""What the operator does about the mcm of one registration, whatever that does: here it only waits."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane_operator.components import mcm_name
+from controlplane_operator.provisioning import McmProgram
+from provider import CLUSTER_ROLES
+from workloads import find_processes
+
+from .conftest import KINDS, Field
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+KIND = "ControlPlaneRegistration"
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> McmProgram:
+    """It waits, until there is a file beside it: then it says why not, and ends."""
+    made = tmp_path / "mcm"
+    made.write_text(
+        f'#!/bin/sh\n[ ! -e {tmp_path}/fails ] || {{ echo "it has no mind to"; exit 3; }}\nexec sleep 1000\n'
+    )
+    made.chmod(0o700)
+    return McmProgram(program=str(made), directories=())
+
+
+async def registered(field: Field, name: str, *, mode: str) -> Path:
+    """A registration, ready or told why not; returns where its mcm has its files."""
+    await field.create("ControlPlane", name, deletionPolicy="Destroy")
+    await field.create(KIND, name, controlPlaneRef={"name": name}, mode=mode)
+    return field.state / mcm_name(name, registration=name)
+
+
+async def said(field: Field, name: str) -> tuple[str, str]:
+    conditions = (await field.get(KIND, name))["status"]["conditions"]
+    found = next((item for item in conditions if item["type"] == "DedicatedReady"), {})
+    return found.get("reason", ""), found.get("message", "")
+
+
+async def has_instance(field: Field, name: str, instance: dict[str, Any] | None) -> None:
+    await field.client.patch(KINDS[KIND], name, {"status": {"instance": instance}}, subresource="status")
+
+
+async def test_without_a_program_it_is_served_by_nobody_and_says_what_to_do(field: Field) -> None:
+    directory = await registered(field, "helpless", mode="Dedicated")
+    found = await field.becomes(KIND, "helpless", "DedicatedNotAvailable", timeout=60.0)
+    assert (found["status"]["ready"], found["status"]["mode"]) == (False, "Dedicated")
+    told = next(item["message"] for item in found["status"]["conditions"] if item["type"] == "Ready")
+    assert "--mcm-program" in told
+    assert "set spec.mode to Shared" in told
+    assert not directory.exists()
+    await field.client.patch(KINDS[KIND], "helpless", {"spec": {"mode": "Shared"}})
+    await field.becomes(KIND, "helpless", "Resolved")
+
+
+async def test_an_mcm_is_there_until_its_instance_has_ended(mortal_field: Any, program: McmProgram) -> None:
+    field, operator = mortal_field
+    name = "lasting"
+    async with operator(dedicated_mcm=program):
+        directory = await registered(field, name, mode="Dedicated")
+        await field.eventually(lambda: find_processes(directory), timeout=60.0)
+        uid = (await field.get(KIND, name))["status"]["controlPlaneUID"]
+        await has_instance(field, name, {"controlPlaneUID": uid, "mode": "Dedicated"})
+        await field.client.patch(KINDS[KIND], name, {"spec": {"mode": "Shared"}})
+
+        async def mode() -> str:
+            return str((await field.get(KIND, name))["status"]["mode"])
+
+        await field.eventually(mode, lambda found: found == "Shared")
+    # Also for the next operator, which starts one that died meanwhile.
+    (Path(program.program).parent / "fails").touch()
+    [pid] = find_processes(directory)
+    async with operator(dedicated_mcm=program):
+        await field.eventually(lambda: said(field, name), lambda told: told[0] == "McmStarting")
+        assert find_processes(directory) == [pid]
+        os.kill(pid, signal.SIGKILL)
+        await field.eventually(
+            lambda: said(field, name), lambda told: told[0] == "McmFailed" and "it has no mind to" in told[1]
+        )
+        await has_instance(field, name, None)
+        await field.eventually(lambda: said(field, name), lambda told: told == ("", ""))
+        assert not directory.exists()
+        label = f"controlplane.kplane.dev/registration={name}"
+        assert (await field.client.list(CLUSTER_ROLES, label_selector=label)).items == []

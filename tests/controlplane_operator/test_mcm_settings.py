@@ -1,0 +1,134 @@
+"""How the operator is told to run an mcm for one registration: each flag is acted on, or refused with a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controlplane_operator.errors import SettingsError
+from controlplane_operator.mcm_settings import why_no_mcm
+from controlplane_operator.provisioning import MCM_RESOURCES, McmProgram, mcm_component
+from controlplane_operator.settings import parse_arguments
+from workloads import Address, File, Resources
+from workloads.pods import Image
+
+PODS = [
+    "--runtime=pods",
+    "--kube-apiserver-image=registry.example/kube-apiserver:1",
+    "--etcd-image=registry.example/etcd:2",
+]
+IMAGE = "--mcm-image=registry.example/mcm:3"
+
+
+def parse(tmp_path: Path, *flags: str) -> McmProgram | None:
+    return parse_arguments([f"--state-dir={tmp_path}/state", f"--programs-dir={tmp_path}", *flags]).dedicated_mcm
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    made = tmp_path / "mcm"
+    made.touch(mode=0o700)
+    return made
+
+
+def test_a_process_is_the_named_program(tmp_path: Path, program: Path) -> None:
+    found = parse(tmp_path, f"--mcm-program={program}", "--mcm-arg=--v=2", "--mcm-arg=--instance-logs=json")
+    assert found == McmProgram(program=str(program), directories=(tmp_path,), args=("--v=2", "--instance-logs=json"))
+
+
+def test_a_pod_is_the_named_image(tmp_path: Path) -> None:
+    settings = parse_arguments([f"--state-dir={tmp_path}/state", f"--programs-dir={tmp_path}", *PODS, IMAGE])
+    assert settings.dedicated_mcm == McmProgram(program="mcm", directories=(Path("/usr/local/bin"),))
+    assert settings.pods is not None
+    assert settings.pods.images["mcm"] == Image("registry.example/mcm:3")
+    assert settings.pods.ports["http"] == 8081
+
+
+def test_a_pod_gets_what_was_asked_for(tmp_path: Path) -> None:
+    found = parse(tmp_path, *PODS, IMAGE, "--mcm-requests=cpu=1,memory=256Mi", "--mcm-limits=memory=2Gi,cpu=2")
+    assert found is not None
+    assert found.resources == Resources(cpu_request="1", memory_request="256Mi", memory_limit="2Gi", cpu_limit="2")
+
+
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("--mcm-limits=memory=64Mi", ("50m", "64Mi", "64Mi")),
+        ("--mcm-requests=memory=4Gi", ("50m", "4Gi", "4Gi")),
+        ("--mcm-requests=cpu=2", ("2", "128Mi", "768Mi")),
+    ],
+)
+def test_defaults_give_way(tmp_path: Path, flag: str, expected: tuple[str, str, str]) -> None:
+    found = parse(tmp_path, *PODS, IMAGE, flag)
+    assert found is not None
+    assert (found.resources.cpu_request, found.resources.memory_request, found.resources.memory_limit) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--mcm-program=/nowhere/mcm"], "--mcm-program /nowhere/mcm: there is no such program"),
+        ([IMAGE], "--mcm-image: only --runtime pods has this"),
+        (["--mcm-limits=memory=1Gi"], "only --runtime pods has this"),
+        (["--mcm-arg=--v=2"], "of no use without --mcm-program"),
+        ([*PODS, "--mcm-arg=--v=2"], "of no use without --mcm-image"),
+        ([*PODS, "--mcm-program=/bin/sh"], "--mcm-program: only --runtime process has this; pods have --mcm-image"),
+        ([*PODS, IMAGE, "--mcm-limits=memory"], "--mcm-limits memory: amounts are written like cpu=50m,memory=128Mi"),
+        ([*PODS, IMAGE, "--mcm-limits=disk=1Gi"], "amounts are written like cpu=50m,memory=128Mi"),
+        ([*PODS, IMAGE, "--mcm-limits=cpu=1,cpu=2"], "amounts are written like cpu=50m,memory=128Mi"),
+        ([*PODS, IMAGE, "--mcm-requests=memory=much"], "'much' is no amount of memory, such as 512Mi or 2Gi"),
+        (
+            [*PODS, IMAGE, "--mcm-requests=memory=2Gi", "--mcm-limits=memory=1Gi"],
+            "--mcm-limits must not be less than --mcm-requests",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(tmp_path: Path, flags: list[str], sentence: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        parse(tmp_path, *flags)
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(("flags", "remedy"), [([], "--mcm-program"), (PODS, "mcm.reportStatus")])
+def test_without_it_registrations_are_told_what_to_do(tmp_path: Path, flags: list[str], remedy: str) -> None:
+    assert parse(tmp_path, *flags) is None
+    told = why_no_mcm(None, pods=bool(flags))
+    assert told is not None
+    assert remedy in told
+    assert "spec.mode to Shared" in told
+
+
+def test_its_mcm_serves_one_registration_and_says_so() -> None:
+    component = mcm_component(
+        "mcmabcdef-a",
+        registration="a",
+        program=McmProgram(program="mcm", directories=(Path("/programs"),), args=("--v=2",)),
+        address=Address(host="mcm-abcdef.kplane-cp-a.svc", ports={"http": 8081}, bind="0.0.0.0"),
+        service_account="mcm-abcdef",
+        files={},
+    )
+    assert component.args == (
+        "--registration=a",
+        "--report-status",
+        "--state-dir=$(SCRATCH)",
+        "--programs-dir=/programs",
+        "--listen=0.0.0.0:8081",
+        "--v=2",
+    )
+    # Two of it would be two writers.
+    assert component.single
+    assert (component.service_account, component.resources) == ("mcm-abcdef", MCM_RESOURCES)
+
+
+def test_a_process_gets_in_by_a_kubeconfig() -> None:
+    component = mcm_component(
+        "mcmabcdef-a",
+        registration="a",
+        program=McmProgram(program="/bin/mcm", directories=()),
+        address=Address(host="127.0.0.1", ports={"http": 1}),
+        service_account="mcm-abcdef",
+        files={"kubeconfig": File(b"secret")},
+    )
+    assert "--kubeconfig=$(FILES)/kubeconfig" in component.args
+    assert "secret" not in repr(component)

@@ -1,0 +1,186 @@
+"""Registrations of mode Dedicated have an mcm of their own: for as long as they are so, and with no more rights."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane_operator.components import mcm_name
+from provider import (
+    CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
+    ROLE_BINDINGS,
+    ROLES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    Client,
+    ClusterConfig,
+    Forbidden,
+)
+from workloads import find_processes
+
+from .conftest import KINDS
+from .test_ending import followed, pids_of
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+REGISTRATION = "ControlPlaneRegistration"
+
+
+class Dedicated:
+    """A registration of mode Dedicated, and what there is of it."""
+
+    def __init__(self, platform: Any, name: str, *, control_plane: str) -> None:
+        self.platform = platform
+        self.name = name
+        self.component = mcm_name(control_plane, registration=name)
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.platform.handle.operator_directory, self.component)
+
+    def tree(self) -> dict[str, set[int]]:
+        """The processes of its mcm: pids by program."""
+        programs = {"mcm": "programs/mcm --registration", "kube-controller-manager": "kube-controller-manager --"}
+        return {name: pids_of(self.directory, said) for name, said in programs.items()}
+
+    async def instance(self) -> dict[str, Any]:
+        return (await self.platform.status(REGISTRATION, self.name)).get("instance") or {}
+
+    async def condition(self, kind: str) -> tuple[str, str]:
+        conditions = (await self.platform.status(REGISTRATION, self.name)).get("conditions") or []
+        found = next((item for item in conditions if item["type"] == kind), {})
+        return found.get("status", ""), found.get("reason", "")
+
+    async def runs(self, *, mode: str | None) -> None:
+        """Wait until an instance of this mode runs."""
+
+        async def now() -> Any:
+            return (await self.instance()).get("mode"), await self.condition("Running")
+
+        await self.platform.eventually(now, lambda found: found == (mode, ("True", "InstanceRunning")), timeout=60.0)
+
+    async def gone(self) -> None:
+        """Wait until nothing is left of its mcm."""
+        await self.platform.eventually(self.left, lambda found: not found, timeout=60.0)
+
+    async def left(self) -> list[str]:
+        found = [str(pid) for pid in find_processes(self.directory)] + [str(path) for path in self._paths()]
+        for resource in (SERVICE_ACCOUNTS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, ROLES, ROLE_BINDINGS):
+            listed = await self.platform.client.list(
+                resource, label_selector=f"controlplane.kplane.dev/registration={self.name}"
+            )
+            # A Role for the one Secret it has in any mode.
+            found += [
+                f"{resource} {item['metadata']['name']}"
+                for item in listed.items
+                if "controlplane.kplane.dev/registration-uid" not in item["metadata"]["labels"]
+            ]
+        return found
+
+    def _paths(self) -> list[Path]:
+        return [self.directory] if self.directory.exists() else []
+
+
+async def registered(platform: Any, name: str, *, control_plane: str, mode: str = "Dedicated") -> Dedicated:
+    await platform.create(
+        REGISTRATION, name, controlPlaneRef={"name": control_plane}, services=["Controllers"], mode=mode
+    )
+    return Dedicated(platform, name, control_plane=control_plane)
+
+
+async def test_it_is_served_by_a_process_tree_of_its_own(platform: Any) -> None:
+    await platform.create("ControlPlane", "alone", deletionPolicy="Destroy")
+    own = await registered(platform, "alone", control_plane="alone")
+    await own.runs(mode="Dedicated")
+    assert await own.condition("DedicatedReady") == ("True", "McmRunning")
+    assert {program: len(pids) for program, pids in own.tree().items()} == {"mcm": 1, "kube-controller-manager": 1}
+    assert platform.instance("alone") is None
+    assert pids_of(platform.handle.mcm_directory, "kube-controller-manager") == set()
+
+    await _may_no_more_than_it_does(platform, own)
+
+    # Its mcm dies, and with it the instance; both come back.
+    before = own.tree()
+    os.kill(min(before["mcm"]), signal.SIGKILL)
+
+    def anew() -> bool:
+        now = own.tree()
+        return all(len(now[program]) == 1 and not now[program] & before[program] for program in now)
+
+    await platform.eventually(anew, timeout=60.0)
+    await own.runs(mode="Dedicated")
+
+    await platform.delete(REGISTRATION, "alone")
+    await own.gone()
+
+
+async def _may_no_more_than_it_does(platform: Any, own: Dedicated) -> None:
+    """It follows its registration and reads the Secret of that, and nothing else."""
+    await platform.create(REGISTRATION, "other", controlPlaneRef={"name": own.name})
+    secret = (await platform.status(REGISTRATION, own.name))["resolvedControllersSecretRef"]
+    async with Client(ClusterConfig.load(own.directory / "files" / "kubeconfig")) as mcm:
+        assert (await mcm.get(KINDS[REGISTRATION], own.name))["metadata"]["name"] == own.name
+        assert (await mcm.get(SECRETS, secret["name"], namespace=secret["namespace"]))["data"]["sa.key"]
+        refused = [
+            mcm.list(KINDS[REGISTRATION]),
+            mcm.get(KINDS[REGISTRATION], "other"),
+            mcm.patch(KINDS[REGISTRATION], "other", {"status": {"instance": None}}, subresource="status"),
+            mcm.patch(KINDS[REGISTRATION], own.name, {"spec": {"mode": "Shared"}}),
+            mcm.get(SECRETS, "control-plane-authorities", namespace=secret["namespace"]),
+            mcm.list(SECRETS, namespace=secret["namespace"]),
+            mcm.get(KINDS["ControlPlane"], own.name),
+        ]
+        for request in refused:
+            with pytest.raises(Forbidden):
+                await request
+    await platform.delete(REGISTRATION, "other")
+
+
+async def test_it_changes_from_one_mode_to_the_other_and_no_two_serve_it(platform: Any) -> None:
+    await platform.create("ControlPlane", "turns", deletionPolicy="Destroy")
+    own = await registered(platform, "turns", control_plane="turns", mode="Shared")
+    async with followed(platform, REGISTRATION, "turns") as history:
+        await own.runs(mode=None)
+        assert own.tree() == {"mcm": set(), "kube-controller-manager": set()}
+        for mode in ("Dedicated", "Shared", "Dedicated"):
+            await platform.client.patch(KINDS[REGISTRATION], "turns", {"spec": {"mode": mode}})
+            await own.runs(mode="Dedicated" if mode == "Dedicated" else None)
+            if mode == "Shared":
+                await own.gone()
+                assert await own.condition("DedicatedReady") == ("", "")
+            else:
+                assert platform.instance("turns") is None
+    working = [found.get("status", {}).get("instance") for found in history.seen]
+    told = ["none" if found is None else found.get("mode", "Shared") for found in working]
+    turns = [mode for mode, _ in itertools.groupby(told)]
+    assert turns == ["none", "Shared", "none", "Dedicated", "none", "Shared", "none", "Dedicated"]
+    # The control plane goes first: its mcm ends with it, though the registration stays.
+    await platform.delete("ControlPlane", "turns")
+    await own.gone()
+    assert await own.instance() == {}
+
+
+async def test_its_mcm_moves_with_it(platform: Any) -> None:
+    for name in ("here", "there"):
+        await platform.create("ControlPlane", name, deletionPolicy="Destroy")
+    await platform.ready("ControlPlane", "there")
+    own = await registered(platform, "moving", control_plane="here")
+    await own.runs(mode="Dedicated")
+    uid = (await own.instance())["controlPlaneUID"]
+    await platform.client.patch(KINDS[REGISTRATION], "moving", {"spec": {"controlPlaneRef": {"name": "there"}}})
+    moved = Dedicated(platform, "moving", control_plane="there")
+    await platform.eventually(
+        moved.instance, lambda found: found.get("controlPlaneUID") not in (None, uid), timeout=60.0
+    )
+    await moved.runs(mode="Dedicated")
+    assert not own.directory.exists()
+    assert not find_processes(own.directory)
+    assert {program: len(pids) for program, pids in moved.tree().items()} == {"mcm": 1, "kube-controller-manager": 1}
+    await platform.delete("ControlPlane", "here")
+    await moved.runs(mode="Dedicated")
