@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import signal
 import time
 from collections import defaultdict
@@ -177,13 +178,13 @@ def spans(audit: Path, *, prefix: str) -> list[Span]:
     )
 
 
-def reapers(mcm: Any) -> list[str]:
+def reapers(mcm: Any) -> list[int]:
     """Numbers of the processes that would end the instances of an mcm in time."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if b"reaper.py" in (line := path.read_bytes()) and str(mcm.state).encode() in line:
-                found.append(path.parent.name)
+                found.append(int(path.parent.name))
     return found
 
 
@@ -297,6 +298,11 @@ async def test_only_what_must_moves_when_replicas_come_and_go(
     replicas.start("a")
     await replicas.shares(SHARDS)
     before = await replicas.settled(*names)
+    # Whoever would end instances in time is replaced, and none of them notices.
+    [reaper] = reapers(replicas.running["a"])
+    os.kill(reaper, signal.SIGKILL)
+    await eventually(lambda: [pid for pid in reapers(replicas.running["a"]) if pid != reaper])
+    assert await replicas.settled(*names) == before
 
     async def stay_but(moved: int, *, acquired: dict[str, int]) -> None:
         """Wait for instances, and see that no more moved than so many shards, by Leases and by processes."""

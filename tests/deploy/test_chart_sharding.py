@@ -1,0 +1,56 @@
+"""The rights that the chart gives to mcm are enough to share a fleet, and do not reach the Leases of others."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from embedded.handle import Handle
+from mcm.settings import Settings
+from mcm.sharding import SHARDS
+from provider import LEASES, Client, ClusterConfig, Forbidden, Manager
+
+pytestmark = pytest.mark.integration
+
+RBAC = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount"}
+NAMESPACE = "kplane-system"
+
+
+async def test_a_pod_takes_all_shards_and_gives_them_back(
+    chart: Any, api_server: Handle, eventually: Callable[..., Any]
+) -> None:
+    release = f"s{uuid.uuid4().hex[:6]}"
+    rendered, account = chart.render(release=release), f"{release}-kplane-mcm"
+    parts = [
+        item for item in rendered.manifests if item["kind"] in RBAC and item["metadata"]["name"].startswith(account)
+    ]
+    listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": parts})
+    [container] = rendered.one("StatefulSet", account)["spec"]["template"]["spec"]["containers"]
+    sharding = Settings.parse(container["args"]).sharding
+    assert sharding is not None
+    kube = api_server.kubectl
+    await kube.run("apply", "--server-side", "-f", "-", stdin=listed)
+    try:
+        token = await kube.run("create", "token", account, f"--namespace={NAMESPACE}")
+        server = ClusterConfig.load(api_server.admin_kubeconfig)
+        config = ClusterConfig(server.server, ca_data=server.ca_data, token=token.strip())
+        async with Client(config) as client:
+            coordinator = dataclasses.replace(sharding, identity=f"{account}-0", lease_seconds=10).coordinator(client)
+            async with Manager(None, coordinator=coordinator):
+                await eventually(lambda: coordinator.stats.owned == SHARDS, timeout=60.0)
+            assert coordinator.stats.released == SHARDS
+            assert coordinator.stats.lost == 0
+            names = {lease["metadata"]["name"] for lease in (await client.list(LEASES, namespace=NAMESPACE)).items}
+            assert {name for name in names if name.startswith(f"{account}-peer-")} == set()
+            for name in (f"{account}-peer-{account}-16", f"{release}-kplane-operator"):
+                with pytest.raises(Forbidden):
+                    await client.get(LEASES, name, namespace=NAMESPACE)
+    finally:
+        await kube.run("delete", "-f", "-", "--wait=false", stdin=listed)
+        ours = f"--selector=mcr.sigs.k8s.io/prefix={account}-shard"
+        await kube.run("delete", "leases", ours, f"--namespace={NAMESPACE}", "--wait=false")
