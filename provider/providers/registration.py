@@ -173,7 +173,10 @@ def read_wish(
     wanted = _texts(status.get("services")) or _texts(section(registration, "spec").get("services"))
     if status.get("ready") is not True or not services.intersection(name.lower() for name in wanted):
         return None
-    if not is_served(registration, mode=mode) or is_occupied(registration, mode=mode):
+    if not is_served(registration, mode=mode):
+        return None
+    if is_occupied(registration, mode=mode):
+        log.info("registration %s waits for the end of an instance of another mode", metadata.get("name"))
         return None
     reference = section(status, "resolvedControllersSecretRef") or section(status, "resolvedKubeconfigSecretRef")
     endpoint, namespace, secret = status.get("resolvedEndpoint"), reference.get("namespace"), reference.get("name")

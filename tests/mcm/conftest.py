@@ -88,9 +88,9 @@ class Tenant:
         client = issue_client(self.authorities.client, user=user, groups=groups)
         return render_kubeconfig(server=self.server, ca=self.authorities.serving.certificate, user=user, client=client)
 
-    def controllers_secret(self) -> dict[str, bytes]:
+    def controllers_secret(self, *, user: str = CONTROLLERS_USER) -> dict[str, bytes]:
         return {
-            "kubeconfig": self.kubeconfig(groups=("system:masters",)),
+            "kubeconfig": self.kubeconfig(user=user, groups=("system:masters",)),
             "ca.crt": self.authorities.serving.certificate,
             "sa.key": self.authorities.service_account_key,
             "signing-ca.crt": self.authorities.client.certificate,

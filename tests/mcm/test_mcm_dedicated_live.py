@@ -1,0 +1,248 @@
+"""mcm of many registrations and mcm of one, as processes: who serves a registration when its mode changes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provider import (
+    CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
+    NAMESPACES,
+    ROLE_BINDINGS,
+    ROLES,
+    SERVICE_ACCOUNTS,
+    Client,
+    NotFound,
+    Reflector,
+)
+from provider.providers.registration import REGISTRATIONS
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm")]
+
+Eventually = Callable[..., Any]
+_DEADLINE_SECONDS = 60.0
+_GROUP = "rbac.authorization.k8s.io"
+
+
+class Scene:
+    """One registration of control plane `one`, and both who may serve it."""
+
+    def __init__(self, fleet: Any, tenant: Any, *, eventually: Eventually) -> None:
+        self.fleet = fleet
+        self.tenant = tenant
+        self.name = fleet.name("shared")
+        self.users = {mode: f"{mode.lower()}-{fleet.namespace}" for mode in ("Shared", "Dedicated")}
+        """As which the instances of each mode get into the control plane; so its audit log tells them apart."""
+        self.announced = [""]
+        """Mode of each instance that the registration told of, and "" where it told of none, one after the other."""
+        self.shared: Any = None
+        self.dedicated: Any = None
+        self._eventually = eventually
+
+    async def register(self) -> None:
+        await self.fleet.put_secret("dedicated", self.tenant.controllers_secret(user=self.users["Dedicated"]))
+        secret = self.tenant.controllers_secret(user=self.users["Shared"])
+        await self.fleet.register("shared", secret, server=self.tenant.server)
+
+    async def switch(self, mode: str) -> None:
+        """What the operator writes; here the Secret is another one too, so that the writers can be told apart."""
+        status = {
+            "mode": mode,
+            "resolvedControllersSecretRef": {"name": mode.lower(), "namespace": self.fleet.namespace},
+        }
+        await self.fleet.client.patch(REGISTRATIONS, self.name, {"status": status}, subresource="status")
+
+    async def served(self, mode: str) -> None:
+        """Wait until the one of this mode serves it; then the other one does not."""
+        mcm, other = (self.shared, self.dedicated) if mode == "Shared" else (self.dedicated, self.shared)
+
+        def state() -> str:
+            with contextlib.suppress(OSError):
+                return str(mcm.clusters().get(self.name, {}).get("state"))
+            return ""
+
+        await self._eventually(
+            lambda: asyncio.to_thread(state), lambda found: found == "Ready", timeout=_DEADLINE_SECONDS
+        )
+        assert not other.instances()
+        await self._eventually(lambda: self.turns()[-1:] == [mode], timeout=_DEADLINE_SECONDS)
+
+    async def seen_by(self, mcm: Any) -> None:
+        """Wait until it has seen what was written so far: it tells of a registration that is made now."""
+        name = self.fleet.name(f"later-{len(self.announced)}")
+        await self.fleet.client.create(
+            REGISTRATIONS, {"metadata": {"name": name}, "spec": {"controlPlaneRef": {"name": name}}}
+        )
+        try:
+            secret = {"name": f"none-of-{name}", "namespace": self.fleet.namespace}
+            status = {
+                "ready": True,
+                "observedGeneration": 1,
+                "resolvedEndpoint": self.tenant.server,
+                "resolvedControllersSecretRef": secret,
+                "services": ["Controllers"],
+            }
+            await self.fleet.client.patch(REGISTRATIONS, name, {"status": status}, subresource="status")
+            await self._eventually(lambda: secret["name"] in mcm.log.read_text(), timeout=_DEADLINE_SECONDS)
+        finally:
+            await self.fleet.client.delete(REGISTRATIONS, name)
+
+    def note(self, _event: str, registration: dict[str, Any]) -> None:
+        instance = registration.get("status", {}).get("instance")
+        mode = "" if instance is None else instance.get("mode", "Shared")
+        if registration["metadata"]["name"] == self.name and self.announced[-1:] != [mode]:
+            self.announced.append(mode)
+
+    def said(self) -> list[str]:
+        """Mode of each instance that the registration told of, where the one before was of another.
+
+        Fails where that one had not ended.
+        """
+        for before, after in itertools.pairwise(self.announced):
+            assert "" in {before, after}
+        return [mode for mode, _ in itertools.groupby(filter(None, self.announced))]
+
+    def turns(self) -> list[str]:
+        """Whose writes the control plane took down, one after the other.
+
+        Fails where a turn begins before the last request of the one before is answered.
+        """
+        modes = {user: mode for mode, user in self.users.items()}
+        writes = []
+        for line in self.tenant.audit.read_text().splitlines(keepends=True):
+            # The last line may be half of one.
+            event = json.loads(line) if line.endswith("\n") else {"user": {}}
+            if (mode := modes.get(event["user"].get("username"))) is not None:
+                writes.append((event["requestReceivedTimestamp"], event["stageTimestamp"], mode))
+        turns = [(mode, list(found)) for mode, found in itertools.groupby(sorted(writes), key=lambda write: write[2])]
+        for (_, before), (_, after) in itertools.pairwise(turns):
+            assert max(answered for _, answered, _ in before) <= after[0][0]
+        return [mode for mode, _ in turns]
+
+
+async def identity(client: Client, *, registration: str, namespace: str, secret: str, file: Path) -> None:
+    """Make what an mcm of one registration gets in by, and may do: no more than for that one."""
+    await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "mcm"}}, namespace=namespace)
+    subjects = [{"kind": "ServiceAccount", "name": "mcm", "namespace": namespace}]
+    names = {"apiGroups": ["controlplane.kplane.dev"], "resourceNames": [registration]}
+    rules = [
+        {**names, "resources": ["controlplaneregistrations"], "verbs": ["get", "list", "watch"]},
+        {**names, "resources": ["controlplaneregistrations/status"], "verbs": ["patch"]},
+    ]
+    metadata = {"name": f"mcm-{registration}"}
+    await client.create(CLUSTER_ROLES, {"metadata": metadata, "rules": rules})
+    role = {"apiGroup": _GROUP, "kind": "ClusterRole", "name": metadata["name"]}
+    await client.create(CLUSTER_ROLE_BINDINGS, {"metadata": metadata, "roleRef": role, "subjects": subjects})
+    rules = [{"apiGroups": [""], "resources": ["secrets"], "resourceNames": [secret], "verbs": ["get", "watch"]}]
+    await client.create(ROLES, {"metadata": {"name": "mcm"}, "rules": rules}, namespace=namespace)
+    role = {"apiGroup": _GROUP, "kind": "Role", "name": "mcm"}
+    binding = {"metadata": {"name": "mcm"}, "roleRef": role, "subjects": subjects}
+    await client.create(ROLE_BINDINGS, binding, namespace=namespace)
+    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/mcm/token"
+    token = (await client.request("POST", path, body=asked))["status"]["token"]
+    assert client.config.ca_data is not None
+    ca = file.with_suffix(".crt")
+    ca.write_bytes(client.config.ca_data)
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "a", "cluster": {"server": client.config.server, "certificate-authority": str(ca)}}],
+        "users": [{"name": "a", "user": {"token": token}}],
+        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+        "current-context": "a",
+    }
+    file.write_text(json.dumps(document))
+
+
+@pytest.fixture
+async def scene(
+    fleet: Any, tenants: Any, mcm_of: Any, api_server: Any, tmp_path: Path, eventually: Eventually
+) -> AsyncIterator[Scene]:
+    """Both run; the registration is of mode Shared, and served."""
+    made = Scene(fleet, tenants["one"], eventually=eventually)
+    kubeconfig = tmp_path / "kubeconfig"
+    names = {"registration": made.name, "namespace": fleet.namespace, "secret": "dedicated"}
+    await identity(fleet.client, **names, file=kubeconfig)
+    made.shared, made.dedicated = mcm_of(api_server.mcm_kubeconfig), mcm_of(kubeconfig)
+    await made.register()
+    mirror = Reflector(fleet.client, REGISTRATIONS, name=made.name)
+    async with asyncio.TaskGroup() as tasks:
+        followed = tasks.create_task(mirror.run(made.note))
+        busy = tasks.create_task(keep_busy(made))
+        try:
+            made.shared.start()
+            made.dedicated.start(f"--registration={made.name}")
+            await made.served("Shared")
+            await eventually(lambda: made.dedicated.log.read_text().count("mcm runs"), timeout=_DEADLINE_SECONDS)
+            yield made
+        finally:
+            followed.cancel()
+            busy.cancel()
+            for resource in (CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS):
+                await fleet.client.delete(resource, f"mcm-{made.name}")
+
+
+async def keep_busy(scene: Scene) -> None:
+    """Have whoever serves the control plane write all the time: it makes a ServiceAccount anew that is deleted."""
+    async with Client(scene.tenant.config) as client:
+        await client.create(NAMESPACES, {"metadata": {"name": scene.name}})
+        while True:
+            with contextlib.suppress(NotFound):
+                await client.delete(SERVICE_ACCOUNTS, "default", namespace=scene.name)
+            await asyncio.sleep(0.02)  # between deletions; nothing is waited for
+
+
+@pytest.mark.timeout(240)
+async def test_the_mode_changes_both_ways_and_two_never_write_at_once(scene: Scene) -> None:
+    # That it has nothing to do is no reason to be started again.
+    assert await asyncio.to_thread(scene.dedicated.get, "/readyz") == (200, "ok\n")
+    assert await asyncio.to_thread(scene.dedicated.clusters) == {}
+    await scene.switch("Dedicated")
+    await scene.served("Dedicated")
+    assert set(await asyncio.to_thread(scene.dedicated.clusters)) == {scene.name}
+    assert f'mcm_instance_up{{cluster="{scene.name}"' in (await asyncio.to_thread(scene.dedicated.get, "/metrics"))[1]
+    await scene.switch("Shared")
+    await scene.served("Shared")
+    assert scene.said() == scene.turns() == ["Shared", "Dedicated", "Shared"]
+
+
+@pytest.mark.timeout(240)
+async def test_one_that_hangs_or_was_killed_keeps_its_turn(scene: Scene, eventually: Eventually) -> None:
+    """A process that hangs has an instance that works on; that one was killed nobody knows before it says so."""
+    await scene.switch("Dedicated")
+    await scene.served("Dedicated")
+    scene.dedicated.process.send_signal(signal.SIGSTOP)
+    try:
+        await scene.switch("Shared")
+        await scene.seen_by(scene.shared)
+        assert scene.dedicated.instances()
+        assert not scene.shared.instances()
+    finally:
+        scene.dedicated.process.send_signal(signal.SIGCONT)
+    await scene.served("Shared")
+
+    await scene.switch("Dedicated")
+    await scene.served("Dedicated")
+    await asyncio.to_thread(scene.dedicated.end, signal.SIGKILL)
+    await eventually(lambda: not scene.dedicated.instances())
+    # With the same mode, and with the other one.
+    scene.dedicated.start(f"--registration={scene.name}")
+    await scene.served("Dedicated")
+    await asyncio.to_thread(scene.dedicated.end, signal.SIGKILL)
+    await scene.switch("Shared")
+    await scene.seen_by(scene.shared)
+    assert not scene.shared.instances()
+    assert scene.announced[-1] == "Dedicated"
+    scene.dedicated.start(f"--registration={scene.name}")
+    await scene.served("Shared")
+    assert scene.said() == scene.turns() == ["Shared", "Dedicated", "Shared", "Dedicated", "Shared"]
