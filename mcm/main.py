@@ -143,7 +143,8 @@ async def _witness(
                 mine=lambda registration: coordinator.may_work(registration["metadata"]["name"]),
                 before_write=coordinator.require_write,
                 mode=settings.source.mode,
-                has_to_announce=settings.source.registration is not None,
+                # Whoever has Leases runs nothing anyway where the management cluster takes no writes.
+                has_to_announce=settings.source.registration is not None or settings.sharding is not None,
             )
             registrations.listen(reports.look)
             if isinstance(coordinator, Sharded):

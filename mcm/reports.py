@@ -74,7 +74,8 @@ class Reports:
     and is in the answer to the operator's.
 
     Only transitions are written, with server-side apply, as manager of these two fields and of no other. A management
-    API that refuses or is silent keeps no instance from running, and none from ending; it is told when it is back.
+    API that refuses or is silent keeps no instance from ending, and from running only where it `has_to_announce`; it is
+    told when it is back.
 
     Who serves one mode leaves a registration alone that has an instance of the other. Each write names the version of
     the registration that it answers: so of two who announce an instance at once, the second one sees the first.
