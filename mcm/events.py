@@ -1,4 +1,4 @@
-"""Events on registrations: what becomes of their instances, for people."""
+"""Events on registrations, or on endpoints: what becomes of their instances, for people."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from mcm.instances import Witness
 from mcm.report import Reason, shorten
 from mcm.reports import Object
 from mcm.services import served
-from provider import Cluster, EventRecorder
-from provider.providers.registration import REGISTRATIONS
+from provider import Cluster, EventRecorder, Resource
 
 __all__ = ["Events"]
 
@@ -59,18 +58,24 @@ class Events:
     """
 
     def __init__(
-        self, witness: Witness, *, recorder: EventRecorder, registration: Callable[[str], Object | None]
+        self,
+        witness: Witness,
+        *,
+        recorder: EventRecorder,
+        resource: Resource,
+        seen: Callable[[str], Object | None],
     ) -> None:
-        """`registration` returns one as it was last seen."""
+        """Events are on objects of `resource`, and `seen` returns one as it was last seen."""
         self._witness = witness
         self._recorder = recorder
-        self._registration = registration
+        self._resource = resource
+        self._seen = seen
         self._courses: dict[str, _Course] = {}
 
     async def announce(self, cluster: Cluster, *, version: str | None = None) -> None:
         """See `Witness.announce`."""
         programs = " and ".join(service.program for service in served(cluster))
-        self._courses[cluster.name] = _Course(programs, cluster.config.server, self._registration(cluster.name))
+        self._courses[cluster.name] = _Course(programs, cluster.config.server, self._seen(cluster.name))
         await self._witness.announce(cluster, version=version)
 
     def say(self, name: str, reason: Reason, *, message: str = "") -> None:
@@ -99,7 +104,7 @@ class Events:
         """See `Witness.say_failure`."""
         self._witness.say_failure(cluster, message)
         # The same sentence raises the count of one Event.
-        self._post(cluster.name, self._registration(cluster.name), Reason.CANNOT_START, message)
+        self._post(cluster.name, self._seen(cluster.name), Reason.CANNOT_START, message)
 
     async def end(self, name: str) -> None:
         """See `Witness.end`."""
@@ -110,6 +115,10 @@ class Events:
 
     def _post(self, name: str, about: Object | None, reason: Reason, message: str) -> None:
         saying = _SAYINGS.get(reason) or _Saying("Warning", reason)
-        found = about or self._registration(name) or {"metadata": {"name": name}}
-        named = {"apiVersion": REGISTRATIONS.api_version, "kind": REGISTRATIONS.kind, "metadata": found["metadata"]}
+        found = about or self._seen(name) or {"metadata": {"name": name}}
+        named = {
+            "apiVersion": self._resource.api_version,
+            "kind": self._resource.kind,
+            "metadata": found["metadata"],
+        }
         self._recorder.event(named, saying.type, saying.reason, shorten(message, length=_MESSAGE_LENGTH) or reason)

@@ -32,12 +32,12 @@ from mcm.settings import Settings
 from mcm.settling import Settling
 from mcm.sharding import coordinating, shard_metrics
 from mcm.silence import Silence
+from mcm.sources import Following
 from mcm.status import serve_status
 from mcm.tenure import Tenure
 from provider import Client, ClusterConfig, EventRecorder, Manager, ProviderError, Sharded
 from provider.coordinator.base import Coordinator
 from provider.logs import json_logging
-from provider.providers.registration import RegistrationProvider
 from workloads import ProcessRuntime, Runtime, WorkloadsError
 
 __all__ = ["main", "run"]
@@ -79,7 +79,7 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
         async with (
             _witness(
                 settings,
-                registrations=following.registrations,
+                following=following,
                 client=client,
                 coordinator=coordinator,
                 runtime=runtime,
@@ -123,22 +123,21 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
 async def _witness(
     settings: Settings,
     *,
-    registrations: RegistrationProvider | None,
+    following: Following,
     client: Client,
     coordinator: Coordinator,
     runtime: Runtime,
 ) -> AsyncIterator[Witness]:
-    """Tell registrations of their instances in their status, if that is wanted, and in Events."""
-    if registrations is None:
-        yield Silence(registration=None)
-        return
-    look_up = registrations.registration
+    """Tell registrations of their instances in their status, if that is wanted, and in Events; endpoints in Events."""
+    registrations = following.registrations
     async with contextlib.AsyncExitStack() as stack:
-        told: Witness = Silence(registration=look_up, mode=settings.source.mode)
-        if settings.report_status:
+        told: Witness = Silence(registration=None)
+        if registrations is not None:
+            told = Silence(registration=registrations.registration, mode=settings.source.mode)
+        if registrations is not None and settings.report_status:
             told = reports = Reports(
                 client,
-                registration=look_up,
+                registration=registrations.registration,
                 version=await _version(runtime),
                 mine=lambda registration: coordinator.may_work(registration["metadata"]["name"]),
                 before_write=coordinator.require_write,
@@ -154,7 +153,7 @@ async def _witness(
             await stack.enter_async_context(reports.running())
         recorder = EventRecorder(lambda: client, component="mcm")
         await stack.enter_async_context(contextlib.aclosing(recorder))
-        yield Events(told, recorder=recorder, registration=look_up)
+        yield Events(told, recorder=recorder, resource=following.resource, seen=following.seen)
 
 
 def _scraper(reader: ReaderCertificate | None) -> contextlib.AbstractAsyncContextManager[Scraper | None]:

@@ -10,10 +10,11 @@ from typing import Final
 
 from api import RegistrationMode
 from mcm.errors import ConfigurationError
+from mcm.reports import Object
 from mcm.services import SERVICES
-from provider import Client, Provider, ProviderError
-from provider.providers.endpoint import EndpointProvider, SecretTemplate
-from provider.providers.registration import RegistrationProvider
+from provider import Client, Provider, ProviderError, Resource
+from provider.providers.endpoint import ENDPOINTS, EndpointProvider, SecretTemplate
+from provider.providers.registration import REGISTRATIONS, RegistrationProvider
 from provider.resources import DNS_SUBDOMAIN
 from provider.selectors import parse_label_selector
 
@@ -48,6 +49,10 @@ class Following:
     """Whether all objects have been read once."""
     registrations: RegistrationProvider | None
     """The provider, where it follows registrations."""
+    resource: Resource
+    """Kind of the objects."""
+    seen: Callable[[str], Object | None]
+    """An object as it was last seen, by the name of its cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +95,13 @@ class Source:
         """Make the provider, which reads by a client of the management cluster that belongs to the caller."""
         if self.secrets is not None:
             endpoints = EndpointProvider(client, secrets=self.secrets, label_selector=self.selector)
-            return Following(provider=endpoints, synced=endpoints.synced.is_set, registrations=None)
+            return Following(
+                provider=endpoints,
+                synced=endpoints.synced.is_set,
+                registrations=None,
+                resource=ENDPOINTS,
+                seen=endpoints.endpoint,
+            )
         registrations = RegistrationProvider(
             client,
             services=SERVICES,
@@ -98,7 +109,13 @@ class Source:
             mode=self.mode,
             object_name=self.registration,
         )
-        return Following(provider=registrations, synced=registrations.synced.is_set, registrations=registrations)
+        return Following(
+            provider=registrations,
+            synced=registrations.synced.is_set,
+            registrations=registrations,
+            resource=REGISTRATIONS,
+            seen=registrations.registration,
+        )
 
 
 def add_source_flags(parser: argparse.ArgumentParser) -> None:

@@ -121,6 +121,10 @@ class EndpointProvider:
         """Set once all endpoints were read for the first time."""
         return self._following.synced
 
+    def endpoint(self, name: str) -> Object | None:
+        """Return an endpoint as it was last seen; None where there is none."""
+        return self._following.get(name)
+
     async def run(self, fleet: Fleet) -> None:
         """Follow endpoints and their Secrets until cancelled."""
         await self._following.run(fleet)

@@ -167,7 +167,7 @@ def test_there_are_no_other_roles(chart: Any, values_file: Path) -> None:
         "kplane-mcm",
         "kplane-operator",
         "kplane-operator-pods",
-        *([] if endpoints else ["kplane-mcm-events"]),
+        "kplane-mcm-events",
         "kplane-mcm-leases",
         *(["kplane-mcm-secrets"] if endpoints else []),
         "kplane-operator-addons",

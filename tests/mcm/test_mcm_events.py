@@ -13,6 +13,7 @@ from mcm.events import Events
 from mcm.report import Reason
 from mcm.silence import Silence
 from provider import Cluster, ClusterConfig, EventRecorder
+from provider.providers.registration import REGISTRATIONS
 
 ATTRIBUTES = {"controlPlaneUID": "u"}
 CLUSTER = Cluster("a", config=ClusterConfig(server="https://a", token="t"), attributes=ATTRIBUTES)
@@ -29,7 +30,8 @@ class World:
         self.events = Events(
             Silence(registration=lambda _: self.registration),
             recorder=self.recorder,
-            registration=lambda _: self.registration,
+            resource=REGISTRATIONS,
+            seen=lambda _: self.registration,
         )
 
     @property

@@ -13,7 +13,7 @@ import pytest
 
 from mcm.report import Reason
 from mcm.reports import Reports
-from provider import NAMESPACES, SECRETS, SERVICE_ACCOUNTS, Client, Cluster, ClusterConfig, Reflector
+from provider import EVENTS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS, Client, Cluster, ClusterConfig, Reflector
 from provider.providers.endpoint import ENDPOINTS
 from provider.providers.registration import REGISTRATIONS
 
@@ -68,6 +68,16 @@ async def test_endpoints_with_the_label_have_an_instance_and_nothing_is_written(
         await admin.patch(ENDPOINTS, names["two"], {"metadata": {"labels": {"fleet": stem}}})
         await admin.patch(ENDPOINTS, names["one"], {"metadata": {"labels": {"fleet": None}}})
         await eventually(states, lambda found: found == {names["two"]: "Ready"}, timeout=40.0)
+
+        async def told() -> list[str]:
+            events = (await admin.list(EVENTS, namespace="default")).items
+            ours = [
+                found for found in events if found["involvedObject"].get("uid") == written["one"]["metadata"]["uid"]
+            ]
+            assert all(found["involvedObject"]["kind"] == "ControlPlaneEndpoint" for found in ours)
+            return sorted(found["reason"] for found in ours)
+
+        await eventually(told, lambda found: found == ["InstanceEnded", "InstanceStarted"])
     finally:
         for name in names.values():
             await admin.delete(ENDPOINTS, name)
