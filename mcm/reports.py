@@ -26,6 +26,7 @@ from provider import (
     WorkQueue,
 )
 from provider.providers.registration import REGISTRATIONS, UID_ATTRIBUTE, is_occupied, is_served
+from provider.running import kept_running
 
 __all__ = ["Object", "Reports", "check_wanted"]
 
@@ -120,12 +121,8 @@ class Reports:
         controller = Controller(
             "report", self._reconcile, queue=self._queue, workers=_WORKERS, timeout_seconds=3 * _DEADLINE_SECONDS
         )
-        task = asyncio.create_task(controller.run(), name="reports")
-        try:
+        async with kept_running("reports", controller.run):
             yield
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
 
     def look(self, name: str) -> None:
         """The registration changed: what it says of its instance may be wrong by now."""
