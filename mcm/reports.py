@@ -293,7 +293,8 @@ class Reports:
     @contextlib.asynccontextmanager
     async def _turn(self, *, most_seconds: float | None = None) -> AsyncIterator[None]:
         """Bound a request, and how many there are at once."""
-        seconds = _DEADLINE_SECONDS if most_seconds is None else min(_DEADLINE_SECONDS, most_seconds)
+        # Half of it: of an instance that ended because time runs out, that is to be known before it has.
+        seconds = _DEADLINE_SECONDS if most_seconds is None else min(_DEADLINE_SECONDS, most_seconds / 2)
         try:
             async with asyncio.timeout(seconds), self._slots:
                 yield

@@ -206,6 +206,9 @@ class Gate:
         self._writers: set[asyncio.StreamWriter] = set()
         self.url = ""
         self.shut = False
+        self.flowing = asyncio.Event()
+        """Cleared: connections are there, and nothing comes through until it is set again."""
+        self.flowing.set()
 
     @property
     def connections(self) -> int:
@@ -233,6 +236,7 @@ class Gate:
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):  # cut
             while data := await reader.read(65536):
+                await self.flowing.wait()
                 writer.write(data)
                 await writer.drain()
         writer.close()

@@ -49,6 +49,8 @@ class Desk:
         """Whether the instance of the registration is the business of these reports."""
         self.fenced = False
         """Whether another process speaks of it."""
+        self.seconds_left = 60.0
+        """Until another process may."""
         self.name = f"report-{uuid.uuid4().hex[:10]}"
         self.uid = f"uid-{uuid.uuid4().hex[:6]}"
         self._mirror = mirror
@@ -68,7 +70,7 @@ class Desk:
     def _require_write(self, name: str) -> float | None:
         if self.fenced:
             raise ClusterNotOwned(f"{name} is another's")
-        return 60.0
+        return self.seconds_left
 
     def seen(self, name: str) -> dict[str, Any] | None:
         return self._mirror.store.get(("", name))
@@ -312,6 +314,16 @@ async def test_who_does_not_hold_its_lease_any_more_writes_nothing(desk: Desk, e
         desk.reports.take_over([desk.name])
         await eventually(desk.running, lambda found: found == ("False", "Ended"))
     assert "instance" not in await desk.status()
+
+
+async def test_nobody_waits_for_a_silent_api_until_the_lease_is_over(desk: Desk) -> None:
+    """What ended has to be known to have ended before that, or mcm would end itself."""
+    async with desk.reports.running():
+        await desk.reports.announce(desk.cluster)
+        desk.client.silent, desk.seconds_left = True, 0.8
+        began = asyncio.get_running_loop().time()
+        await desk.reports.end(desk.name)
+        assert asyncio.get_running_loop().time() - began < 4.0  # and not for the 5 s of any other write
 
 
 async def test_a_registration_without_an_instance_is_not_written_to(desk: Desk) -> None:

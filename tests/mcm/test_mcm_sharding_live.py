@@ -37,14 +37,15 @@ _PATIENCE = 90.0
 class Replicas:
     """mcm under several names, with Leases in the namespace of a fleet, and what each of them has running."""
 
-    def __init__(self, make: Callable[[str], Any], *, namespace: str, eventually: Eventually) -> None:
+    def __init__(self, make: Callable[..., Any], *, namespace: str, eventually: Eventually) -> None:
         self._make = make
         self.namespace = namespace
         self._eventually = eventually
         self.running: dict[str, Any] = {}
 
-    def start(self, name: str) -> Any:
-        mcm = self.running[name] = self._make(name)
+    def start(self, name: str, *, kubeconfig: Path | None = None) -> Any:
+        """With a kubeconfig of the management cluster, where it takes another way there than others."""
+        mcm = self.running[name] = self._make(name, kubeconfig)
         mcm.start(
             "--cluster-sharding",
             f"--cluster-lease-namespace={self.namespace}",
@@ -114,7 +115,7 @@ async def replicas(
         },
     )
 
-    def make(name: str) -> Any:
+    def make(name: str, kubeconfig: Path | None) -> Any:
         """Its instances tell API servers its name and the number of their process: by argv[0], in the user agent."""
         directory = tmp_path / name
         directory.mkdir(exist_ok=True)
@@ -122,7 +123,7 @@ async def replicas(
         real = binaries.path("kube-controller-manager")
         program.write_text(f'#!/bin/bash\nexec -a "{fleet.namespace}.{name}.$$" "{real}" "$@"\n')
         program.chmod(0o700)
-        return mcm_of(api_server.mcm_kubeconfig, programs=(directory,))
+        return mcm_of(kubeconfig or api_server.mcm_kubeconfig, programs=(directory,))
 
     return Replicas(make, namespace=fleet.namespace, eventually=eventually)
 
@@ -282,18 +283,55 @@ async def test_two_instances_never_write_to_one_control_plane(
         assert all(span.writer in story.writers for span in found), "not one that nobody knows of"
 
 
+async def registered(fleet: Any, tenant: Any, *, count: int) -> list[str]:
+    """Names of registrations that are in so many shards."""
+    stems: dict[int, str] = {}
+    for number in range(1000):
+        stems.setdefault(slot_of(fleet.name(f"r{number}"), SHARDS), f"r{number}")
+    return [
+        await fleet.register(stem, tenant.controllers_secret(), server=tenant.server, profile="Core")
+        for stem in sorted(stems.values())[:count]
+    ]
+
+
+async def test_who_cannot_reach_the_management_cluster_has_ended_before_others_begin(
+    fleet: Any, tenants: Any, api_server: Any, replicas: Replicas, gate_to: Any, tmp_path: Path, eventually: Eventually
+) -> None:
+    """A network that swallows everything; where it is back, both share again, and nobody was started again."""
+    server = ClusterConfig.load(api_server.mcm_kubeconfig).server
+    names = await registered(fleet, tenants["one"], count=5)
+    async with gate_to(server) as gate:
+        behind = tmp_path / "behind-the-gate"
+        behind.write_text(api_server.mcm_kubeconfig.read_text().replace(server, gate.url))
+        cut = replicas.start("cut", kubeconfig=behind)
+        await replicas.shares(SHARDS)
+        free = replicas.start("free")
+        await replicas.shares(SHARDS // 2, SHARDS // 2)
+        moving = {name: pid for name, (owner, pid) in (await replicas.settled(*names)).items() if owner == "cut"}
+        together: list[str] = []
+
+        async def moved() -> bool:
+            theirs = {name: told["pid"] for name, told in (await asyncio.to_thread(free.clusters)).items()}
+            alive = cut.instances()
+            together.extend(name for name, pid in moving.items() if theirs.get(name) and pid in alive)
+            return all(theirs.get(name) for name in moving)
+
+        gate.flowing.clear()
+        replicas.forget("cut")
+        await eventually(moved, timeout=_PATIENCE)
+        assert together == []
+        gate.flowing.set()
+        replicas.running["cut"] = cut
+        await replicas.shares(SHARDS // 2, SHARDS // 2)
+        await replicas.settled(*names)
+        assert cut.process.poll() is None
+
+
 async def test_only_what_must_moves_when_replicas_come_and_go(
     fleet: Any, tenants: Any, replicas: Replicas, eventually: Eventually
 ) -> None:
     """1 to 3 to 2: instances whose mcm is the same have the same process."""
-    one = tenants["one"]
-    stems: dict[int, str] = {}
-    for number in range(1000):
-        stems.setdefault(slot_of(fleet.name(f"r{number}"), SHARDS), f"r{number}")
-    names = [
-        await fleet.register(stem, one.controllers_secret(), server=one.server, profile="Core")
-        for stem in sorted(stems.values())[:5]
-    ]
+    names = await registered(fleet, tenants["one"], count=5)
     taken = "multicluster_lease_events_total"
     replicas.start("a")
     await replicas.shares(SHARDS)
