@@ -261,23 +261,26 @@ async def soak(mcm: Any, fleet: Any, tenants: Any, gate_to: Any) -> AsyncIterato
 async def happen(soak: Soak, *, events: int, settled: Callable[[], Awaitable[None]]) -> None:
     """Have as many events happen, and the fleet become what is called for after each round of them."""
     rare = {
-        events // 4: ("mcm is ended", lambda: soak.mcm.end()),
+        events // 4: ("mcm is ended", lambda: end_and_start(soak.mcm, signal.SIGTERM, status=0)),
         events // 2: ("the API server is killed", lambda: kill_api_server(soak.tenants[0])),
-        3 * events // 4: ("mcm is killed", lambda: soak.mcm.end(signal.SIGKILL)),
+        3 * events // 4: ("mcm is killed", lambda: end_and_start(soak.mcm, signal.SIGKILL, status=-signal.SIGKILL)),
     }
     for index in range(1, events + 1):
         if index in rare:
             what, act = rare[index]
             soak.happened.append(what)
             await asyncio.to_thread(act)
-            if soak.mcm.process.poll() is not None:
-                soak.mcm.start()
         else:
             while not await soak.happen(*soak.chance.choices(list(WEIGHTS), list(WEIGHTS.values()))):
                 pass
         if index % ROUND == 0 or index == events:
             await settled()
             soak.happened.append("settled")
+
+
+def end_and_start(mcm: Any, number: int, *, status: int) -> None:
+    assert mcm.end(number, timeout=60.0) == status
+    mcm.start()
 
 
 def kill_api_server(tenant: Any) -> None:
@@ -324,7 +327,9 @@ async def check_nothing_left(soak: Soak, *, mcm: Any, had_open: Counter[str], ev
     assert not mcm.instances()
     assert not traces(mcm.state)
     await eventually(lambda: not mcm.directories() and not claimed_ports(mcm.state))
-    assert soak.registrations.name("r") not in mcm.get("/metrics")[1]
+    metrics = (await asyncio.to_thread(mcm.get, "/metrics"))[1]
+    assert "process_cpu_seconds_total" in metrics
+    assert soak.registrations.namespace[-10:] not in metrics  # which every name of a registration ends with
     await eventually(lambda: not any(gate.connections for gate in soak.gates))
     await eventually(soak.open_files, lambda found: found <= had_open)
 
