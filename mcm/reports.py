@@ -12,6 +12,7 @@ from typing import Any, Final
 from api import RegistrationMode
 from mcm.errors import NotAnnounced, RegistrationWithdrawn
 from mcm.report import Reason, Report, essence_of
+from mcm.services import served
 from provider import (
     Backoff,
     Client,
@@ -152,7 +153,8 @@ class Reports:
             **({"mode": self._mode} if self._mode is RegistrationMode.DEDICATED else {}),
         }
         reason = Reason.CANNOT_START if subject.failure else Reason.STARTING
-        subject.live = Report(reason=reason, message=subject.failure, instance=subject.announced)
+        message = subject.failure or f"{served(cluster)[0].program} is starting"
+        subject.live = Report(reason=reason, message=message, instance=subject.announced)
         if await self._write_announcement(name):
             self._check_wanted(name, uid=uid)
 

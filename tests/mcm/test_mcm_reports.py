@@ -326,6 +326,13 @@ async def test_nobody_waits_for_a_silent_api_until_the_lease_is_over(desk: Desk)
         assert asyncio.get_running_loop().time() - began < 4.0  # and not for the 5 s of any other write
 
 
+async def test_what_starts_is_called_by_its_program(desk: Desk) -> None:
+    attributes = {**desk.cluster.attributes, "services": "Scheduler"}
+    await desk.reports.announce(Cluster(desk.name, config=desk.cluster.config, attributes=attributes))
+    [condition] = (await desk.status())["conditions"]
+    assert condition["message"] == "kube-scheduler is starting"
+
+
 async def test_a_registration_without_an_instance_is_not_written_to(desk: Desk) -> None:
     async with desk.reports.running():
         desk.reports.look(desk.name)
