@@ -1,0 +1,129 @@
+"""Control planes whose API server lets an instance start and then harms it: others do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import re
+import ssl
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane_operator.credentials import create_authority, issue_serving
+from provider import NAMESPACES, SERVICE_ACCOUNTS, Client
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm")]
+
+Eventually = Callable[..., Any]
+Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+_CEILING_MIB = 160
+
+
+async def hang(_: asyncio.StreamWriter) -> None:
+    await asyncio.Event().wait()
+
+
+async def garbage(writer: asyncio.StreamWriter) -> None:
+    writer.write(_HEAD + b"Content-Length: 256\r\n\r\n" + bytes(range(256)))
+
+
+async def flood(writer: asyncio.StreamWriter) -> None:
+    """Some 40 MB in a second, which nobody who reads it all can hold for long."""
+    writer.write(_HEAD + b"Connection: close\r\n\r\n")
+    while True:
+        writer.write(b'{"items":[' + b" " * (2 << 20))
+        await writer.drain()
+        await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def misbehaving(directory: Path, answer: Answer) -> AsyncIterator[tuple[str, bytes]]:
+    """Address and kubeconfig of an API server that is healthy, has no Lease, and gives everything else that answer."""
+    authority = create_authority("misbehaving")
+    pair = issue_serving(authority, common_name="misbehaving", hosts=("127.0.0.1",))
+    file = directory / f"{answer.__name__}.pem"
+    file.write_bytes(pair.certificate + pair.key)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(file)
+
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                path = (await reader.readuntil(b"\r\n\r\n")).split()[1]
+                if b"/leases/" in path:
+                    writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
+                elif path.startswith((b"/healthz", b"/readyz", b"/livez")):
+                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                else:
+                    await answer(writer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+    address = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    cluster = {"server": address, "certificate-authority-data": base64.b64encode(authority.certificate).decode()}
+    kubeconfig = {
+        "current-context": "a",
+        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+        "clusters": [{"name": "a", "cluster": cluster}],
+        "users": [{"name": "a", "user": {"token": "t"}}],
+    }
+    try:
+        yield address, json.dumps(kubeconfig).encode()
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+
+
+@pytest.mark.timeout(180)
+async def test_api_servers_that_harm_their_instance_harm_no_other(
+    mcm: Any, fleet: Any, tenants: Any, eventually: Eventually, tmp_path: Path
+) -> None:
+    mcm.start(f"--instance-memory-mib={_CEILING_MIB}")
+    answers = (hang, garbage, flood)
+    async with contextlib.AsyncExitStack() as stack, Client(tenants["one"].config) as one:
+        good = await fleet.register("good", tenants["one"].controllers_secret(), server=tenants["one"].server)
+
+        async def summary(name: str) -> dict[str, Any]:
+            found: dict[str, Any] = (await asyncio.to_thread(mcm.clusters)).get(name, {})
+            return found
+
+        before = await eventually(lambda: summary(good), lambda found: found.get("state") == "Ready", timeout=40.0)
+        bad: dict[Answer, str] = {}
+        for answer in answers:
+            address, kubeconfig = await stack.enter_async_context(misbehaving(tmp_path, answer))
+            keys = {"kubeconfig": kubeconfig, "ca.crt": tenants["one"].authorities.serving.certificate}
+            bad[answer] = await fleet.register(answer.__name__, keys, server=address)
+
+        # Each is told for what it is.
+        await eventually(
+            lambda: summary(bad[flood]), lambda found: found.get("exits", {}).get("OutOfMemory"), timeout=60.0
+        )
+        await eventually(
+            lambda: summary(bad[garbage]), lambda found: sum(found.get("exits", {}).values()), timeout=40.0
+        )
+        assert (await summary(bad[hang]))["state"] != "Ready"
+
+        # And the others work, with the same process, as does mcm.
+        name = f"proof-{uuid.uuid4().hex[:8]}"
+        await one.create(NAMESPACES, {"metadata": {"name": name}})
+        await eventually(lambda: one.get(SERVICE_ACCOUNTS, "default", namespace=name), timeout=20.0)
+        after = await summary(good)
+        assert (after["state"], after["pid"], after["restarts"]) == ("Ready", before["pid"], 0)
+        assert (await asyncio.to_thread(mcm.get, "/readyz"))[0] == 200
+        peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{mcm.process.pid}/status").read_text())
+        assert peak is not None
+        assert int(peak[1]) < 200 << 10
