@@ -521,11 +521,11 @@ MCM_MAY = [
     *[(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("list", "watch")],
     ("patch", f"{OURS}/controlplaneregistrations.status", ""),
     *[(verb, "events", "default") for verb in ("get", "create", "patch")],
-    *[(verb, LEASES, "kplane-system") for verb in ("list", "watch", "create")],
+    *[(verb, LEASES, "kplane-system") for verb in ("list", "watch")],
     *[
         (verb, f"{LEASES}:{name}", "kplane-system")
         for name in ("kplane-mcm-shard-0", "kplane-mcm-shard-15", "kplane-mcm-peer-kplane-mcm-0")
-        for verb in ("get", "update", "patch", "delete")
+        for verb in ("get", "create", "update", "patch", "delete")
     ],
 ]
 
@@ -542,7 +542,7 @@ MCM_MAY_NOT = [
     *[("create", "events", where) for where in (TENANT, "kplane-system", "")],
     *[(verb, "events", "default") for verb in ("list", "delete", "update")],
     *[(verb, f"{LEASES}:kplane-operator", "kplane-system") for verb in ("get", "update", "patch", "delete")],
-    *[("create", LEASES, where) for where in (TENANT, "kube-system", "")],
+    *[("create", LEASES, where) for where in (TENANT, "kplane-system", "kube-system", "")],
 ]
 
 

@@ -266,14 +266,16 @@ async def test_two_instances_never_write_to_one_control_plane(
         stopped.process.send_signal(signal.SIGCONT)
         # It cannot know what was done in its absence: it ends, to be started again.
         assert await asyncio.to_thread(stopped.process.wait, 30.0) == 1
-        assert not stopped.instances()
-        assert not reapers(stopped)
+        await eventually(lambda: not stopped.instances() and not reapers(stopped))
 
-        # One that is killed without a word: its instance goes with it.
+        # One that is killed without a word: its instance goes with it, and who follows it says so in its place.
         owner = await story.joined_by("d")
         killed = replicas.forget(owner)
         assert await asyncio.to_thread(killed.end, signal.SIGKILL) == -signal.SIGKILL
         await eventually(lambda: not killed.instances() and not reapers(killed))
+        await fleet.withdraw("story")
+        await eventually(lambda: fleet.told("story"), lambda found: found == ("False", "Ended", ""), timeout=_PATIENCE)
+        await fleet.resolve("story", server=second.server, secret="second")
         [follower] = replicas.running
         assert await story.goes_on() == follower
 
