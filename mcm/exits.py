@@ -8,7 +8,7 @@ from typing import Final
 
 from mcm.report import Reason
 
-__all__ = ["EXIT_REASONS", "OomKills", "exit_reason"]
+__all__ = ["EXIT_REASONS", "KILLED_BY", "OomKills", "exit_reason", "find_counter"]
 
 EXIT_REASONS: Final = (
     Reason.BAD_FLAG,
@@ -20,7 +20,8 @@ EXIT_REASONS: Final = (
 )
 """Every reason that there may be; the last one is for all other ends."""
 
-_SIGKILL: Final = -9
+KILLED_BY: Final = -9
+"""Exit code of what the kernel, or somebody, has killed."""
 
 # What kube-controller-manager 1.34 to 1.36 writes at its end: cmd/kube-controller-manager/app (WaitForAPIServer,
 # leader election), k8s.io/component-base/cli, pflag, k8s.io/apiserver/pkg/server/options/authentication.go.
@@ -47,34 +48,60 @@ _LAST_WORDS: Final = (
 def exit_reason(exit_code: int | None, log: str, *, oom_killed: bool) -> Reason:
     """Tell why a process ended by itself.
 
-    `exit_code` is negative for a signal, `log` what it wrote last, and `oom_killed` says that the kernel has killed a
-    process for want of memory meanwhile. What an API server answers may be in the log, so that a hostile one can have
+    `exit_code` is negative for a signal, `log` what it wrote last, and `oom_killed` says that it was killed for want of
+    memory, if it was killed. What an API server answers may be in the log, so that a hostile one can have
     another reason told of its own instance: nothing else depends on it.
     """
     if exit_code is not None and exit_code < 0:
-        return Reason.OUT_OF_MEMORY if exit_code == _SIGKILL and oom_killed else Reason.KILLED
+        return Reason.OUT_OF_MEMORY if exit_code == KILLED_BY and oom_killed else Reason.KILLED
     return next((reason for reason, words in _LAST_WORDS if words.search(log)), Reason.BACKOFF)
 
 
 class OomKills:
-    """How often the kernel has killed a process of this control group, or of one below, for want of memory.
+    """How often the kernel has killed a process of this control group for want of memory: of its limit, or of all.
 
-    https://docs.kernel.org/admin-guide/cgroup-v2.html, `oom_kill` of memory.events. Where that cannot be read, which
-    is so outside of containers, no end is taken for one of these.
+    Version 2 counts those below too (`oom_kill` of memory.events,
+    https://docs.kernel.org/admin-guide/cgroup-v2.html), version 1 this group alone (`oom_kill` of memory.oom_control).
+    Where neither can be read, which is so without control groups, no end is taken for one of these.
     """
 
-    def __init__(self, path: Path = Path("/sys/fs/cgroup/memory.events")) -> None:
-        self._path = path
-        self._seen = self._read()
+    def __init__(self, path: Path | None = None) -> None:
+        """`path` is the file; by default that of this process's own group."""
+        self._path = path if path is not None else find_counter()
+        self._taken = self._read()
 
-    def more(self) -> bool:
-        """Whether there was one since the last call."""
-        before, self._seen = self._seen, self._read()
-        return self._seen > before
+    def take(self) -> bool:
+        """Whether there was one that nobody has taken yet: each explains the end of one process."""
+        left = self._read() > self._taken
+        self._taken += left
+        return left
 
     def _read(self) -> int:
+        if self._path is None:
+            return 0
         try:
             found = dict(line.split() for line in self._path.read_text().splitlines())
             return int(found.get("oom_kill", 0))
         except (OSError, ValueError):
             return 0
+
+
+def find_counter(root: Path = Path("/sys/fs/cgroup"), *, membership: Path = Path("/proc/self/cgroup")) -> Path | None:
+    """Find the file that counts; in a container its group is mounted as the root, which may or may not be said."""
+    try:
+        groups = [line.split(":", 2)[1:] for line in membership.read_text().splitlines()]
+    except (OSError, ValueError):
+        return None
+    for controllers, group in groups:
+        if controllers == "":
+            places = [root / group.lstrip("/") / "memory.events", root / "memory.events"]
+        elif "memory" in controllers.split(","):
+            places = [
+                root / "memory" / group.lstrip("/") / "memory.oom_control",
+                root / "memory" / "memory.oom_control",
+            ]
+        else:
+            continue
+        if (found := next((place for place in places if place.is_file()), None)) is not None:
+            return found
+    return None

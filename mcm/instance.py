@@ -13,7 +13,7 @@ from collections.abc import Callable
 from mcm.certificate import ServingCertificate
 from mcm.configuration import PORT
 from mcm.errors import McmError
-from mcm.exits import OomKills, exit_reason
+from mcm.exits import KILLED_BY, OomKills, exit_reason
 from mcm.flags import Flags
 from mcm.programs import Programs
 from mcm.report import Reason, reason_of
@@ -51,6 +51,7 @@ class Instance:
         programs: Programs,
         budget: StartBudget,
         readers: bytes | None,
+        oom_kills: OomKills,
         settle_seconds: float = 2.0,
     ) -> None:
         self.cluster = cluster
@@ -87,7 +88,7 @@ class Instance:
         self._exited: Reason | None = None
         self._phase = self.state.phase
         """As it was told of last."""
-        self._oom_kills = OomKills()
+        self._oom_kills = oom_kills
         self._excess = ""
         """Why we have ended it ourselves."""
         self._trust = Trust()
@@ -294,5 +295,6 @@ class Instance:
     def _note_end(self, state: ComponentState) -> None:
         excess, self._excess = self._excess, ""
         self._end = self.last_error = f"{excess}; it {state.message}" if excess else state.message
-        self._exited = exit_reason(state.exit_code, state.message, oom_killed=self._oom_kills.more() or bool(excess))
+        starved = bool(excess) or (state.exit_code == KILLED_BY and self._oom_kills.take())
+        self._exited = exit_reason(state.exit_code, state.message, oom_killed=starved)
         self.exits[self._exited] += 1

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from mcm.configuration import controllers_name
 from mcm.errors import McmError, NotAnnounced, RegistrationWithdrawn
+from mcm.exits import OomKills
 from mcm.flags import NO_FLAGS, Flags
 from mcm.guard import Guard, GuardPace
 from mcm.instance import Instance
@@ -83,6 +84,7 @@ class Instances(Aware):
         self._guard_pace = guard_pace
         self._budget = budget or StartBudget()
         self._readers = readers
+        self._oom_kills = OomKills()
         self._admit = admit
         self._instances: dict[str, tuple[Instance, ...]] = {}
 
@@ -134,6 +136,7 @@ class Instances(Aware):
             programs=self._programs,
             budget=self._budget,
             readers=self._readers,
+            oom_kills=self._oom_kills,
         )
 
     def _guard(self, instance: Instance) -> Guard:

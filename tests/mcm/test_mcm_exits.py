@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from mcm.exits import OomKills, exit_reason
+from mcm.exits import OomKills, exit_reason, find_counter
 from mcm.fleet import Fleet
 from mcm.instances import Instances
 from mcm.metrics import Metrics
@@ -23,6 +25,8 @@ from tools.binaries import Binaries
 from workloads import Pace, ProcessRuntime
 
 Eventually = Callable[..., Any]
+COUNTER = find_counter()
+"""Of this process's own control group."""
 
 
 @pytest.mark.parametrize(
@@ -81,11 +85,59 @@ def test_a_kill_by_the_kernel_for_want_of_memory_is_told_from_other_kills(tmp_pa
     events = tmp_path / "memory.events"
     events.write_text("low 0\noom 4\noom_kill 3\n")
     kills = OomKills(events)
-    assert exit_reason(-signal.SIGKILL, "", oom_killed=kills.more()) is Reason.KILLED
+    assert exit_reason(-signal.SIGKILL, "", oom_killed=kills.take()) is Reason.KILLED
     events.write_text("low 0\noom 5\noom_kill 4\n")
-    assert exit_reason(-signal.SIGKILL, "", oom_killed=kills.more()) is Reason.OUT_OF_MEMORY
-    assert exit_reason(-signal.SIGKILL, "", oom_killed=kills.more()) is Reason.KILLED
-    assert not OomKills(tmp_path / "none").more()
+    assert exit_reason(-signal.SIGKILL, "", oom_killed=kills.take()) is Reason.OUT_OF_MEMORY
+    assert exit_reason(-signal.SIGKILL, "", oom_killed=kills.take()) is Reason.KILLED
+    assert not OomKills(tmp_path / "none").take()
+
+
+def test_each_kill_by_the_kernel_explains_one_end(tmp_path: Path) -> None:
+    events = tmp_path / "memory.events"
+    events.write_text("oom_kill 3\n")
+    kills = OomKills(events)
+    events.write_text("oom_kill 5\n")
+    assert [kills.take() for _ in range(3)] == [True, True, False]
+
+
+HUNGRY = "taken = [bytearray(1 << 20) for _ in range(64)]"
+
+
+@pytest.mark.skipif(
+    COUNTER is None or COUNTER.name != "memory.oom_control" or not os.access(COUNTER.parent, os.W_OK),
+    reason="control groups of memory (version 1) cannot be made here",
+)
+def test_the_kernel_says_where_it_killed_for_want_of_memory() -> None:
+    """A process that takes more than its group may is killed by the kernel itself."""
+    assert COUNTER is not None
+    group = COUNTER.parent / f"kplane-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(32 << 20))
+        kills = OomKills(group / "memory.oom_control")
+        join = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0'); {HUNGRY}"
+        ended = subprocess.run([sys.executable, "-c", join], check=False, timeout=30.0)
+        assert exit_reason(ended.returncode, "", oom_killed=kills.take()) is Reason.OUT_OF_MEMORY
+        assert not kills.take()
+    finally:
+        group.rmdir()
+
+
+def test_the_counter_is_found_in_both_versions_with_and_without_a_container(tmp_path: Path) -> None:
+    membership = tmp_path / "membership"
+    for lines, file in (
+        ("0::/a.slice/b.scope\n", "a.slice/b.scope/memory.events"),
+        ("0::/\n", "memory.events"),
+        ("4:memory:/docker/x\n1:cpu:/\n0::/\n", "memory/docker/x/memory.oom_control"),
+        ("4:memory:/kubepods/x\n0::/kubepods/x\n", "memory/memory.oom_control"),
+    ):
+        root = tmp_path / file.replace("/", "-")
+        (root / file).parent.mkdir(parents=True)
+        (root / file).write_text("oom_kill 0\n")
+        membership.write_text(lines)
+        assert find_counter(root, membership=membership) == root / file
+    membership.write_text("0::/gone\n")
+    assert find_counter(tmp_path / "none", membership=membership) is None
 
 
 @pytest.mark.integration
