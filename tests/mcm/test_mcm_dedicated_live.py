@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import json
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,14 +129,19 @@ class Scene:
         return [mode for mode, _ in turns]
 
 
-async def identity(client: Client, *, registration: str, namespace: str, secret: str, file: Path) -> None:
-    """Make what an mcm of one registration gets in by, and may do: no more than for that one."""
+async def identity(
+    client: Client, *, registration: str, namespace: str, secret: str, file: Path, verbs: Sequence[str] = ("patch",)
+) -> None:
+    """Make what an mcm of one registration gets in by, and may do: no more than for that one.
+
+    `verbs` are what it may do to the status.
+    """
     await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "mcm"}}, namespace=namespace)
     subjects = [{"kind": "ServiceAccount", "name": "mcm", "namespace": namespace}]
     names = {"apiGroups": ["controlplane.kplane.dev"], "resourceNames": [registration]}
     rules = [
         {**names, "resources": ["controlplaneregistrations"], "verbs": ["get", "list", "watch"]},
-        {**names, "resources": ["controlplaneregistrations/status"], "verbs": ["patch"]},
+        {**names, "resources": ["controlplaneregistrations/status"], "verbs": list(verbs)},
     ]
     metadata = {"name": f"mcm-{registration}"}
     await client.create(CLUSTER_ROLES, {"metadata": metadata, "rules": rules})
@@ -245,4 +250,54 @@ async def test_one_that_hangs_or_was_killed_keeps_its_turn(scene: Scene, eventua
     assert scene.announced[-1] == "Dedicated"
     scene.dedicated.start(f"--registration={scene.name}")
     await scene.served("Shared")
-    assert scene.said() == scene.turns() == ["Shared", "Dedicated", "Shared", "Dedicated", "Shared"]
+
+    # And the other way round.
+    await asyncio.to_thread(scene.shared.end, signal.SIGKILL)
+    await eventually(lambda: not scene.shared.instances())
+
+    def waits() -> int:
+        sentence = f"registration {scene.name} waits for the end of an instance of another mode"
+        return int(scene.dedicated.log.read_text().count(sentence))
+
+    before = waits()
+    await scene.switch("Dedicated")
+    await eventually(waits, lambda found: found > before, timeout=_DEADLINE_SECONDS)
+    assert not scene.dedicated.instances()
+    scene.shared.start()
+    await scene.served("Dedicated")
+    assert scene.said() == scene.turns() == ["Shared", "Dedicated"] * 3
+
+
+@pytest.mark.timeout(120)
+async def test_what_it_may_not_announce_an_mcm_of_one_registration_does_not_start(
+    fleet: Any, tenants: Any, mcm_of: Any, tmp_path: Path, eventually: Eventually
+) -> None:
+    secret, server = tenants["one"].controllers_secret(), tenants["one"].server
+    name, kubeconfig = fleet.name("a"), tmp_path / "kubeconfig"
+    names = {"registration": name, "namespace": fleet.namespace, "secret": "a"}
+    await identity(fleet.client, **names, file=kubeconfig, verbs=["get"])
+    mcm = mcm_of(kubeconfig)
+    try:
+        await fleet.register("a", secret, server=server)
+        await fleet.client.patch(REGISTRATIONS, name, {"status": {"mode": "Dedicated"}}, subresource="status")
+        mcm.start(f"--registration={name}")
+
+        def told() -> dict[str, Any]:
+            with contextlib.suppress(OSError):
+                return mcm.clusters().get(name) or {}
+            return {}
+
+        found = await eventually(
+            lambda: asyncio.to_thread(told), lambda found: found.get("message"), timeout=_DEADLINE_SECONDS
+        )
+        assert (found["state"], "cannot be told of its instance" in found["message"]) == ("Pending", True)
+        assert not mcm.instances()
+        rules = (await fleet.client.get(CLUSTER_ROLES, f"mcm-{name}"))["rules"]
+        rules[1]["verbs"] = ["patch"]
+        await fleet.client.patch(CLUSTER_ROLES, f"mcm-{name}", {"rules": rules})
+        await eventually(
+            lambda: asyncio.to_thread(told), lambda found: found.get("state") == "Ready", timeout=_DEADLINE_SECONDS
+        )
+    finally:
+        for resource in (CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS):
+            await fleet.client.delete(resource, f"mcm-{name}")
