@@ -138,9 +138,9 @@ class DedicatedMcmReconciler:
         present = self._mcms.of(registration.name)
         component = self._component(registration, present=present)
         try:
-            if others := [each for each in present if each != component]:
+            if ending := [each for each in present if each != component or self._hangs(registration, each)]:
                 await self._tell(registration, "False", "McmEnding", "its mcm ends, and with it what that runs")
-                await self._end(others)
+                await self._end(ending)
             if component is None:
                 await self._identities.revoke(registration.metadata.uid or "")
                 stores = self._management.stores
@@ -176,6 +176,11 @@ class DedicatedMcmReconciler:
             # It says itself that its instance has ended, also that of one that could not say so any more.
             return present[0] if present else home
         return next((each for each in present if wanted and self._stays(each)), None)
+
+    def _hangs(self, registration: RegistrationAsWritten, component: str) -> bool:
+        """Tell whether an mcm that is to end does not answer: the next one says that its instance has ended."""
+        shared = registration.status.mode is not RegistrationMode.DEDICATED
+        return shared and self._runtime.state(component).phase is Phase.UNREADY
 
     def _home(self, registration: RegistrationAsWritten) -> str | None:
         if not registration.status.ready:

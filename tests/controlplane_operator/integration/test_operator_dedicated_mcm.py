@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,26 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 KIND = "ControlPlaneRegistration"
 
 
+_PROGRAM = """#!{python}
+import http.server, pathlib, sys
+here = pathlib.Path(__file__).parent
+if (here / "fails").exists():
+    sys.exit("it has no mind to")
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(503 if (here / "unwell").exists() else 200)
+        self.end_headers()
+listen = next(each for each in sys.argv if each.startswith("--listen="))
+host, port = listen.partition("=")[2].split(":")
+http.server.HTTPServer((host, int(port)), Handler).serve_forever()
+"""
+
+
 @pytest.fixture
 def program(tmp_path: Path) -> McmProgram:
-    """It waits, until there is a file beside it: then it says why not, and ends."""
+    """It answers its probe and does nothing; files beside it, `unwell` and `fails`, keep it from that."""
     made = tmp_path / "mcm"
-    made.write_text(
-        f'#!/bin/sh\n[ ! -e {tmp_path}/fails ] || {{ echo "it has no mind to"; exit 3; }}\nexec sleep 1000\n'
-    )
+    made.write_text(_PROGRAM.format(python=sys.executable))
     made.chmod(0o700)
     return McmProgram(program=str(made), directories=())
 
@@ -75,11 +89,19 @@ async def test_an_mcm_is_there_until_its_instance_has_ended(mortal_field: Any, p
             return str((await field.get(KIND, name))["status"]["mode"])
 
         await field.eventually(mode, lambda found: found == "Shared")
+        await field.eventually(lambda: said(field, name), lambda told: told[0] == "McmRunning")
+        # One that does not answer is replaced: the next one says that the instance has ended.
+        [hanging] = find_processes(directory)
+        unwell = Path(program.program).parent / "unwell"
+        unwell.touch()
+        await field.eventually(lambda: find_processes(directory) != [hanging], timeout=60.0)
+        unwell.unlink()
+        await field.eventually(lambda: said(field, name), lambda told: told[0] == "McmRunning", timeout=30.0)
     # Also for the next operator, which starts one that died meanwhile.
     (Path(program.program).parent / "fails").touch()
     [pid] = find_processes(directory)
     async with operator(dedicated_mcm=program):
-        await field.eventually(lambda: said(field, name), lambda told: told[0] == "McmStarting")
+        await field.eventually(lambda: said(field, name), lambda told: told[0] == "McmRunning")
         assert find_processes(directory) == [pid]
         os.kill(pid, signal.SIGKILL)
         await field.eventually(
