@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import create_autospec
+from unittest.mock import Mock, create_autospec
 
 import pytest
 
 from mcm.configuration import OPEN_FILES
 from mcm.fleet import Fleet
+from mcm.instance import Instance
 from mcm.instances import Instances
 from mcm.memory_ceiling import MemoryCeiling
 from mcm.report import Reason
@@ -57,6 +59,23 @@ async def test_an_instance_above_the_ceiling_is_ended_with_the_reason_and_no_oth
         assert (summary("modest").pid, summary("modest").restarts) == (pid, 0)
     finally:
         await clusters.aclose()
+
+
+async def test_who_shares_much_is_looked_at_closely_when_it_grows(
+    monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    """The kernel takes long to tell the share; what merely stays large with pages of others is not asked for again."""
+    looks: list[int] = []
+    monkeypatch.setattr("mcm.memory_ceiling.pss_of", lambda pid: looks.append(pid) or 0)
+    asked = Mock(return_value=[create_autospec(Instance, instance=True, state=Mock(pid=os.getpid()))])
+    async with MemoryCeiling(asked, limit_bytes=16 << 20, interval_seconds=0.01).kept():
+        await eventually(lambda: asked.call_count > 20)
+        before = len(looks)
+        # A test before this one may have left memory that the process gives back, but it does not grow all the time.
+        assert before <= 3
+        taken = bytearray(os.urandom(1)) * (64 << 20)
+        await eventually(lambda: len(looks) > before, timeout=3.0)
+    assert len(taken) == 64 << 20
 
 
 async def test_an_instance_may_open_so_many_files(
