@@ -91,7 +91,7 @@ class Reports:
         version: str | None = None,
         mine: Callable[[Object], bool] = lambda _: True,
         before_write: Callable[[str], float | None] = lambda _: None,
-        mode: RegistrationMode | None = None,
+        mode: RegistrationMode = RegistrationMode.SHARED,
         has_to_announce: bool = False,
     ) -> None:
         """`registration` returns one as it was last seen, `version` is that of kube-controller-manager where an
@@ -102,8 +102,8 @@ class Reports:
         called with its name before it is written to: it raises ClusterNotOwned where another process speaks of it now,
         and a number that it returns is how many seconds the write may take at most.
 
-        `mode` is that of the registrations which are served; None: both are, and instances announced as Shared. With
-        `has_to_announce` no instance starts whose registration could not be told of it.
+        `mode` is that of the registrations which are served. With `has_to_announce` no instance starts whose
+        registration could not be told of it.
         """
         self._client = client
         self._registration = registration
@@ -346,18 +346,18 @@ def _announces(registration: Object, instance: Mapping[str, str]) -> bool:
     return said is not None and said[0][2] == tuple(sorted(instance.items()))
 
 
-def check_wanted(name: str, registration: Object | None, *, uid: str, mode: RegistrationMode | None) -> None:
+def check_wanted(name: str, registration: Object | None, *, uid: str, mode: RegistrationMode) -> None:
     """Raise RegistrationWithdrawn where a registration wants no instance for a control plane, as it was last seen.
 
-    So it does where it wants none of this mode (None: it may be any), or has one of another.
+    So it does where it wants none of this mode, or has one of the other.
     """
     if not _wants(registration, uid=uid, mode=mode):
         raise RegistrationWithdrawn(f"registration {name} wants no instance for control plane {uid} any more")
     if registration is not None and is_occupied(registration, mode=mode):
-        raise RegistrationWithdrawn(f"registration {name} has an instance of another mode, which has not ended yet")
+        raise RegistrationWithdrawn(f"registration {name} has an instance of the other mode, which has not ended yet")
 
 
-def _wants(registration: Object | None, *, uid: str, mode: RegistrationMode | None) -> bool:
+def _wants(registration: Object | None, *, uid: str, mode: RegistrationMode) -> bool:
     if registration is None or registration["metadata"].get("deletionTimestamp"):
         return False
     if not is_served(registration, mode=mode):

@@ -17,7 +17,7 @@ class Silence:
     """Stands in for `Reports`, and writes nothing. What a registration wants is looked up as far as it was seen."""
 
     def __init__(
-        self, *, registration: Callable[[str], Object | None] | None, mode: RegistrationMode | None = None
+        self, *, registration: Callable[[str], Object | None] | None, mode: RegistrationMode = RegistrationMode.SHARED
     ) -> None:
         """`registration` returns one as it was last seen; None: clusters come from elsewhere. `mode` as in Reports."""
         self._registration = registration

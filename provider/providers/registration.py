@@ -176,7 +176,7 @@ def read_wish(
     if not is_served(registration, mode=mode):
         return None
     if is_occupied(registration, mode=mode):
-        log.info("registration %s waits for the end of an instance of another mode", metadata.get("name"))
+        log.info("registration %s waits for the end of an instance of the other mode", metadata.get("name"))
         return None
     reference = section(status, "resolvedControllersSecretRef") or section(status, "resolvedKubeconfigSecretRef")
     endpoint, namespace, secret = status.get("resolvedEndpoint"), reference.get("namespace"), reference.get("name")

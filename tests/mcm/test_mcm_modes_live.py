@@ -111,7 +111,7 @@ async def test_each_takes_its_turn_when_the_other_has_ended(table: Table) -> Non
     assert (await table.look())["instance"] == {"controlPlaneUID": UID}
     await table.resolve(mode="Dedicated")
     await table.look()
-    with pytest.raises(RegistrationWithdrawn, match="instance of another mode"):
+    with pytest.raises(RegistrationWithdrawn, match="instance of the other mode"):
         await dedicated.announce(table.cluster)
     await dedicated.end(table.name)
     assert (await table.look())["instance"] == {"controlPlaneUID": UID}
@@ -124,7 +124,7 @@ async def test_each_takes_its_turn_when_the_other_has_ended(table: Table) -> Non
     assert (await table.look())["instance"] == {"controlPlaneUID": UID, "mode": "Dedicated"}
     await table.resolve(mode="Shared")
     await table.look()
-    with pytest.raises(RegistrationWithdrawn, match="instance of another mode"):
+    with pytest.raises(RegistrationWithdrawn, match="instance of the other mode"):
         await shared.announce(table.cluster)
     await shared.end(table.name)
     assert (await table.look())["instance"]["mode"] == "Dedicated"
