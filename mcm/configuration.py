@@ -211,6 +211,8 @@ def connection(cluster: Cluster, *, follows_authority: bool = False) -> dict[str
         files[_SERVER_CA] = File(config.ca_data, reloaded=follows_authority)
     if config.tls_server_name is not None:
         server["tls-server-name"] = config.tls_server_name
+    if config.proxy is not None:
+        server["proxy-url"] = config.proxy
     if config.client_certificate is not None and config.client_key is not None:
         # One file for both, because two cannot be replaced in one step.
         user["client-certificate"] = user["client-key"] = _CLIENT
@@ -222,6 +224,8 @@ def connection(cluster: Cluster, *, follows_authority: bool = False) -> dict[str
         raise ConfigurationError(
             f"registration {cluster.name}: the kubeconfig has neither a client certificate nor a token for its user"
         )
+    if config.impersonation is not None:
+        user |= config.impersonation.to_kubeconfig()
     return {**files, "kubeconfig": File(_kubeconfig(server, user=user))}
 
 

@@ -18,7 +18,7 @@ from mcm.errors import ConfigurationError
 from mcm.fingerprint import fingerprint
 from mcm.flags import NO_FLAGS, Flags
 from mcm.profiles import CORE, NODELESS
-from provider import Cluster, ClusterConfig
+from provider import Cluster, ClusterConfig, Impersonation
 from workloads import Address, Component, Lifetime
 
 SERVING = ServingCertificate.create(host="127.0.0.1")
@@ -236,6 +236,28 @@ def test_nobody_else_than_the_readers_authority_is_let_in_to_metrics() -> None:
     assert "--client-ca-file=$(FILES)/readers-ca.crt" in component.args
     assert component.files["readers-ca.crt"].content == b"authority"
     assert not [flag for flag in component.args if flag.startswith("--authorization")]
+
+
+def test_an_instance_connects_as_whom_and_through_what_its_kubeconfig_says() -> None:
+    whom = Impersonation("controllers", groups=("system:masters",), extra={"reason": ("tests",)})
+    component = describe(proxy="http://10.0.0.1:3128", tls_server_name="api.test", impersonation=whom)
+    files = {name: file.content for name, file in component.files.items()}
+    # As kube-controller-manager reads it: client-go's words are those of every kubeconfig.
+    document = yaml.safe_load(files["kubeconfig"])
+    user = document["users"][0]["user"]
+    assert user.pop("tokenFile") == "token"
+    user["token"] = files["token"].decode()
+    server = document["clusters"][0]["cluster"]
+    assert server.pop("certificate-authority") == "server-ca.crt"
+    server["certificate-authority-data"] = base64.b64encode(files["server-ca.crt"]).decode()
+    assert ClusterConfig.from_kubeconfig(document) == ClusterConfig(
+        server="https://127.0.0.1:6443",
+        ca_data=CA,
+        token="token-secret",
+        proxy="http://10.0.0.1:3128",
+        tls_server_name="api.test",
+        impersonation=whom,
+    )
 
 
 def test_a_fingerprint_is_of_what_another_process_is_for() -> None:
