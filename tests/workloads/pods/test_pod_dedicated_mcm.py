@@ -1,0 +1,113 @@
+"""The mcm of one registration as a pod, made and ended by the operator, where StatefulSets have their controller."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controlplane_operator.access import Access, Account
+from controlplane_operator.components import place
+from controlplane_operator.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms
+from controlplane_operator.events import Events
+from controlplane_operator.fanout import LABEL_SELECTORS, Queues, Stores
+from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
+from controlplane_operator.management import Management
+from controlplane_operator.mcm_identities import McmIdentities
+from controlplane_operator.provisioning import McmProgram
+from controlplane_operator.status import StatusWriter
+from provider import CLUSTER_ROLES, PODS, SECRETS, SERVICE_ACCOUNTS, SERVICES, STATEFUL_SETS
+from workloads.pods import Image, PodRuntime, PodSettings
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(170)]
+
+NAME = "podded"
+NAMESPACE = f"kplane-cp-{NAME}"
+SETTINGS = PodSettings(images={"mcm": Image("registry.example/mcm:1")}, ports={"http": 8081})
+
+
+class Dedicated:
+    """A registration that is resolved, and who looks after its mcm."""
+
+    def __init__(self, client, runtime):
+        events = Events(client)
+        self.client = client
+        self.management = Management(
+            client=client,
+            stores=Stores(),
+            queues=Queues(),
+            status=StatusWriter(client, events=events),
+            events=events,
+            access=Access(client, shared=Account("kplane-system", "mcm")),
+        )
+        identities = McmIdentities(client)
+        self.reconciler = DedicatedMcmReconciler(
+            self.management,
+            runtime=runtime,
+            mcms=DedicatedMcms(runtime, identities=identities),
+            identities=identities,
+            program=McmProgram(program="mcm", directories=(Path("/usr/local/bin"),)),
+            config=None,
+        )
+
+    async def look(self):
+        """Reconcile once; returns the reason of its condition."""
+        for store in self.management.stores.watched():
+            found = await self.client.list(store.resource, label_selector=LABEL_SELECTORS.get(store.resource))
+            store.replace(found.items, resource_version=found.resource_version)
+        await self.reconciler.reconcile(("", NAME))
+        status = (await self.client.get(CONTROL_PLANE_REGISTRATIONS, NAME))["status"]
+        return next((each["reason"] for each in status.get("conditions", ()) if each["type"] == "DedicatedReady"), "")
+
+    async def says(self, **status):
+        await self.client.patch(CONTROL_PLANE_REGISTRATIONS, NAME, {"status": status}, subresource="status")
+
+    async def names(self, resource):
+        return {found["metadata"]["name"] for found in (await self.client.list(resource, namespace=NAMESPACE)).items}
+
+
+@pytest.fixture
+async def dedicated(cluster):
+    client = cluster.client
+    await cluster.namespace(NAMESPACE, **{"pod-security.kubernetes.io/enforce": "restricted"})
+    served = await client.create(CONTROL_PLANES, {"metadata": {"name": NAME}, "spec": {}})
+    spec = {"controlPlaneRef": {"name": NAME}, "mode": "Dedicated"}
+    await client.create(CONTROL_PLANE_REGISTRATIONS, {"metadata": {"name": NAME}, "spec": spec})
+    try:
+        async with PodRuntime(client, place=place, settings=SETTINGS) as runtime:
+            await runtime.synced()
+            made = Dedicated(client, runtime)
+            await made.says(ready=True, mode="Dedicated", controlPlaneUID=served["metadata"]["uid"])
+            yield made
+    finally:
+        await client.delete(CONTROL_PLANE_REGISTRATIONS, NAME)
+        await client.delete(CONTROL_PLANES, NAME)
+
+
+async def test_it_is_a_pod_with_an_identity_of_its_own_until_its_instance_has_ended(cluster, dedicated):
+    assert await dedicated.look() == "McmStarting"
+    pod = await cluster.pod(NAMESPACE)
+    [name] = await dedicated.names(STATEFUL_SETS)
+    assert pod["spec"]["serviceAccountName"] == name
+    tokens = [volume for volume in pod["spec"]["volumes"] if "projected" in volume]
+    assert len(tokens) == 1
+    assert pod["spec"]["containers"][0]["args"] == [
+        f"--registration={NAME}",
+        "--report-status",
+        "--state-dir=/var/run/kplane",
+        "--programs-dir=/usr/local/bin",
+        "--listen=0.0.0.0:8081",
+    ]
+    await cluster.run_pod(pod)
+    await cluster.eventually(dedicated.look, lambda reason: reason == "McmRunning", timeout=30.0)
+
+    # As long as its instance is announced it is needed to tell of the end.
+    await dedicated.says(mode="Shared", instance={"mode": "Dedicated"})
+    assert await dedicated.look() == "McmRunning"
+    assert await dedicated.names(STATEFUL_SETS) == {name}
+    await dedicated.says(instance=None)
+    await cluster.eventually(dedicated.look, lambda reason: not reason, timeout=40.0)
+    left = [await dedicated.names(resource) for resource in (STATEFUL_SETS, SERVICES, PODS, SECRETS, SERVICE_ACCOUNTS)]
+    assert set().union(*left) <= {"default"}
+    roles = await dedicated.client.list(CLUSTER_ROLES, label_selector=f"controlplane.kplane.dev/registration={NAME}")
+    assert roles.items == []
