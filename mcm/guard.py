@@ -52,7 +52,7 @@ class Guard:
         """Guard the instance until cancelled."""
         try:
             while True:
-                obstacle = await self._tenant.look(engagement.cluster.config) if self._tenant is not None else None
+                obstacle = await self._look(engagement)
                 if self._instance.running:
                     await self._review(obstacle)
                 else:
@@ -62,13 +62,22 @@ class Guard:
             if self._tenant is not None:
                 await self._tenant.aclose()
 
+    async def _look(self, engagement: Engagement) -> Obstacle | None:
+        return await self._tenant.look(engagement.cluster.config) if self._tenant is not None else None
+
     async def _try_start(self, obstacle: Obstacle | None, engagement: Engagement) -> None:
         self._away_since = None
         if obstacle is not None:
             await self._instance.hold(obstacle)
-        else:
-            await self._instance.start(engagement.cluster)
-            self._started_at = _now()
+            return
+        async with self._instance.turn():
+            # What was seen before is as old as the wait for the turn was long.
+            obstacle = await self._look(engagement)
+            if obstacle is not None:
+                await self._instance.hold(obstacle)
+            else:
+                await self._instance.start(engagement)
+                self._started_at = _now()
 
     async def _review(self, obstacle: Obstacle | None) -> None:
         if obstacle is None:

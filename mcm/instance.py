@@ -8,12 +8,13 @@ import logging
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from mcm.certificate import ServingCertificate
 from mcm.configuration import PORT
 from mcm.errors import McmError
 from mcm.exits import KILLED_BY, OomKills, exit_reason
+from mcm.fingerprint import fingerprint
 from mcm.flags import Flags
 from mcm.programs import Programs
 from mcm.report import Reason, reason_of
@@ -142,23 +143,17 @@ class Instance:
         """See that a process can be described. Raises McmError or WorkloadsError where that is not possible."""
         await self._describe(self.cluster)
 
-    async def start(self, cluster: Cluster) -> None:
-        """Start the process by a description of the cluster when it is its turn, or tell why that is not possible."""
-        self._under_way.clear()
-        async with self._budget.turn(over=self._under_way), self._lock:
-            try:
-                await self._apply(cluster)
-            except (McmError, WorkloadsError) as error:
-                logger.warning("instance %s cannot start: %s", self._component, error)
-                self._obstacle = Obstacle(Reason.CANNOT_START, str(error))
-                self._under_way.set()
-            else:
-                self.cluster, self._failure = cluster, ""
-                self._running, self._obstacle = True, None
-                logger.info(
-                    "instance %s started for %s, process %s", self._component, cluster.config.server, self.state.pid
-                )
-            self._changed()
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait until it may start, and start or hold it within; return when it is ready, or its time is over."""
+        async with self._budget.turn(over=self._under_way):
+            self._under_way.clear()
+            yield
+
+    async def start(self, engagement: Engagement) -> None:
+        """Start the process by the newest description of the cluster, or tell why that is not possible."""
+        async with self._lock:
+            await self._start(engagement.cluster)
 
     async def hold(self, obstacle: Obstacle) -> None:
         """End the process, if there is one, and say what is in its way."""
@@ -166,10 +161,11 @@ class Instance:
             if self._obstacle is None or self._obstacle.reason is not obstacle.reason:
                 logger.warning("instance %s is not run: %s", self._component, obstacle.message)
             self._obstacle = obstacle
+            self._under_way.set()
             self._changed()
             if self._running:
-                self._running = False
                 await self._runtime.stop(self._component)
+                self._running = False  # not before: where it could not be ended, that is tried again
                 self._end, self._exited, self._failure = "", None, ""
 
     def end_above(self, pid: int, *, taken_bytes: int, limit_bytes: int) -> None:
@@ -187,26 +183,22 @@ class Instance:
 
         It has the new one in a file, and reads that again, but not before minutes have passed.
         """
-        if not await self._trust.outdated(self.cluster.config, pid=self.state.pid):
+        pid = self.state.pid
+        if not await self._trust.outdated(self.cluster.config, pid=pid):
             return
-        async with self._lock:
-            if not self._running:
-                return
+        async with self.turn(), self._lock:
+            if not self._running or self.state.pid != pid:
+                self._under_way.set()
+                return  # held or started again meanwhile
             server = self.cluster.config.server
             logger.info("instance %s is started again: %s has another authority", self._component, server)
-            await self._runtime.stop(self._component)
-            try:
-                await self._apply(self.cluster)
-            except (McmError, WorkloadsError) as error:
-                self._running, self._obstacle = False, Obstacle(Reason.CANNOT_START, str(error))
-            self._changed()
+            await self._start(self.cluster, anew=True)
 
     async def follow(self, engagement: Engagement) -> None:
         """Follow the changes of the cluster's description until cancelled."""
         async for _ in engagement.changes():
             await self._settle(engagement)
-            if self._running:
-                await self._keep_applying(engagement)
+            await self._keep_applying(engagement)
             self._followed.set()
 
     async def wait_followed(self) -> None:
@@ -229,11 +221,11 @@ class Instance:
 
     async def _keep_applying(self, engagement: Engagement) -> None:
         backoff = Backoff(initial_seconds=1.0, maximum_seconds=60.0)
-        while self._running:
+        while True:
             try:
-                await self._change(engagement.cluster)
+                await self._change(engagement)
                 await self.renew_trust()
-            except (McmError, WorkloadsError) as error:
+            except (McmError, WorkloadsError, OSError) as error:
                 self._failure = self.last_error = f"changes are not followed: {error}"
                 self._changed()
                 delay = backoff.next_delay()
@@ -242,11 +234,16 @@ class Instance:
             else:
                 return
 
-    async def _change(self, cluster: Cluster) -> None:
-        async with self._lock:
+    async def _change(self, engagement: Engagement) -> None:
+        async with self._lock:  # and so not in the midst of a start, which may be by the former description
             if not self._running:
-                return  # held meanwhile: its next start is by the new description
-            before = self.state.pid
+                return  # its next start is by the new one
+            heavy = await self._replaces(engagement.cluster)
+        async with self.turn() if heavy else contextlib.nullcontext(), self._lock:
+            if not self.running:
+                self._under_way.set()
+                return  # held meanwhile
+            cluster, before = engagement.cluster, self.state.pid
             await self._apply(cluster)
             self.cluster, self._failure = cluster, ""
             self._changed()
@@ -254,6 +251,29 @@ class Instance:
                 logger.info("instance %s goes on; what it reads again is renewed", self._component)
             else:
                 logger.info("instance %s has the changed configuration, process %s", self._component, self.state.pid)
+
+    async def _start(self, cluster: Cluster, *, anew: bool = False) -> None:
+        """Have it run, or tell why that is not possible; `anew`: as another process in any case."""
+        try:
+            if anew:
+                await self._runtime.stop(self._component)
+            await self._apply(cluster)
+        except Exception as error:  # whatever it is, it is told and tried again
+            expected = isinstance(error, (McmError, WorkloadsError, OSError))
+            logger.warning("instance %s cannot start: %s", self._component, error, exc_info=not expected)
+            self._running, self._obstacle = False, Obstacle(Reason.CANNOT_START, str(error) or repr(error))
+            self._under_way.set()
+        else:
+            self.cluster, self._failure = cluster, ""
+            self._running, self._obstacle = True, None
+            server, pid = cluster.config.server, self.state.pid
+            logger.info("instance %s started for %s, process %s", self._component, server, pid)
+        self._changed()
+
+    async def _replaces(self, cluster: Cluster) -> bool:
+        """Whether that description takes another process than the present one."""
+        component = await self._describe(cluster)
+        return self.described is None or fingerprint([component]) != fingerprint([self.described])
 
     async def _apply(self, cluster: Cluster) -> None:
         component, before = await self._describe(cluster), self.state.pid

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
@@ -24,6 +25,7 @@ from mcm.tenant import Tenant
 from mcm.together import summarize
 from provider import Aware, Cluster, Engagement
 from provider.logs import log_fields
+from provider.running import keep_running
 from workloads import Runtime, WorkloadsError
 
 __all__ = ["Instances", "Witness", "remove_leftovers"]
@@ -117,12 +119,19 @@ class Instances(Aware):
                 await self._witness.announce(cluster, version=instances[0].version)
             except (RegistrationWithdrawn, NotAnnounced):
                 raise
-            except (McmError, WorkloadsError) as error:
+            except (McmError, WorkloadsError, OSError) as error:
                 self._witness.say_failure(cluster, str(error))
                 raise
             for instance in instances:
-                _ = engagement.spawn(self._guard(instance).keep(engagement), name=f"guard {instance.service.program}")
-                _ = engagement.spawn(instance.follow(engagement), name=f"follow changes: {instance.service.program}")
+                guard = self._guard(instance)
+                self._keep(engagement, f"guard {instance.service.program}", partial(guard.keep, engagement))
+                self._keep(
+                    engagement, f"follow changes: {instance.service.program}", partial(instance.follow, engagement)
+                )
+
+    @staticmethod
+    def _keep(engagement: Engagement, what: str, run: Callable[[], Awaitable[None]]) -> None:
+        _ = engagement.spawn(keep_running(f"{engagement.cluster.name}: {what}", run), name=what)
 
     def _create(self, engagement: Engagement, service: Served) -> Instance:
         cluster = engagement.cluster

@@ -96,7 +96,10 @@ def _shown(errors: bytes) -> str:
 
 @contextlib.contextmanager
 def _memory_file(name: str) -> Iterator[int]:
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise ProgramFailed(f"There is no room for {name} of a program: {error}.") from error
     try:
         yield descriptor
     finally:

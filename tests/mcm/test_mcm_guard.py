@@ -105,9 +105,9 @@ class World:
     def __init__(self, runtime: ProcessRuntime, directory: Path, *, pace: GuardPace = PACE) -> None:
         self.heard = Heard()
         self.server = FaultServer(directory)
-        self.instances = Instances(
-            runtime, witness=self.heard, guard_pace=pace, budget=StartBudget(longest_seconds=0.05)
-        )
+        self.budget = StartBudget(at_once=1, longest_seconds=0.05, stagger_seconds=0.0, pressure=lambda: 0.0)
+        self.runtime = runtime
+        self.instances = Instances(runtime, witness=self.heard, guard_pace=pace, budget=self.budget)
         self.clusters = Clusters(awares=[self.instances], retry_initial_seconds=0.1)
         self.fleet = Fleet(self.clusters, instances=self.instances)
 
@@ -215,6 +215,50 @@ async def test_a_dead_control_plane_is_asked_less_and_less(world: World, eventua
     await asyncio.sleep(seconds)
     # Waits are between 0.1 and 0.2 s by now.
     assert seconds / PACE.retry_maximum - 1 <= world.server.asked - before <= 2 * seconds / PACE.retry_maximum + 1
+
+
+async def test_who_came_while_an_instance_waited_for_its_turn_is_seen(
+    world: World, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    over = asyncio.Event()
+    async with world.budget.turn(over=over):
+        await world.add()
+        await eventually(lambda: world.budget._door.locked())
+        world.server.answer = lease("theirs_1", seconds=600)
+        over.set()
+    await eventually(lambda: world.heard.last()[0] is Reason.FOREIGN_CONTROLLER_MANAGER)
+    assert "started for" not in caplog.text
+
+
+async def test_an_instance_that_cannot_be_ended_is_tried_again(
+    world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.add()
+    await eventually(lambda: world.summary().pid)
+    failed: list[str] = []
+
+    async def fail(name: str) -> None:
+        failed.append(name)
+        monkeypatch.undo()
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(world.runtime, "stop", fail)
+    world.server.answer = lease("theirs_1", seconds=600)
+    await eventually(lambda: failed)
+    await eventually(lambda: world.summary().pid is None)
+
+
+async def test_a_look_that_fails_for_whatever_reason_is_not_the_last_one(
+    world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: Tenant, __: ClusterConfig) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("an error of ours")
+
+    monkeypatch.setattr(Tenant, "look", fail)
+    await world.add()
+    await eventually(lambda: world.summary().pid)
 
 
 async def test_a_refusal_is_left_to_the_instance_to_tell(world: World, eventually: Eventually) -> None:

@@ -1,0 +1,180 @@
+"""Starts and restarts wait for their turn, and go by what counts when it comes. The program is a script that waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcm.configuration import component_name
+from mcm.instance import Instance
+from mcm.instances import Instances
+from mcm.report import Reason
+from mcm.silence import Silence
+from mcm.start_budget import StartBudget
+from provider import Cluster, ClusterConfig, Clusters
+from workloads import Pace, ProcessRuntime, ProgramFailed, run_program
+
+Eventually = Callable[..., Any]
+
+
+class World:
+    """One cluster, and a budget of one turn at a time that tests can take away."""
+
+    def __init__(self, directory: Path, runtime: ProcessRuntime) -> None:
+        self._files = directory / "state" / component_name("a") / "files"
+        self.runtime = runtime
+        self.budget = StartBudget(at_once=1, longest_seconds=0.05, stagger_seconds=0.0, pressure=lambda: 0.0)
+        self.instances = Instances(runtime, witness=Silence(registration=None), budget=self.budget)
+        self.clusters = Clusters(awares=[self.instances], retry_initial_seconds=0.1)
+        self.pids: list[int] = []
+        """Of all processes that there were."""
+        runtime.subscribe(self._note)
+
+    def _note(self, name: str) -> None:
+        pid = self.runtime.state(name).pid
+        if pid is not None and pid not in self.pids:
+            self.pids.append(pid)
+
+    async def put(self, *, token: str = "t", key: bytes = b"key") -> None:
+        config = ClusterConfig(server="https://127.0.0.1:1", token=token)
+        await self.clusters.add_or_replace(Cluster("a", config=config, credentials={"sa.key": key}))
+
+    @property
+    def instance(self) -> Instance:
+        return self.instances.groups["a"][0]
+
+    def awaited(self) -> bool:
+        """Whether somebody waits for a turn."""
+        return self.budget._door.locked()
+
+    def file(self, name: str) -> bytes:
+        return (self._files / name).read_bytes()
+
+    def outdate(self, *, asked: int = 1) -> None:
+        """Have that many questions, asked at once, answered with: its authority is none of its API server any more."""
+        answers = asyncio.Barrier(asked)
+
+        async def outdated(config: ClusterConfig, *, pid: int | None) -> bool:
+            await answers.wait()
+            return True
+
+        self.instance._trust.outdated = outdated  # type: ignore[method-assign]
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    path = tmp_path / "kube-controller-manager"
+    path.write_text("#!/bin/sh\nexec sleep 1000\n")
+    path.chmod(0o700)
+    async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=Pace(restart_base=0.05)) as runtime:
+        found = World(tmp_path, runtime)
+        try:
+            yield found
+        finally:
+            await found.clusters.aclose()
+
+
+async def test_what_is_renewed_while_an_instance_waits_for_its_turn_is_what_it_starts_with(
+    world: World, eventually: Eventually
+) -> None:
+    over = asyncio.Event()
+    async with world.budget.turn(over=over):
+        await world.put(token="old")
+        await eventually(world.awaited)
+        await world.put(token="new")
+        await eventually(world.instance._followed.is_set)
+        over.set()
+    await eventually(lambda: world.pids)
+    assert world.file("token") == b"new"
+
+
+async def test_a_restart_by_a_changed_description_waits_for_its_turn(world: World, eventually: Eventually) -> None:
+    await world.put()
+    await eventually(lambda: world.instance.running)
+    over = asyncio.Event()
+    async with world.budget.turn(over=over):
+        await world.put(key=b"other")
+        await eventually(world.awaited)
+        await world.put(key=b"last")
+        assert len(world.pids) == 1
+        over.set()
+    await eventually(lambda: len(world.pids) == 2)
+    assert world.file("sa.key") == b"last"
+
+
+async def test_what_a_process_reads_again_waits_for_no_turn(world: World, eventually: Eventually) -> None:
+    await world.put()
+    await eventually(lambda: world.instance.running)
+    over = asyncio.Event()
+    async with world.budget.turn(over=over):
+        await world.put(token="new")
+        await eventually(lambda: world.file("token") == b"new")
+        over.set()
+    assert len(world.pids) == 1
+
+
+async def test_a_restart_by_an_exchanged_authority_waits_for_its_turn_and_is_one_whoever_asked(
+    world: World, eventually: Eventually
+) -> None:
+    await world.put()
+    await eventually(lambda: world.instance.running)
+    world.outdate(asked=2)
+    over = asyncio.Event()
+    async with world.budget.turn(over=over):
+        asking = asyncio.gather(world.instance.renew_trust(), world.instance.renew_trust())
+        await eventually(world.awaited)
+        assert len(world.pids) == 1
+        over.set()
+    await asking
+    assert len(world.pids) == 2
+
+
+async def test_a_restart_that_fails_is_tried_again(
+    world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.put()
+    await eventually(lambda: world.instance.running)
+    world.outdate()
+
+    async def fail(_: Any) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("an error of ours")
+
+    monkeypatch.setattr(world.runtime, "apply", fail)
+    await world.instance.renew_trust()
+    assert (world.instance.reason, world.instance.message) == (Reason.CANNOT_START, "an error of ours")
+    world.instance._followed.set()  # or in ten seconds
+    await eventually(lambda: len(world.pids) == 2)
+
+
+async def test_an_error_of_the_machine_is_told_and_the_start_tried_again(
+    world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over, told = asyncio.Event(), asyncio.Event()
+
+    async def fail(*_: Any, **__: Any) -> None:
+        monkeypatch.undo()
+        told.set()
+        raise OSError(23, "Too many open files in system")
+
+    async with world.budget.turn(over=over):
+        await world.put()
+        await eventually(world.awaited)
+        monkeypatch.setattr(world.runtime, "reserve", fail)
+        over.set()
+    await told.wait()
+    await eventually(lambda: world.pids)
+    assert world.instance.reason is Reason.STARTING
+
+
+async def test_a_program_that_there_is_no_room_for_cannot_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("os.memfd_create", refuse)
+    with pytest.raises(ProgramFailed, match="Too many open files"):
+        await run_program(Path("/bin/true"), [], timeout_seconds=1.0)
