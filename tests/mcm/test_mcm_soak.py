@@ -66,6 +66,16 @@ class Soak:
     happened: list[str] = field(default_factory=list)
 
     @property
+    def components(self) -> dict[str, str]:
+        """What has to run, with the name of its registration."""
+        return {
+            served.component(name): name
+            for name, wish in self.wanted.items()
+            for served in Served
+            if served.name.title() in wish.services
+        }
+
+    @property
     def wanted(self) -> dict[str, Wish]:
         """By the names of the registrations that have to have instances."""
         return {self.registrations.name(stem): wish for stem, wish in self.wishes.items() if wish.ready}
@@ -167,6 +177,10 @@ class Soak:
             seen = found.get("state"), found.get("profile"), found.get("server"), list(found.get("others", ()))
             if seen != ("Ready", wish.profile, self.gates[wish.at].url, others):
                 wrong.append(f"{name}: {seen} {found.get('message')} instead of {wish}")
+        for component, name in self.components.items():
+            file = self.mcm.state / component / "files" / "client.pem"
+            if not file.exists() or self.certificates[wanted[name].at].strip() not in file.read_bytes():
+                wrong.append(f"{component}: has not the latest certificate")
         pids = [pid for found in told.values() for pid in (found["pid"], *found.get("others", {}).values())]
         if sorted(processes) != sorted(pid for pid in pids if pid is not None):
             wrong.append(f"processes {sorted(processes)}, and told of {pids}")
@@ -290,22 +304,12 @@ def kill_api_server(tenant: Any) -> None:
 
 
 async def check_called_for(soak: Soak, *, mcm: Any, eventually: Eventually) -> None:
-    """See that files, ports, connections and statuses are those of the instances that are called for."""
-    wanted = {
-        served.component(name): name
-        for name, wish in soak.wanted.items()
-        for served in Served
-        if served.name.title() in wish.services
-    }
+    """See that directories, ports, connections and statuses are those of the instances that are called for."""
+    wanted = soak.components
     assert mcm.directories() == sorted(wanted)
     assert len(traces(mcm.state)) == len(mcm.instances()) == len(wanted)
     ports = {component: json.loads((mcm.state / component / "address.json").read_text()) for component in wanted}
     assert claimed_ports(mcm.state) == sorted(found["ports"]["https"] for found in ports.values())
-    at = {name: wish.at for name, wish in soak.wanted.items()}
-    for component, name in wanted.items():
-        file = mcm.state / component / "files" / "client.pem"
-        certificate = soak.certificates[at[name]].strip()
-        await eventually(lambda: certificate in file.read_bytes(), timeout=DEADLINE_SECONDS)  # noqa: B023
     for stem, wish in soak.wishes.items():
         uid = soak.registrations.uid_at(soak.gates[wish.at].url)
         right = {("True", "InstanceRunning", uid)} if wish.ready else {("False", "Ended", ""), ("", "", "")}
@@ -314,7 +318,7 @@ async def check_called_for(soak: Soak, *, mcm: Any, eventually: Eventually) -> N
             lambda told: told in right,  # noqa: B023
             timeout=DEADLINE_SECONDS,
         )
-    in_use = set(at.values())
+    in_use = {wish.at for wish in soak.wanted.values()}
     await eventually(
         lambda: {number for number, gate in enumerate(soak.gates) if gate.connections},
         lambda connected: connected == in_use,
