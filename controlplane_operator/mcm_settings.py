@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,11 @@ __all__ = ["add_mcm_flags", "mcm_program", "why_no_mcm"]
 
 _IN_IMAGE: Final = Path("/usr/local/bin")
 """Where kplane's image of mcm has kube-controller-manager and kube-scheduler."""
+_NOT_TO_GIVE: Final = re.compile(
+    r"-h|--|--(help|kubeconfig|state-dir|listen|(no-)?report-status|registration(-.*)?"
+    r"|cluster-(source|kubeconfig-secret-template|namespace-scope|selector|sharding|shard-.*|lease-.*))"
+)
+"""Flags of mcm that the operator sets, or that are for an mcm of many registrations and keep one for one from its start."""
 
 
 def add_mcm_flags(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +73,7 @@ def mcm_program(given: argparse.Namespace, *, directories: Sequence[Path]) -> Mc
     return McmProgram(
         program=program,
         directories=(_IN_IMAGE,) if pods else tuple(directories),
-        args=tuple(given.mcm_arg),
+        args=_args(given.mcm_arg),
         resources=resources or MCM_RESOURCES,
     )
 
@@ -81,6 +87,17 @@ def why_no_mcm(program: McmProgram | None, *, pods: bool) -> str | None:
         "spec.mode is Dedicated, and this operator was not told how to run an mcm for one registration: set spec.mode"
         f" to Shared, or start the operator with {flag if pods else '--mcm-program'}"
     )
+
+
+def _args(given: Sequence[str]) -> tuple[str, ...]:
+    for argument in given:
+        flag = argument.partition("=")[0]
+        if _NOT_TO_GIVE.fullmatch(flag):
+            raise SettingsError(
+                f"--mcm-arg={argument}: leave {flag} out; which registration an mcm serves, as whom and where is said by"
+                " this operator, and it shares that with no other mcm"
+            )
+    return tuple(given)
 
 
 def _executable(path: Path | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from controlplane_operator.errors import SettingsError
 from controlplane_operator.mcm_settings import why_no_mcm
 from controlplane_operator.provisioning import MCM_RESOURCES, McmProgram, mcm_component
 from controlplane_operator.settings import parse_arguments
+from mcm.sharding import add_sharding_flags
+from mcm.sources import add_source_flags
 from workloads import Address, File, Resources
 from workloads.pods import Image
 
@@ -71,6 +74,11 @@ def test_defaults_give_way(tmp_path: Path, flag: str, expected: tuple[str, str, 
         (["--mcm-program=/nowhere/mcm"], "--mcm-program /nowhere/mcm: there is no such program"),
         ([IMAGE], "--mcm-image: only --runtime pods has this"),
         (["--mcm-limits=memory=1Gi"], "only --runtime pods has this"),
+        (
+            [*PODS, IMAGE, "--mcm-arg=--v=2", "--mcm-arg=--cluster-selector=tier=gold"],
+            "--mcm-arg=--cluster-selector=tier=gold: leave --cluster-selector out",
+        ),
+        ([*PODS, IMAGE, "--mcm-arg=--listen", "--mcm-arg=0.0.0.0:1"], "leave --listen out"),
         (["--mcm-arg=--v=2"], "of no use without --mcm-program"),
         ([*PODS, "--mcm-arg=--v=2"], "of no use without --mcm-image"),
         ([*PODS, "--mcm-program=/bin/sh"], "--mcm-program: only --runtime process has this; pods have --mcm-image"),
@@ -88,6 +96,25 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, flags: list[str], senten
     with pytest.raises(SettingsError) as refused:
         parse(tmp_path, *flags)
     assert sentence in str(refused.value)
+
+
+def test_no_flag_says_anew_whom_an_mcm_serves_and_as_whom(tmp_path: Path) -> None:
+    """mcm takes the last one of several, and refuses those of an mcm of many registrations."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_source_flags(parser)
+    add_sharding_flags(parser)
+    flags = [flag for action in parser._actions for flag in action.option_strings]
+    assert {"--registration", "--cluster-selector", "--cluster-sharding"} <= set(flags)
+    for flag in (*flags, "--kubeconfig", "--state-dir", "--listen", "--report-status", "--no-report-status", "--help"):
+        with pytest.raises(SettingsError, match=f"leave {flag} out"):
+            parse(tmp_path, *PODS, IMAGE, f"--mcm-arg={flag}=a")
+
+
+def test_flags_of_controllers_that_look_like_them_are_passed_on(tmp_path: Path) -> None:
+    flags = ("--cluster-cidr=10.0.0.0/8", "--cluster-name=a", "--programs-dir=/opt/older")
+    found = parse(tmp_path, *PODS, IMAGE, *(f"--mcm-arg={flag}" for flag in flags))
+    assert found is not None
+    assert found.args == flags
 
 
 @pytest.mark.parametrize(("flags", "remedy"), [([], "--mcm-program"), (PODS, "mcm.reportStatus")])
