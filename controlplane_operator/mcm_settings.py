@@ -24,7 +24,7 @@ _NOT_TO_GIVE: Final = re.compile(
     r"-h|--|--(help|kubeconfig|state-dir|listen|(no-)?report-status|registration(-.*)?"
     r"|cluster-(source|kubeconfig-secret-template|namespace-scope|selector|sharding|shard-.*|lease-.*))"
 )
-"""Flags of mcm that the operator sets, or that are for an mcm of many registrations and keep one for one from its start."""
+"""Flags of mcm that the operator sets, and those of an mcm of many, which keep one for one from its start."""
 
 
 def add_mcm_flags(parser: argparse.ArgumentParser) -> None:
@@ -94,8 +94,8 @@ def _args(given: Sequence[str]) -> tuple[str, ...]:
         flag = argument.partition("=")[0]
         if _NOT_TO_GIVE.fullmatch(flag):
             raise SettingsError(
-                f"--mcm-arg={argument}: leave {flag} out; which registration an mcm serves, as whom and where is said by"
-                " this operator, and it shares that with no other mcm"
+                f"--mcm-arg={argument}: leave {flag} out; this operator says which registration an mcm serves, as whom"
+                " and where, and it shares that with no other mcm"
             )
     return tuple(given)
 

@@ -80,6 +80,18 @@ def test_an_mcm_for_one_registration_is_like_the_one_for_many(chart: Any, tmp_pa
     assert program.resources == Resources(cpu_request="50m", memory_request="256Mi", memory_limit="1Gi", cpu_limit="2")
 
 
+def test_amounts_may_be_numbers_of_a_file(chart: Any, tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(
+        "mcm: {dedicated: {resources: {requests: {cpu: 0.1, memory: 134217728}, limits: {cpu: 2, memory: 1073741824}}}}"
+    )
+    program = operator_settings(chart.render(file), tmp_path).dedicated_mcm
+    assert program is not None
+    assert program.resources == Resources(
+        cpu_request="0.1", memory_request="134217728", memory_limit="1073741824", cpu_limit="2"
+    )
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -249,6 +249,17 @@ def test_images_are_those_of_the_pinned_versions(chart: Any) -> None:
         ({"mcm.extraArgs": ["--v=2", "--no-report-status"]}, "leave it out, and set mcm.reportStatus"),
         ({"mcm.extraArgs": ["--registration=a"]}, "mcm.extraArgs has --registration, which the chart sets"),
         ({"mcm.extraArgs": ["--cluster-shard-id=a"]}, "mcm.extraArgs has --cluster-shard-id, which the chart sets"),
+        (
+            {"mcm.dedicated.resources.limits.memory": "100Mi"},
+            "mcm.dedicated.resources.limits.memory is 100Mi, and requests.memory is 128Mi: raise the limit",
+        ),
+        (
+            {"mcm.dedicated.resources.requests.cpu": 2, "mcm.dedicated.resources.limits.cpu": "1500m"},
+            "requests.cpu is 2",
+        ),
+        ({"mcm.dedicated.resources.requests.memory": "0Mi"}, "requests.memory is 0Mi: it must be more than nothing"),
+        ({"mcm.dedicated.resources.requests.memory": 1.5}, "at '/mcm/dedicated/resources/requests/memory'"),
+        ({"mcm.dedicated.resources.requests.cpu": 0.0005}, "at '/mcm/dedicated/resources/requests/cpu'"),
         ({"surprise": True}, "additional properties 'surprise' not allowed"),
         ({"controlPlanes.expose": "nodeport"}, "at '/controlPlanes/expose': value must be one of 'ClusterIP'"),
         ({"controlPlanes.allowEgress": ["10.0.0.1"]}, "at '/controlPlanes/allowEgress/0': '10.0.0.1' does not match"),

@@ -49,11 +49,24 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{ $image.repository }}{{ if not (contains "@" $image.repository) }}:{{ $image.tag | default $root.Chart.AppVersion }}{{ end }}
 {{- end -}}
 
+{{/* An amount as people write it: numbers of a file of values are floats, which would get exponents. */}}
+{{- define "kplane.amount" -}}
+{{ if and (kindIs "float64" .) (eq . (float64 (int64 .))) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
+{{- end -}}
+
+{{/* The number that an amount stands for: cores, or bytes. */}}
+{{- define "kplane.quantity" -}}
+{{- $text := include "kplane.amount" . -}}
+{{- $unit := regexFind "[A-Za-z]+$" $text -}}
+{{- $factors := dict "" 1 "m" 0.001 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{ mulf (float64 (trimSuffix $unit $text)) (index $factors $unit) }}
+{{- end -}}
+
 {{/* Amounts of resources as the operator's flags have them: (dict "cpu" "50m" "memory" "128Mi"). */}}
 {{- define "kplane.amounts" -}}
 {{- $amounts := list -}}
 {{- range $name, $amount := . -}}
-{{- $amounts = append $amounts (printf "%s=%v" $name $amount) -}}
+{{- $amounts = append $amounts (printf "%s=%s" $name (include "kplane.amount" $amount)) -}}
 {{- end -}}
 {{ join "," $amounts }}
 {{- end -}}
