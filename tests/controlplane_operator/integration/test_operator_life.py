@@ -35,6 +35,9 @@ async def credentials_secret(field: Any, name: str, config: Any) -> dict[str, st
     return {"name": name, "namespace": "default"}
 
 
+_KEPT_ALIVE = {"leases", "masterleases", "peerserverleases", "events"}
+
+
 async def others(field: Any, name: str) -> dict[str, str]:
     """Return hashes of all keys in the shared etcd but those of one control plane, once nobody writes to them.
 
@@ -42,9 +45,7 @@ async def others(field: Any, name: str) -> dict[str, str]:
     """
 
     def of_interest(key: str) -> bool:
-        return not key.startswith(f"/clusters/{name}/") and not {"leases", "masterleases", "events"} & set(
-            key.split("/")
-        )
+        return not key.startswith(f"/clusters/{name}/") and not _KEPT_ALIVE & set(key.split("/"))
 
     found: list[dict[str, str]] = []
 
