@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Protocol
@@ -23,7 +23,7 @@ from mcm.services import Served, served
 from mcm.start_budget import StartBudget
 from mcm.tenant import Tenant
 from mcm.together import summarize
-from provider import Aware, Cluster, Engagement
+from provider import Aware, Backoff, Cluster, Engagement
 from provider.logs import log_fields
 from provider.running import keep_running
 from workloads import Runtime, WorkloadsError
@@ -159,18 +159,24 @@ class Instances(Aware):
             self._witness.say(name, told.reason, message=told.message)
 
     async def _end(self, name: str) -> None:
+        backoff = Backoff(initial_seconds=1.0, maximum_seconds=60.0)
         with log_fields(cluster=name):
             try:
-                ends = await asyncio.gather(
-                    *(instance.aclose() for instance in self._instances[name]), return_exceptions=True
-                )
-                failures = [end for end in ends if isinstance(end, BaseException)]
-                if failures:
-                    self._witness.say(name, Reason.CANNOT_END, message=" ".join(map(str, failures)))
-                    raise failures[0]
+                while failures := await _close(self._instances[name]):
+                    # No other instance may begin for this registration, nor its control plane go, until that is done.
+                    message, delay = " ".join(map(str, failures)), backoff.next_delay()
+                    self._witness.say(name, Reason.CANNOT_END, message=message)
+                    logger.error("instances of %s cannot be ended, again in %.1f s: %s", name, delay, message)
+                    await asyncio.sleep(delay)
             finally:
                 del self._instances[name]
             await self._witness.end(name)
+
+
+async def _close(instances: Iterable[Instance]) -> list[BaseException]:
+    """End them all, those that have ended once more; return what went wrong."""
+    ends = await asyncio.gather(*(instance.aclose() for instance in instances), return_exceptions=True)
+    return [end for end in ends if isinstance(end, BaseException)]
 
 
 async def remove_leftovers(runtime: Runtime) -> None:

@@ -263,7 +263,10 @@ class Reports:
     def _wanted(self, subject: _Subject, registration: Object) -> Report | None:
         if subject.live is not None:
             return subject.live
-        mine, said = self._mine(registration), essence_of(registration)
+        said = essence_of(registration)
+        # Of one of the other mode only an instance of ours that was left is ours to tell of: the rest others have said.
+        ours = is_served(registration, mode=self._mode) or (said is not None and bool(said[0][2]))
+        mine = ours and self._mine(registration)
         if mine and subject.failure and _wants(registration, uid=subject.failed_for, mode=self._mode):
             return Report(reason=Reason.CANNOT_START, message=subject.failure, instance=subject.announced)
         subject.failure = ""

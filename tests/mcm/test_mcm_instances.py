@@ -268,6 +268,23 @@ async def test_the_witness_hears_of_an_instance_before_its_start_and_after_its_e
     assert pids == [None, None]
 
 
+async def test_the_end_is_confirmed_only_when_nothing_is_left_and_tried_until_then(
+    world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.clusters.add_or_replace(cluster("a"))
+    pid = await eventually(lambda: world.pid("a"))
+
+    async def fail(_: str) -> None:
+        monkeypatch.undo()
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(world.runtime, "delete", fail)
+    await world.clusters.add_or_replace(cluster("a", server="https://127.0.0.1:2"))
+    await eventually(lambda: world.pid("a"), lambda found: found not in {None, pid})
+    assert not alive(pid)
+    assert [what for what, _ in world.witness.told][:5] == ["announced", "Starting", "CannotEnd", "ended", "announced"]
+
+
 async def test_what_is_not_wanted_any_more_does_not_start(world: World, eventually: Eventually) -> None:
     world.witness.refuses = True
     await world.clusters.add_or_replace(cluster("a"))

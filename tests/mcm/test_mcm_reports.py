@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
+from api import RegistrationMode
 from mcm.errors import NotAnnounced, RegistrationWithdrawn
 from mcm.report import Reason
 from mcm.reports import Reports
@@ -57,7 +58,7 @@ class Desk:
         self._eventually = eventually
         self.reports = self.another()
 
-    def another(self) -> Reports:
+    def another(self, *, mode: RegistrationMode = RegistrationMode.SHARED) -> Reports:
         """mcm, after it was started again."""
         return Reports(
             self.client,
@@ -65,6 +66,7 @@ class Desk:
             version="v1.36.3",
             mine=lambda _: self.mine,
             before_write=self._require_write,
+            mode=mode,
         )
 
     def _require_write(self, name: str) -> float | None:
@@ -293,6 +295,27 @@ async def test_what_another_mcm_announced_since_is_not_taken_for_ours(desk: Desk
         )
         await desk.reports.end(desk.name)
     assert (await desk.status())["instance"]["controlPlaneUID"] == "uid-of-theirs"
+
+
+async def test_what_is_said_of_one_of_the_other_mode_is_left_alone(desk: Desk, eventually: Eventually) -> None:
+    dedicated = desk.another(mode=RegistrationMode.DEDICATED)
+    await desk.resolve(mode="Dedicated")
+    dedicated.say_failure(desk.cluster, "profile 'Tiny' is not known")
+    await dedicated.end(desk.name)
+    await eventually(lambda: (desk.seen(desk.name) or {})["status"].get("conditions"))
+    for _ in range(2):
+        await desk.reports.end(desk.name)  # nothing of it is here: so it may have ended
+    assert await desk.running() == ("False", "CannotStart")
+    assert desk.client.writes == 1
+
+
+async def test_an_instance_left_by_an_earlier_run_has_ended_though_its_registration_is_of_the_other_mode_by_now(
+    desk: Desk,
+) -> None:
+    await desk.reports.announce(desk.cluster)
+    await desk.resolve(mode="Dedicated")
+    await desk.another().end(desk.name)
+    assert await desk.running() == ("False", "Ended")
 
 
 async def test_who_does_not_hold_its_lease_any_more_writes_nothing(desk: Desk, eventually: Eventually) -> None:
