@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Final
 
 from api import ControllersProfile
@@ -11,11 +12,14 @@ from mcm.errors import McmError
 from mcm.flags import NO_FLAGS, Flags
 from mcm.programs import Programs
 from mcm.services import served
-from provider import Cluster, ClusterNotFound, ClusterNotReady, Fleet, Provider
+from provider import Backoff, Cluster, ClusterNotFound, ClusterNotReady, Fleet, Provider
+from provider.cancellation import asked_to_end
 from provider.providers.registration import PROFILE_ATTRIBUTE, SERVICES_ATTRIBUTE, UID_ATTRIBUTE, VERSION_ATTRIBUTE
 from workloads import WorkloadsError
 
 __all__ = ["Settling", "effective"]
+
+logger = logging.getLogger(__name__)
 
 _PATIENCE: Final = 5
 """So many times the wait, a cluster that never stays the same is followed."""
@@ -103,17 +107,33 @@ class _Settled:
             return None
 
     async def _settle(self, name: str) -> None:
-        loop, wait = asyncio.get_running_loop(), self._settling.seconds
-        latest = loop.time() + _PATIENCE * wait
+        """Pass on what is pending of a cluster until nothing is; what cannot be passed on disturbs no other cluster."""
+        backoff = Backoff(initial_seconds=1.0, maximum_seconds=60.0)
         try:
-            while (seen := self._pending.get(name)) is not None:
-                await asyncio.sleep(wait)
-                if self._pending.get(name) is seen or loop.time() >= latest:
-                    break
+            while (cluster := await self._settled(name)) is not None:
+                try:
+                    await self._fleet.add_or_replace(cluster)
+                except (Exception, asyncio.CancelledError):
+                    if asked_to_end():
+                        raise
+                    delay = backoff.next_delay()
+                    logger.exception("cluster %s cannot be changed, again in %.1f s", name, delay)
+                    await asyncio.sleep(delay)
+                else:
+                    if self._pending.get(name) is cluster:
+                        del self._pending[name]
         finally:
             self._waiting.discard(name)
-        if (cluster := self._pending.pop(name, None)) is not None:
-            await self._fleet.add_or_replace(cluster)
+
+    async def _settled(self, name: str) -> Cluster | None:
+        """Return what is pending when it has stayed the same, or changed for long; it is pending until it is done."""
+        loop, wait = asyncio.get_running_loop(), self._settling.seconds
+        latest = loop.time() + _PATIENCE * wait
+        while (seen := self._pending.get(name)) is not None:
+            await asyncio.sleep(wait)
+            if self._pending.get(name) is seen or loop.time() >= latest:
+                break
+        return self._pending.get(name)
 
 
 def _uid(cluster: Cluster) -> str | None:

@@ -12,7 +12,7 @@ import pytest
 from mcm.flags import NO_FLAGS, Flags
 from mcm.programs import Programs
 from mcm.settling import Settling, effective
-from provider import Cluster, ClusterConfig, Clusters, Engagement, Fleet
+from provider import Cluster, ClusterConfig, Clusters, Engagement, Fleet, ProviderError
 from workloads import ProcessRuntime
 
 Eventually = Callable[..., Any]
@@ -123,6 +123,51 @@ async def test_what_cannot_wait_does_not(world_of: Any, eventually: Eventually) 
     assert world.clusters.names() == []
     await world.tell(cluster(profile="Full", controlPlaneUID="2"))
     await eventually(lambda: len(world.engaged) == 3)
+
+
+async def test_what_the_fleet_refuses_is_tried_again_and_ends_no_other_cluster(
+    world_of: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_of(0.05)
+    await world.tell(cluster(profile="Core"))
+    await eventually(lambda: len(world.engaged) == 1)
+    refused: list[Cluster] = []
+
+    async def refuse(found: Cluster) -> None:
+        refused.append(found)
+        monkeypatch.undo()
+        raise ProviderError("not now")
+
+    monkeypatch.setattr(world.clusters, "add_or_replace", refuse)
+    await world.tell(cluster(profile="Full"))
+    await eventually(lambda: len(world.engaged) == 2)
+    assert len(refused) == 1
+    assert world.engaged[1].attributes["profile"] == "Full"
+    assert not world._task.done()
+
+
+async def test_what_was_refused_comes_back_neither_after_a_removal_nor_over_what_is_newer(
+    world_of: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_of(0.05)
+    await world.tell(cluster(profile="Core"))
+    await eventually(lambda: len(world.engaged) == 1)
+    tried: list[Cluster] = []
+
+    async def refuse(found: Cluster) -> None:
+        tried.append(found)
+        monkeypatch.undo()
+        # It came while that one was tried.
+        await world.tell(None, cluster(profile="Nodeless"))
+        raise ProviderError("not now")
+
+    monkeypatch.setattr(world.clusters, "add_or_replace", refuse)
+    await world.tell(cluster(profile="Full"))
+    await eventually(lambda: len(world.engaged) == 2)
+    await eventually(
+        lambda: len(asyncio.all_tasks()) and not [t for t in asyncio.all_tasks() if "settle" in t.get_name()]
+    )
+    assert [found.attributes["profile"] for found in world.engaged] == ["Core", "Nodeless"]
 
 
 @pytest.mark.parametrize(
