@@ -10,7 +10,9 @@ import json
 import logging
 import os
 import re
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TextIO
 
@@ -22,6 +24,8 @@ __all__ = ["InstanceLog", "InstanceLogs", "LogForm"]
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 1.0
+_LAST_SECONDS: Final = 3.0
+"""For what is left at the end."""
 _BYTES_AT_ONCE: Final = 256 << 10
 """Of one instance, each time. What it writes beyond is left out, and that is told: the file has it still."""
 _LINE_LENGTH: Final = 16 << 10
@@ -64,6 +68,7 @@ class InstanceLogs:
         self._stream = stream
         self._files: dict[object, _Following] = {}
         self._wake = asyncio.Event()
+        self._writing: asyncio.Future[None] | None = None
 
     def look(self, _: str = "") -> None:
         """An instance may be there that was not before."""
@@ -71,40 +76,34 @@ class InstanceLogs:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Pass on while within, and what is left at the end."""
+        """Pass on while within, and what is left at the end, for which whoever reads the stream has a few seconds."""
         try:
             async with kept_running("logs of instances", self._run):
                 yield
         finally:
-            await self._try_pass_on({})
+            try:
+                async with asyncio.timeout(_LAST_SECONDS):
+                    await self._pass_on({})
+            except TimeoutError:
+                logger.warning("the last lines of instances are not passed on: nobody reads them")
 
     async def _run(self) -> None:
         while True:
             self._wake.clear()
-            await self._try_pass_on({log.key: log for log in self._logs()})
+            await self._pass_on({log.key: log for log in self._logs()})
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_SECONDS):
                     await self._wake.wait()
 
-    async def _try_pass_on(self, logs: Mapping[object, InstanceLog]) -> None:
-        try:
-            await self._pass_on(logs)
-        except (OSError, ValueError) as error:  # whoever reads the stream may have closed it
-            logger.warning("the logs of instances cannot be passed on: %s", error)
-
     async def _pass_on(self, logs: Mapping[object, InstanceLog]) -> None:
+        if self._writing is not None:  # of a round that was cancelled
+            await asyncio.wait([self._writing])
         for key, log in logs.items():
             if key not in self._files and (descriptor := _open(log.path)) is not None:
                 self._files[key] = _Following(log.cluster, descriptor, path=log.path)
         ended = [self._files.pop(key) for key in self._files.keys() - logs.keys()]
-        # In a thread, because whoever reads the stream may be slow. It is awaited also where this is cancelled, as a
-        # descriptor must not be closed under it.
-        writing = asyncio.ensure_future(asyncio.to_thread(self._write, [*self._files.values()], ended))
-        try:
-            await asyncio.shield(writing)
-        finally:
-            if not writing.done():
-                await asyncio.wait([writing])
+        self._writing = _in_thread(partial(self._write, [*self._files.values()], ended))
+        await asyncio.shield(self._writing)
 
     def _write(self, present: list[_Following], ended: list[_Following]) -> None:
         try:
@@ -112,6 +111,8 @@ class InstanceLogs:
                 lines = file.read(last=file in ended)
                 self._stream.writelines(f"{self._format(file.cluster, line)}\n" for line in lines)
             self._stream.flush()
+        except (OSError, ValueError) as error:  # whoever reads the stream may have closed it
+            logger.warning("the logs of instances cannot be passed on: %s", error)
         finally:
             for file in ended:
                 file.close()
@@ -155,6 +156,22 @@ class _Following:
     def close(self) -> None:
         """Let the file go."""
         os.close(self._descriptor)
+
+
+def _in_thread(work: Callable[[], None]) -> asyncio.Future[None]:
+    """Do it where whoever reads the stream may be slow; the end of the process does not wait for it."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(done.set_result, None)
+
+    threading.Thread(target=run, name="logs of instances", daemon=True).start()
+    return done
 
 
 def _open(path: Path) -> int | None:

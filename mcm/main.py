@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -172,7 +173,9 @@ async def _logs(settings: Settings, *, instances: Instances, runtime: ProcessRun
             for instance in instances.all()
         ]
 
-    logs = InstanceLogs(present, form=settings.instance_logs, stream=sys.stdout)
+    # A stream of its own: Python flushes `sys.stdout` at the end, however long nobody reads that.
+    stream = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    logs = InstanceLogs(present, form=settings.instance_logs, stream=stream)
     unsubscribe = runtime.subscribe(logs.look)
     try:
         async with logs.running():

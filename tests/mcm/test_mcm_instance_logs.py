@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import io
 import json
+import os
+import select
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from mcm.instance_logs import InstanceLog, InstanceLogs, LogForm
 
@@ -100,6 +107,26 @@ async def test_a_stream_that_was_closed_ends_nothing(tmp_path: Path, eventually:
         await eventually(lambda: found.lines == ["[one] told"])
         found.stream.close()
         found.write(path, "not told\n")
+
+
+async def test_a_stream_that_nobody_reads_keeps_nothing_from_its_end(
+    tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mcm.instance_logs._LAST_SECONDS", 0.2)
+    path = tmp_path / "one"
+    path.write_text("a line of an instance\n" * 10_000)
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as reader, os.fdopen(writing, "w") as stream:
+        logs = InstanceLogs(lambda: [InstanceLog(1, "one", path)], form=LogForm.PREFIXED, stream=stream)
+        async with asyncio.timeout(5.0), logs.running():
+            await eventually(lambda: select.select([], [stream], [], 0)[1] == [])  # it is full
+        blocked = [thread for thread in threading.enumerate() if thread.name == "logs of instances"]
+        assert all(thread.daemon for thread in blocked)
+        reader.close()
+        for thread in blocked:
+            await asyncio.to_thread(thread.join, 5.0)
+        with contextlib.suppress(BrokenPipeError):
+            stream.close()
 
 
 async def test_as_json_each_line_has_its_level_and_its_cluster(tmp_path: Path, eventually: Eventually) -> None:
