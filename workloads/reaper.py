@@ -36,11 +36,7 @@ def main() -> None:
     until: dict[bytes, float] = {}
     text = b""
     while True:
-        late = {marker + name for name, end in until.items() if end <= _now()}
-        if late:
-            _kill(late)
-        waits = [_AGAIN_SECONDS if late else _LOOK_SECONDS, *(end - _now() for end in until.values())]
-        ready, _, _ = select.select([0], [], [], min((wait for wait in waits if wait > 0), default=0.0))
+        ready, _, _ = select.select([0], [], [], _end_late({marker + name: end for name, end in until.items()}))
         if ready:
             found = os.read(0, _CHUNK)
             if not found:
@@ -50,6 +46,16 @@ def main() -> None:
                 until = _take(lines[-1])
     while _kill({marker}, all_below=True):
         time.sleep(_AGAIN_SECONDS)
+
+
+def _end_late(until: dict[bytes, float]) -> float:
+    """Kill what has one of these markers for longer than it may; returns for how many seconds to wait then."""
+    now = _now()
+    late = {marker for marker, end in until.items() if end <= now}
+    killed = _kill(late) if late else 0
+    # Whoever allows nothing more may be stopped for long: then there is nothing to be found, look after look.
+    waits = [end - _now() for marker, end in until.items() if marker not in late]
+    return max(0.0, min([_AGAIN_SECONDS if killed else _LOOK_SECONDS, *waits]))
 
 
 def _take(line: bytes) -> dict[bytes, float]:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import sys
+import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -24,6 +25,10 @@ _TELL_SECONDS: Final = 1.0
 _SILENT_SECONDS: Final = 5.0
 """One that does not answer for so long is replaced. It starts within some 30 ms on a machine that has time for it."""
 _TRIES: Final = 3
+_PATIENCE_SECONDS: Final = 5.0
+"""A machine that has no number, no descriptor or no memory for one more process may have them again in a moment."""
+_FIRST_PAUSE_SECONDS: Final = 0.1
+_LONGEST_PAUSE_SECONDS: Final = 1.0
 
 
 class Watchdog:
@@ -40,7 +45,7 @@ class Watchdog:
         self._number = 0
         """Of what was told last."""
         self._known = 0
-        """Of what a reaper that is still there has answered last."""
+        """Of what was answered last, by a reaper that may be gone since."""
         self._bell = asyncio.Event()
         self._answered = asyncio.Event()
         self._pid: int | None = None
@@ -80,11 +85,16 @@ class Watchdog:
 
     async def _keep(self) -> NoReturn:
         failures, problem = 0, ""
-        while failures < _TRIES:
+        give_up_at = time.monotonic() + _PATIENCE_SECONDS
+        while failures < _TRIES or time.monotonic() < give_up_at:
             known = self._known
             problem = await self._try()
-            failures = 0 if self._known > known else failures + 1
             logger.error("the process that ends components in time is replaced: %s", problem)
+            if self._known > known:
+                failures, give_up_at = 0, time.monotonic() + _PATIENCE_SECONDS
+            else:
+                await asyncio.sleep(min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**failures))
+                failures += 1
         raise RuntimeFailure(f"No process can be had that would end components in time: {problem}.")
 
     async def _try(self) -> str:
@@ -118,15 +128,17 @@ class Watchdog:
 
     async def _send(self, process: Process) -> None:
         """Tell what is so now, and wait for the answer. Raises OSError where the process is gone."""
-        if process.stdin is None or process.stdout is None:
-            raise RuntimeFailure("The process that ends components in time has no pipes.")
+        stdin, stdout = process.stdin, process.stdout
+        if stdin is None or stdout is None or stdin.is_closing():
+            # uvloop closes them before it tells that the process ended, and to write then is no OSError to it.
+            raise ConnectionResetError("it ended")
         self._bell.clear()
         number = self._number = self._number + 1
         now = uptime()
         until = {name: round(now + seconds, 3) for name, seconds in self._until().items()}
-        process.stdin.write(json.dumps([number, until]).encode() + b"\n")
-        await process.stdin.drain()
-        if await process.stdout.readline() != b"%d\n" % number:
+        stdin.write(json.dumps([number, until]).encode() + b"\n")
+        await stdin.drain()
+        if await stdout.readline() != b"%d\n" % number:
             raise ConnectionResetError("it ended, or says what it should not")
         self._known = number
         answered, self._answered = self._answered, asyncio.Event()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import workloads
-from workloads import Phase, RuntimeFailure, Watchdog
+from workloads import Phase, RuntimeFailure, Watchdog, reaper
+from workloads.proctable import MARKER_VARIABLE
 
 FOREVER = "sleep 1000 & exec sleep 1000"
 PROGRAM = Path(__file__).parent / "programs" / "watched_supervisor.py"
@@ -65,6 +67,16 @@ async def test_a_reaper_that_dies_or_hangs_is_replaced(
         assert not is_running(former)
 
 
+async def test_what_is_late_is_looked_for_closely_only_while_there_is_any(sandbox, eventually) -> None:
+    async with sandbox.runtime() as runtime:
+        await runtime.apply(sandbox.shell("late", FOREVER))
+        marker = f"{MARKER_VARIABLE}={sandbox.directory}/".encode()
+        assert reaper._end_late({marker + b"late": 0.0}) == reaper._AGAIN_SECONDS
+    await eventually(lambda: reaper._end_late({marker + b"late": 0.0}), lambda wait: wait == reaper._LOOK_SECONDS)
+    soon = time.clock_gettime(time.CLOCK_BOOTTIME) + 0.1
+    assert reaper._end_late({marker + b"late": 0.0, marker + b"soon": soon}) <= 0.1
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_that_is_meant_for_the_supervisor_ends_no_reaper(sandbox, number: signal.Signals) -> None:
     async with watched(sandbox, {}) as watchdog:
@@ -74,8 +86,50 @@ async def test_a_signal_that_is_meant_for_the_supervisor_ends_no_reaper(sandbox,
         assert watchdog.pid == pid
 
 
+async def test_something_is_to_be_told_to_a_reaper_whose_end_is_not_known_yet(
+    sandbox, eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pipes are closed by then, and uvloop says so by a RuntimeError to who writes all the same."""
+    monkeypatch.setattr("workloads.watchdog._TELL_SECONDS", 60.0)
+    wait, ended, known = asyncio.subprocess.Process.wait, asyncio.Event(), asyncio.Event()
+
+    async def be_late(process: asyncio.subprocess.Process) -> int:
+        code = await wait(process)
+        ended.set()
+        await known.wait()
+        return code
+
+    monkeypatch.setattr("asyncio.subprocess.Process.wait", be_late)
+    async with watched(sandbox, {}) as watchdog:
+        former = watchdog.pid
+        os.kill(former, signal.SIGKILL)
+        await ended.wait()
+        telling = asyncio.create_task(watchdog.tell())
+        await eventually(lambda: watchdog.pid is None)
+        known.set()
+        await telling
+        assert watchdog.pid not in {None, former}
+
+
+async def test_a_machine_without_room_for_a_process_is_given_time(sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workloads.watchdog._FIRST_PAUSE_SECONDS", 0.02)
+    start, tried_at = asyncio.create_subprocess_exec, []
+
+    async def fail_at_first(*arguments, **options) -> asyncio.subprocess.Process:
+        tried_at.append(time.monotonic())
+        if len(tried_at) <= 5:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return await start(*arguments, **options)
+
+    monkeypatch.setattr("asyncio.create_subprocess_exec", fail_at_first)
+    async with watched(sandbox, {}) as watchdog:
+        assert watchdog.pid is not None
+    assert tried_at[5] - tried_at[0] > 0.5, "it waits longer each time"
+
+
 async def test_where_no_reaper_can_be_kept_that_is_told(sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workloads.watchdog._SILENT_SECONDS", 0.2)
+    monkeypatch.setattr("workloads.watchdog._PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr("workloads.watchdog.sys.executable", "/bin/false")
     failed = asyncio.Event()
     watchdog = Watchdog(sandbox.directory, until=dict)
