@@ -99,8 +99,8 @@ class Reports:
 
         `mine` tells of a registration as it was last seen whether its instance is this process's business. Where it is
         not, the registration is told that what this run announced has ended, and of nothing else. `before_write` is
-        called with its name before it is written to: it raises ClusterNotOwned where another process speaks of it now,
-        and a number that it returns is how many seconds the write may take at most.
+        called with its name before it is asked for or written to: it raises ClusterNotOwned where another process
+        speaks of it now, and a number that it returns is for how many seconds none does.
 
         `mode` is that of the registrations which are served. With `has_to_announce` no instance starts whose
         registration could not be told of it.
@@ -227,6 +227,8 @@ class Reports:
                         raise
                     # Whose business it is by now says that there is none of ours.
                     subject.announced, subject.failure = None, ""
+                    if self._latest(name) is None:
+                        self._forget(name)
                     return None
             return await self._bring_about(name, subject, at_once=at_once)
 
@@ -291,13 +293,14 @@ class Reports:
 
     async def _read(self, name: str) -> Object | None:
         # By a list: mcm may list and watch registrations, and nobody lets it `get` them.
-        async with self._turn():
+        async with self._turn(name):
             found = await self._client.list(REGISTRATIONS, field_selector=f"metadata.name={name}")
         return found.items[0] if found.items else None
 
     @contextlib.asynccontextmanager
-    async def _turn(self, *, most_seconds: float | None = None) -> AsyncIterator[None]:
-        """Bound a request, and how many there are at once."""
+    async def _turn(self, name: str) -> AsyncIterator[None]:
+        """Bound a request about a registration, and how many there are at once."""
+        most_seconds = self._before_write(name)
         # Half of it: of an instance that ended because time runs out, that is to be known before it has.
         seconds = _DEADLINE_SECONDS if most_seconds is None else min(_DEADLINE_SECONDS, most_seconds / 2)
         try:
@@ -307,7 +310,7 @@ class Reports:
             raise Unreachable(f"no answer within {seconds:g} s", kind="timeout") from error
 
     async def _write(self, name: str, subject: _Subject, body: dict[str, Any]) -> None:
-        async with self._turn(most_seconds=self._before_write(name)):
+        async with self._turn(name):
             subject.answer = await self._client.apply(REGISTRATIONS, body, subresource="status", field_manager=_MANAGER)
         now = time.monotonic()
         if now - subject.written_at > _CALM_SECONDS:

@@ -15,7 +15,7 @@ from api import RegistrationMode
 from mcm.errors import NotAnnounced, RegistrationWithdrawn
 from mcm.report import Reason
 from mcm.reports import Reports
-from provider import Client, Cluster, ClusterConfig, ClusterNotOwned, Forbidden, NotFound, Reflector, Resource
+from provider import Client, Cluster, ClusterConfig, ClusterNotOwned, Conflict, Forbidden, NotFound, Reflector, Resource
 from provider.providers.registration import REGISTRATIONS
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm")]
@@ -24,18 +24,24 @@ Eventually = Callable[..., Any]
 
 
 class Faulty(Client):
-    """A client whose writes are counted, and may meet faults that a real API server shows to nobody on demand."""
+    """Counts its writes, and may meet faults that a real API server shows to nobody on demand."""
 
     writes = 0
     fault: Exception | None = None
     silent = False
 
     @override
-    async def apply(self, resource: Resource, body: dict[str, Any], **options: Any) -> Any:
+    async def list(self, resource: Resource, **options: Any) -> Any:
         if self.silent:
             await asyncio.Event().wait()
+        return await super().list(resource, **options)
+
+    @override
+    async def apply(self, resource: Resource, body: dict[str, Any], **options: Any) -> Any:
         if self.fault is not None:
             raise self.fault
+        if self.silent:
+            await asyncio.Event().wait()
         self.writes += 1
         return await super().apply(resource, body, **options)
 
@@ -52,6 +58,8 @@ class Desk:
         """Whether another process speaks of it."""
         self.seconds_left = 60.0
         """Until another process may."""
+        self.unseen = False
+        """Whether the registration is not selected any more."""
         self.name = f"report-{uuid.uuid4().hex[:10]}"
         self.uid = f"uid-{uuid.uuid4().hex[:6]}"
         self._mirror = mirror
@@ -75,7 +83,7 @@ class Desk:
         return self.seconds_left
 
     def seen(self, name: str) -> dict[str, Any] | None:
-        return self._mirror.store.get(("", name))
+        return self._mirror.store.get(("", name)) if not self.unseen else None
 
     @property
     def cluster(self) -> Cluster:
@@ -339,14 +347,20 @@ async def test_who_does_not_hold_its_lease_any_more_writes_nothing(desk: Desk, e
     assert "instance" not in await desk.status()
 
 
-async def test_nobody_waits_for_a_silent_api_until_the_lease_is_over(desk: Desk) -> None:
+@pytest.mark.parametrize(
+    ("fault", "unseen"), [(None, False), (Conflict(409, "Conflict", "it was changed"), False), (None, True)]
+)
+async def test_nobody_waits_for_a_silent_api_until_the_lease_is_over(
+    desk: Desk, fault: Exception | None, unseen: bool
+) -> None:
     """What ended has to be known to have ended before that, or mcm would end itself."""
     async with desk.reports.running():
         await desk.reports.announce(desk.cluster)
+        desk.client.fault, desk.unseen = fault, unseen
         desk.client.silent, desk.seconds_left = True, 0.8
         began = asyncio.get_running_loop().time()
         await desk.reports.end(desk.name)
-        assert asyncio.get_running_loop().time() - began < 4.0  # and not for the 5 s of any other write
+        assert asyncio.get_running_loop().time() - began < 4.0  # and not for the 5 s of any other request
 
 
 async def test_what_starts_is_called_by_its_program(desk: Desk) -> None:
