@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Final
+
+from typing_extensions import override
 
 from api import ControllersProfile
 from mcm.configuration import controllers_named
@@ -143,17 +146,32 @@ def _uid(cluster: Cluster) -> str | None:
 async def effective(cluster: Cluster, *, programs: Programs, flags: Flags = NO_FLAGS) -> Cluster:
     """Describe a cluster so that descriptions which come to the same instances are the same.
 
-    Services that mcm does not provide are left out, the profile that counts where none is named is named, and the
-    version is that of the programs that run for it: an API server that is newer than any of them changes nothing.
+    Services that mcm does not provide are left out, and the profile that counts where none is named is named. The
+    version is left as the API server reports it, and compared by that of the programs that run for it: an API server
+    that is newer than any of them changes nothing.
     """
     attributes = dict(cluster.attributes)
     if attributes.get(SERVICES_ATTRIBUTE):
         attributes[SERVICES_ATTRIBUTE] = ",".join(each.name.title() for each in served(cluster))
     if not (attributes.get(PROFILE_ATTRIBUTE) or controllers_named(cluster) or flags.controllers):
         attributes[PROFILE_ATTRIBUTE] = ControllersProfile.NODELESS
+    compared = dict(attributes)
     if attributes.get(VERSION_ATTRIBUTE) and (version := await _version(cluster, programs=programs)):
-        attributes[VERSION_ATTRIBUTE] = version
-    return Cluster(cluster.name, config=cluster.config, credentials=cluster.credentials, attributes=attributes)
+        compared[VERSION_ATTRIBUTE] = version
+    return _Effective(cluster, attributes=attributes, compared=compared)
+
+
+class _Effective(Cluster):
+    """A cluster that goes on as the same one while the attributes `compared` are the same, whatever its own are."""
+
+    def __init__(self, cluster: Cluster, *, attributes: Mapping[str, str], compared: Mapping[str, str]) -> None:
+        super().__init__(cluster.name, config=cluster.config, credentials=cluster.credentials, attributes=attributes)
+        self.compared: Final = compared
+
+    @override
+    def continues(self, previous: Cluster) -> bool:
+        compared = previous.compared if isinstance(previous, _Effective) else previous.attributes
+        return self.compared == compared and self.config.continues(previous.config)
 
 
 async def _version(cluster: Cluster, *, programs: Programs) -> str | None:
