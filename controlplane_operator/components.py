@@ -30,14 +30,17 @@ def etcd_name(control_plane: str) -> str:
     return _component(control_plane, kind="etcd")
 
 
-def mcm_name(control_plane: str, *, registration: str) -> str:
-    """Name of the component that is the mcm of one registration, at the control plane that it serves."""
-    return _component(control_plane, kind=f"mcm{mcm_mark(registration)}")
+def mcm_name(control_plane: str, *, uid: str) -> str:
+    """Name of the component that is the mcm of the registration with this uid, at the control plane that it serves."""
+    return _component(control_plane, kind=f"mcm{mcm_mark(uid)}")
 
 
-def mcm_mark(registration: str) -> str:
-    """Return what tells the mcm of a registration from those of others at the same control plane."""
-    return base64.b32encode(hashlib.sha256(registration.encode()).digest())[:_MARK_LETTERS].decode().lower()
+def mcm_mark(uid: str) -> str:
+    """Return what tells the mcm of the registration with this uid from those of others, also of one of its name.
+
+    These are 30 bits: two registrations may have the same mark.
+    """
+    return base64.b32encode(hashlib.sha256(uid.encode()).digest())[:_MARK_LETTERS].decode().lower()
 
 
 def mark_of(component: str) -> str | None:

@@ -20,8 +20,8 @@ from controlplane_operator.as_written import RegistrationAsWritten, as_recorded,
 from controlplane_operator.backoff import jittered
 from controlplane_operator.cache import Key
 from controlplane_operator.class_in_force import class_in_force
-from controlplane_operator.components import mcm_name
-from controlplane_operator.dedicated_mcm import account_of
+from controlplane_operator.components import mark_of, mcm_mark, mcm_name, place
+from controlplane_operator.dedicated_mcm import DedicatedMcms, account_of, eldest_of
 from controlplane_operator.failures import Failures
 from controlplane_operator.management import Management
 from controlplane_operator.pairs import Pairs
@@ -42,7 +42,7 @@ _RETRY_SECONDS: Final = 5.0
 class ControlPlaneRegistrationReconciler:
     """Resolves registrations."""
 
-    def __init__(self, management: Management, *, pairs: Pairs, no_dedicated: str | None) -> None:
+    def __init__(self, management: Management, *, pairs: Pairs, mcms: DedicatedMcms, no_dedicated: str | None) -> None:
         """`no_dedicated` says in a sentence why registrations of mode Dedicated get no mcm; None: they do."""
         self.failures: Final = Failures(
             management,
@@ -52,6 +52,7 @@ class ControlPlaneRegistrationReconciler:
         )
         self._management = management
         self._pairs = pairs
+        self._mcms = mcms
         self._no_dedicated = no_dedicated
         self._uids: dict[Key, str] = {}
 
@@ -90,6 +91,7 @@ class ControlPlaneRegistrationReconciler:
             if control_plane is not None:
                 self._pairs.check(registration, resolution, of=control_plane)
             self._check_mode(registration)
+            self._check_former(registration, resolution)
         except Trouble as trouble:
             self._management.metrics.troubled("controlplaneregistration", reason=trouble.reason)
             # First nobody is told to use the Secret, then nobody may.
@@ -105,14 +107,34 @@ class ControlPlaneRegistrationReconciler:
         return Result(jittered(_PERIOD_SECONDS))
 
     def _check_mode(self, registration: ControlPlaneRegistration) -> None:
-        if registration.spec.mode is RegistrationMode.DEDICATED and self._no_dedicated is not None:
+        if registration.spec.mode is not RegistrationMode.DEDICATED:
+            return
+        if self._no_dedicated is not None:
             raise Trouble("DedicatedNotAvailable", self._no_dedicated, waits_for_event=True)
+        uid = registration.metadata.uid or ""
+        if eldest_of(mcm_mark(uid), stores=self._management.stores) != uid:
+            said = (
+                "by chance an older registration has the name that its mcm would have: set spec.mode to Shared, or"
+                " delete this registration and create it again, which gives it another name"
+            )
+            raise Trouble("DedicatedNotAvailable", said, waits_for_event=True)
+
+    def _check_former(self, registration: ControlPlaneRegistration, resolution: Resolution) -> None:
+        """Raise Trouble where nothing serves this one yet, and the mcm of one that is gone may still work there."""
+        known, stores = registration.status, self._management.stores
+        if known.ready and known.control_plane_uid == resolution.control_plane_uid:
+            return
+        for component in self._mcms.at(registration.spec.control_plane_ref.name):
+            if eldest_of(mark_of(component) or "", stores=stores) is None:
+                former = place(component)
+                said = f"{former.name} in namespace {former.namespace}, mcm of a deleted registration, has to end first"
+                raise Trouble("McmEnding", said)
 
     def _reader(self, registration: ControlPlaneRegistration) -> Account:
         """Return whose instance the Secret is for."""
         if registration.spec.mode is not RegistrationMode.DEDICATED:
             return self._management.access.shared
-        return account_of(mcm_name(registration.spec.control_plane_ref.name, registration=registration.name))
+        return account_of(mcm_name(registration.spec.control_plane_ref.name, uid=registration.metadata.uid or ""))
 
     def _is_current(self, registration: ControlPlaneRegistration, resolution: Resolution) -> bool:
         """Tell whether the control plane is still there, now that other things were waited for."""

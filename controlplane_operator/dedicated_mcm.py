@@ -1,8 +1,9 @@
 """Runs an mcm for each registration of mode Dedicated, in the namespace of the control plane that it serves.
 
 Between two mcm of one registration is what each says in `status.instance`: neither announces an instance while one of
-the other mode is there. So all that is done here is to have the dedicated one run from when `status.mode` says so until
-its instance has ended, and to have it ended, awaited, before another one runs elsewhere.
+the other mode is there. So all that is done here is to have the dedicated one run while `status.mode` says so, and to
+have it ended, awaited, before another one runs elsewhere. When it ends it says that its instance has ended; where it
+could not, that is said here, because nothing is left of either.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ from controlplane_operator.backoff import jittered
 from controlplane_operator.cache import Key
 from controlplane_operator.components import mark_of, mcm_mark, mcm_name, place
 from controlplane_operator.errors import BootstrapFailed
+from controlplane_operator.fanout import Stores
 from controlplane_operator.management import Management
 from controlplane_operator.mcm_identities import McmIdentities
 from controlplane_operator.pause import is_paused
 from controlplane_operator.provisioning import MCM_PORTS, McmProgram, mcm_component
 from controlplane_operator.status import DEDICATED_READY
 from controlplane_operator.trouble import refusal
-from provider import ClusterConfig, Forbidden, Invalid, Result
+from provider import ClusterConfig, Conflict, Forbidden, Invalid, Result
 from provider.logs import log_fields
 from workloads import File, Phase, Runtime, WorkloadsError
 
-__all__ = ["DedicatedMcmReconciler", "DedicatedMcms", "account_of"]
+__all__ = ["DedicatedMcmReconciler", "DedicatedMcms", "account_of", "eldest_of"]
 
 _log: Final = logging.getLogger(__name__)
 
@@ -40,7 +42,14 @@ _RETRY_SECONDS: Final = 5.0
 _TOKEN_FILE: Final = "token"  # noqa: S105 - a file's name
 _BEFORE_READY: Final = frozenset({Phase.ABSENT, Phase.STARTING})
 """A cluster may be slow to tell of what was written a moment ago."""
-_EXPECTED: Final = frozenset({"McmStarting", "McmEnding"})
+_EXPECTED: Final = frozenset({"McmStarting", "McmEnding", "WaitingForShared"})
+_ENDING: Final = "its mcm ends, and with it what that runs"
+
+
+def eldest_of(mark: str, *, stores: Stores) -> str | None:
+    """Return the uid of the registration whose mcm has this mark, the eldest of several; None: it is gone."""
+    found = [obj["metadata"] for obj in stores.registrations.by("mcm", mark)]
+    return min(((each.get("creationTimestamp", ""), each["uid"]) for each in found), default=("", None))[1]
 
 
 def account_of(component: str) -> Account:
@@ -56,10 +65,15 @@ class DedicatedMcms:
         self._runtime = runtime
         self._identities = identities
 
-    def of(self, registration: str) -> list[str]:
-        """Name the components of a registration: one, and more while it moves."""
-        mark = mcm_mark(registration)
+    def of(self, uid: str) -> list[str]:
+        """Name the components with the mark of a registration: one, and more while it moves."""
+        mark = mcm_mark(uid)
         return [name for name in self._runtime.names() if mark_of(name) == mark]
+
+    def at(self, control_plane: str) -> list[str]:
+        """Name all that are in the namespace of a control plane."""
+        namespace, names = management_namespace(control_plane), self._runtime.names()
+        return [name for name in names if mark_of(name) is not None and place(name).namespace == namespace]
 
     async def end(self, component: str) -> None:
         """End an mcm with its instance, and remove what it had. Raises WorkloadsError where it has not ended yet."""
@@ -70,10 +84,8 @@ class DedicatedMcms:
 
     async def vacate(self, control_plane: ControlPlane) -> None:
         """End all that are in the namespace of a control plane. Raises WorkloadsError as `end` does."""
-        namespace = management_namespace(control_plane.name)
-        for component in self._runtime.names():
-            if mark_of(component) is not None and place(component).namespace == namespace:
-                await self.end(component)
+        for component in self.at(control_plane.name):
+            await self.end(component)
 
 
 class DedicatedMcmReconciler:
@@ -118,13 +130,14 @@ class DedicatedMcmReconciler:
         uid = obj["metadata"]["uid"] if obj is not None else None
         with log_fields(object=f"ControlPlaneRegistration/{key[1]}"):
             former = self._uids.get(key)
-            if obj is None and (former is None or former in self._identities.holders()):
+            if former is not None and former != uid:
+                # Also where another one has its name already. Those that are not remembered are ended by Orphans.
                 try:
-                    await self._end(self._mcms.of(key[1]))
+                    if eldest_of(mcm_mark(former), stores=self._management.stores) is None:
+                        await self._end(self._mcms.of(former))
                 except WorkloadsError as error:
                     _log.info("not ended yet, again in %g s: %s", _RETRY_SECONDS, error)
                     return Result(jittered(_RETRY_SECONDS))
-            if former is not None and former != uid:
                 await self._identities.revoke(former)
                 del self._uids[key]
             if obj is None or uid is None:
@@ -133,20 +146,25 @@ class DedicatedMcmReconciler:
             return await self._keep(RegistrationAsWritten.of(obj))
 
     async def _keep(self, registration: RegistrationAsWritten) -> Result | None:
-        if is_paused(registration) or not self._is_concerned(registration):
+        uid = registration.metadata.uid or ""
+        if eldest_of(mcm_mark(uid), stores=self._management.stores) != uid:
+            return None  # it is refused, and what has its mark is looked after by another one
+        present = self._mcms.of(uid)
+        if not present and not self._is_concerned(registration):
             return None
-        present = self._mcms.of(registration.name)
-        component = self._component(registration, present=present)
         try:
-            if ending := [each for each in present if each != component or self._hangs(registration, each)]:
-                await self._tell(registration, "False", "McmEnding", "its mcm ends, and with it what that runs")
-                await self._end(ending)
+            if is_paused(registration):
+                # It stays as it is: only a token that it has from here would not last.
+                return await self._run(registration, present[0]) if present and self._config is not None else None
+            component = self._component(registration, present=present)
+            ending = [each for each in present if each != component]
+            if ending and not await self._has_ended(registration, ending):
+                return Result(jittered(_RETRY_SECONDS))
             if component is None:
-                await self._identities.revoke(registration.metadata.uid or "")
-                stores = self._management.stores
-                await self._management.status.drop_apart(stores.registrations, registration, type=DEDICATED_READY)
-                return None
-            return await self._run(registration, component)
+                await self._leave(registration)
+            return await self._run(registration, component) if component is not None else None
+        except Conflict:
+            _log.info("changed meanwhile, again in %g s", _RETRY_SECONDS)
         except (WorkloadsError, BootstrapFailed) as error:
             await self._tell(registration, "False", "McmFailed", str(error))
         except (Forbidden, Invalid) as error:
@@ -154,40 +172,50 @@ class DedicatedMcmReconciler:
             await self._tell(registration, "False", trouble.reason, trouble.message)
         return Result(jittered(_RETRY_SECONDS))
 
+    async def _has_ended(self, registration: RegistrationAsWritten, ending: Sequence[str]) -> bool:
+        """End mcm; returns whether they have ended. One that takes its time is nothing out of the ordinary."""
+        known = find_condition(registration.conditions, DEDICATED_READY)
+        if known is None or known.reason != "McmEnding":
+            await self._tell(registration, "False", "McmEnding", _ENDING)
+        try:
+            await self._end(ending)
+        except WorkloadsError as error:
+            await self._tell(registration, "False", "McmEnding", f"{_ENDING}; {error}")
+            return False
+        return True
+
+    async def _leave(self, registration: RegistrationAsWritten) -> None:
+        """Have nothing be left of a registration's mcm, which has ended: no turn, no rights, no word."""
+        management, latest = self._management, self._latest(registration)
+        if _has_instance(latest, mode=RegistrationMode.DEDICATED):
+            await management.status.end_instance(management.stores.registrations, latest)
+        await self._identities.revoke(registration.metadata.uid or "")
+        await management.status.drop_apart(
+            management.stores.registrations, self._latest(registration), type=DEDICATED_READY
+        )
+
     def _is_concerned(self, registration: RegistrationAsWritten) -> bool:
-        """Tell whether it has an mcm of its own, had one, or is to have one; the condition is there before any is."""
-        instance = registration.status.instance
-        modes = {registration.status.mode, instance.mode if instance is not None else None}
+        """Tell whether it is to have an mcm of its own, or whether something is left of one that has ended."""
         return (
-            RegistrationMode.DEDICATED in modes
+            registration.status.mode is RegistrationMode.DEDICATED
+            or _has_instance(registration, mode=RegistrationMode.DEDICATED)
             or find_condition(registration.conditions, DEDICATED_READY) is not None
             or registration.metadata.uid in self._identities.holders()
         )
 
     def _component(self, registration: RegistrationAsWritten, *, present: Sequence[str]) -> str | None:
         """Name the component that is to run; None: no mcm has anything to do here, or there is no place for one."""
-        status = registration.status
-        wanted = status.mode is RegistrationMode.DEDICATED and self._program is not None and not registration.deleting
-        working = status.instance is not None and status.instance.mode is RegistrationMode.DEDICATED
-        home = self._home(registration)
-        if wanted and home is not None:
-            return home
-        if working:
-            # It says itself that its instance has ended, also that of one that could not say so any more.
-            return present[0] if present else home
-        return next((each for each in present if wanted and self._stays(each)), None)
-
-    def _hangs(self, registration: RegistrationAsWritten, component: str) -> bool:
-        """Tell whether an mcm that is to end does not answer: the next one says that its instance has ended."""
-        shared = registration.status.mode is not RegistrationMode.DEDICATED
-        return shared and self._runtime.state(component).phase is Phase.UNREADY
+        wanted = registration.status.mode is RegistrationMode.DEDICATED and not registration.deleting
+        if not wanted or self._program is None:
+            return None
+        return self._home(registration) or next((each for each in present if self._stays(each)), None)
 
     def _home(self, registration: RegistrationAsWritten) -> str | None:
         if not registration.status.ready:
             return None
         served = self._management.stores.control_planes.by("uid", registration.status.control_plane_uid or "")
         names = [obj["metadata"]["name"] for obj in served if "deletionTimestamp" not in obj["metadata"]]
-        return mcm_name(names[0], registration=registration.name) if names else None
+        return mcm_name(names[0], uid=registration.metadata.uid or "") if names else None
 
     def _stays(self, component: str) -> bool:
         """Tell whether the control plane that an mcm is at stays, so that its registration may be ready soon again."""
@@ -196,7 +224,7 @@ class DedicatedMcmReconciler:
 
     async def _run(self, registration: RegistrationAsWritten, component: str) -> Result | None:
         if self._program is None:
-            return None  # it goes on as it is until its instance has ended
+            return None  # it is paused, and was started by an operator that had a program
         if find_condition(registration.conditions, DEDICATED_READY) is None:
             await self._tell(registration, "False", "McmStarting", "its mcm is about to be started")
         # First, so that it is known from then on that there is something to remove.
@@ -214,13 +242,17 @@ class DedicatedMcmReconciler:
             )
         )
         state = self._runtime.state(component)
-        if state.phase is Phase.READY:
+        if state.phase is Phase.READY and _has_instance(registration, mode=RegistrationMode.SHARED):
+            said = "its mcm runs, and waits until the one of many registrations says that its instance has ended"
+            await self._tell(registration, "False", "WaitingForShared", said)
+        elif state.phase is Phase.READY:
             await self._tell(registration, "True", "McmRunning", f"its mcm runs in namespace {account.namespace}")
         else:
             starts = state.phase in _BEFORE_READY and not state.unobtainable
             said = f"its mcm is {state.phase}" + (f": {state.message}" if state.message else "")
             await self._tell(registration, "False", "McmStarting" if starts else "McmFailed", said)
-        return Result(jittered(_PERIOD_SECONDS))
+        renewal = self._identities.renewed_in(account) if self._config is not None else _PERIOD_SECONDS
+        return Result(jittered(max(_RETRY_SECONDS, min(_PERIOD_SECONDS, renewal))))
 
     async def _files(self, account: Account) -> dict[str, File]:
         """Return how it gets in where no pod's ServiceAccount lets it; the token is read again when it is renewed."""
@@ -241,9 +273,21 @@ class DedicatedMcmReconciler:
             self._management.metrics.troubled("dedicatedmcm", reason=reason)
         await self._management.status.write_apart(
             self._management.stores.registrations,
-            registration,
+            self._latest(registration),
             type=DEDICATED_READY,
             status=status,
             reason=reason,
             message=message,
         )
+
+    def _latest(self, registration: RegistrationAsWritten) -> RegistrationAsWritten:
+        """Return it with what was said of it meanwhile, so that nothing is said twice."""
+        obj = self._management.stores.registrations.get(("", registration.name))
+        if obj is None or obj["metadata"]["uid"] != registration.metadata.uid:
+            return registration
+        return RegistrationAsWritten.of(obj)
+
+
+def _has_instance(registration: RegistrationAsWritten, *, mode: RegistrationMode) -> bool:
+    instance = registration.status.instance
+    return instance is not None and (instance.mode or RegistrationMode.SHARED) is mode

@@ -24,6 +24,7 @@ from controlplane_operator.kinds import (
     CONTROL_PLANES,
 )
 from controlplane_operator.places import places_held, places_written
+from controlplane_operator.status import DEDICATED_READY
 from provider import CONFIG_MAPS, NAMESPACES, SECRETS, WorkQueue
 
 __all__ = [
@@ -75,6 +76,13 @@ def _kubeconfig_secret(obj: Object) -> list[str]:
     return [_reference(secret) for secret in secrets if secret]
 
 
+_uid: Final = _field("metadata", "uid")
+
+
+def _marks(obj: Object) -> list[str]:
+    return [mcm_mark(uid) for uid in _uid(obj)]
+
+
 def _served(obj: Object) -> list[str]:
     resolved, working = _field("status", "controlPlaneUID"), _field("status", "instance", "controlPlaneUID")
     return list({*resolved(obj), *working(obj)})
@@ -122,7 +130,7 @@ class Stores:
                 "endpoint": _field("spec", "endpointRef", "name"),
                 "secret": _kubeconfig_secret,
                 "served": _served,
-                "mcm": lambda obj: [mcm_mark(obj["metadata"]["name"])],
+                "mcm": _marks,
             },
         )
     )
@@ -243,6 +251,10 @@ def _is_ready(obj: Object | None) -> bool:
     return any(condition["type"] == "Ready" and condition.get("status") == "True" for condition in conditions)
 
 
+def _has(obj: Object | None, condition: str) -> bool:
+    return any(each["type"] == condition for each in (obj or {}).get("status", {}).get("conditions", ()))
+
+
 def _without_words(obj: Object | None) -> Object | None:
     if obj is None:
         return None
@@ -266,7 +278,9 @@ class _Fanout:
             self.queues.classes.add_after(("", name), _CLASS_SECONDS)
         if matters:
             self._registrations("control plane", change.key[1])
-            for obj in self.stores.registrations.by("control plane", change.key[1]):
+            uids = {uid for obj in (change.old, change.new) if obj for uid in _uid(obj)}
+            served = [obj for uid in uids for obj in self.stores.registrations.by("served", uid)]
+            for obj in [*self.stores.registrations.by("control plane", change.key[1]), *served]:
                 # Its mcm is where the control plane is, and no longer than that.
                 self.queues.mcms.add(("", obj["metadata"]["name"]))
         else:
@@ -305,8 +319,14 @@ class _Fanout:
 
     def registration(self, change: Change) -> None:
         self.queues.registrations.add(change.key)
-        self.queues.mcms.add(change.key)
+        if _matters(change) or _has(change.old, DEDICATED_READY) > _has(change.new, DEDICATED_READY):
+            self.queues.mcms.add(change.key)
         seen = [obj for obj in (change.old, change.new) if obj]
+        # Of those whose mcm would have one name only the eldest may have any, so each hears when another comes or goes.
+        for mark in set(_marks(change.old or {})) ^ set(_marks(change.new or {})):
+            for obj in self.stores.registrations.by("mcm", mark):
+                self.queues.registrations.add(key_of(obj))
+                self.queues.mcms.add(key_of(obj))
         names = {name for obj in seen for name in _field("spec", "controlPlaneRef", "name")(obj)}
         # One that was moved names another one already, and its instance may still be at the former.
         served = [self.stores.control_planes.by("uid", uid) for obj in seen for uid in _served(obj)]

@@ -48,6 +48,8 @@ class McmIdentities:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._holders: set[str] = set()
+        self._changed: set[str] = set()
+        """Whose rights were changed since the last `load` began."""
         self._written: dict[str, tuple[Account, float]] = {}
         self._tokens: dict[Account, tuple[Token, datetime]] = {}
         """With the time when each is to be renewed."""
@@ -55,8 +57,11 @@ class McmIdentities:
 
     async def load(self) -> None:
         """Read who has rights."""
+        self._changed.clear()
         roles = await self._client.list(CLUSTER_ROLES, label_selector=_UID_LABEL)
-        self._holders = {item["metadata"]["labels"][_UID_LABEL] for item in roles.items} | set(self._written)
+        listed = {item["metadata"]["labels"][_UID_LABEL] for item in roles.items}
+        # What was changed while the list was on its way is known better here than in it.
+        self._holders = (listed - self._changed) | (self._holders & self._changed)
 
     def holders(self) -> set[str]:
         """Return the uids of the registrations whose mcm has rights."""
@@ -68,11 +73,15 @@ class McmIdentities:
         written, until = self._written.get(uid, (None, 0.0))
         if written == account and now < until:
             return
-        self._holders.add(uid)
         labels = {REGISTRATION_LABEL: label_value(registration.name)}
         await self._ensure_account(account, labels=labels)
-        for resource, body in _rights(registration, labels=labels, account=account):
-            await self._client.apply(resource, body)
+        try:
+            for resource, body in _rights(registration, labels=labels, account=account):
+                await self._client.apply(resource, body)
+        finally:
+            # Also where the answer to a write was not heard; and not before, when a `load` may go on meanwhile.
+            self._holders.add(uid)
+            self._changed.add(uid)
         self._written[uid] = account, now + _VERIFIED_SECONDS
 
     async def _ensure_account(self, account: Account, *, labels: dict[str, str]) -> None:
@@ -94,6 +103,10 @@ class McmIdentities:
             known = self._tokens[account] = token, now + (token.expires_at - now) * _RENEWED_AFTER
         return known[0].value
 
+    def renewed_in(self, account: Account) -> float:
+        """Return in how many seconds the last `token` of the ServiceAccount is to be renewed."""
+        return (self._tokens[account][1] - datetime.now(UTC)).total_seconds()
+
     async def revoke(self, uid: str) -> None:
         """Take the rights of the mcm of the registration with this uid back, where it has any."""
         if uid not in self._holders:
@@ -109,6 +122,7 @@ class McmIdentities:
             with contextlib.suppress(NotFound):
                 await self._client.delete(resource, name, namespace=namespace)
         self._holders.discard(uid)
+        self._changed.add(uid)
 
     async def remove(self, account: Account) -> None:
         """Have there be no such ServiceAccount; the tokens of one that was there are worthless."""

@@ -205,7 +205,10 @@ class _Assembly:
             "controlplaneclass": ControlPlaneClassReconciler(management, bundles=bundles),
             "controlplaneendpoint": ControlPlaneEndpointReconciler(management, default_credentials=default_credentials),
             "controlplaneregistration": ControlPlaneRegistrationReconciler(
-                management, pairs=pairs, no_dedicated=why_no_mcm(settings.dedicated_mcm, pods=settings.pods is not None)
+                management,
+                pairs=pairs,
+                mcms=self._mcms,
+                no_dedicated=why_no_mcm(settings.dedicated_mcm, pods=settings.pods is not None),
             ),
         }
         self._reconcilers: dict[str, tuple[str, Reconcile, OnFailure]] = {

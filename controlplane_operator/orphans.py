@@ -80,9 +80,9 @@ class Orphans:
                 _log.warning("ended %s: its registration is gone", component)
 
     async def _registered(self) -> set[str]:
-        """Return the marks of all registrations that the API server has."""
+        """Return the marks of all registrations that the API server has, which go by their uids."""
         found = await self._client.list(CONTROL_PLANE_REGISTRATIONS)
-        return {mcm_mark(each["metadata"]["name"]) for each in found.items}
+        return {mcm_mark(each["metadata"]["uid"]) for each in found.items}
 
     async def _owned(self) -> set[str]:
         """Return the components of all control planes that the API server has."""

@@ -115,6 +115,36 @@ class StatusWriter:
         if known is not None:
             await self._write_apart(store, current, type=type, known=[known], wanted=[])
 
+    async def end_instance(self, store: Store, current: ResourceModel) -> None:
+        """Say of a registration, as it was last seen, that its instance has ended, in the place of an mcm that did not.
+
+        Raises Conflict where it changed meanwhile.
+        """
+        seen = store.get(("", current.name))
+        if seen is None or seen["metadata"]["uid"] != current.metadata.uid:
+            return
+        ended = with_condition(
+            [each for each in _conditions(current) if each.type == RUNNING],
+            of=current,
+            type=RUNNING,
+            status="False",
+            reason="Ended",
+            message="nothing of it runs any more",
+        )
+        others = [each for each in seen["status"].get("conditions", ()) if each["type"] != RUNNING]
+        told = [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in ended]
+        # No server-side apply: that takes away only what the same manager has said.
+        body = {
+            "metadata": {"resourceVersion": seen["metadata"]["resourceVersion"]},
+            "status": {"instance": None, "conditions": [*others, *told]},
+        }
+        try:
+            stored = await self._client.patch(store.resource, current.name, body, subresource="status")
+        except NotFound:
+            return
+        store.apply(stored)
+        self._say(current, reason="InstanceEnded", message="its instance ended with its mcm, which could not say so")
+
     async def _write_apart(
         self,
         store: Store,
@@ -248,6 +278,7 @@ _EXPECTED: Final = frozenset(
         "RollingOut",
         "McmStarting",
         "McmEnding",
+        "WaitingForShared",
     }
 )
 

@@ -34,8 +34,8 @@ class Platform:
     handle: Handle
     eventually: Callable[..., Awaitable[Any]]
 
-    async def create(self, kind: str, name: str, **spec: Any) -> None:
-        await self.client.create(KINDS[kind], {"metadata": {"name": name}, "spec": spec})
+    async def create(self, kind: str, name: str, **spec: Any) -> dict[str, Any]:
+        return await self.client.create(KINDS[kind], {"metadata": {"name": name}, "spec": spec})
 
     async def delete(self, kind: str, name: str, *, timeout: float = 60.0) -> None:
         """Delete an object and wait until it is gone."""

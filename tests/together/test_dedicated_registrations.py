@@ -35,10 +35,11 @@ REGISTRATION = "ControlPlaneRegistration"
 class Dedicated:
     """A registration of mode Dedicated, and what there is of it."""
 
-    def __init__(self, platform: Any, name: str, *, control_plane: str) -> None:
+    def __init__(self, platform: Any, name: str, *, uid: str, control_plane: str) -> None:
         self.platform = platform
         self.name = name
-        self.component = mcm_name(control_plane, registration=name)
+        self.uid = uid
+        self.component = mcm_name(control_plane, uid=uid)
 
     @property
     def directory(self) -> Path:
@@ -88,10 +89,10 @@ class Dedicated:
 
 
 async def registered(platform: Any, name: str, *, control_plane: str, mode: str = "Dedicated") -> Dedicated:
-    await platform.create(
+    made = await platform.create(
         REGISTRATION, name, controlPlaneRef={"name": control_plane}, services=["Controllers"], mode=mode
     )
-    return Dedicated(platform, name, control_plane=control_plane)
+    return Dedicated(platform, name, uid=made["metadata"]["uid"], control_plane=control_plane)
 
 
 async def test_it_is_served_by_a_process_tree_of_its_own(platform: Any) -> None:
@@ -174,7 +175,7 @@ async def test_its_mcm_moves_with_it(platform: Any) -> None:
     await own.runs(mode="Dedicated")
     uid = (await own.instance())["controlPlaneUID"]
     await platform.client.patch(KINDS[REGISTRATION], "moving", {"spec": {"controlPlaneRef": {"name": "there"}}})
-    moved = Dedicated(platform, "moving", control_plane="there")
+    moved = Dedicated(platform, "moving", uid=own.uid, control_plane="there")
     await platform.eventually(
         moved.instance, lambda found: found.get("controlPlaneUID") not in (None, uid), timeout=60.0
     )

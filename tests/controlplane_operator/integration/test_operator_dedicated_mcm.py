@@ -23,13 +23,17 @@ KIND = "ControlPlaneRegistration"
 
 
 _PROGRAM = """#!{python}
-import http.server, pathlib, sys
+import http.server, os, pathlib, signal, sys, time
 here = pathlib.Path(__file__).parent
 if (here / "fails").exists():
     sys.exit("it has no mind to")
+def end(*_):
+    time.sleep(3.0 if (here / "slow").exists() else 0.0)
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(503 if (here / "unwell").exists() else 200)
+        self.send_response(200)
         self.end_headers()
 listen = next(each for each in sys.argv if each.startswith("--listen="))
 host, port = listen.partition("=")[2].split(":")
@@ -39,7 +43,7 @@ http.server.HTTPServer((host, int(port)), Handler).serve_forever()
 
 @pytest.fixture
 def program(tmp_path: Path) -> McmProgram:
-    """It answers its probe and does nothing; files beside it, `unwell` and `fails`, keep it from that."""
+    """It answers its probe; a file beside it has it fail (`fails`), or take its time to end (`slow`)."""
     made = tmp_path / "mcm"
     made.write_text(_PROGRAM.format(python=sys.executable))
     made.chmod(0o700)
@@ -49,8 +53,8 @@ def program(tmp_path: Path) -> McmProgram:
 async def registered(field: Field, name: str, *, mode: str) -> Path:
     """A registration, ready or told why not; returns where its mcm has its files."""
     await field.create("ControlPlane", name, deletionPolicy="Destroy")
-    await field.create(KIND, name, controlPlaneRef={"name": name}, mode=mode)
-    return field.state / mcm_name(name, registration=name)
+    made = await field.create(KIND, name, controlPlaneRef={"name": name}, mode=mode)
+    return field.state / mcm_name(name, uid=made["metadata"]["uid"])
 
 
 async def said(field: Field, name: str) -> tuple[str, str]:
@@ -75,28 +79,17 @@ async def test_without_a_program_it_is_served_by_nobody_and_says_what_to_do(fiel
     await field.becomes(KIND, "helpless", "Resolved")
 
 
-async def test_an_mcm_is_there_until_its_instance_has_ended(mortal_field: Any, program: McmProgram) -> None:
+async def test_the_turn_of_an_mcm_ends_with_it_whatever_it_said(mortal_field: Any, program: McmProgram) -> None:
     field, operator = mortal_field
     name = "lasting"
     async with operator(dedicated_mcm=program):
         directory = await registered(field, name, mode="Dedicated")
-        await field.eventually(lambda: find_processes(directory), timeout=60.0)
+        await field.eventually(lambda: said(field, name), lambda told: told[0] == "McmRunning", timeout=60.0)
         uid = (await field.get(KIND, name))["status"]["controlPlaneUID"]
+        await has_instance(field, name, {"controlPlaneUID": uid})
+        await field.eventually(lambda: said(field, name), lambda told: told[0] == "WaitingForShared")
         await has_instance(field, name, {"controlPlaneUID": uid, "mode": "Dedicated"})
-        await field.client.patch(KINDS[KIND], name, {"spec": {"mode": "Shared"}})
-
-        async def mode() -> str:
-            return str((await field.get(KIND, name))["status"]["mode"])
-
-        await field.eventually(mode, lambda found: found == "Shared")
         await field.eventually(lambda: said(field, name), lambda told: told[0] == "McmRunning")
-        # One that does not answer is replaced: the next one says that the instance has ended.
-        [hanging] = find_processes(directory)
-        unwell = Path(program.program).parent / "unwell"
-        unwell.touch()
-        await field.eventually(lambda: find_processes(directory) != [hanging], timeout=60.0)
-        unwell.unlink()
-        await field.eventually(lambda: said(field, name), lambda told: told[0] == "McmRunning", timeout=30.0)
     # Also for the next operator, which starts one that died meanwhile.
     (Path(program.program).parent / "fails").touch()
     [pid] = find_processes(directory)
@@ -107,8 +100,34 @@ async def test_an_mcm_is_there_until_its_instance_has_ended(mortal_field: Any, p
         await field.eventually(
             lambda: said(field, name), lambda told: told[0] == "McmFailed" and "it has no mind to" in told[1]
         )
-        await has_instance(field, name, None)
+    async with operator():
+        # It cannot say any more that its instance has ended, and this operator does not even know how to run it.
         await field.eventually(lambda: said(field, name), lambda told: told == ("", ""))
+        status = (await field.get(KIND, name))["status"]
+        assert "instance" not in status
+        assert await field.reason(KIND, name, "Running") == "Ended"
         assert not directory.exists()
         label = f"controlplane.kplane.dev/registration={name}"
         assert (await field.client.list(CLUSTER_ROLES, label_selector=label)).items == []
+
+
+async def test_one_that_is_made_again_waits_for_the_end_of_the_former_mcm(
+    mortal_field: Any, program: McmProgram
+) -> None:
+    field, operator = mortal_field
+    name = "again"
+    async with operator(dedicated_mcm=program):
+        directory = await registered(field, name, mode="Dedicated")
+        await field.eventually(lambda: find_processes(directory), timeout=60.0)
+    (Path(program.program).parent / "slow").touch()
+    # While nobody looks.
+    await field.client.delete(KINDS[KIND], name)
+    await field.create(KIND, name, controlPlaneRef={"name": name}, mode="Shared")
+    async with operator(dedicated_mcm=program):
+        await field.becomes(KIND, name, "McmEnding")
+        await field.becomes(KIND, name, "Resolved")
+        assert not find_processes(directory)
+        assert not directory.exists()
+        label = f"controlplane.kplane.dev/registration={name}"
+        roles = lambda: field.client.list(CLUSTER_ROLES, label_selector=label)  # noqa: E731
+        await field.eventually(roles, lambda listed: listed.items == [])

@@ -42,13 +42,14 @@ async def test_components_without_a_control_plane_end_and_keep_their_data(api_se
 
 
 async def test_an_mcm_without_its_registration_ends_and_leaves_nothing(api_server: Handle, tmp_path: Path) -> None:
-    names = [mcm_name("present", registration=registration) for registration in ("ghost", "present")]
     async with (
         Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client,
         ProcessRuntime(tmp_path / "runtime", programs=[Path("/bin")]) as runtime,
     ):
         body = {"metadata": {"name": "present"}, "spec": {"controlPlaneRef": {"name": "present"}}}
-        await client.create(CONTROL_PLANE_REGISTRATIONS, body)
+        uid = (await client.create(CONTROL_PLANE_REGISTRATIONS, body))["metadata"]["uid"]
+        # One that was deleted may have had the name of one that is there.
+        names = [mcm_name("present", uid="uid-of-a-former-one"), mcm_name("present", uid=uid)]
         await client.create(NAMESPACES, {"metadata": {"name": "kplane-cp-present"}})
         accounts = [account_of(name) for name in names]
         try:

@@ -101,12 +101,12 @@ async def test_it_is_a_pod_with_an_identity_of_its_own_until_its_instance_has_en
     await cluster.run_pod(pod)
     await cluster.eventually(dedicated.look, lambda reason: reason == "McmRunning", timeout=30.0)
 
-    # As long as its instance is announced it is needed to tell of the end.
+    # Its turn is over when its pods have ended, whatever it said itself: nothing is left that could write.
     await dedicated.says(mode="Shared", instance={"mode": "Dedicated"})
-    assert await dedicated.look() == "McmRunning"
-    assert await dedicated.names(STATEFUL_SETS) == {name}
-    await dedicated.says(instance=None)
     await cluster.eventually(dedicated.look, lambda reason: not reason, timeout=40.0)
+    status = (await dedicated.client.get(CONTROL_PLANE_REGISTRATIONS, NAME))["status"]
+    assert "instance" not in status
+    assert [each["reason"] for each in status["conditions"]] == ["Ended"]
     left = [await dedicated.names(resource) for resource in (STATEFUL_SETS, SERVICES, PODS, SECRETS, SERVICE_ACCOUNTS)]
     assert set().union(*left) <= {"default"}
     roles = await dedicated.client.list(CLUSTER_ROLES, label_selector=f"controlplane.kplane.dev/registration={NAME}")
