@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from controlplane_operator.errors import SettingsError
@@ -25,6 +27,15 @@ _FLAGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "--kube-apiserver-image": {"metavar": "IMAGE", "help": "with kube-apiserver on its PATH"},
     "--etcd-image": {"metavar": "IMAGE", "help": "with etcd on its PATH, for dedicated control planes"},
     "--mcm-image": {"metavar": "IMAGE", "help": "kplane's, of mcm, for registrations of mode Dedicated"},
+    "--mcm-image-pull-policy": {
+        "choices": ["Always", "IfNotPresent", "Never"],
+        "help": "when nodes pull that image (default: IfNotPresent)",
+    },
+    "--metrics-from": {
+        "metavar": "PEERS",
+        "help": "JSON list of peers as in a NetworkPolicy of --namespace, who may read the metrics of each mcm for one"
+        " registration (default: anybody)",
+    },
     "--image-pull-secret": {
         "action": "append",
         "metavar": "NAME",
@@ -69,12 +80,14 @@ def pod_settings(given: argparse.Namespace) -> PodSettings | None:
     for flag, value in (("--kube-apiserver-image", given.kube_apiserver_image), ("--etcd-image", given.etcd_image)):
         if not value:
             raise SettingsError(f"--runtime pods needs {flag}, such as registry.k8s.io/etcd:3.6.8-0")
+    if not given.mcm_image and (given.mcm_image_pull_policy is not None or given.metrics_from is not None):
+        raise SettingsError("--mcm-image-pull-policy, --metrics-from: they are of no use without --mcm-image")
     expose = Expose(given.expose or Expose.CLUSTER_IP)
     return PodSettings(
         images={
             "kube-apiserver": Image(given.kube_apiserver_image, capabilities=_API_SERVER_CAPABILITIES),
             "etcd": Image(given.etcd_image),
-            **({"mcm": Image(given.mcm_image)} if given.mcm_image else {}),
+            **({"mcm": _mcm_image(given)} if given.mcm_image else {}),
         },
         ports=_PORTS,
         pull_secrets=tuple(given.image_pull_secret or ()),
@@ -85,6 +98,7 @@ def pod_settings(given: argparse.Namespace) -> PodSettings | None:
         storage_class=given.storage_class,
         storage_size=_storage_size(given.storage_size),
         allow_egress=tuple(_network(network) for network in given.allow_egress or ()),
+        metrics_from=_metrics_from(given.metrics_from, namespace=given.namespace),
     )
 
 
@@ -126,6 +140,42 @@ def storage_bytes(size: str) -> int:
     if parts is None:
         raise SettingsError(f"--storage-size {size}: this is no size, such as 10Gi")
     return int(parts[1]) * _UNITS[parts[2]]
+
+
+def _mcm_image(given: argparse.Namespace) -> Image:
+    image = Image(given.mcm_image)
+    return image if given.mcm_image_pull_policy is None else replace(image, pull_policy=given.mcm_image_pull_policy)
+
+
+def _metrics_from(value: str | None, *, namespace: str) -> tuple[Mapping[str, Any], ...] | None:
+    if value is None:
+        return None
+    try:
+        peers = json.loads(value)
+    except ValueError as error:
+        raise SettingsError(f"--metrics-from {value}: this is no JSON: {error}") from None
+    if isinstance(peers, list):
+        peers = [_without_nulls(peer) for peer in peers]
+    if not isinstance(peers, list) or not all(_is_peer(peer) for peer in peers):
+        raise SettingsError(
+            f"--metrics-from {value}: this is no list of peers as in a NetworkPolicy, such as"
+            ' [{"namespaceSelector":{"matchLabels":{"kubernetes.io/metadata.name":"monitoring"}}}]'
+        )
+    # Pods of no namespace are those beside the policy, and these policies are in tenants' namespaces.
+    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    return tuple({**here, **peer} if peer.keys() == {"podSelector"} else peer for peer in peers)
+
+
+def _without_nulls(peer: Any) -> Any:
+    return {name: part for name, part in peer.items() if part is not None} if isinstance(peer, dict) else peer
+
+
+def _is_peer(peer: Any) -> bool:
+    return (
+        isinstance(peer, dict)
+        and (peer.keys() == {"ipBlock"} or (bool(peer) and peer.keys() <= {"namespaceSelector", "podSelector"}))
+        and all(isinstance(part, dict) for part in peer.values())
+    )
 
 
 def _network(value: str) -> str:

@@ -140,6 +140,8 @@ class Component:
     """So many files and connections it may have open at once, where the runtime can hold it to that: processes."""
     reached_by: tuple[str, ...] | None = None
     """Names of the components that may connect to it, where the runtime can keep others out: pods. None: anybody."""
+    metrics_only: bool = False
+    """Whether those who read metrics are all who connect to it: pods let in nobody but `PodSettings.metrics_from`."""
     reaches: tuple[Reach, ...] | None = ()
     """What it connects to besides DNS, and to nothing else where the runtime can keep it. None: to whatever it will."""
     restart: RestartPolicy = RestartPolicy.ALWAYS

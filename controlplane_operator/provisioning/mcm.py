@@ -71,6 +71,7 @@ def mcm_component(
         readiness=Probe(port=_PORT, path="/readyz"),
         liveness_path="/healthz",
         resources=program.resources,
+        metrics_only=True,
         # Control planes may be anywhere.
         reaches=None,
         grace_seconds=_GRACE_SECONDS,

@@ -45,10 +45,26 @@ def test_flags_become_settings(flags: list[str]) -> None:
     assert settings.shared_etcd == EtcdBehind("kplane-etcd", "kplane")
 
 
+def test_who_reads_metrics_is_the_same_in_tenants_namespaces(flags: list[str]) -> None:
+    given = '[{"podSelector":{},"ipBlock":null},{"podSelector":{},"namespaceSelector":{}},{"ipBlock":{"cidr":"::/0"}}]'
+    pods = parse_arguments([*flags, "--mcm-image=m", "--namespace=kplane", f"--metrics-from={given}"]).pods
+    assert pods is not None
+    here = {"matchLabels": {"kubernetes.io/metadata.name": "kplane"}}
+    assert pods.metrics_from == (
+        {"podSelector": {}, "namespaceSelector": here},
+        {"podSelector": {}, "namespaceSelector": {}},
+        {"ipBlock": {"cidr": "::/0"}},
+    )
+    nobody = parse_arguments([*flags, "--mcm-image=m", "--metrics-from=[]"]).pods
+    assert nobody is not None
+    assert nobody.metrics_from == ()
+
+
 def test_defaults_are_those_of_the_help(flags: list[str]) -> None:
     pods = parse_arguments(flags).pods
     assert pods is not None
     assert (pods.replicas, pods.expose, pods.external_host) == (1, Expose.CLUSTER_IP, None)
+    assert pods.metrics_from is None
     assert (pods.storage_class, pods.storage_size, pods.allow_egress, pods.pull_secrets) == (None, "10Gi", (), ())
 
 
@@ -56,6 +72,11 @@ def test_defaults_are_those_of_the_help(flags: list[str]) -> None:
     ("given", "sentence"),
     [
         (["--replicas=0"], "--replicas 0: at least 1 is needed"),
+        (["--mcm-image-pull-policy=Always"], "--metrics-from: they are of no use without --mcm-image"),
+        (["--mcm-image=m", "--metrics-from=all"], "--metrics-from all: this is no JSON"),
+        (["--mcm-image=m", "--metrics-from=[{}]"], "this is no list of peers as in a NetworkPolicy"),
+        (["--mcm-image=m", '--metrics-from=[{"ipBlock":{},"podSelector":{}}]'], "this is no list of peers"),
+        (["--mcm-image=m", '--metrics-from={"podSelector":{}}'], "this is no list of peers"),
         (["--expose=NodePort"], "--expose NodePort needs --external-host"),
         (["--external-host=nodes.example"], "only --expose NodePort has this"),
         (["--expose=NodePort", "--external-host=https://nodes"], "neither a host name nor an address"),

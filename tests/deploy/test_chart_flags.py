@@ -57,6 +57,8 @@ def test_an_mcm_for_one_registration_is_like_the_one_for_many(chart: Any, tmp_pa
                 "--feature-gates=A=true,B=false",
             ],
             "mcm.instanceLogs": "json",
+            "mcm.image.pullPolicy": "Always",
+            "networkPolicy.metricsFrom": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}],
             "mcm.dedicated.resources.requests.memory": "256Mi",
             "mcm.dedicated.resources.limits": {"cpu": 2, "memory": "1Gi"},
         }
@@ -66,7 +68,12 @@ def test_an_mcm_for_one_registration_is_like_the_one_for_many(chart: Any, tmp_pa
     assert program is not None
     assert pods is not None
     (shared,) = [found for name, found in rendered.pod_templates().items() if name.endswith("-mcm")]
-    assert pods.images["mcm"].reference == shared["spec"]["containers"][0]["image"]
+    container = shared["spec"]["containers"][0]
+    assert pods.images["mcm"].reference == container["image"]
+    assert pods.images["mcm"].pull_policy == container["imagePullPolicy"] == "Always"
+    here = {"matchLabels": {"kubernetes.io/metadata.name": "kplane-system"}}
+    prometheus = {"matchLabels": {"app": "prometheus"}}
+    assert pods.metrics_from == ({"podSelector": prometheus, "namespaceSelector": here},)
     told = McmSettings.parse(
         ["--registration=a", "--report-status", "--state-dir=/tmp", "--programs-dir=/tmp", *program.args]
     )
@@ -78,6 +85,16 @@ def test_an_mcm_for_one_registration_is_like_the_one_for_many(chart: Any, tmp_pa
         many.instance_metrics,
     )
     assert program.resources == Resources(cpu_request="50m", memory_request="256Mi", memory_limit="1Gi", cpu_limit="2")
+
+
+@pytest.mark.parametrize(("enabled", "peers"), [(True, ()), (False, None)])
+def test_nobody_reads_metrics_and_without_policies_anybody(
+    chart: Any, enabled: bool, peers: tuple[Any, ...] | None, tmp_path: Path
+) -> None:
+    rendered = chart.render(settings={"networkPolicy.enabled": enabled, "networkPolicy.metricsFrom": []})
+    pods = operator_settings(rendered, tmp_path).pods
+    assert pods is not None
+    assert pods.metrics_from == peers
 
 
 def test_amounts_may_be_numbers_of_a_file(chart: Any, tmp_path: Path) -> None:

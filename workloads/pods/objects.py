@@ -182,21 +182,30 @@ def disruption_budget(component: Component, *, placement: Placement) -> Object:
 
 def network_policy(component: Component, *, placement: Placement, settings: PodSettings) -> Object:
     """Describe the NetworkPolicy: in come those whom the component names, out it gets to what it names."""
-    incoming: Object = {"ports": [{"protocol": "TCP", "port": port.number} for port in component.ports]}
-    if component.reached_by is not None:
-        names = list(component.reached_by)
-        incoming["from"] = [
-            {"podSelector": {"matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": names}]}}
-        ]
     return {
         "metadata": _metadata(component.name, placement=placement),
         "spec": {
             "podSelector": {"matchLabels": labels_of(component.name, placement=placement)},
             "policyTypes": ["Ingress"] if component.reaches is None else ["Ingress", "Egress"],
-            "ingress": [incoming],
+            "ingress": _incoming(component, settings=settings),
             **_outgoing(component.reaches, settings=settings),
         },
     }
+
+
+def _incoming(component: Component, *, settings: PodSettings) -> list[Object]:
+    rule: Object = {"ports": [{"protocol": "TCP", "port": port.number} for port in component.ports]}
+    if component.reached_by is not None:
+        names = list(component.reached_by)
+        rule["from"] = [
+            {"podSelector": {"matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": names}]}}
+        ]
+    elif component.metrics_only and settings.metrics_from is not None:
+        if not settings.metrics_from:
+            # A rule from nobody would be one from everybody.
+            return []
+        rule["from"] = [dict(peer) for peer in settings.metrics_from]
+    return [rule]
 
 
 def _outgoing(reaches: Sequence[Reach] | None, *, settings: PodSettings) -> Object:

@@ -6,7 +6,7 @@ import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from workloads.errors import RuntimeFailure
 
@@ -31,6 +31,8 @@ class Image:
     reference: str
     capabilities: tuple[str, ...] = ()
     """Linux capabilities that the program's file carries: without them the kernel does not start it."""
+    pull_policy: str = "IfNotPresent"
+    """When nodes pull it: Kubernetes' word."""
 
     @property
     def version(self) -> str | None:
@@ -88,3 +90,5 @@ class PodSettings:
     storage_size: str = "10Gi"
     allow_egress: tuple[str, ...] = ()
     """Networks (CIDR) that components may connect to besides DNS and `Component.reaches`."""
+    metrics_from: tuple[Mapping[str, Any], ...] | None = None
+    """Who may read metrics, as peers of a NetworkPolicy of any namespace; None: anybody."""

@@ -53,7 +53,7 @@ def pod_spec(component: Component, *, image: Image, settings: PodSettings, files
             {
                 "name": component.program,
                 "image": image.reference,
-                "imagePullPolicy": "IfNotPresent",
+                "imagePullPolicy": image.pull_policy,
                 "command": [component.program],
                 "args": [_placed(argument) for argument in component.args],
                 "env": [{"name": name, "value": _placed(value)} for name, value in sorted(component.env.items())],

@@ -71,6 +71,13 @@ def test_pod_that_is_somebody_gets_that_ones_token_and_room_in_memory():
     assert {"name": "scratch", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
 
 
+def test_nodes_pull_an_image_when_it_is_said():
+    image = dataclasses.replace(SETTINGS.images["server"], pull_policy="Always")
+    made = workload(server("x"), placement=PLACEMENT, image=image, settings=SETTINGS)
+    assert made["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] == "Always"
+    assert deployment(server("x"))["template"]["spec"]["containers"][0]["imagePullPolicy"] == "IfNotPresent"
+
+
 def test_template_changes_with_files_that_are_read_once_only():
     def annotation(**files):
         return deployment(server("x", files=files))["template"]["metadata"]["annotations"]
@@ -100,6 +107,13 @@ def test_who_may_connect_and_where_to():
     assert guarded["ingress"][0]["from"] == [friends]
     assert guarded["egress"] == []
     assert guarded["policyTypes"] == ["Ingress", "Egress"]
+
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    ports = [{"protocol": "TCP", "port": 6443}]
+    assert policy(server("x", metrics_only=True))["ingress"] == [{"ports": ports}]
+    assert policy(server("x", metrics_only=True), metrics_from=(peer,))["ingress"] == [{"ports": ports, "from": [peer]}]
+    assert policy(server("x", metrics_only=True), metrics_from=())["ingress"] == []
+    assert policy(server("x"), metrics_from=(peer,))["ingress"] == [{"ports": ports}]
 
     beside = policy(server("x", reaches=(Reach(port=2379, component="etcd-a"),)))
     assert beside["egress"][-1]["to"] == [{"podSelector": {"matchLabels": {key: "etcd-a"}}}]
