@@ -98,6 +98,8 @@ class PodRuntime:
         self._observation = Observation(client, place=place, on_change=self._subscribers.tell)
         self._applied: dict[str, _Applied] = {}
         self._locks = NamedLocks()
+        # Of namespaces: no copy of a Secret is removed between its being made and the workload that needs it.
+        self._pulling = NamedLocks()
         self._following: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -177,14 +179,14 @@ class PodRuntime:
             if self._is_applied(component.name, digest=digest, live=live):
                 return
             with _failing(f"Component {component.name}: its objects in namespace {placement.namespace}"):
-                await self._copy_pull_secrets(placement.namespace)
-                for kind, obj in before:
-                    await self._client.apply(kind, obj)
-                stored = await self._client.apply(resource, described)
-            metadata = stored["metadata"]
-            self._applied[component.name] = _Applied(
-                digest, metadata["uid"], metadata["generation"], time.monotonic() + _VERIFIED_SECONDS
-            )
+                async with self._pulling.holding(placement.namespace):
+                    await self._copy_pull_secrets(placement.namespace)
+                    for kind, obj in before:
+                        await self._client.apply(kind, obj)
+                    metadata = (await self._client.apply(resource, described))["metadata"]
+                    self._applied[component.name] = _Applied(
+                        digest, metadata["uid"], metadata["generation"], time.monotonic() + _VERIFIED_SECONDS
+                    )
 
     def state(self, name: str) -> ComponentState:
         """See `Runtime.state`. There are no pids: several pods, on several machines."""
@@ -281,12 +283,14 @@ class PodRuntime:
 
     async def _remove_pull_secrets(self, name: str, namespace: str) -> None:
         """Remove the copies, unless another component beside this one runs, and may need them for its next pod."""
-        others = [other for other in self.names() if other != name and self._place(other).namespace == namespace]
-        if any(self.state(other).phase is not Phase.ABSENT for other in others):
-            return
-        for copy in (await self._client.list(SECRETS, namespace=namespace, label_selector=PULL_SECRETS)).items:
-            with contextlib.suppress(NotFound):
-                await self._client.delete(SECRETS, copy["metadata"]["name"], namespace=namespace)
+        async with self._pulling.holding(namespace):
+            # What was written may not have been seen yet.
+            known = {*self._applied, *(other for other in self.names() if self.state(other).phase is not Phase.ABSENT)}
+            if any(self._place(other).namespace == namespace for other in known - {name}):
+                return
+            for copy in (await self._client.list(SECRETS, namespace=namespace, label_selector=PULL_SECRETS)).items:
+                with contextlib.suppress(NotFound):
+                    await self._client.delete(SECRETS, copy["metadata"]["name"], namespace=namespace)
 
     async def _scale_to_nothing(self, name: str, resource: Resource, placement: Placement) -> None:
         if await self._own(name, resource, placement, object_name=placement.name) is not None:

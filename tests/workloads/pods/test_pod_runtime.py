@@ -290,6 +290,34 @@ async def test_secrets_for_pulling_images_are_copied(cluster):
     await cluster.client.get(SECRETS, "mine", namespace=source)
 
 
+async def test_secrets_for_pulling_images_stay_for_what_is_being_made(cluster, monkeypatch):
+    source = await cluster.namespace("pods-registries-beside")
+    namespace = await cluster.namespace("pods-pulling-beside")
+    await cluster.client.create(SECRETS, {"metadata": {"name": "mine", "namespace": source}})
+    apply, copied, go_on = cluster.client.apply, asyncio.Event(), asyncio.Event()
+
+    async def held(resource, obj, **options):
+        if resource is NETWORK_POLICIES and obj["metadata"]["name"] == "next":
+            copied.set()
+            await go_on.wait()
+        return await apply(resource, obj, **options)
+
+    monkeypatch.setattr(cluster.client, "apply", held)
+    async with cluster.runtime(pull_secrets=("mine",), pull_secrets_namespace=source) as runtime:
+        await runtime.apply(server(f"{namespace}--last", single=True))
+        making = asyncio.create_task(runtime.apply(server(f"{namespace}--next")))
+        await copied.wait()
+        ending = asyncio.create_task(runtime.delete(f"{namespace}--last"))
+        # It has to wait for the other one at its end; with nobody to wait for it would be through.
+        await asyncio.wait((ending,), timeout=3.0)
+        go_on.set()
+        await asyncio.gather(making, ending)
+        await cluster.client.get(SECRETS, "mine", namespace=namespace)
+        await runtime.delete(f"{namespace}--next")
+        with pytest.raises(NotFound):
+            await cluster.client.get(SECRETS, "mine", namespace=namespace)
+
+
 async def test_what_somebody_else_made_under_the_same_name_is_not_touched(cluster):
     namespace = await cluster.namespace("pods-others")
     labels = {"app": "theirs"}
