@@ -151,13 +151,15 @@ class Fence:
                 await self._pause(min(self._begins_until - self._now(), self._timings.probe_seconds))
             if self._wanted and self._lost is None:
                 log.error("%s could not be renewed: the work behind it is ended", self.lease)
-            self._close()
-            await self._drain()
         finally:
             self._close()
-            renewing.cancel()
-            await asyncio.wait((renewing,))
-        self._working = False
+            try:
+                # Whatever became of `begin`, some of the work may have begun.
+                await self._drain()
+                self._working = False
+            finally:
+                renewing.cancel()
+                await asyncio.wait((renewing,))
 
     def _close(self) -> None:
         self._open = False

@@ -44,7 +44,8 @@ class Fences:
 
     `known` are the Leases as a watch has them by now, `see` is called for each of its events, and `watched` when it has
     told of all. `changed` is called when something is to be decided anew, and `taken` when a fence became this
-    process's. Without `workplace` there are none.
+    process's. Without `workplace` there are none. A cluster whose work cannot begin holds up no other: it is tried
+    again with each `arrange`.
     """
 
     def __init__(
@@ -252,7 +253,10 @@ class Fences:
             return
         for name in section.names - section.leaving.keys():
             section.begun.add(name)
-            self._workplace.allow(name)
+            try:
+                self._workplace.allow(name)
+            except Exception:
+                log.exception("the work on cluster %s cannot begin", name)
         for name in section.begun - section.names - section.leaving.keys():
             # The fleet ends what is done on it, and the fence must not be given back before.
             section.leaving[name] = asyncio.create_task(self._leave(section, name), name=f"{name}: leaves its fence")

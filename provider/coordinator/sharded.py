@@ -137,7 +137,10 @@ class Sharded:
         )
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call back each time clusters became this process's, which others may have worked on; it must not block."""
+        """Call back each time clusters became this process's, which others may have worked on; it must not block.
+
+        What it raises is logged, and keeps nobody from working.
+        """
         self._listeners.append(listener)
 
     def may_work(self, cluster: str) -> bool:
@@ -277,7 +280,10 @@ class Sharded:
 
     def _tell_taken(self) -> None:
         for listener in self._listeners:
-            listener()
+            try:
+                listener()
+            except Exception:  # noqa: BLE001 - it is code of others, and logged
+                _log.exception("who listens for clusters that became this process's failed")
 
     async def _ring(self, workplace: Workplace) -> None:
         while True:

@@ -247,6 +247,8 @@ class Process:
         self.options = {"shards": world.shards} | options
         self.link = Link(world.api)
         self.slow_end = 0.0
+        self.failing = ""
+        """A cluster whose work fails to begin."""
         self.runs = 0
         self.running = False
         self.task: asyncio.Task[None] | None = None
@@ -356,6 +358,8 @@ class Place:
         self._process.changed.clear()
 
     def allow(self, name: str) -> None:
+        if name == self._process.failing:
+            raise RuntimeError("it cannot begin")
         if self._process.name == self._name and self._process.running:
             assert self._coordinator.may_work(name)
             self._process.world.begin(name, self._name)

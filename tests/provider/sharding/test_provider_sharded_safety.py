@@ -10,6 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from provider.coordinator.fence import Counts, Fence
+from provider.coordinator.shards import ShardTimings
+from provider.lease import clock
+
 DRIFT = 0.01
 FAULTS = ["stop", "kill", "cut", "deaf", "slow", "slow end", "mend", "delete", "free", "rename", "shorten"]
 EVENTS = st.lists(st.tuples(st.floats(0.1, 25.0), st.sampled_from(FAULTS), st.integers(0, 2)), min_size=1, max_size=10)
@@ -151,6 +155,69 @@ def test_work_is_drained_before_its_fence_is_given_back(made_up_time: Loop, worl
 
     with asyncio.Runner(loop_factory=made_up_time) as runner:
         runner.run(handed_over())
+
+
+def test_who_fails_to_begin_keeps_nothing_else_from_it(made_up_time: Loop, world_of: Worlds) -> None:
+    """Nor from being ended before the fence is given back: two would work on it."""
+
+    async def failing() -> None:
+        async with world_of(0.0, 0.0) as world:
+            first, second = world.processes
+            second.failing = next(each for each in world.clusters if first.coordinator.may_work(each))
+            told: list[str] = []
+            second.coordinator.listen(lambda: 1 // 0)
+            second.coordinator.listen(lambda: told.append("taken"))
+            await first.stop()
+            await asyncio.sleep(60)
+            assert world.spread() == [world.shards]
+            assert [each for each in world.clusters if not world.working[each]] == [second.failing]
+            assert len(told) == world.shards // 2
+            second.failing = ""
+            await world.until(world.settled, within=10)
+            first.start()
+            await asyncio.sleep(60)
+            assert world.settled()
+            assert world.spread() == [world.shards // 2] * 2
+
+    with asyncio.Runner(loop_factory=made_up_time) as runner:
+        runner.run(failing())
+
+
+async def test_what_was_begun_in_part_is_ended_before_the_fence_is_given_back() -> None:
+    done: list[str] = []
+
+    class Held:
+        identity = holder = "me"
+        held, expires_at = True, clock() + 60.0
+
+        async def try_acquire(self, **_: Any) -> bool:
+            return True
+
+        async def release(self) -> None:
+            done.append("given back")
+
+    def begin() -> None:
+        raise RuntimeError("a part of it has begun")
+
+    async def end() -> None:
+        done.append("ended")
+
+    fence = Fence(
+        Held(),  # type: ignore[arg-type]
+        timings=ShardTimings(),
+        counts=Counts(),
+        slots=asyncio.Semaphore(),
+        begin=begin,
+        end=end,
+        absent_since=lambda: None,
+        now=clock,
+    )
+    fence.want(True)
+    with pytest.raises(RuntimeError, match="a part of it"):
+        await fence.run()
+    assert done == ["ended", "given back"]
+    assert not fence.working
+    assert fence.overrun_at == float("inf")
 
 
 def test_a_fence_of_work_that_never_ends_runs_out(made_up_time: Loop, world_of: Worlds) -> None:
