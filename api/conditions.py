@@ -27,7 +27,7 @@ READY: Final = "Ready"
 """The condition that every kind has."""
 
 RUNNING: Final = "Running"
-"""The condition of a registration that says whether its instance runs; mcm writes it, and nobody else."""
+"""The condition of a registration that says whether its instance runs; mcm writes it, for a dead one the operator."""
 
 DELETING: Final = "Deleting"
 """The condition of a control plane that is True while it is taken down; its reason is where that is."""

@@ -34,6 +34,7 @@ class Api:
 
     def __init__(self) -> None:
         self.registrations: dict[str, dict[str, Any]] = {}
+        self.written = 0
         self.deleted: list[str] = []
         self.before_rights = asyncio.Event()
         self.before_rights.set()
@@ -53,6 +54,7 @@ class Api:
         return self._stored({"metadata": {"name": name}}, body["status"])
 
     def _stored(self, body: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
+        self.written += 1
         stored = copy.deepcopy(self.registrations[body["metadata"]["name"]])
         stored["status"] = {name: each for name, each in (stored["status"] | status).items() if each is not None}
         stored["metadata"]["resourceVersion"] = str(next(_versions))
@@ -173,6 +175,11 @@ async def test_one_that_is_made_again_has_nothing_of_the_former() -> None:
     assert world.programs.names() == []
     assert "first" not in world.identities.holders()
 
+    # Nothing but the program itself tells of it any more.
+    world.programs.present[mcm_name("cp", uid="second")] = None
+    await world.reconciler.reconcile(KEY)
+    assert world.programs.names() == []
+
     # An operator that remembers nothing of the former one.
     world.programs.present[mcm_name("cp", uid="first")] = None
     await world.orphans.collect()
@@ -188,11 +195,14 @@ async def test_an_end_that_lasts_is_told_once_and_is_no_trouble() -> None:
     world.put("foo", uid="first", mode="Shared")
     await drained(world.queues)
     world.said.reasons.clear()
+    world.api.written = 0
     for _ in range(3):
         result = await world.reconciler.reconcile(KEY)
         assert result is not None
         assert world.reason() == "McmEnding"
     assert world.said.reasons == [("McmEnding", False)]
+    # That it begins, and what is left.
+    assert world.api.written == 2
     assert len(world.queues.mcms) == 0
     told = world.api.registrations["foo"]["status"]["conditions"][0]["message"]
     assert "pods: mcm" in told
