@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
@@ -13,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from mcm.certificate import ServingCertificate
 from mcm.configuration import PORT
 from mcm.errors import McmError
-from mcm.exits import KILLED_BY, OomKills, exit_reason
+from mcm.exits import KILLED_BY, exit_reason
 from mcm.fingerprint import fingerprint
 from mcm.flags import Flags
 from mcm.programs import Programs
@@ -25,6 +26,7 @@ from mcm.tenant import Obstacle
 from mcm.trust import Trust
 from provider import Backoff, Cluster, Engagement
 from workloads import Address, Component, ComponentState, Phase, Runtime, WorkloadsError
+from workloads.oom_kills import OomKills
 
 __all__ = ["Instance"]
 
@@ -53,6 +55,7 @@ class Instance:
         budget: StartBudget,
         readers: bytes | None,
         oom_kills: OomKills,
+        memory_bytes: int | None = None,
         settle_seconds: float = 2.0,
     ) -> None:
         self.cluster = cluster
@@ -90,6 +93,8 @@ class Instance:
         self._phase = self.state.phase
         """As it was told of last."""
         self._oom_kills = oom_kills
+        """For a process that has no control group of its own."""
+        self._memory_bytes = memory_bytes
         self._excess = ""
         """Why we have ended it ourselves."""
         self._trust = Trust()
@@ -287,7 +292,7 @@ class Instance:
         if self._serving is None:
             self._serving = ServingCertificate.create(host=address.host)
         self.version = build.version
-        return self.service.describe(
+        component = self.service.describe(
             cluster,
             address=address,
             serving=self._serving,
@@ -296,6 +301,7 @@ class Instance:
             version=self._programs.version(build),
             readers=self._readers,
         )
+        return dataclasses.replace(component, memory_bytes=self._memory_bytes)
 
     def _note(self, component: str) -> None:
         if component == self._component:
@@ -315,6 +321,8 @@ class Instance:
     def _note_end(self, state: ComponentState) -> None:
         excess, self._excess = self._excess, ""
         self._end = self.last_error = f"{excess}; it {state.message}" if excess else state.message
-        starved = bool(excess) or (state.exit_code == KILLED_BY and self._oom_kills.take())
-        self._exited = exit_reason(state.exit_code, state.message, oom_killed=starved)
+        starved = state.oom_killed
+        if starved is None:
+            starved = state.exit_code == KILLED_BY and self._oom_kills.take()
+        self._exited = exit_reason(state.exit_code, state.message, oom_killed=bool(excess) or starved)
         self.exits[self._exited] += 1

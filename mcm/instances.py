@@ -13,7 +13,6 @@ from typing_extensions import override
 
 from mcm.configuration import controllers_name
 from mcm.errors import McmError, NotAnnounced, RegistrationWithdrawn
-from mcm.exits import OomKills
 from mcm.flags import NO_FLAGS, Flags
 from mcm.guard import Guard, GuardPace
 from mcm.instance import Instance
@@ -27,6 +26,7 @@ from provider import Aware, Backoff, Cluster, Engagement
 from provider.logs import log_fields
 from provider.running import keep_running
 from workloads import Runtime, WorkloadsError
+from workloads.oom_kills import OomKills
 
 __all__ = ["Instances", "Witness", "remove_leftovers"]
 
@@ -71,12 +71,14 @@ class Instances(Aware):
         guard_pace: GuardPace | None = None,
         budget: StartBudget | None = None,
         readers: bytes | None = None,
+        memory_bytes: int | None = None,
         admit: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`readers` is the authority of those that may read the metrics of instances, in PEM; None: nobody may.
 
         `admit` is awaited before an instance starts that is new in `all`; none starts where it raises. `flags` are of
-        kube-controller-manager. Without `guard_pace` instances run whatever stands in the way of them in their cluster.
+        kube-controller-manager. `memory_bytes` is what each may take, where the runtime can hold it to that. Without
+        `guard_pace` instances run whatever stands in the way of them in their cluster.
         """
         self._runtime = runtime
         self._witness = witness
@@ -87,6 +89,7 @@ class Instances(Aware):
         self._budget = budget or StartBudget()
         self._readers = readers
         self._oom_kills = OomKills()
+        self._memory_bytes = memory_bytes
         self._admit = admit
         self._instances: dict[str, tuple[Instance, ...]] = {}
 
@@ -146,6 +149,7 @@ class Instances(Aware):
             budget=self._budget,
             readers=self._readers,
             oom_kills=self._oom_kills,
+            memory_bytes=self._memory_bytes,
         )
 
     def _guard(self, instance: Instance) -> Guard:

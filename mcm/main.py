@@ -96,6 +96,7 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
                 programs=programs,
                 guard_pace=GuardPace(),
                 readers=reader.certificate if reader else None,
+                memory_bytes=settings.instance_memory_mib << 20 or None,
                 admit=tenure.admit,
             )
             settled = Settling(following.provider, programs=programs, flags=settings.flags)

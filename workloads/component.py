@@ -138,6 +138,10 @@ class Component:
     resources: Resources | None = None
     open_files: int | None = None
     """So many files and connections it may have open at once, where the runtime can hold it to that: processes."""
+    memory_bytes: int | None = None
+    """So much memory it may take, where the kernel can hold it to that: processes of `Lifetime.BOUND`, in a control
+    group that may be divided (`MemoryGroups`). None: no limit.
+    """
     reached_by: tuple[str, ...] | None = None
     """Names of the components that may connect to it, where the runtime can keep others out: pods. None: anybody."""
     metrics_only: bool = False

@@ -16,6 +16,7 @@ from workloads import launcher
 from workloads.component import DATA, FILES, SCRATCH, Component, Lifetime
 from workloads.directory import ComponentDirectory
 from workloads.errors import RuntimeFailure
+from workloads.memory_group import MemoryGroup, MemoryGroups
 from workloads.proctable import DIGEST_VARIABLE, MARKER_VARIABLE
 
 __all__ = ["Launch", "check_name", "find_program", "is_name", "prepare_launch"]
@@ -35,6 +36,8 @@ class Launch:
     """Of everything that a running process cannot take up without a restart."""
     tls: ssl.SSLContext | None = field(compare=False)
     """For the readiness probe; None where that is plain HTTP or there is none."""
+    group: MemoryGroup | None = field(compare=False, default=None)
+    """That bounds its memory, where there is one."""
 
 
 def is_name(name: str) -> bool:
@@ -50,7 +53,9 @@ def check_name(name: str) -> None:
         )
 
 
-def prepare_launch(component: Component, *, directory: ComponentDirectory, programs: Sequence[Path]) -> Launch:
+def prepare_launch(
+    component: Component, *, directory: ComponentDirectory, programs: Sequence[Path], groups: MemoryGroups
+) -> Launch:
     """Check and resolve a description. Raises RuntimeFailure: which component, which field, what is wrong."""
     check_name(component.name)
     _check_placeholders(component)
@@ -59,8 +64,11 @@ def prepare_launch(component: Component, *, directory: ComponentDirectory, progr
     digest = _digest(component, program=program)
     places = {FILES: str(directory.files), DATA: str(directory.data), SCRATCH: str(directory.scratch)}
     argv = (str(program), *(_substitute(arg, places=places) for arg in component.args))
+    group = None
     if component.lifetime is Lifetime.BOUND:
-        argv = (sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), *argv)
+        group = groups.make(component.name, limit_bytes=component.memory_bytes)
+        entry = str(group.entry) if group is not None else ""
+        argv = (sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), entry, *argv)
     environment = {
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": os.environ.get("HOME", str(directory.path)),
@@ -68,7 +76,9 @@ def prepare_launch(component: Component, *, directory: ComponentDirectory, progr
         MARKER_VARIABLE: str(directory.path),
         DIGEST_VARIABLE: digest,
     }
-    return Launch(component=component, argv=argv, environment=environment, digest=digest, tls=_probe_tls(component))
+    return Launch(
+        component=component, argv=argv, environment=environment, digest=digest, tls=_probe_tls(component), group=group
+    )
 
 
 def _substitute(text: str, *, places: dict[str, str]) -> str:
@@ -147,5 +157,6 @@ def _digest(component: Component, *, program: Path) -> str:
         component.lifetime.value,
         # Only where there is one: what runs without goes on after an upgrade.
         *([component.open_files] if component.open_files is not None else []),
+        *(["memory", component.memory_bytes] if component.memory_bytes is not None else []),
     ]
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]

@@ -20,6 +20,7 @@ from workloads.directory import REMOVED_PREFIX, ComponentDirectory
 from workloads.errors import RuntimeFailure
 from workloads.launch import check_name, is_name, prepare_launch
 from workloads.locks import NamedLocks
+from workloads.memory_group import MemoryGroups
 from workloads.orphans import end_entries
 from workloads.pace import Pace
 from workloads.ports import PortRegistry
@@ -72,6 +73,7 @@ class ProcessRuntime:
         self._supervisions: dict[str, Supervision] = {}
         self._locks = NamedLocks()
         self._subscribers = Subscribers()
+        self._groups = MemoryGroups(self._directory)
         self._session: aiohttp.ClientSession | None = None
         self._lock = -1
 
@@ -140,7 +142,10 @@ class ProcessRuntime:
         if component.version is not None and (why := await self.lacks(component.program, version=component.version)):
             raise RuntimeFailure(f"Component {component.name}: version {component.version} cannot be had: {why}.")
         async with self._supervision(component.name) as supervision:
-            await supervision.apply(prepare_launch(component, directory=supervision.directory, programs=self._programs))
+            launch = prepare_launch(
+                component, directory=supervision.directory, programs=self._programs, groups=self._groups
+            )
+            await supervision.apply(launch)
 
     def state(self, name: str) -> ComponentState:
         """See `Runtime.state`. A stopped component is ABSENT; `names` still has it."""
@@ -159,11 +164,13 @@ class ProcessRuntime:
         """See `Runtime.stop`. Waits as long as the kernel takes to end what was killed; a cancelled stop goes on."""
         async with self._supervision(name) as supervision:
             await supervision.stop()
+            await self._groups.remove(name)
 
     async def delete(self, name: str) -> None:
         """See `Runtime.delete`. Raises RuntimeFailure where the directory cannot be removed."""
         async with self._supervision(name) as supervision:
             await supervision.stop()
+            await self._groups.remove(name)
             directory = supervision.directory
             if directory.exists:
                 await self._ports.release(directory)
@@ -212,6 +219,7 @@ class ProcessRuntime:
                 leaders.setdefault(entry.marker, entry)
         strays = [entry for entry in entries if entry.marker not in leaders]
         await end_entries(strays, grace_seconds=0.0)  # their main processes have died, and so the components
+        self._groups.clear()
         for marker, entry in leaders.items():
             self._add(Path(marker).name).adopt(entry)
         for supervision in list(self._supervisions.values()):
@@ -257,6 +265,7 @@ class ProcessRuntime:
                 return
             if supervision.bound:
                 await supervision.stop()
+                await self._groups.remove(name)
             else:
                 await supervision.release()
 

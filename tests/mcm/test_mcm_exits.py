@@ -14,7 +14,7 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from mcm.exits import OomKills, exit_reason, find_counter
+from mcm.exits import exit_reason
 from mcm.fleet import Fleet
 from mcm.instances import Instances
 from mcm.metrics import Metrics
@@ -23,6 +23,7 @@ from mcm.silence import Silence
 from provider import Cluster, ClusterConfig, Clusters
 from tools.binaries import Binaries
 from workloads import Pace, ProcessRuntime
+from workloads.oom_kills import OomKills, find_counter
 
 Eventually = Callable[..., Any]
 COUNTER = find_counter()

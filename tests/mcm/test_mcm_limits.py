@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -21,9 +22,19 @@ from mcm.settings import Settings
 from mcm.silence import Silence
 from provider import Cluster, ClusterConfig, Clusters
 from workloads import ProcessRuntime
+from workloads.oom_kills import find_counter
 
 Eventually = Callable[..., Any]
 HUNGRY = "import time; taken = b'x' * (200 << 20); time.sleep(1000)"
+
+
+def delegated() -> bool:
+    """Whether the control group of this process may be divided."""
+    if (counter := find_counter()) is None:
+        return False
+    with contextlib.suppress(OSError):
+        return os.getxattr(counter.parent, "trusted.delegate") == b"1"
+    return False
 
 
 def cluster(name: str) -> Cluster:
@@ -100,3 +111,30 @@ async def test_an_instance_may_open_so_many_files(
 def test_a_ceiling_under_which_nothing_runs_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(SystemExit):
         Settings.parse([f"--state-dir={tmp_path}", f"--programs-dir={tmp_path}", f"--instance-memory-mib={text}"])
+
+
+@pytest.mark.skipif(not delegated(), reason="the control group of the tests is not delegated to them")
+async def test_an_instance_that_the_kernel_ends_for_taking_more_is_told_as_out_of_memory(
+    runtime: ProcessRuntime, tmp_path: Path, eventually: Eventually
+) -> None:
+    program = tmp_path / "kube-controller-manager"
+    program.write_text(
+        f'#!/bin/sh\ngrep -q hungry.test files/kubeconfig && exec {sys.executable} -c "{HUNGRY}"\nexec sleep 1000\n'
+    )
+    program.chmod(0o700)
+    instances = Instances(runtime, witness=Silence(registration=None), memory_bytes=100 << 20)
+    clusters = Clusters(awares=[instances])
+    fleet = Fleet(clusters, instances=instances)
+
+    def summary(name: str) -> Any:
+        return next(found for found in fleet.summaries() if found.name == name)
+
+    try:
+        await clusters.add_or_replace(cluster("modest"))
+        await clusters.add_or_replace(cluster("hungry"))
+        pid = await eventually(lambda: summary("modest").pid)
+        await eventually(lambda: summary("hungry").exits.get("OutOfMemory", 0) >= 2)
+        assert set(summary("hungry").exits) == {"OutOfMemory"}
+        assert (summary("modest").pid, summary("modest").restarts) == (pid, 0)
+    finally:
+        await clusters.aclose()
