@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,8 +24,6 @@ from workloads import Pace, ProcessRuntime
 from workloads.oom_kills import OomKills, find_counter
 
 Eventually = Callable[..., Any]
-COUNTER = find_counter()
-"""Of this process's own control group."""
 
 
 @pytest.mark.parametrize(
@@ -99,29 +95,6 @@ def test_each_kill_by_the_kernel_explains_one_end(tmp_path: Path) -> None:
     kills = OomKills(events)
     events.write_text("oom_kill 5\n")
     assert [kills.take() for _ in range(3)] == [True, True, False]
-
-
-HUNGRY = "taken = [bytearray(1 << 20) for _ in range(64)]"
-
-
-@pytest.mark.skipif(
-    COUNTER is None or COUNTER.name != "memory.oom_control" or not os.access(COUNTER.parent, os.W_OK),
-    reason="control groups of memory (version 1) cannot be made here",
-)
-def test_the_kernel_says_where_it_killed_for_want_of_memory() -> None:
-    """A process that takes more than its group may is killed by the kernel itself."""
-    assert COUNTER is not None
-    group = COUNTER.parent / f"kplane-test-{os.getpid()}"
-    group.mkdir()
-    try:
-        (group / "memory.limit_in_bytes").write_text(str(32 << 20))
-        kills = OomKills(group / "memory.oom_control")
-        join = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0'); {HUNGRY}"
-        ended = subprocess.run([sys.executable, "-c", join], check=False, timeout=30.0)
-        assert exit_reason(ended.returncode, "", oom_killed=kills.take()) is Reason.OUT_OF_MEMORY
-        assert not kills.take()
-    finally:
-        group.rmdir()
 
 
 def test_the_counter_is_found_in_both_versions_with_and_without_a_container(tmp_path: Path) -> None:
