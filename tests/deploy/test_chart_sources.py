@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from embedded.handle import Handle
+from mcm.sharding import SHARDS
 from provider import NAMESPACES, SECRETS, Client, ClusterConfig, Clusters
 from provider.providers.endpoint import ENDPOINTS, EndpointProvider, SecretTemplate
 
@@ -24,6 +25,7 @@ SCOPE = "mcm.source.namespaceScope"
 OURS = "controlplane.kplane.dev"
 FOLLOWING = {f"{OURS}/controlplaneendpoints": {"list", "watch"}}
 SECRET = {"/secrets": {"get", "watch"}}
+EVENTS = {"/events": {"get", "create", "patch"}}
 RBAC = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount"}
 
 
@@ -44,7 +46,7 @@ async def fleet(api_server: Handle) -> AsyncIterator[str]:
 
 
 async def rights(client: Client, namespace: str) -> dict[str, set[str]]:
-    """Verbs by `group/resource[:names]` that an identity has in a namespace, beyond what everybody has."""
+    """Verbs by `group/resource[:name]` that an identity has in a namespace, beyond what everybody has."""
     found: dict[str, set[str]] = {}
     body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview", "spec": {"namespace": namespace}}
     answer = await client.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", body=body)
@@ -53,8 +55,19 @@ async def rights(client: Client, namespace: str) -> dict[str, set[str]]:
             if group in ("authorization.k8s.io", "authentication.k8s.io"):
                 continue
             for resource in rule["resources"]:
-                names = "".join(f":{name}" for name in rule.get("resourceNames", ()))
-                found.setdefault(f"{group}/{resource}{names}", set()).update(rule["verbs"])
+                for name in rule.get("resourceNames", ("",)):
+                    what = f"{group}/{resource}:{name}".removesuffix(":")
+                    found.setdefault(what, set()).update(rule["verbs"])
+    return found
+
+
+def sharing(account: str) -> dict[str, set[str]]:
+    """What mcm may do with Leases, by which its pods share control planes whatever their source."""
+    leases = "coordination.k8s.io/leases"
+    found = {leases: {"list", "watch"}}
+    for number in range(SHARDS):
+        for name in (f"{account}-shard-{number}", f"{account}-peer-{account}-{number}"):
+            found[f"{leases}:{name}"] = {"get", "create", "update", "patch", "delete"}
     return found
 
 
@@ -92,9 +105,17 @@ async def test_with_endpoints_mcm_follows_them_and_reads_the_secrets_of_the_temp
         server = ClusterConfig.load(api_server.admin_kubeconfig)
         config = ClusterConfig(server.server, ca_data=server.ca_data, token=token.strip())
         async with Client(config) as client:
-            # What RBAC allows is known some moments after it was written.
-            await eventually(lambda: rights(client, fleet), lambda found: found == replaced(there, fleet))
-            assert await rights(client, "kplane-system") == replaced(elsewhere, fleet)
+            ours = replaced(elsewhere, fleet)
+            expected = {
+                fleet: replaced(there, fleet),
+                "kplane-system": ours | sharing(account),
+                "default": ours | EVENTS,  # where those of endpoints are, which have no namespace
+            }
+            for namespace, wanted in expected.items():
+                # What RBAC allows is known some moments after it was written.
+                await eventually(
+                    lambda namespace=namespace: rights(client, namespace), lambda found, wanted=wanted: found == wanted
+                )
             if template.startswith("{name}/"):
                 return  # its Secret would be in a namespace of the endpoint's name
             provider = EndpointProvider(client, secrets=SecretTemplate(template, namespace_scope=scope or None))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
 import signal
-from collections.abc import Callable
+import uuid
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import create_autospec
@@ -18,7 +19,7 @@ from mcm.instances import Instances
 from mcm.metrics import Metrics
 from mcm.report import Reason
 from mcm.silence import Silence
-from provider import Cluster, ClusterConfig, Clusters
+from provider import LEASES, Client, Cluster, ClusterConfig, Clusters
 from tools.binaries import Binaries
 from workloads import Pace, ProcessRuntime
 from workloads.oom_kills import OomKills, find_counter
@@ -30,6 +31,7 @@ Eventually = Callable[..., Any]
     ("script", "reason"),
     [
         ("echo 'Error: unknown flag: --nope' >&2; exit 1", Reason.BAD_FLAG),
+        ("echo 'err=failed to wait for apiserver being healthy: timed out' >&2; exit 1", Reason.API_SERVER_NOT_HEALTHY),
         ("echo 'E1 leaderelection.go:1] leaderelection lost' >&2; exit 1", Reason.LEASE_LOST),
         ("echo 'fatal error: runtime: out of memory' >&2; exit 2", Reason.OUT_OF_MEMORY),
         ("kill -SEGV $$", Reason.KILLED),
@@ -129,16 +131,57 @@ async def test_the_last_words_of_the_real_program_are_understood(
     binaries: Binaries, tmp_path: Path, kubeconfig: str, argument: str, reason: Reason
 ) -> None:
     (tmp_path / "kubeconfig").write_text(kubeconfig)
-    [program] = [
-        path / "kube-controller-manager"
-        for path in binaries.directories
-        if os.access(path / "kube-controller-manager", os.X_OK)
-    ]
+    async with running(binaries, tmp_path, "--leader-elect=false", argument) as process:
+        assert await told_reason(process) is reason
+
+
+@pytest.mark.integration
+@pytest.mark.xdist_group("mcm")
+async def test_the_last_words_of_the_real_program_that_loses_its_lease_are_understood(
+    binaries: Binaries, tenants: Any, tmp_path: Path, eventually: Eventually
+) -> None:
+    """As mcm starts its instances they elect nobody, so that this one has to be told to."""
+    lease = f"lost-{uuid.uuid4().hex[:8]}"
+    (tmp_path / "kubeconfig").write_bytes(tenants["one"].kubeconfig(groups=("system:masters",)))
+    electing = (
+        "--leader-elect=true",
+        "--leader-elect-resource-namespace=default",
+        f"--leader-elect-resource-name={lease}",
+        "--leader-elect-lease-duration=4s",
+        "--leader-elect-renew-deadline=2s",
+        "--leader-elect-retry-period=500ms",
+    )
+    async with (
+        Client(tenants["one"].config) as client,
+        running(binaries, tmp_path, "--controllers=ttl-controller", *electing) as process,
+    ):
+        await eventually(lambda: client.get(LEASES, lease, namespace="default"), timeout=30.0)
+        another = {"spec": {"holderIdentity": "another", "leaseDurationSeconds": 600}}
+        await client.patch(LEASES, lease, another, namespace="default")
+        assert await told_reason(process) is Reason.LEASE_LOST
+        await client.delete(LEASES, lease, namespace="default")
+
+
+@contextlib.asynccontextmanager
+async def running(binaries: Binaries, directory: Path, *args: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The real program, with the file `kubeconfig` of the directory."""
     process = await asyncio.create_subprocess_exec(
-        *(program, f"--kubeconfig={tmp_path}/kubeconfig", f"--authentication-kubeconfig={tmp_path}/kubeconfig"),
-        *("--secure-port=0", f"--cert-dir={tmp_path}", "--leader-elect=false", argument),
+        str(binaries.path("kube-controller-manager")),
+        *(f"--kubeconfig={directory}/kubeconfig", f"--authentication-kubeconfig={directory}/kubeconfig"),
+        *("--secure-port=0", f"--cert-dir={directory}", *args),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    output, _ = await process.communicate()
-    assert exit_reason(process.returncode, output.decode()[-2048:], oom_killed=False) is reason
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def told_reason(process: asyncio.subprocess.Process) -> Reason:
+    """Wait for its end, and tell why that was."""
+    async with asyncio.timeout(40.0):
+        output, _ = await process.communicate()
+    return exit_reason(process.returncode, output.decode()[-2048:], oom_killed=False)

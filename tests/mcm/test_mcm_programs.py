@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mcm.errors import ConfigurationError
+from mcm.fleet import Fleet
+from mcm.instances import Instances
 from mcm.programs import Build, Programs
-from provider import Cluster, ClusterConfig
+from mcm.settings import Settings
+from mcm.silence import Silence
+from provider import Cluster, ClusterConfig, Clusters
 from workloads import ProcessRuntime, RuntimeFailure
 
 PROGRAM = "kube-controller-manager"
@@ -26,7 +30,9 @@ def directory(root: Path, name: str, *, version: str) -> Path:
     found = root / name
     found.mkdir()
     path = found / PROGRAM
-    path.write_text(f"#!/bin/sh\n{f'echo Kubernetes {version}' if version != 'broken' else 'exit 1'}\n")
+    # Started in earnest it waits, and its process has the name of the file.
+    runs = f'[ "$1" = --version ] && echo Kubernetes {version} || exec -a "$0" sleep 1000'
+    path.write_text(f"#!/bin/bash\n{runs if version != 'broken' else 'exit 1'}\n")
     path.chmod(0o700)
     return found
 
@@ -83,6 +89,31 @@ async def test_a_broken_program_is_left_out_where_another_one_fits(
 async def test_where_none_tells_its_version_that_is_said(tmp_path: Path) -> None:
     with pytest.raises(RuntimeFailure, match=f"version of {tmp_path}/bad/{PROGRAM} cannot be found out"):
         await programs(tmp_path, {"bad": "broken"}).choose(PROGRAM, cluster=cluster("1.35"))
+
+
+async def test_instances_of_several_versions_run_side_by_side(tmp_path: Path, eventually: Callable[..., Any]) -> None:
+    directories = [directory(tmp_path, name, version=f"v{name}.4") for name in ("1.35", "1.36")]
+    flags = [f"--programs-dir={path}" for path in directories]
+    given = Settings.parse([f"--state-dir={tmp_path}/state", *flags]).programs
+    async with ProcessRuntime(tmp_path / "state", programs=given) as runtime:
+        instances = Instances(runtime, witness=Silence(registration=None), programs=Programs(given, runtime=runtime))
+        clusters = Clusters(awares=[instances])
+        fleet = Fleet(clusters, instances=instances)
+
+        def running() -> dict[str, tuple[str | None, str]]:
+            """By cluster, the version that is told and the program that the process is."""
+            return {
+                found.name: (found.version, Path(f"/proc/{found.pid}/cmdline").read_text().partition("\0")[0])
+                for found in fleet.summaries()
+            }
+
+        try:
+            for path in directories:
+                await clusters.add_or_replace(cluster(path.name, name=f"on-{path.name}"))
+            wanted = {f"on-{path.name}": (f"v{path.name}.4", f"{path}/{PROGRAM}") for path in directories}
+            await eventually(running, lambda found: found == wanted)
+        finally:
+            await clusters.aclose()
 
 
 @pytest.mark.integration

@@ -91,7 +91,9 @@ async def test_it_is_a_pod_with_an_identity_of_its_own_until_its_instance_has_en
     assert pod["spec"]["serviceAccountName"] == name
     tokens = [volume for volume in pod["spec"]["volumes"] if "projected" in volume]
     assert len(tokens) == 1
-    assert pod["spec"]["containers"][0]["args"] == [
+    [container] = pod["spec"]["containers"]
+    assert container["resources"] == {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "768Mi"}}
+    assert container["args"] == [
         f"--registration={NAME}",
         "--report-status",
         "--state-dir=/var/run/kplane",
