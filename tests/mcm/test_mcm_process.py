@@ -49,6 +49,7 @@ from provider import (
     NotFound,
     Reflector,
     Resource,
+    Unauthorized,
 )
 from provider.providers.registration import REGISTRATIONS
 
@@ -62,6 +63,8 @@ NODES = Resource("v1", "Node", "nodes", namespaced=False)
 JOBS = Resource("batch/v1", "Job", "jobs", namespaced=True)
 REPLICA_SETS = Resource("apps/v1", "ReplicaSet", "replicasets", namespaced=True)
 _DEADLINE_SECONDS = 40.0
+_TOKEN_SECONDS = 52
+"""client-go takes a token from its file again 50 s after it did so last (transport/token_source.go), and some slack."""
 
 
 OWN_SERIES = {f"mcm_instance_{name}" for name in ("up", "restarts_total", "exits_total", "pss_bytes", "scrape_success")}
@@ -334,6 +337,55 @@ async def test_a_renewed_certificate_is_used_by_the_same_process(
         assert mcm.clusters()[name]["restarts"] == 0
 
 
+@pytest.mark.timeout(240)
+async def test_a_rotated_token_is_used_by_the_same_process(
+    mcm: Any, gate_to: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
+) -> None:
+    """The first token is refused while the instance runs, and every connection has to be made again."""
+    tenant, (former, latter) = tenants["one"], (fleet.name("former"), fleet.name("latter"))
+    secret, ca = tenant.controllers_secret(), tenant.authorities.serving.certificate
+    configs = {
+        account: ClusterConfig(server=tenant.server, ca_data=ca, token=await controllers_token(one, account=account))
+        for account in (former, latter)
+    }
+
+    def with_token_of(account: str) -> dict[str, bytes]:
+        return secret | {"kubeconfig": json.dumps(configs[account].to_kubeconfig()).encode()}
+
+    async def refused(client: Client) -> bool:
+        try:
+            await client.get(NAMESPACES, "default")
+        except Unauthorized:
+            return True
+        return False
+
+    mcm.start("--instance-metrics=full")
+    async with gate_to(tenant.server) as gate, Client(configs[former]) as outdated:
+        name = await fleet.register("a", with_token_of(former), server=gate.url)
+        pid = (await state(name, "Ready"))["pid"]
+        namespace = await works(one, eventually)
+        await eventually(lambda: writers_in(tenant.audit, namespace=namespace) == {former})
+        await fleet.put_secret("a", with_token_of(latter))
+        file = mcm.state / component_name(name) / "files" / "token"
+        await eventually(lambda: file.read_text() == configs[latter].token)
+        taken = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=_TOKEN_SECONDS)
+        await eventually(lambda: dt.datetime.now(dt.UTC) > taken, timeout=2 * _TOKEN_SECONDS)
+
+        await one.delete(SERVICE_ACCOUNTS, former, namespace="kube-system")
+        # An API server knows for 10 s that it accepted a token.
+        await eventually(lambda: refused(outdated), timeout=30.0)
+        gate.cut()
+        namespace = await works(one, eventually)
+        await eventually(lambda: writers_in(tenant.audit, namespace=namespace) == {latter})
+        await one.delete(NAMESPACES, namespace)
+        await eventually(lambda: gone(one, NAMESPACES, namespace), timeout=_DEADLINE_SECONDS)
+        assert (await state(name, "Ready"))["pid"] == pid
+        assert mcm.clusters()[name]["restarts"] == 0
+        answers = (await asyncio.to_thread(samples, mcm))["rest_client_requests_total", name]
+        assert {"200", "201"} <= answers.keys()
+        assert "401" not in answers
+
+
 @pytest.mark.timeout(180)
 async def test_an_exchanged_ca_is_given_to_namespaces_by_the_same_engagement(
     mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
@@ -363,7 +415,7 @@ async def test_an_exchanged_authority_of_the_api_server_restarts_nobody_who_know
     """With both authorities in the file the process goes on; where the certificate is exchanged at once it cannot."""
     tenant, old, new = tenants["one"], create_authority("old"), create_authority("new")
     both = old.certificate + new.certificate
-    secret, token = tenant.controllers_secret(), await controllers_token(one)
+    secret, token = tenant.controllers_secret(), await controllers_token(one, account=fleet.name("a"))
 
     def trusting(authority: bytes) -> dict[str, bytes]:
         config = {"cluster": {"server": tenant.server, "certificate-authority-data": encoded(authority)}}
@@ -698,18 +750,24 @@ class Front:
         self.outside.load_cert_chain(self._file)
 
 
-async def controllers_token(client: Client) -> str:
-    """A token with all rights in a control plane."""
-    name = f"controllers-{uuid.uuid4().hex[:8]}"
-    await client.create(SERVICE_ACCOUNTS, manifest("v1", "ServiceAccount", name, namespace="kube-system"))
+async def controllers_token(client: Client, *, account: str) -> str:
+    """A token with all rights in a control plane, of a ServiceAccount that this makes."""
+    await client.create(SERVICE_ACCOUNTS, manifest("v1", "ServiceAccount", account, namespace="kube-system"))
     group = "rbac.authorization.k8s.io"
-    subject = {"kind": "ServiceAccount", "name": name, "namespace": "kube-system"}
+    subject = {"kind": "ServiceAccount", "name": account, "namespace": "kube-system"}
     role = {"apiGroup": group, "kind": "ClusterRole", "name": "cluster-admin"}
-    binding = manifest(f"{group}/v1", "ClusterRoleBinding", name, roleRef=role, subjects=[subject])
+    binding = manifest(f"{group}/v1", "ClusterRoleBinding", account, roleRef=role, subjects=[subject])
     await client.create(CLUSTER_ROLE_BINDINGS, binding)
-    path = f"/api/v1/namespaces/kube-system/serviceaccounts/{name}/token"
+    path = f"/api/v1/namespaces/kube-system/serviceaccounts/{account}/token"
     made: Any = await client.request("POST", path, body={"spec": {}})
     return str(made["status"]["token"])
+
+
+def writers_in(audit: Path, *, namespace: str) -> set[str]:
+    """Names of the users whose requests changed something in a namespace; the part after the last colon."""
+    events = [json.loads(line) for line in audit.read_text().splitlines() if namespace in line]
+    inside = [event for event in events if event["objectRef"].get("namespace") == namespace]
+    return {event["user"]["username"].rpartition(":")[2] for event in inside}
 
 
 def encoded(content: bytes) -> str:
