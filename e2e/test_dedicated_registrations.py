@@ -40,7 +40,11 @@ def test_it_has_a_pod_of_its_own_until_it_is_shared(platform: Platform, unregist
     platform.becomes_ready("ControlPlane", name)
     platform.create(_KIND, name, controlPlaneRef={"name": name}, services=["Controllers"], mode="Dedicated")
     _runs(platform, name, mode="Dedicated")
-    assert condition(platform.find(_KIND, name), "DedicatedReady")["status"] == "True"
+    eventually(
+        f"the mcm of {_KIND} {name} ready",
+        lambda: condition(platform.find(_KIND, name) or {}, "DedicatedReady"),
+        lambda found: found.get("status") == "True",
+    )
     platform.tenant(name).wait_account("default")
 
     [pod] = _mcms(platform.kubectl, namespace)
