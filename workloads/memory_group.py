@@ -13,7 +13,7 @@ from typing import Final
 
 from workloads.oom_kills import OomKills, find_counter
 
-__all__ = ["MemoryGroup", "MemoryGroups"]
+__all__ = ["MemoryGroup", "MemoryGroups", "is_delegated"]
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class MemoryGroups:
         own = self._counter.parent
         if str(os.getpid()) not in (own / _PROCESSES).read_text().split():
             raise PermissionError(errno.EPERM, "this process is not in it", str(own))
-        if not any(_has_mark(own, mark) for mark in _MARKS):
+        if not is_delegated(own):
             raise PermissionError(errno.EPERM, f"not delegated, which {_MARKS[0]}=1 would say", str(own))
         return own
 
@@ -170,8 +170,10 @@ def _move_all(source: Path, target: Path) -> None:
                 (target / _PROCESSES).write_text(pid)
 
 
-def _has_mark(path: Path, mark: str) -> bool:
-    try:
-        return os.getxattr(path, mark) == b"1"
-    except OSError:
-        return False
+def is_delegated(group: Path) -> bool:
+    """Whether a control group is marked as one that who runs in it may divide."""
+    for mark in _MARKS:
+        with contextlib.suppress(OSError):
+            if os.getxattr(group, mark) == b"1":
+                return True
+    return False

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Final, NoReturn
 
+from provider.backoff import delay_after
 from workloads import reaper
 from workloads.errors import RuntimeFailure
 from workloads.proctable import MARKER_VARIABLE, uptime
@@ -93,7 +94,10 @@ class Watchdog:
             if self._known > known:
                 failures, give_up_at = 0, time.monotonic() + _PATIENCE_SECONDS
             else:
-                await asyncio.sleep(min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**failures))
+                pause = delay_after(
+                    failures, initial_seconds=_FIRST_PAUSE_SECONDS, maximum_seconds=_LONGEST_PAUSE_SECONDS
+                )
+                await asyncio.sleep(pause)
                 failures += 1
         raise RuntimeFailure(f"No process can be had that would end components in time: {problem}.")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, create_autospec
@@ -22,44 +22,49 @@ from mcm.settings import Settings
 from mcm.silence import Silence
 from provider import Cluster, ClusterConfig, Clusters
 from workloads import ProcessRuntime
+from workloads.memory_group import is_delegated
 from workloads.oom_kills import find_counter
 
 Eventually = Callable[..., Any]
+COUNTER = find_counter()
+DELEGATED = COUNTER is not None and is_delegated(COUNTER.parent)
+"""Whether the control group of this process may be divided."""
 HUNGRY = "import time; taken = b'x' * (200 << 20); time.sleep(1000)"
-
-
-def delegated() -> bool:
-    """Whether the control group of this process may be divided."""
-    if (counter := find_counter()) is None:
-        return False
-    with contextlib.suppress(OSError):
-        return os.getxattr(counter.parent, "trusted.delegate") == b"1"
-    return False
 
 
 def cluster(name: str) -> Cluster:
     return Cluster(name, config=ClusterConfig(server=f"https://{name}.test", token="t"))
 
 
-async def test_an_instance_above_the_ceiling_is_ended_with_the_reason_and_no_other(
-    runtime: ProcessRuntime, tmp_path: Path, eventually: Eventually
-) -> None:
-    program = tmp_path / "kube-controller-manager"
-    program.write_text(
-        f'#!/bin/sh\ngrep -q hungry.test files/kubeconfig && exec {sys.executable} -c "{HUNGRY}"\nexec sleep 1000\n'
-    )
-    program.chmod(0o700)
-    heard = create_autospec(Silence, instance=True)
-    instances = Instances(runtime, witness=heard)
+@contextlib.asynccontextmanager
+async def modest_and_hungry(instances: Instances) -> AsyncIterator[Callable[[str], Any]]:
+    """Have two instances, one of which takes 200 MiB; gives the summary of a cluster by its name."""
     clusters = Clusters(awares=[instances])
     fleet = Fleet(clusters, instances=instances)
-
-    def summary(name: str) -> Any:
-        return next(found for found in fleet.summaries() if found.name == name)
-
     try:
         await clusters.add_or_replace(cluster("modest"))
         await clusters.add_or_replace(cluster("hungry"))
+        yield lambda name: next(found for found in fleet.summaries() if found.name == name)
+    finally:
+        await clusters.aclose()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> None:
+    path = tmp_path / "kube-controller-manager"
+    path.write_text(
+        f'#!/bin/sh\ngrep -q hungry.test files/kubeconfig && exec {sys.executable} -c "{HUNGRY}"\nexec sleep 1000\n'
+    )
+    path.chmod(0o700)
+
+
+@pytest.mark.usefixtures("program")
+async def test_an_instance_above_the_ceiling_is_ended_with_the_reason_and_no_other(
+    runtime: ProcessRuntime, eventually: Eventually
+) -> None:
+    heard = create_autospec(Silence, instance=True)
+    instances = Instances(runtime, witness=heard)
+    async with modest_and_hungry(instances) as summary:
         pid = await eventually(lambda: summary("modest").pid)
         async with MemoryCeiling(instances.all, limit_bytes=100 << 20, interval_seconds=0.1).kept():
             await eventually(lambda: summary("hungry").exits.get("OutOfMemory", 0) >= 2)
@@ -68,8 +73,6 @@ async def test_an_instance_above_the_ceiling_is_ended_with_the_reason_and_no_oth
         assert said[-1].args[1] is Reason.OUT_OF_MEMORY
         assert "MiB of memory, and may take 100 MiB" in said[-1].kwargs["message"]
         assert (summary("modest").pid, summary("modest").restarts) == (pid, 0)
-    finally:
-        await clusters.aclose()
 
 
 async def test_who_shares_much_is_looked_at_closely_when_it_grows(
@@ -113,28 +116,14 @@ def test_a_ceiling_under_which_nothing_runs_is_refused(tmp_path: Path, text: str
         Settings.parse([f"--state-dir={tmp_path}", f"--programs-dir={tmp_path}", f"--instance-memory-mib={text}"])
 
 
-@pytest.mark.skipif(not delegated(), reason="the control group of the tests is not delegated to them")
+@pytest.mark.usefixtures("program")
+@pytest.mark.skipif(not DELEGATED, reason="the control group of the tests is not delegated to them")
 async def test_an_instance_that_the_kernel_ends_for_taking_more_is_told_as_out_of_memory(
-    runtime: ProcessRuntime, tmp_path: Path, eventually: Eventually
+    runtime: ProcessRuntime, eventually: Eventually
 ) -> None:
-    program = tmp_path / "kube-controller-manager"
-    program.write_text(
-        f'#!/bin/sh\ngrep -q hungry.test files/kubeconfig && exec {sys.executable} -c "{HUNGRY}"\nexec sleep 1000\n'
-    )
-    program.chmod(0o700)
     instances = Instances(runtime, witness=Silence(registration=None), memory_bytes=100 << 20)
-    clusters = Clusters(awares=[instances])
-    fleet = Fleet(clusters, instances=instances)
-
-    def summary(name: str) -> Any:
-        return next(found for found in fleet.summaries() if found.name == name)
-
-    try:
-        await clusters.add_or_replace(cluster("modest"))
-        await clusters.add_or_replace(cluster("hungry"))
+    async with modest_and_hungry(instances) as summary:
         pid = await eventually(lambda: summary("modest").pid)
         await eventually(lambda: summary("hungry").exits.get("OutOfMemory", 0) >= 2)
         assert set(summary("hungry").exits) == {"OutOfMemory"}
         assert (summary("modest").pid, summary("modest").restarts) == (pid, 0)
-    finally:
-        await clusters.aclose()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from workloads import Component, Lifetime, Phase
-from workloads.memory_group import MemoryGroups
+from workloads.memory_group import MemoryGroups, is_delegated
 from workloads.oom_kills import find_counter
 
 LIMIT = 64 << 20
@@ -163,16 +162,8 @@ async def test_a_component_enters_its_group_before_it_runs_and_runs_also_where_t
         await runtime.delete("a")
 
 
-def _delegated() -> Path | None:
-    if (counter := find_counter()) is not None:
-        for mark in ("user.delegate", "trusted.delegate"):
-            with contextlib.suppress(OSError):
-                if os.getxattr(counter.parent, mark) == b"1":
-                    return counter.parent
-    return None
-
-
-DELEGATED = _delegated()
+COUNTER = find_counter()
+DELEGATED = COUNTER.parent if COUNTER is not None and is_delegated(COUNTER.parent) else None
 """The group that this process is in, where it may be divided. Groups that nobody has delegated are left alone."""
 
 
