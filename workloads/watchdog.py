@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Final, NoReturn
 
-from provider.backoff import delay_after
 from workloads import reaper
 from workloads.errors import RuntimeFailure
 from workloads.proctable import MARKER_VARIABLE, uptime
@@ -85,20 +84,18 @@ class Watchdog:
             task.result()
 
     async def _keep(self) -> NoReturn:
-        failures, problem = 0, ""
+        failures, pause, problem = 0, _FIRST_PAUSE_SECONDS, ""
         give_up_at = time.monotonic() + _PATIENCE_SECONDS
         while failures < _TRIES or time.monotonic() < give_up_at:
             known = self._known
             problem = await self._try()
             logger.error("the process that ends components in time is replaced: %s", problem)
             if self._known > known:
-                failures, give_up_at = 0, time.monotonic() + _PATIENCE_SECONDS
+                failures, pause = 0, _FIRST_PAUSE_SECONDS
+                give_up_at = time.monotonic() + _PATIENCE_SECONDS
             else:
-                pause = delay_after(
-                    failures, initial_seconds=_FIRST_PAUSE_SECONDS, maximum_seconds=_LONGEST_PAUSE_SECONDS
-                )
                 await asyncio.sleep(pause)
-                failures += 1
+                failures, pause = failures + 1, min(2 * pause, _LONGEST_PAUSE_SECONDS)
         raise RuntimeFailure(f"No process can be had that would end components in time: {problem}.")
 
     async def _try(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -375,7 +376,18 @@ def test_explains_itself(stand_ins, pytester: pytest.Pytester) -> None:
 def test_costs_runs_without_a_cluster_next_to_nothing() -> None:
     """What is slow to import is imported where a cluster is started."""
     slow = ("aiohttp", "asyncio", "cryptography", "kopf", "provider", "pydantic", "tools", "workloads", "yaml")
-    script = f"import sys, embedded.testing.plugin; print([name for name in {slow} if name in sys.modules])"
+    assert _loaded_by("embedded.testing.plugin", names=slow) == []
+
+
+def test_starts_a_cluster_with_few_packages_of_ours_in_the_process_of_the_tests() -> None:
+    """A project may have packages of the same names as the rest: see `embedded.testing.packages`."""
+    ours = ("api", "cli", "controlplane_operator", "crds", "deploy", "mcm", "provider", "tools", "workloads")
+    assert _loaded_by("embedded.testing.backends", "embedded.daemon", names=ours) == ["tools", "workloads"]
+
+
+def _loaded_by(*modules: str, names: Iterable[str]) -> list[str]:
+    """Those of some packages that a new Python has loaded once it has imported these modules."""
+    script = f"import sys, {', '.join(modules)}; print(*(name for name in {tuple(names)} if name in sys.modules))"
     root = Path(__file__).parents[3]
     ran = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "[]"
+    return ran.stdout.split()
