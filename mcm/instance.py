@@ -36,10 +36,9 @@ logger = logging.getLogger(__name__)
 class Instance:
     """Keeps the process of one engaged cluster as its description asks for, from `start` to `aclose`.
 
-    A `Guard` starts and holds it. `settle_seconds` is how long a description has to stay the same before a running
-    instance follows it, so that a Secret which is edited in several steps restarts nothing in between; one that never
-    stays the same is followed after five times that. `generation` is that of the engagement. `budget` says whose turn
-    it is to start, and `changed` is called when `reason` or `message` may be others than before.
+    A `Guard` starts and holds it. What changes in its description has settled before (`Settling`), and is followed at
+    once. `generation` is that of the engagement. `budget` says whose turn it is to start, and `changed` is called when
+    `reason` or `message` may be others than before.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class Instance:
         readers: bytes | None,
         oom_kills: OomKills,
         memory_bytes: int | None = None,
-        settle_seconds: float = 2.0,
     ) -> None:
         self.cluster = cluster
         self.service = service
@@ -68,7 +66,6 @@ class Instance:
         self.version: str | None = None
         """Of the program, such as v1.36.3, from `check` on; None where it was not chosen by its version."""
         self._changed = changed
-        self._settle_seconds = settle_seconds
         self._readers = readers
         """Authority of those that may read the metrics of the process, in PEM."""
         self._address: Address | None = None
@@ -202,7 +199,6 @@ class Instance:
     async def follow(self, engagement: Engagement) -> None:
         """Follow the changes of the cluster's description until cancelled."""
         async for _ in engagement.changes():
-            await self._settle(engagement)
             await self._keep_applying(engagement)
             self._followed.set()
 
@@ -216,13 +212,6 @@ class Instance:
         self._unsubscribe()
         await self._runtime.delete(self._component)
         logger.info("instance %s ended and removed", self._component)
-
-    async def _settle(self, engagement: Engagement) -> None:
-        for _ in range(5):
-            seen = engagement.cluster
-            await asyncio.sleep(self._settle_seconds)
-            if engagement.cluster is seen:
-                return
 
     async def _keep_applying(self, engagement: Engagement) -> None:
         backoff = Backoff(initial_seconds=1.0, maximum_seconds=60.0)

@@ -31,10 +31,10 @@ _PATIENCE: Final = 5
 class Settling:
     """A provider that passes on what another one tells, each cluster as `effective` describes it.
 
-    Another endpoint, profile or list of services, which takes another engagement, is passed on when it has stayed the
-    same for `seconds`, or after five times that: of several edits in a row the last one counts, and where that leads
-    back there is nothing to do. Clusters that come or go, renewed credentials, and the switch to another control plane,
-    whose removal somebody may be waiting for, are passed on at once.
+    Another description of a cluster is passed on when it has stayed the same for `seconds`, or after five times that:
+    of several edits in a row the last one counts, and where that leads back there is nothing to do. So it is with keys
+    and credentials too, as a Secret may be edited in several steps. Clusters that come or go, and the switch to another
+    control plane, whose removal somebody may be waiting for, are passed on at once.
     """
 
     def __init__(
@@ -82,9 +82,7 @@ class _Settled:
         if present is None or _uid(cluster) != _uid(present):
             self._pending.pop(name, None)
             await self._fleet.add_or_replace(cluster)
-        elif name not in self._pending and cluster.continues(present):
-            await self._fleet.add_or_replace(cluster)
-        else:
+        elif not cluster.equals(self._pending.get(name, present)):  # else it is told again, which puts nothing off
             self._pending[name] = cluster
             if name not in self._waiting:
                 self._waiting.add(name)

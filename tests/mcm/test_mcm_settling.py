@@ -109,12 +109,36 @@ async def test_one_that_changes_all_the_time_is_followed(world_of: Any, eventual
     pytest.fail("it was never followed")
 
 
+async def test_a_secret_that_is_edited_in_several_steps_is_followed_once(world_of: Any, eventually: Eventually) -> None:
+    world = world_of(0.3)
+    await world.tell(cluster(profile="Core"))
+    await eventually(lambda: len(world.engaged) == 1)
+    await world.tell(cluster(profile="Core", token="half"), cluster(profile="Core", token="whole"))
+    assert world.clusters.get("a").config.token == "t"
+    await eventually(lambda: world.clusters.get("a").config.token != "t")
+    assert world.clusters.get("a").config.token == "whole"
+    assert len(world.engaged) == 1
+
+
+async def test_what_is_told_again_and_again_is_put_off_by_nothing(
+    world_of: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mcm.settling._PATIENCE", NEVER)
+    world = world_of(0.2)
+    await world.tell(cluster(profile="Core"))
+    await eventually(lambda: len(world.engaged) == 1)
+
+    async def followed() -> bool:
+        await world.tell(cluster(profile="Full"))  # as each write to its registration does
+        return len(world.engaged) == 2
+
+    await eventually(followed)
+
+
 async def test_what_cannot_wait_does_not(world_of: Any, eventually: Eventually) -> None:
     world = world_of(NEVER)
     await world.tell(cluster(profile="Core", controlPlaneUID="1"))
     await eventually(lambda: len(world.engaged) == 1)
-    await world.tell(cluster(profile="Core", controlPlaneUID="1", token="renewed"))
-    await eventually(lambda: world.clusters.get("a").config.token == "renewed")
     switched = cluster(profile="Core", controlPlaneUID="2", server="https://127.0.0.1:2")
     await world.tell(cluster(profile="Full", controlPlaneUID="1"), switched)
     await eventually(lambda: len(world.engaged) == 2)
