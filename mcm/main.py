@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 import uvloop
@@ -62,32 +62,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 async def run(settings: Settings, *, until: asyncio.Event) -> None:
     """Run until the event is set; then every instance has ended. Raises McmError, ProviderError or WorkloadsError."""
-    if settings.flags:
-        await check_flags(settings.flags, program=PROGRAM, directories=settings.programs)
-    if settings.scheduler_flags:
-        await check_flags(settings.scheduler_flags, program=SCHEDULER_PROGRAM, directories=settings.programs)
+    await _check_flags(settings)
     config = ClusterConfig.load(settings.kubeconfig) if settings.kubeconfig else ClusterConfig.in_cluster()
+    reader = ReaderCertificate.create() if settings.instance_metrics is not InstanceMetrics.NONE else None
     async with (
         ProcessRuntime(settings.state_dir, programs=settings.programs, log_limit_bytes=_LOG_BYTES) as runtime,
         Client(config, field_manager="mcm") as client,
         coordinating(settings.sharding, config=config) as coordinator,
     ):
         await remove_leftovers(runtime)
+        version = await _version(runtime)
+        programs = Programs(settings.programs, runtime=runtime, first=KubernetesVersion.parse(version))
         following = settings.source.follow(client)
-        first = KubernetesVersion.parse(await _version(runtime))
-        programs = Programs(settings.programs, runtime=runtime, first=first)
-        reader = ReaderCertificate.create() if settings.instance_metrics is not InstanceMetrics.NONE else None
-        async with (
-            _witness(
-                settings,
-                following=following,
-                client=client,
-                coordinator=coordinator,
-                runtime=runtime,
-            ) as witness,
-            _scraper(reader) as scraper,
-        ):
-            tenure = Tenure(settings.state_dir, seconds_left=coordinator.require_write if settings.sharding else None)
+        tenure = Tenure(settings.state_dir, seconds_left=coordinator.require_write if settings.sharding else None)
+        async with _witness(
+            settings, following=following, client=client, coordinator=coordinator, version=version
+        ) as witness:
             instances = Instances(
                 runtime,
                 witness=witness,
@@ -102,33 +92,27 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
             settled = Settling(following.provider, programs=programs, flags=settings.flags)
             manager = Manager(config, settled, awares=[instances], coordinator=coordinator)
             fleet = Fleet(manager.clusters, instances=instances, mine=coordinator.may_work)
-            metrics = Metrics(
-                fleet,
-                scraper=scraper,
-                full=settings.instance_metrics is InstanceMetrics.FULL,
-                more=lambda: shard_metrics(coordinator),
-            )
-            sources = settings.source.kind.plural
-            async with serve_status(
-                settings.listen, fleet=fleet, metrics=metrics, sources=sources, synced=following.synced
+            async with (
+                _status(settings, fleet=fleet, reader=reader, coordinator=coordinator, synced=following.synced),
+                tenure.running(instances.all, stop=until),
+                _memory_ceiling(settings, instances=instances),
+                _logs(settings, instances=instances, runtime=runtime),
             ):
                 logger.info("mcm runs an instance for every %s at %s", settings.source.kind, config.server)
-                ceiling = MemoryCeiling(instances.all, limit_bytes=settings.instance_memory_mib << 20)
-                kept = ceiling.kept() if settings.instance_memory_mib else contextlib.nullcontext()
-                bounded = tenure.running(instances.all, stop=until)
-                async with bounded, kept, _logs(settings, instances=instances, runtime=runtime):
-                    await manager.run(until)
+                await manager.run(until)
                 logger.info("all instances have ended")
+
+
+async def _check_flags(settings: Settings) -> None:
+    if settings.flags:
+        await check_flags(settings.flags, program=PROGRAM, directories=settings.programs)
+    if settings.scheduler_flags:
+        await check_flags(settings.scheduler_flags, program=SCHEDULER_PROGRAM, directories=settings.programs)
 
 
 @contextlib.asynccontextmanager
 async def _witness(
-    settings: Settings,
-    *,
-    following: Following,
-    client: Client,
-    coordinator: Coordinator,
-    runtime: Runtime,
+    settings: Settings, *, following: Following, client: Client, coordinator: Coordinator, version: str | None
 ) -> AsyncIterator[Witness]:
     """Tell registrations of their instances in their status, if that is wanted, and in Events; endpoints in Events."""
     registrations = following.registrations
@@ -140,7 +124,7 @@ async def _witness(
             told = reports = Reports(
                 client,
                 registration=registrations.registration,
-                version=await _version(runtime),
+                version=version,
                 mine=lambda registration: coordinator.may_work(registration["metadata"]["name"]),
                 before_write=coordinator.require_write,
                 mode=settings.source.mode,
@@ -158,8 +142,32 @@ async def _witness(
         yield Events(told, recorder=recorder, resource=following.resource, seen=following.seen)
 
 
-def _scraper(reader: ReaderCertificate | None) -> contextlib.AbstractAsyncContextManager[Scraper | None]:
-    return Scraper(reader) if reader is not None else contextlib.nullcontext()
+@contextlib.asynccontextmanager
+async def _status(
+    settings: Settings,
+    *,
+    fleet: Fleet,
+    reader: ReaderCertificate | None,
+    coordinator: Coordinator,
+    synced: Callable[[], bool],
+) -> AsyncIterator[None]:
+    """Serve health and metrics; those of instances are read with the certificate of `reader`, if there is one."""
+    async with Scraper(reader) if reader is not None else contextlib.nullcontext() as scraper:
+        metrics = Metrics(
+            fleet,
+            scraper=scraper,
+            full=settings.instance_metrics is InstanceMetrics.FULL,
+            more=lambda: shard_metrics(coordinator),
+        )
+        sources = settings.source.kind.plural
+        async with serve_status(settings.listen, fleet=fleet, metrics=metrics, sources=sources, synced=synced):
+            yield
+
+
+def _memory_ceiling(settings: Settings, *, instances: Instances) -> contextlib.AbstractAsyncContextManager[None]:
+    if not settings.instance_memory_mib:
+        return contextlib.nullcontext()
+    return MemoryCeiling(instances.all, limit_bytes=settings.instance_memory_mib << 20).kept()
 
 
 @contextlib.asynccontextmanager
