@@ -14,6 +14,7 @@ import aiohttp
 from mcm.certificate import ReaderCertificate
 from mcm.errors import McmError
 from provider import ClusterConfig, KubeconfigError
+from provider.cancellation import end_tasks
 from provider.tls import ssl_context
 
 __all__ = ["ScrapeLimits", "Scraper", "Source", "Target"]
@@ -101,9 +102,7 @@ class Scraper:
             try:
                 await asyncio.wait(tasks, timeout=self._limits.deadline_seconds)
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
+                await end_tasks(tasks)
         self._failing = frozenset(target.source for target in ordered if target.source not in found)
         return found
 

@@ -27,6 +27,7 @@ from provider import (
     ProviderError,
     Resource,
 )
+from provider.cancellation import end_tasks
 from workloads.component import Component
 from workloads.errors import RuntimeFailure
 from workloads.locks import NamedLocks
@@ -111,8 +112,7 @@ class PodRuntime:
     ) -> None:
         following, self._following = self._following, None
         if following is not None:
-            following.cancel()
-            await asyncio.wait((following,))
+            await end_tasks((following,))
 
     @property
     def enforces_resources(self) -> bool:
