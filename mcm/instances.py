@@ -23,6 +23,7 @@ from mcm.start_budget import StartBudget
 from mcm.tenant import Tenant
 from mcm.together import summarize
 from provider import Aware, Backoff, Cluster, Engagement
+from provider.cancellation import complete
 from provider.logs import log_fields
 from provider.running import keep_running
 from workloads import Runtime, WorkloadsError
@@ -188,4 +189,4 @@ async def remove_leftovers(runtime: Runtime) -> None:
     names = runtime.names()
     if names:
         logger.info("removing what an earlier run has left of %d instances", len(names))
-    await asyncio.gather(*(runtime.delete(name) for name in names))
+    await complete(runtime.delete(name) for name in names)
