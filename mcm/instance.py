@@ -19,7 +19,7 @@ from mcm.fingerprint import fingerprint
 from mcm.flags import Flags
 from mcm.programs import Programs
 from mcm.report import Reason, reason_of
-from mcm.scrape import Source, Target
+from mcm.scrape import Origin, Target
 from mcm.services import Served
 from mcm.start_budget import StartBudget
 from mcm.tenant import Obstacle
@@ -109,8 +109,8 @@ class Instance:
         if self._readers is None or address is None or serving is None or self.state.phase is not Phase.READY:
             return None
         host = f"[{address.host}]" if ":" in address.host else address.host
-        source = Source(self.cluster.name, self.service.program)
-        return Target(source, f"https://{host}:{address.ports[PORT]}/metrics", serving.certificate)
+        origin = Origin(self.cluster.name, self.service.program)
+        return Target(origin, f"https://{host}:{address.ports[PORT]}/metrics", serving.certificate)
 
     @property
     def state(self) -> ComponentState:

@@ -66,7 +66,7 @@ class InstanceLogs:
         self._logs = logs
         self._form = form
         self._stream = stream
-        self._files: dict[object, _Following] = {}
+        self._files: dict[object, _OpenFile] = {}
         self._wake = asyncio.Event()
         self._writing: asyncio.Future[None] | None = None
 
@@ -100,12 +100,12 @@ class InstanceLogs:
             await asyncio.wait([self._writing])
         for key, log in logs.items():
             if key not in self._files and (descriptor := _open(log.path)) is not None:
-                self._files[key] = _Following(log.cluster, descriptor, path=log.path)
+                self._files[key] = _OpenFile(log.cluster, descriptor, path=log.path)
         ended = [self._files.pop(key) for key in self._files.keys() - logs.keys()]
         self._writing = _in_thread(partial(self._write, [*self._files.values()], ended))
         await asyncio.shield(self._writing)
 
-    def _write(self, present: list[_Following], ended: list[_Following]) -> None:
+    def _write(self, present: list[_OpenFile], ended: list[_OpenFile]) -> None:
         try:
             for file in [*present, *ended]:
                 lines = file.read(last=file in ended)
@@ -125,7 +125,7 @@ class InstanceLogs:
         return json.dumps({"time": now, "level": level, "logger": PROGRAM, "message": line, "cluster": cluster})
 
 
-class _Following:
+class _OpenFile:
     """One open file, and how far it was read. All but the constructor runs in a thread."""
 
     def __init__(self, cluster: str, descriptor: int, *, path: Path) -> None:

@@ -33,7 +33,7 @@ from mcm.settings import Settings
 from mcm.settling import Settling
 from mcm.sharding import coordinating, shard_metrics
 from mcm.silence import Silence
-from mcm.sources import Following
+from mcm.sources import Feed
 from mcm.status import serve_status
 from mcm.tenure import Tenure
 from provider import Client, ClusterConfig, EventRecorder, Manager, ProviderError, Sharded
@@ -73,11 +73,9 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
         await remove_leftovers(runtime)
         version = await _version(runtime)
         programs = Programs(settings.programs, runtime=runtime, first=KubernetesVersion.parse(version))
-        following = settings.source.follow(client)
+        feed = settings.source.follow(client)
         tenure = Tenure(settings.state_dir, seconds_left=coordinator.require_write if settings.sharding else None)
-        async with _witness(
-            settings, following=following, client=client, coordinator=coordinator, version=version
-        ) as witness:
+        async with _witness(settings, feed=feed, client=client, coordinator=coordinator, version=version) as witness:
             instances = Instances(
                 runtime,
                 witness=witness,
@@ -89,11 +87,11 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
                 memory_bytes=settings.instance_memory_mib << 20 or None,
                 admit=tenure.admit,
             )
-            settled = Settling(following.provider, programs=programs, flags=settings.flags)
+            settled = Settling(feed.provider, programs=programs, flags=settings.flags)
             manager = Manager(config, settled, awares=[instances], coordinator=coordinator)
             fleet = Fleet(manager.clusters, instances=instances, mine=coordinator.may_work)
             async with (
-                _status(settings, fleet=fleet, reader=reader, coordinator=coordinator, synced=following.synced),
+                _status(settings, fleet=fleet, reader=reader, coordinator=coordinator, synced=feed.synced),
                 tenure.running(instances.all, stop=until),
                 _memory_ceiling(settings, instances=instances),
                 _logs(settings, instances=instances, runtime=runtime),
@@ -112,10 +110,10 @@ async def _check_flags(settings: Settings) -> None:
 
 @contextlib.asynccontextmanager
 async def _witness(
-    settings: Settings, *, following: Following, client: Client, coordinator: Coordinator, version: str | None
+    settings: Settings, *, feed: Feed, client: Client, coordinator: Coordinator, version: str | None
 ) -> AsyncIterator[Witness]:
     """Tell registrations of their instances in their status, if that is wanted, and in Events; endpoints in Events."""
-    registrations = following.registrations
+    registrations = feed.registrations
     async with contextlib.AsyncExitStack() as stack:
         told: Witness = Silence(registration=None)
         if registrations is not None:
@@ -139,7 +137,7 @@ async def _witness(
             await stack.enter_async_context(reports.running())
         recorder = EventRecorder(lambda: client, component="mcm")
         await stack.enter_async_context(contextlib.aclosing(recorder))
-        yield Events(told, recorder=recorder, resource=following.resource, seen=following.seen)
+        yield Events(told, recorder=recorder, resource=feed.resource, seen=feed.seen)
 
 
 @contextlib.asynccontextmanager

@@ -17,7 +17,7 @@ from mcm.exits import EXIT_REASONS
 from mcm.exposition import Families
 from mcm.fleet import ClusterSummary, Fleet, State
 from mcm.memory import pss_by_pid
-from mcm.scrape import Scraper, Source, Target
+from mcm.scrape import Origin, Scraper, Target
 from provider.exposition import process_families, render_families
 
 __all__ = ["InstanceMetrics", "Metrics"]
@@ -31,9 +31,9 @@ Digest = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 class _Answers(NamedTuple):
     """What instances said."""
 
-    asked: Sequence[Source] = ()
-    digests: Mapping[Source, Digest] = MappingProxyType({})
-    texts: Mapping[Source, str] = MappingProxyType({})
+    asked: Sequence[Origin] = ()
+    digests: Mapping[Origin, Digest] = MappingProxyType({})
+    texts: Mapping[Origin, str] = MappingProxyType({})
 
 
 class InstanceMetrics(enum.StrEnum):
@@ -86,7 +86,7 @@ class Metrics:
         if self._scraper is None:
             return _Answers()
         targets = self._fleet.targets()
-        asked = sorted(target.source for target in targets)
+        asked = sorted(target.origin for target in targets)
         if self._full:
             return _Answers(asked, texts=await self._scraper.scrape(targets, take=_Budget(_FULL_BYTES)))
         return _Answers(asked, digests=await self._scraper.scrape(targets, take=_digest))
@@ -101,19 +101,19 @@ class Metrics:
             labels=["cluster", "program"],
         )
         present = {found.name for found in summaries}
-        for source in answers.asked:
-            if source.cluster in present:
-                success.add_metric([*source], source in answers.digests or source in answers.texts)
-                _add(families, source, values=answers.digests.get(source, {}))
+        for origin in answers.asked:
+            if origin.cluster in present:
+                success.add_metric([*origin], origin in answers.digests or origin in answers.texts)
+                _add(families, origin, values=answers.digests.get(origin, {}))
         return [*families.values(), success]
 
-    async def _with_texts(self, own: bytes, texts: Mapping[Source, str]) -> bytes:
+    async def _with_texts(self, own: bytes, texts: Mapping[Origin, str]) -> bytes:
         families = Families()
         families.add(own.decode().split("\n"))
         present = {found.name for found in self._fleet.summaries()}
-        for source, text in texts.items():
-            if source.cluster in present:
-                families.add(text.split("\n"), labels=source._asdict())
+        for origin, text in texts.items():
+            if origin.cluster in present:
+                families.add(text.split("\n"), labels=origin._asdict())
                 await asyncio.sleep(0)  # each takes some 20 ms of the loop
         return families.render()
 
@@ -130,7 +130,7 @@ class _Budget:
 
     def __call__(self, target: Target, text: str) -> str:
         if len(text) > self._left:
-            raise McmError(f"all instances together say more than is passed on; {target.source.cluster} is left out")
+            raise McmError(f"all instances together say more than is passed on; {target.origin.cluster} is left out")
         self._left -= len(text)
         return text
 
@@ -163,10 +163,10 @@ def _fleet_families(summaries: Iterable[ClusterSummary], *, pss: Mapping[int, in
     return [clusters, up, restarts, exits, memory]
 
 
-def _add(families: dict[str, Metric], source: Source, *, values: Digest) -> None:
+def _add(families: dict[str, Metric], origin: Origin, *, values: Digest) -> None:
     """Add what an instance says; mcm itself has some metrics of the same names, without these labels."""
     for (name, labels), value in values.items():
         series = SERIES[name]
         base = name.removesuffix("_total") if series.type == "counter" else name
         family = families.setdefault(base, Metric(base, series.help, series.type))
-        family.add_sample(name, {**source._asdict(), **dict(labels)}, value)
+        family.add_sample(name, {**origin._asdict(), **dict(labels)}, value)

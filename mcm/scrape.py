@@ -17,14 +17,14 @@ from provider import ClusterConfig, KubeconfigError
 from provider.cancellation import end_tasks
 from provider.tls import ssl_context
 
-__all__ = ["ScrapeLimits", "Scraper", "Source", "Target"]
+__all__ = ["Origin", "ScrapeLimits", "Scraper", "Target"]
 
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
 
-class Source(NamedTuple):
+class Origin(NamedTuple):
     """Whose metrics they are."""
 
     cluster: str
@@ -34,7 +34,7 @@ class Source(NamedTuple):
 class Target(NamedTuple):
     """Where the metrics of one instance are."""
 
-    source: Source
+    origin: Origin
     url: str
     authority: bytes
     """Of its serving certificate, in PEM."""
@@ -62,7 +62,7 @@ class Scraper:
     def __init__(self, reader: ReaderCertificate, *, limits: ScrapeLimits | None = None) -> None:
         self._reader = reader
         self._limits = limits or ScrapeLimits()
-        self._failing: frozenset[Source] = frozenset()
+        self._failing: frozenset[Origin] = frozenset()
         self._contexts: dict[bytes, ssl.SSLContext] = {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -82,19 +82,19 @@ class Scraper:
         if self._session is not None:
             await self._session.close()
 
-    async def scrape(self, targets: Iterable[Target], *, take: Callable[[Target, str], _T]) -> dict[Source, _T]:
+    async def scrape(self, targets: Iterable[Target], *, take: Callable[[Target, str], _T]) -> dict[Origin, _T]:
         """Return what `take` makes of the text of each instance, by whose it is.
 
         Those that failed are left out, and those of which `take` raises McmError.
         """
-        ordered = sorted(targets, key=lambda target: target.source in self._failing)
+        ordered = sorted(targets, key=lambda target: target.origin in self._failing)
         authorities = {target.authority for target in ordered}
         self._contexts = {known: context for known, context in self._contexts.items() if known in authorities}
-        found: dict[Source, _T] = {}
+        found: dict[Origin, _T] = {}
         slots = asyncio.Semaphore(self._limits.at_once)
         tasks = [
             asyncio.create_task(
-                self._ask(target, slots=slots, take=take, found=found), name=f"scrape {target.source.cluster}"
+                self._ask(target, slots=slots, take=take, found=found), name=f"scrape {target.origin.cluster}"
             )
             for target in ordered
         ]
@@ -103,7 +103,7 @@ class Scraper:
                 await asyncio.wait(tasks, timeout=self._limits.deadline_seconds)
             finally:
                 await end_tasks(tasks)
-        self._failing = frozenset(target.source for target in ordered if target.source not in found)
+        self._failing = frozenset(target.origin for target in ordered if target.origin not in found)
         return found
 
     async def _ask(
@@ -112,17 +112,17 @@ class Scraper:
         *,
         slots: asyncio.Semaphore,
         take: Callable[[Target, str], _T],
-        found: dict[Source, _T],
+        found: dict[Origin, _T],
     ) -> None:
         async with slots:
             try:
                 async with asyncio.timeout(self._limits.timeout_seconds):
                     text = await self._read(target)
-                found[target.source] = take(target, text.decode(errors="replace"))
+                found[target.origin] = take(target, text.decode(errors="replace"))
             except (aiohttp.ClientError, OSError, ValueError, McmError, KubeconfigError) as error:
                 reason = str(error) or type(error).__name__
-                level = logging.DEBUG if target.source in self._failing else logging.INFO
-                logger.log(level, "the metrics of %s of %s cannot be read: %s", *reversed(target.source), reason)
+                level = logging.DEBUG if target.origin in self._failing else logging.INFO
+                logger.log(level, "the metrics of %s of %s cannot be read: %s", *reversed(target.origin), reason)
 
     async def _read(self, target: Target) -> bytearray:
         if self._session is None:

@@ -18,7 +18,7 @@ from provider.providers.registration import REGISTRATIONS, RegistrationProvider
 from provider.resources import DNS_SUBDOMAIN
 from provider.selectors import parse_label_selector
 
-__all__ = ["Following", "Source", "SourceKind", "add_source_flags"]
+__all__ = ["Feed", "Source", "SourceKind", "add_source_flags"]
 
 _TEMPLATE: Final = "--cluster-kubeconfig-secret-template"
 _SCOPE: Final = "--cluster-namespace-scope"
@@ -41,8 +41,8 @@ class SourceKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Following:
-    """A source that is ready to be followed."""
+class Feed:
+    """What tells of the control planes of a source."""
 
     provider: Provider
     synced: Callable[[], bool]
@@ -91,11 +91,11 @@ class Source:
                 )
         return cls(kind=kind, secrets=None, selector=given.selector or None, registration=given.registration)
 
-    def follow(self, client: Client) -> Following:
+    def follow(self, client: Client) -> Feed:
         """Make the provider, which reads by a client of the management cluster that belongs to the caller."""
         if self.secrets is not None:
             endpoints = EndpointProvider(client, secrets=self.secrets, label_selector=self.selector)
-            return Following(
+            return Feed(
                 provider=endpoints,
                 synced=endpoints.synced.is_set,
                 registrations=None,
@@ -109,7 +109,7 @@ class Source:
             mode=self.mode,
             object_name=self.registration,
         )
-        return Following(
+        return Feed(
             provider=registrations,
             synced=registrations.synced.is_set,
             registrations=registrations,

@@ -20,7 +20,7 @@ from mcm.configuration import PROGRAM
 from mcm.digest import SERIES
 from mcm.fleet import ClusterSummary, Fleet, State
 from mcm.metrics import Metrics as McmMetrics
-from mcm.scrape import Scraper, Source, Target
+from mcm.scrape import Origin, Scraper, Target
 from provider import Result, WorkQueue
 
 pytestmark = pytest.mark.integration
@@ -62,12 +62,12 @@ async def mcm_series() -> dict[str, set[str]]:
     fleet = Mock(Fleet)
     fleet.summaries.return_value = [summary]
     scraper = Mock(Scraper)
-    fleet.targets.return_value = [Target(Source("a", PROGRAM), "https://127.0.0.1:1/metrics", b"")]
+    fleet.targets.return_value = [Target(Origin("a", PROGRAM), "https://127.0.0.1:1/metrics", b"")]
 
-    async def scrape(targets: Any, *, take: Any) -> dict[Source, Any]:
+    async def scrape(targets: Any, *, take: Any) -> dict[Origin, Any]:
         labels = {"rest_client_requests_total": '{code="200"}', "workqueue_depth": '{name="a"}'}
         text = "\n".join(f"{name}{labels.get(name, '')} 1" for name in SERIES)
-        return {target.source: take(target, text) for target in targets}
+        return {target.origin: take(target, text) for target in targets}
 
     scraper.scrape = scrape
     return series((await McmMetrics(fleet, scraper=scraper).render()).decode())

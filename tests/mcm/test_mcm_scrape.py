@@ -13,7 +13,7 @@ import pytest
 
 from mcm.certificate import ReaderCertificate, ServingCertificate
 from mcm.errors import McmError
-from mcm.scrape import ScrapeLimits, Scraper, Source, Target
+from mcm.scrape import Origin, ScrapeLimits, Scraper, Target
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
@@ -43,7 +43,7 @@ async def instance(
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     port = server.sockets[0].getsockname()[1]
     try:
-        yield Target(Source(name, PROGRAM), f"https://127.0.0.1:{port}/metrics", authority or serving.certificate)
+        yield Target(Origin(name, PROGRAM), f"https://127.0.0.1:{port}/metrics", authority or serving.certificate)
     finally:
         server.close()
 
@@ -91,7 +91,7 @@ async def test_one_that_misbehaves_is_left_out_alone(answer: Answer) -> None:
         Scraper(READER, limits=limits) as scraper,
         asyncio.timeout(4.0),
     ):
-        assert await scraper.scrape([bad, other], take=lambda _, text: text) == {Source("good", PROGRAM): "up 1\n"}
+        assert await scraper.scrape([bad, other], take=lambda _, text: text) == {Origin("good", PROGRAM): "up 1\n"}
 
 
 async def test_many_silent_ones_hold_up_no_scrape_and_the_next_one_reaches_the_others() -> None:
@@ -105,8 +105,8 @@ async def test_many_silent_ones_hold_up_no_scrape_and_the_next_one_reaches_the_o
         # It was the last in the queue, behind those that take all of the time; now it is the first.
         assert first == {}
         failing_last = await scraper.scrape([other, *bad], take=lambda _, text: text)
-        assert failing_last == {Source("good", PROGRAM): "up 1\n"}
-        assert await scraper.scrape([*bad, other], take=lambda _, text: text) == {Source("good", PROGRAM): "up 1\n"}
+        assert failing_last == {Origin("good", PROGRAM): "up 1\n"}
+        assert await scraper.scrape([*bad, other], take=lambda _, text: text) == {Origin("good", PROGRAM): "up 1\n"}
 
 
 async def test_only_the_instance_itself_is_believed_and_only_mcm_may_read() -> None:
@@ -121,7 +121,7 @@ async def test_only_the_instance_itself_is_believed_and_only_mcm_may_read() -> N
 
 async def test_what_is_too_much_together_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     def take(target: Target, text: str) -> str:
-        if target.source.cluster == "second":
+        if target.origin.cluster == "second":
             raise McmError("all instances together say more than is passed on")
         return text
 
@@ -131,5 +131,5 @@ async def test_what_is_too_much_together_is_left_out(caplog: pytest.LogCaptureFi
         instance("second", good) as second,
         Scraper(READER) as scraper,
     ):
-        assert list(await scraper.scrape([first, second], take=take)) == [Source("first", PROGRAM)]
+        assert list(await scraper.scrape([first, second], take=take)) == [Origin("first", PROGRAM)]
     assert f"the metrics of {PROGRAM} of second cannot be read" in caplog.text
