@@ -303,6 +303,8 @@ class Instance:
                     self._end = self.last_error = state.message
             elif state.phase is Phase.READY:
                 self._end, self._exited = "", None
+            elif state.phase is Phase.ABSENT:
+                self._excess = ""  # who ended it for something else meanwhile says why
             if state.phase in {Phase.READY, Phase.BACKOFF, Phase.ENDED}:
                 self._under_way.set()
             self._changed()

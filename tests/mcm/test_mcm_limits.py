@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from mcm.memory_ceiling import MemoryCeiling
 from mcm.report import Reason
 from mcm.settings import Settings
 from mcm.silence import Silence
+from mcm.tenant import Obstacle
 from provider import Cluster, ClusterConfig, Clusters
 from workloads import ProcessRuntime
 from workloads.memory_group import is_delegated
@@ -73,6 +75,20 @@ async def test_an_instance_above_the_ceiling_is_ended_with_the_reason_and_no_oth
         assert said[-1].args[1] is Reason.OUT_OF_MEMORY
         assert "MiB of memory, and may take 100 MiB" in said[-1].kwargs["message"]
         assert (summary("modest").pid, summary("modest").restarts) == (pid, 0)
+
+
+@pytest.mark.usefixtures("program")
+async def test_what_ends_one_later_is_not_told_as_its_memory(runtime: ProcessRuntime, eventually: Eventually) -> None:
+    instances = Instances(runtime, witness=Silence(registration=None))
+    async with modest_and_hungry(instances) as summary:
+        pid = await eventually(lambda: summary("modest").pid)
+        [instance] = instances.groups["modest"]
+        instance.end_above(pid, taken_bytes=2 << 20, limit_bytes=1 << 20)
+        # The runtime has not told of its end yet when it is held for something else.
+        await instance.hold(Obstacle(Reason.API_SERVER_UNREACHABLE, "it is away"))
+        await instance.start(Mock(cluster=instance.cluster))
+        os.kill(await eventually(lambda: summary("modest").pid), signal.SIGKILL)
+        assert await eventually(lambda: summary("modest").exits) == {"Killed": 1}
 
 
 async def test_who_shares_much_is_looked_at_closely_when_it_grows(
