@@ -11,6 +11,7 @@ from typing import Final, NoReturn
 from typing_extensions import override
 
 from provider.backoff import Backoff
+from provider.cancellation import end_tasks
 from provider.client import Client
 from provider.delivery import EventHandler, Handlers, Registration
 from provider.entry import Change, Entry, EntryReader, Key, Object
@@ -120,8 +121,7 @@ class Informer:
             registration.remove()
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+            await end_tasks([task])
         self._store.clear()
 
     async def wait_synced(self) -> None:

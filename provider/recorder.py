@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from provider.backoff import Backoff
+from provider.cancellation import end_tasks
 from provider.client import Client
 from provider.context import cluster_context, current_cluster
 from provider.errors import AlreadyExists, NotFound, ProviderError, ServerError, TooManyRequests, Unreachable
@@ -115,8 +116,7 @@ class EventRecorder:
         self._waiting.clear()
         self._due.clear()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await end_tasks([self._task])
 
     async def _post_all(self) -> None:
         loop = asyncio.get_running_loop()

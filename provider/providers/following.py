@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from provider.backoff import Backoff
+from provider.cancellation import end_tasks
 from provider.client import Client
 from provider.cluster import Cluster
 from provider.errors import ClusterNotFound, ClusterNotReady, KubeconfigError, ProviderError
@@ -295,5 +296,4 @@ class _Follower:
     async def _stop_secret(self) -> None:
         task, self._secret_task, self._secret, self._secret_at = self._secret_task, None, None, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+            await end_tasks([task])

@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from provider.aware import Provider
-from provider.cancellation import complete
+from provider.cancellation import complete, end_tasks
 from provider.errors import ProviderError
 from provider.fleet import Fleet, FleetView
 from provider.running import keep_running
@@ -76,8 +76,7 @@ class MultiProvider:
         if member is None:
             return
         if member.task is not None:
-            member.task.cancel()
-            await asyncio.wait([member.task])
+            await end_tasks([member.task])
         if self._running is not None:
             view = self._view(name, member, self._running[0])
             await complete(map(view.remove, view.names()))

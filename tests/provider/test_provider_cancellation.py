@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from provider import Cluster, ClusterConfig, Clusters
-from provider.cancellation import complete
+from provider.cancellation import complete, end_tasks
 from provider.running import keep_running
 
 
@@ -81,7 +81,7 @@ async def test_what_lets_one_out_is_run_again():
         if len(runs) == 1:
             await stray()
 
-    await asyncio.wait_for(keep_running("test", run), 5)
+    await asyncio.wait_for(keep_running("test", run), 60)
     assert runs == [0, 1]
 
 
@@ -109,3 +109,53 @@ async def test_all_are_awaited_before_one_of_their_errors_is_raised():
     with pytest.raises(asyncio.CancelledError):
         await complete([stray(), slow()])
     assert ended == ["slow"]
+
+
+async def test_tasks_have_ended_whatever_becomes_of_them_and_one_that_does_not_is_told_of(monkeypatch, caplog):
+    monkeypatch.setattr("provider.cancellation._REMIND_SECONDS", 0.01)
+    began, again = asyncio.Event(), asyncio.Event()
+
+    async def deaf():
+        try:
+            began.set()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            again.set()
+            await asyncio.Event().wait()
+
+    async def failing():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("odd")
+
+    tasks = [asyncio.create_task(each(), name=each.__name__) for each in (deaf, failing)]
+    await began.wait()
+    await end_tasks(tasks)
+    assert [task.done() for task in tasks] == [True, True]
+    assert isinstance(tasks[1].exception(), ValueError)
+    assert again.is_set()
+    assert "task 'deaf' does not end; cancelled again" in caplog.text
+
+
+async def test_who_is_cancelled_while_it_ends_a_task_has_cancelled_it():
+    began, go = asyncio.Event(), asyncio.Event()
+
+    async def slow():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            began.set()
+            await go.wait()
+
+    task = asyncio.create_task(slow())
+    await asyncio.sleep(0)
+    ending = asyncio.create_task(end_tasks([task]))
+    await began.wait()
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert not task.done()
+    go.set()
+    await asyncio.wait([task])
+    assert task.cancelled()
