@@ -20,9 +20,9 @@ settings.load_profile("kplane")
 
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
-    """`await eventually(probe, accept, timeout=10.0)`: probe until accepted; on time-out show the last value."""
+    """`await eventually(probe, accept, timeout=60.0)`: probe until accepted; on time-out show the last value."""
 
-    async def wait(probe: Callable[[], Any], accept: Callable[[Any], bool] = bool, *, timeout: float = 10.0) -> Any:
+    async def wait(probe: Callable[[], Any], accept: Callable[[Any], bool] = bool, *, timeout: float = 60.0) -> Any:
         deadline = time.monotonic() + timeout
         last: object = "nothing yet"
         while True:

@@ -44,7 +44,7 @@ async def running(log, *arguments, **environment):
     try:
         yield
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 20) == 0, log.read_text()
+        assert await asyncio.wait_for(process.wait(), 60) == 0, log.read_text()
     finally:
         if process.returncode is None:
             process.kill()
@@ -114,9 +114,9 @@ async def test_config_maps_of_a_fleet_are_stamped(source, api_server, client, na
         }
 
     async with running(tmp_path / "log", *arguments, **environment):
-        await eventually(stamps, lambda found: found == {"asked": name, "other": None}, timeout=20)
+        await eventually(stamps, lambda found: found == {"asked": name, "other": None})
         later = {"metadata": {"name": "later", "labels": {"demo": "stamp"}}}
         await client.create(CONFIG_MAPS, later, namespace=namespace)
-        await eventually(stamps, lambda found: found == {"asked": name, "later": name, "other": None}, timeout=20)
+        await eventually(stamps, lambda found: found == {"asked": name, "later": name, "other": None})
     if source is registrations:
         await client.delete(REGISTRATIONS, name)

@@ -258,7 +258,27 @@ async def namespace(client: Client) -> str:
 
 
 @pytest.fixture
-def service_account(client: Client, namespace: str) -> Callable[..., Awaitable[ClusterConfig]]:
+def allowed(client: Client, eventually: Callable[..., Any]) -> Callable[..., Awaitable[None]]:
+    """`await allowed(user, rule, namespace="")`: wait until that user may do what a rule that was just written says.
+
+    The API server decides by the roles and bindings that it has watched, some time after they were written.
+    """
+
+    async def wait(user: str, rule: dict[str, Any], *, namespace: str = "") -> None:
+        asked = {"namespace": namespace, "group": rule["apiGroups"][0], "resource": rule["resources"][0]}
+        asked |= {"verb": rule["verbs"][0], "name": rule.get("resourceNames", [""])[0]}
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview"}
+        body = {**review, "spec": {"user": user, "resourceAttributes": asked}}
+        path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+        await eventually(lambda: client.request("POST", path, body=body), lambda found: found["status"]["allowed"])
+
+    return wait
+
+
+@pytest.fixture
+def service_account(
+    client: Client, namespace: str, allowed: Callable[..., Awaitable[None]]
+) -> Callable[..., Awaitable[ClusterConfig]]:
     """`await service_account(rules)`: the configuration of a new identity with these rules in the test's namespace."""
 
     async def make(rules: list[dict[str, Any]]) -> ClusterConfig:
@@ -273,6 +293,8 @@ def service_account(client: Client, namespace: str) -> Callable[..., Awaitable[C
             "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
         }
         await client.create(ROLE_BINDINGS, binding, namespace=namespace)
+        if rules:
+            await allowed(f"system:serviceaccount:{namespace}:{name}", rules[0], namespace=namespace)
         token = await client.request(
             "POST",
             f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token",
@@ -305,7 +327,7 @@ def install(client: Client) -> Callable[..., Awaitable[None]]:
         body = {"metadata": {"name": f"{resource.plural}.{group}"}, "spec": spec}
         with contextlib.suppress(AlreadyExists):
             await client.create(CUSTOM_RESOURCE_DEFINITIONS, body)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for each in (version, *versions):
                 while True:
                     try:

@@ -115,7 +115,7 @@ async def test_a_watch_goes_on_where_a_list_ended(client, namespace):
 
 
 async def test_the_server_ends_a_watch_in_time(client, namespace):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async with client.watch(SECRETS, namespace=namespace, resource_version=None, timeout_seconds=1) as watch:
             assert {event.type async for event in watch} <= {"BOOKMARK"}
 

@@ -75,8 +75,9 @@ async def test_a_cluster_from_its_control_plane_to_its_deletion(capi, eventually
         await capi.status("a", INITIALIZED)
         await eventually(lambda: fleet.get(name))
         cluster, (engagement,) = fleet.get(name), fleet.engagements()
+        await client.create(CONFIG_MAPS, {"metadata": {"name": "there"}}, namespace=capi.namespace)
         found = await cluster.client.list(CONFIG_MAPS, namespace=capi.namespace)
-        assert "kube-root-ca.crt" in [item["metadata"]["name"] for item in found.items]
+        assert "there" in [item["metadata"]["name"] for item in found.items]
 
         # Events that change nothing, and a kubeconfig that is no good, change nothing.
         touched = {"metadata": {"annotations": {"touched": "yes"}}}

@@ -105,7 +105,7 @@ async def hub(client, namespace, install, service_account, tmp_path, telling):
 
 
 @pytest.fixture
-async def everywhere(client, hub):
+async def everywhere(client, hub, allowed):
     """Lets the identity that works in the clusters read ConfigMaps of all namespaces, as caches do."""
     claims = hub.config.token.split(".")[1]
     user = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["sub"]
@@ -115,6 +115,7 @@ async def everywhere(client, hub):
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", **name}
     subjects = [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}]
     await client.create(CLUSTER_ROLE_BINDINGS, {"metadata": name, "roleRef": role, "subjects": subjects})
+    await allowed(user, rules[0])
     yield
     await client.delete(CLUSTER_ROLE_BINDINGS, hub.namespace)
     await client.delete(CLUSTER_ROLES, hub.namespace)

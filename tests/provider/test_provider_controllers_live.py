@@ -8,7 +8,19 @@ import contextlib
 
 import pytest
 
-from provider import CONFIG_MAPS, PODS, SECRETS, Cluster, ClusterConfig, Manager, NotFound, Request, Resource, discover
+from provider import (
+    CONFIG_MAPS,
+    PODS,
+    SECRETS,
+    Client,
+    Cluster,
+    ClusterConfig,
+    Manager,
+    NotFound,
+    Request,
+    Resource,
+    discover,
+)
 from provider.builder import controller, every_owner, predicates
 from provider.handlers import enqueue_owner
 from provider.kinds import BUILT_IN
@@ -102,7 +114,9 @@ async def test_owners_are_reconciled_for_what_they_own(client, namespace, manage
         def of_a(work):
             return {each.name: count for each, count in work.counts.items() if each.cluster == "a"}
 
-        await eventually(lambda: of_a(one), lambda counts: counts == {"controls": 1, "owns": 1})
+        # Those of both who are told of owners as such: two wishes for one of them at a time would be one reconcile.
+        for work in (one, every):
+            await eventually(lambda work=work: of_a(work), lambda counts: counts == {"controls": 1, "owns": 1})
         await client.create(CONFIG_MAPS, config_map("x", ownerReferences=owners), namespace=namespace)
         await eventually(lambda: of_a(one), lambda counts: counts == {"controls": 2, "owns": 1})
         await eventually(lambda: of_a(every), lambda counts: counts == {"controls": 2, "owns": 2})
@@ -167,33 +181,29 @@ async def test_metadata_is_all_that_metadata_watches_give_and_they_share_it(clie
         assert found["metadata"]["uid"] == created["metadata"]["uid"]
 
 
-async def test_a_cluster_whose_server_says_nothing_delays_no_other(client, namespace, manager, eventually):
+async def test_a_cluster_whose_server_says_nothing_delays_no_other(client, namespace, eventually, monkeypatch):
     """Criterion 63: healthy clusters engage and are reconciled while the API of another one hangs."""
-    work, seconds = Work(), []
-    connections = []
+    # The silent ones are given up long after this test has ended.
+    monkeypatch.setitem(Client.__init__.__kwdefaults__, "connect_timeout_seconds", 600.0)
+    manager = Manager(None, Given(client.config), max_concurrent=4, timeout_seconds=600.0)
+    work, connections = Work(), []
     server = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
     url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     built = controller(manager).for_(CONFIG_MAPS, predicates(mine(namespace))).build(work.reconcile)
     await client.create(CONFIG_MAPS, config_map("x"), namespace=namespace)
-    now = asyncio.get_running_loop().time
     try:
-        async with running(manager):
+        async with asyncio.timeout(90), running(manager):
             fleet = await manager.provider.fleet
             for number in range(20):
                 await fleet.add_or_replace(Cluster(f"silent-{number}", config=ClusterConfig(server=url)))
             await eventually(lambda: connections)
-            began = now()
             await fleet.add_or_replace(Cluster("late", config=client.config))
             await eventually(lambda: work.counts[Request("late", namespace, "x")])
-            seconds.append(now() - began)
             assert len(built.clusters) == 23
-            began = now()
-        seconds.append(now() - began)
     finally:
         server.close()
         for writer in connections:
             writer.close()
-    assert max(seconds) < 5, "engaged, or ended, no sooner than the silent ones gave up"
 
 
 async def test_the_reconciler_reads_what_the_event_was_about(client, namespace, manager, eventually):
@@ -212,8 +222,10 @@ async def test_the_reconciler_reads_what_the_event_was_about(client, namespace, 
 
 
 async def test_the_kinds_that_have_names_are_those_that_an_api_server_serves(client):
-    groups = (await client.request("GET", "/apis"))["groups"]
-    versions = [each["groupVersion"] for group in groups for each in group["versions"]]
+    groups = {kind.split("/")[0] for kind in BUILT_IN}
+    found = (await client.request("GET", "/apis"))["groups"]
+    # Kinds of other tests come and go.
+    versions = [each["groupVersion"] for group in found for each in group["versions"] if group["name"] in groups]
     served = {}
     for version in ["v1", *versions]:
         path = f"/{'apis' if '/' in version else 'api'}/{version}"
@@ -221,14 +233,14 @@ async def test_the_kinds_that_have_names_are_those_that_an_api_server_serves(cli
             if "watch" in each["verbs"] and "/" not in each["name"]:
                 kind = f"{version}/{each['kind']}"
                 served[kind] = Resource(version, each["kind"], each["name"], each["namespaced"])
-    groups = {kind.split("/")[0] for kind in BUILT_IN}
-    assert {kind: found for kind, found in served.items() if kind.split("/")[0] in groups} == BUILT_IN
+    assert served == BUILT_IN
 
 
-async def test_a_cluster_tells_how_it_serves_a_kind(client, install):
+async def test_a_cluster_tells_how_it_serves_a_kind(client, install, eventually):
     widgets = Resource("discovered.example/v1", "Widget", "widgets", namespaced=True)
     await install(widgets)
-    assert await discover(client, "discovered.example/v1/Widget") == widgets
+    # What is served is told of a little later.
+    await eventually(lambda: discover(client, "discovered.example/v1/Widget"), lambda found: found == widgets)
     assert await discover(client, "v1/Pod") == PODS
     with pytest.raises(NotFound, match="no kind Gadget"):
         await discover(client, "discovered.example/v1/Gadget")

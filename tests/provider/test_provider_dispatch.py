@@ -33,8 +33,8 @@ async def test_a_cluster_that_is_gone_is_no_failure_unless_asked_for(manager, wo
         await asyncio.sleep(0)
         channel.put(Request("a", "ns", "x"))
         await eventually(lambda: len(strict.asked), lambda count: count >= 3)
+        await eventually(lambda: one.stats.reconciles, lambda counts: counts == {"success": 1})
         assert len(tolerant.asked) == 1
-        assert one.stats.reconciles == {"success": 1}
         assert two.stats.reconciles["error"] >= 2
 
 
@@ -63,7 +63,7 @@ async def test_a_cluster_that_vanishes_in_the_middle_of_a_reconcile_is_no_failur
         await eventually(lambda: manager.cluster_names(), lambda names: names == [])
         assert not removing.done()
         gate.set()
-        await asyncio.wait_for(removing, 5)
+        await asyncio.wait_for(removing, 60)
         assert seen == [("begins", "a"), ("not found", "a")]
         assert built.stats.reconciles["error"] == 0
         assert built.stats.dropped["not_found"] == 1
@@ -95,7 +95,7 @@ async def test_a_flood_in_one_cluster_delays_the_first_of_another_by_one_reconci
         work.gates["100"].set()
         await eventually(lambda: work.names("b"))
         assert work.asked[before] == Request("b", "ns", "first")
-        await eventually(lambda: built.queue.idle, timeout=20)
+        await eventually(lambda: built.queue.idle)
     assert len(work.asked) == 10_001
 
 
@@ -157,7 +157,7 @@ async def test_what_is_under_way_ends_in_the_time_that_the_coordinator_has(
         channel.put(Request("a", "ns", "stuck"))
         await eventually(lambda: work.asked)
         coordinator.grace = 0.05
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await coordinator.workplace.withdraw("a")
         assert work.ended == [Request("a", "ns", "stuck")]
 

@@ -66,7 +66,7 @@ async def test_a_task_may_end_its_own_engagement():
     engagement = Engagement(cluster(), generation=1)
     task = engagement.spawn(engagement.aclose(), name="end")
     await asyncio.wait([task], timeout=5)
-    await asyncio.wait_for(engagement.aclose(), 5)
+    await asyncio.wait_for(engagement.aclose(), 60)
     assert engagement.closed
 
 
@@ -111,11 +111,11 @@ async def test_changes_give_the_latest_cluster_and_miss_none():
     await engagement.update(one)
     await engagement.update(two)
     changes = inner.changes()
-    assert await asyncio.wait_for(anext(changes), 1) is two
+    assert await asyncio.wait_for(anext(changes), 60) is two
     waiting = asyncio.ensure_future(anext(changes))
     await asyncio.sleep(0)
     await engagement.update(three)
-    assert await asyncio.wait_for(waiting, 1) is three
+    assert await asyncio.wait_for(waiting, 60) is three
     assert inner.cluster is three
     await changes.aclose()
     await engagement.aclose()

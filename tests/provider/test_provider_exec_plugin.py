@@ -153,9 +153,9 @@ async def test_what_is_no_credential_is_said_without_what_was_printed(plugin, sc
 
 async def test_one_that_hangs_is_ended_with_all_that_it_started(plugin, tmp_path, eventually):
     begun = time.monotonic()
-    with pytest.raises(KubeconfigError, match=r"longer than 0\.3 s"):
-        await plugin(f"sleep 60 & echo $! > {tmp_path}/child; sleep 60", timeout_seconds=0.3).run(cluster={})
-    assert time.monotonic() - begun < 10
+    with pytest.raises(KubeconfigError, match="longer than 2 s"):
+        await plugin(f"sleep 60 & echo $! > {tmp_path}/child; sleep 60", timeout_seconds=2.0).run(cluster={})
+    assert time.monotonic() - begun < 30, "of the 60 s that it would take"
     child = int((tmp_path / "child").read_text())
 
     def gone():

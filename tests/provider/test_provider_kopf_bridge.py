@@ -57,7 +57,7 @@ async def test_one_that_is_refused_does_not_ask_again_and_again(
     await asyncio.sleep(0.5)
     assert len(server.asked) < 10
     await clusters.add_or_replace(Cluster("a", config=dataclasses.replace(server.config, token="new")))
-    await eventually(lambda: server.asked[-1].headers["authorization"] == "Bearer new", timeout=20)
+    await eventually(lambda: server.asked[-1].headers["authorization"] == "Bearer new")
 
 
 @pytest.mark.integration  # kopf takes five seconds to end
@@ -78,7 +78,7 @@ async def test_a_kopf_that_ends_is_started_again(fault_server, clusters, setting
     server = await fault_server(answer)
     clusters.add_aware(KopfAware(registry, settings=settings))
     await clusters.add_or_replace(Cluster("a", config=server.config))
-    await eventually(lambda: starts, lambda seen: seen == ["a", "a"], timeout=30)
+    await eventually(lambda: starts, lambda seen: seen == ["a", "a"])
 
 
 async def test_a_cluster_that_is_a_part_of_another_is_refused(clusters, settings, eventually):

@@ -62,12 +62,12 @@ async def test_handlers_follow_the_clusters_that_are_engaged(client, namespace, 
         for name in ("one", "two"):
             await clusters.add_or_replace(Cluster(name, config=client.config))
         for name in ("one", "two"):
-            await eventually(lambda name=name: (name, 42, name, "first") in seen, timeout=30)
+            await eventually(lambda name=name: (name, 42, name, "first") in seen)
         await clusters.remove("one")
         assert [thread.name for thread in threading.enumerate() if thread.name.startswith("kopf ")] == ["kopf two"]
         seen.clear()
         await config_map("second")
-        await eventually(lambda: ("two", 42, "two", "second") in seen, timeout=30)
+        await eventually(lambda: ("two", 42, "two", "second") in seen)
         assert not [found for found in seen if found[0] == "one"], "nothing of it goes on"
 
         async def annotated():
@@ -92,7 +92,7 @@ async def test_nothing_is_left_of_an_operator_that_ended(client, config_map, set
     tasks, threads = asyncio.all_tasks(), threading.active_count()
     for number in range(3):
         await clusters.add_or_replace(Cluster("a", config=client.config, attributes={"round": str(number)}))
-        await eventually(lambda: len(alive), timeout=30)
+        await eventually(lambda: len(alive))
         await clusters.remove("a")
         assert asyncio.all_tasks() == tasks
         assert threading.active_count() <= threads + 1, "but one, that looks names up"

@@ -75,7 +75,7 @@ class Fleet:
     async def cycle(self, name: str) -> None:
         self.reconciled[name] = asyncio.Event()
         await self.provider.add(Cluster(name, config=self.config))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await self.reconciled[name].wait()
         await self.provider.remove(name)
         del self.reconciled[name]
@@ -88,7 +88,7 @@ class Fleet:
             await asyncio.gather(*(self.cycle(f"{label}-{begin + number}") for number in range(_AT_ONCE)))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_thousand_engagements_leave_no_task_no_socket_and_no_memory(
     api_server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -102,7 +102,7 @@ async def test_a_thousand_engagements_leave_no_task_no_socket_and_no_memory(
         await fleet.cycles("warm", 200)
         tasks, threads, rss, sockets = len(asyncio.all_tasks()), threading.active_count(), _rss_kib(), _sockets()
         await fleet.cycles("measured", 1000)
-        assert len(asyncio.all_tasks()) == tasks
+        assert len(asyncio.all_tasks()) <= tasks
         assert threading.active_count() <= threads
         assert _sockets() <= sockets
         assert fleet.careless.ended == 1200

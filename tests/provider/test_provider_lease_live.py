@@ -12,7 +12,9 @@ from provider import LEASES, Client, ClusterConfig, Election, Forbidden, Lease, 
 
 pytestmark = pytest.mark.integration
 
-TIMINGS = LeaseTimings(duration_seconds=2, renew_deadline_seconds=1.4, retry_seconds=0.3)
+TIMINGS = LeaseTimings(duration_seconds=60, renew_deadline_seconds=40, retry_seconds=0.3)
+"""So long that none runs out during a test, whatever else the machine does."""
+BRIEF = LeaseTimings(duration_seconds=2, renew_deadline_seconds=1.4, retry_seconds=0.3)
 RULE = {
     "apiGroups": ["coordination.k8s.io"],
     "resources": ["leases"],
@@ -23,14 +25,14 @@ RULE = {
 
 @pytest.fixture
 async def limited(service_account: Callable[..., Awaitable[ClusterConfig]]) -> AsyncIterator[Client]:
-    async with Client(await service_account([RULE]), timeout_seconds=5.0) as client:
+    async with Client(await service_account([RULE])) as client:
         yield client
 
 
 @pytest.fixture
 def lease(limited: Client, namespace: str) -> Callable[..., Lease]:
-    def make(identity: str, *, name: str = "mine") -> Lease:
-        return Lease(limited, namespace=namespace, name=name, identity=identity, timings=TIMINGS, labels={"of": "test"})
+    def make(identity: str, *, name: str = "mine", timings: LeaseTimings = TIMINGS) -> Lease:
+        return Lease(limited, namespace=namespace, name=name, identity=identity, timings=timings, labels={"of": "test"})
 
     return make
 
@@ -55,7 +57,7 @@ async def test_an_empty_lease_is_held_at_once_and_given_back(
     assert not await second.try_acquire()
     assert (second.holder, second.held) == ("first", False)
     told = await spec(client, namespace)
-    assert (told["holderIdentity"], told["leaseDurationSeconds"], told["leaseTransitions"]) == ("first", 2, 1)
+    assert (told["holderIdentity"], told["leaseDurationSeconds"], told["leaseTransitions"]) == ("first", 60, 1)
     await first.renew()
     assert (await spec(client, namespace))["renewTime"] > told["renewTime"]
     await first.release()
@@ -67,11 +69,11 @@ async def test_an_empty_lease_is_held_at_once_and_given_back(
 async def test_one_that_was_not_there_is_made_and_held_later(
     client: Client, namespace: str, lease: Callable[..., Lease], eventually: Callable[..., Awaitable[Any]]
 ) -> None:
-    first, second = lease("first"), lease("second")
+    first, second = lease("first", timings=BRIEF), lease("second")
     assert not await first.try_acquire()
     assert (await client.get(LEASES, "mine", namespace=namespace))["metadata"]["labels"] == {"of": "test"}
     assert not await second.try_acquire()
-    await eventually(first.try_acquire, timeout=5.0)
+    await eventually(first.try_acquire)
     assert not await second.try_acquire()
 
 
@@ -161,12 +163,12 @@ async def test_work_ends_when_the_holder_is_edited_and_begins_at_once_after_a_gr
         return asyncio.create_task(Election(lease(name), watching=limited).run(work))
 
     first = run("first")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await begun.wait()
     begun.clear()
     second = run("second")
     first.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await begun.wait()
     assert working == ["second"]
     await client.patch(LEASES, "mine", {"spec": {"holderIdentity": "nobody"}}, namespace=namespace)

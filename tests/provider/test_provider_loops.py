@@ -44,7 +44,7 @@ async def follow_a_fleet(config):
         clusters = Clusters(awares=[aware])
         for number in range(5):
             await clusters.add_or_replace(Cluster(f"c{number}", config=config))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for _ in range(5):
                 mirror = await aware.mirrors.get()
                 await mirror.synced.wait()
@@ -52,7 +52,7 @@ async def follow_a_fleet(config):
             for _ in range(5):
                 await aware.seen.acquire()
         await clusters.aclose()
-        assert open_descriptors() == before
+        assert open_descriptors() <= before
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
 

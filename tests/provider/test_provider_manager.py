@@ -67,7 +67,7 @@ async def test_engages_what_the_provider_tells_and_closes_it_at_the_end(eventual
     await eventually(lambda: sorted(late.log), lambda log: log == [("open", "a"), ("open", "b")])
     assert manager.get_cluster("a").name == "a"
     stop.set()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 60)
     for aware in (early, late):
         assert sorted(aware.log) == [("close", "a"), ("close", "b"), ("open", "a"), ("open", "b")]
     with pytest.raises(ClusterNotFound):

@@ -37,9 +37,11 @@ class Slow:
 
     def __init__(self):
         self.allowed = asyncio.Event()
-        self.ends = 0
+        self.begins = self.ends = 0
 
     async def engage(self, engagement):
+        self.begins += 1
+
         async def end():
             self.ends += 1
             await self.allowed.wait()
@@ -91,7 +93,7 @@ async def test_a_removed_member_takes_its_clusters_along(eventually):
     multi.add_provider("one-more", second)
     async with Manager(None, multi, awares=[slow]) as manager:
         await eventually(manager.cluster_names, lambda names: len(names) == 2)
-        await eventually(lambda: [manager.clusters.failure(name) for name in manager.cluster_names()])
+        await eventually(lambda: slow.begins, lambda begins: begins == 2)
         removing = asyncio.create_task(multi.remove_provider("one"))
         await eventually(manager.cluster_names, lambda names: names == ["one-more#a"])
         await eventually(lambda: slow.ends, lambda ends: ends == 1)
@@ -99,7 +101,7 @@ async def test_a_removed_member_takes_its_clusters_along(eventually):
             multi.add_provider("one", ClustersProvider())
         assert not removing.done()
         slow.allowed.set()
-        await asyncio.wait_for(removing, 5)
+        await asyncio.wait_for(removing, 60)
         assert multi.provider_names() == ["one-more"]
 
         # It may come again, and serve again.
@@ -114,7 +116,8 @@ async def test_a_member_that_fails_is_run_again_and_disturbs_nobody(eventually, 
     multi.add_provider("bad", failing)
     multi.add_provider("good", steady)
     async with Manager(None, multi) as manager:
-        await eventually(manager.cluster_names, lambda names: names == ["bad#c1", "good#a"])
+        # Until it is run again there is no more, which is over after a second.
+        await eventually(manager.cluster_names, lambda names: {"bad#c1", "good#a"} <= set(names))
         kept = manager.get_cluster("bad#c1")
         await eventually(manager.cluster_names, lambda names: names == ["bad#c1", "bad#c2", "good#a"])
         assert manager.get_cluster("bad#c1") is kept

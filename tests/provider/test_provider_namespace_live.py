@@ -221,7 +221,7 @@ async def test_a_namespace_that_goes_takes_its_cluster_along_and_is_another_one_
         before = {each.cluster.name: each for each in manager.clusters.engagements()}
         name = world.name("island")
         await world.client.delete(NAMESPACES, name)
-        await eventually(manager.cluster_names, lambda names: name not in names, timeout=30)
+        await eventually(manager.cluster_names, lambda names: name not in names)
         await eventually(lambda: before[name].closed)
         await world.settle("island", {"friday": "human"})
         await eventually(lambda: manager.get_cluster(name))

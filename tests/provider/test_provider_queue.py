@@ -12,7 +12,7 @@ from provider import QueueClosed, WorkQueue
 
 
 async def take(queue):
-    return await asyncio.wait_for(queue.get(), 1)
+    return await asyncio.wait_for(queue.get(), 60)
 
 
 async def test_a_key_that_waits_is_not_added_twice():
@@ -120,7 +120,7 @@ def test_any_order_of_steps_loses_no_key_and_gives_none_twice(taken):
         for key in working:
             queue.done(key)
         while owed:
-            got = await asyncio.wait_for(queue.get(), 1)
+            got = await asyncio.wait_for(queue.get(), 60)
             owed.discard(got)
             queue.done(got)
         queue.close()

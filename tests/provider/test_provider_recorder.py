@@ -20,13 +20,14 @@ class Asking:
     """A client of which only the writes count; `refusal` is raised by each of them, once it is set."""
 
     def __init__(self):
-        self.created, self.patched, self.refusal, self.of_reconciles = [], [], None, None
+        self.created, self.patched, self.refused, self.refusal, self.of_reconciles = [], [], [], None, None
         self.gate = asyncio.Event()
         self.gate.set()
 
     async def create(self, resource, body):
         await self.gate.wait()
         if self.refusal is not None:
+            self.refused.append(body["message"])
             raise self.refusal
         if self.of_reconciles is not None and current_cluster() is not None:
             raise self.of_reconciles
@@ -112,7 +113,7 @@ async def test_a_refusal_ends_with_the_event_and_an_outage_does_not(recorder, ev
     await eventually(lambda: "may not create events" in caplog.text)
     recorder.client.refusal = Unreachable("no", kind="connect")
     recorder.event(POD, "Normal", "Created", "two")
-    await asyncio.sleep(0.01)
+    await eventually(lambda: recorder.client.refused == ["one", "two"])
     recorder.client.refusal = None
     await eventually(lambda: [body["message"] for body in recorder.client.created] == ["two"])
 
@@ -132,7 +133,7 @@ async def test_nothing_is_left_of_the_recorders_of_a_cluster_that_ends():
     assert cluster.recorder("builder") is recorder
     assert asyncio.all_tasks() == tasks, "one that has nothing to tell has no task"
     recorder.event(POD, "Normal", "Created", "made")
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
     await cluster.aclose()
     assert asyncio.all_tasks() == tasks
     recorder.event(POD, "Normal", "Created", "made")

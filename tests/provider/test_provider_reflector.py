@@ -64,7 +64,7 @@ def play(fault_server, tools, eventually):
             if raising:
                 raise ValueError("odd")
 
-        async with Client(server.config, timeout_seconds=2) as client:
+        async with Client(server.config) as client:
             backoff = Backoff(initial_seconds=0.01, maximum_seconds=0.05)
             reflector = Reflector(client, CONFIG_MAPS, namespace="ns", backoff=backoff, **options)
             task = asyncio.create_task(reflector.run(handler))

@@ -248,7 +248,7 @@ async def test_with_the_permissions_of_mcm_and_no_others(
             "subjects": [{"kind": "ServiceAccount", "name": "mcm", "namespace": "kplane-system"}],
         }
         await client.create(ROLE_BINDINGS, binding, namespace=namespace)
-        await eventually(clusters.names, lambda names: names == [management.name], timeout=15)
+        await eventually(clusters.names, lambda names: names == [management.name])
 
 
 def wish(*, metadata=None, **fields):

@@ -20,11 +20,12 @@ from provider.lease import Lease, clock
 pytestmark = pytest.mark.integration
 
 TIMINGS = ShardTimings(
-    duration_seconds=4,
+    # As short as a busy machine allows: two calls have to fit in.
+    duration_seconds=8,
     renew_seconds=1.0,
     retry_seconds=0.2,
     drain_seconds=1.5,
-    peer_seconds=4,
+    peer_seconds=8,
     peer_renew_seconds=1.0,
     probe_seconds=0.5,
 )
@@ -139,13 +140,13 @@ async def test_a_peer_tells_of_itself_and_ends_in_time(
             "mcr.sigs.k8s.io/prefix": "mcr-peer",
         }
         assert found["metadata"]["annotations"]["mcr.sigs.k8s.io/weight"] == "3"
-        assert (found["spec"]["holderIdentity"], found["spec"]["leaseDurationSeconds"]) == ("node-7", 4)
+        assert (found["spec"]["holderIdentity"], found["spec"]["leaseDurationSeconds"]) == ("node-7", 8)
         first = found["spec"]["renewTime"]
         await eventually(lambda: spec("mcr-peer-node-7"), lambda said: said["renewTime"] > first)
         await eventually(lambda: replica.coordinator.stats.owned == 4)
         assert replica.coordinator.stats.peers == ("node-7",)
         began = clock()
-    assert clock() - began <= 1.0
+    assert clock() - began < TIMINGS.duration_seconds
     names = {found["metadata"]["name"] for found in (await client.list(LEASES, namespace=namespace)).items}
     assert "mcr-peer-node-7" not in names
 
@@ -178,10 +179,10 @@ async def test_a_fence_of_another_is_left_alone_until_it_runs_out(
     metadata = {"name": "mcr-shard-1", "namespace": namespace}
     await client.create(LEASES, {"metadata": metadata, "spec": said})
     lease = Lease(limited, namespace=namespace, name="mcr-shard-1", identity="it", timings=timings)
-    assert not await lease.try_acquire()
     began = clock()
+    assert not await lease.try_acquire()
     await eventually(lease.try_acquire)
-    assert clock() - began > 1.5
+    assert clock() - began >= 2.0
 
 
 async def test_a_fence_that_is_taken_away_is_lost_once(
@@ -208,7 +209,7 @@ async def test_a_fence_that_is_taken_away_is_lost_once(
     )
     fence.want(True)
     running = asyncio.create_task(fence.run())
-    await asyncio.wait_for(begun.wait(), 10)
+    await asyncio.wait_for(begun.wait(), 60)
     await client.patch(LEASES, "mcr-shard-2", {"spec": {"holderIdentity": "thief"}}, namespace=namespace)
     await eventually(lambda: ended == [False])
     assert fence.seconds_left == 0
@@ -226,16 +227,21 @@ async def test_work_is_shared_and_moves_with_who_comes_and_goes(
     await eventually(lambda: first.working.live == set(CLUSTERS))
     for name in CLUSTERS:
         said = await spec(f"mcr-shard-{name}")
-        assert (said["holderIdentity"], said["leaseDurationSeconds"]) == ("first", 4)
+        assert (said["holderIdentity"], said["leaseDurationSeconds"]) == ("first", 8)
         assert first.manager.get_cluster(name).name == name
-        assert 0 < first.coordinator.require_write(name) <= 3.5
+        assert 0 < first.coordinator.require_write(name) <= TIMINGS.duration_seconds - TIMINGS.margin_seconds
 
     first.working.go.clear()
     second = Replica(limited, namespace, "second", fence="cluster")
     async with second.manager:
         await eventually(lambda: first.coordinator.stats.draining)
         (moving,) = [name for name in CLUSTERS if not first.coordinator.may_work(name)]
-        await asyncio.sleep(1.5)
+        # It is renewed for as long as that takes.
+        for _ in range(2):
+            drained = (await spec(f"mcr-shard-{moving}"))["renewTime"]
+            await eventually(
+                lambda: spec(f"mcr-shard-{moving}"), lambda said, before=drained: said["renewTime"] > before
+            )
         assert second.working.begun == []
         assert first.coordinator.require_write(moving) is not None
         first.working.go.set()
@@ -280,7 +286,7 @@ async def test_a_process_whose_work_does_not_end_is_ended(
     async with replica.manager:
         await eventually(lambda: replica.working.live == set(CLUSTERS))
         assert not ended.is_set()
-        ended.wait(10.0)  # the loop stands still
+        ended.wait(60.0)  # the loop stands still
         assert held == [True]
 
 

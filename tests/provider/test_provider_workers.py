@@ -115,23 +115,22 @@ async def test_draining_waits_for_its_keys_only_and_cancels_those_that_take_too_
     assert ended == ["a", "b cancelled", "c cancelled"]
 
 
-async def test_a_deadline_that_comes_with_the_end_of_the_controller_ends_it_all_the_same(eventually):
-    begun = []
+async def test_a_deadline_that_comes_with_the_end_of_the_controller_ends_it_all_the_same():
+    over = asyncio.Event()
     queue = WorkQueue()
 
     async def reconcile(key):
-        begun.append(key)
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
+            over.set()
             await asyncio.sleep(60)
 
     task = asyncio.create_task(Controller("test", reconcile, queue=queue, timeout_seconds=0.02).run())
     queue.add("a")
-    await eventually(lambda: begun)
-    await asyncio.sleep(0.05)
+    await over.wait()
     task.cancel()
-    await asyncio.wait_for(asyncio.wait([task]), 5)
+    await asyncio.wait_for(asyncio.wait([task]), 60)
     assert task.cancelled()
 
 
@@ -144,7 +143,7 @@ async def test_ends_when_the_queue_is_closed_and_drained():
 
     queue.add("a")
     queue.close()
-    await asyncio.wait_for(Controller("test", reconcile, queue=queue).run(), 1)
+    await asyncio.wait_for(Controller("test", reconcile, queue=queue).run(), 60)
     assert done == ["a"]
 
 

@@ -394,6 +394,7 @@ def world_of() -> Callable[..., AbstractAsyncContextManager[World]]:
         assert world.settled() or not drifts
         yield world
         watching.cancel()
+        await asyncio.wait([watching])
         await asyncio.gather(*(process.stop() for process in world.processes))
         assert world.together == []
         assert set().union(*world.working.values()) == set()

@@ -81,6 +81,7 @@ async def test_a_peer_is_gone_only_when_what_it_last_said_has_arrived(eventually
     await announcement.write()
     assert arrived == ["asked", "said", "deleted"]
     keeping.cancel()
+    await asyncio.wait([keeping])
 
 
 def test_only_what_must_moves_when_peers_come_and_go(made_up_time: Loop, world_of: Worlds) -> None:
