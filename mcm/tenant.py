@@ -111,7 +111,8 @@ class Tenant:
         if not isinstance(holder, str) or not holder:
             self._sight = None
             return None
-        text = repr(sorted(spec.items()))
+        # No field of a Lease has others in it, and what has may be nested too deeply to be written down.
+        text = repr(sorted(item for item in spec.items() if not isinstance(item[1], (dict, list))))
         if self._sight is None:
             abandoned = _abandoned(spec.get("renewTime"))
             self._sight = _Sight(text, float("-inf") if abandoned else self._now())

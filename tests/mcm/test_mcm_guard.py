@@ -312,3 +312,13 @@ async def test_a_lease_counts_by_the_clock_of_mcm(world: World, answer: bytes, f
         assert await tenant.look(world.server.config) is None
     finally:
         await tenant.aclose()
+
+
+async def test_a_lease_with_more_in_it_than_any_has_is_judged_by_its_holder(world: World) -> None:
+    spec = b'{"holderIdentity":"theirs","x":%s%s}' % (b"[" * 1000, b"]" * 1000)
+    body = b'{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"a"},"spec":%s}' % spec
+    world.server.answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    async with contextlib.aclosing(Tenant("kube-controller-manager")) as tenant:
+        found = await tenant.look(world.server.config)
+    assert found is not None
+    assert found.reason is Reason.FOREIGN_CONTROLLER_MANAGER
