@@ -65,52 +65,8 @@ class Settings:
             " --concurrent-gc-syncs, and reach every instance; those that mcm sets itself are refused.",
             allow_abbrev=False,
         )
-        parser.add_argument(
-            "--kubeconfig",
-            type=Path,
-            metavar="FILE",
-            help="kubeconfig of the management cluster (default: the ServiceAccount of the pod)",
-        )
-        parser.add_argument(
-            "--state-dir",
-            type=Path,
-            required=True,
-            metavar="DIR",
-            help="directory of this mcm alone, for credentials and logs of the instances",
-        )
-        parser.add_argument(
-            "--programs-dir",
-            type=_directory,
-            required=True,
-            action="append",
-            dest="programs",
-            metavar="DIR",
-            help="directory with kube-controller-manager; may be given several times, for several versions of it",
-        )
-        parser.add_argument(
-            "--listen",
-            type=_listen,
-            default=Listen("127.0.0.1", 8081),
-            metavar="HOST:PORT",
-            help="address of /healthz, /readyz, /clusters and /metrics (default: 127.0.0.1:8081)",
-        )
-        parser.add_argument(
-            "--instance-memory-mib",
-            type=_mebibytes,
-            default=512,
-            metavar="MIB",
-            help="memory that an instance may take: one that takes more is ended and started again (default: 512;"
-            " 0: no limit)",
-        )
-        parser.add_argument(
-            "--scheduler-flag",
-            action="append",
-            default=[],
-            dest="scheduler_flags",
-            metavar="FLAG",
-            help="flag of kube-scheduler, for every instance of it, such as --scheduler-flag=--kube-api-qps=100; may be"
-            " given several times",
-        )
+        _add_places(parser)
+        _add_instances(parser)
         parser.add_argument("--log-level", choices=_LEVELS, default="info", help="default: info")
         add_source_flags(parser)
         add_sharding_flags(parser)
@@ -141,6 +97,58 @@ class Settings:
             source=source,
             sharding=sharding,
         )
+
+
+def _add_places(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="kubeconfig of the management cluster (default: the ServiceAccount of the pod)",
+    )
+    parser.add_argument(
+        "--state-dir",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="directory of this mcm alone, for credentials and logs of the instances",
+    )
+    parser.add_argument(
+        "--programs-dir",
+        type=_directory,
+        required=True,
+        action="append",
+        dest="programs",
+        metavar="DIR",
+        help="directory with kube-controller-manager; may be given several times, for several versions of it",
+    )
+    parser.add_argument(
+        "--listen",
+        type=_listen,
+        default=Listen("127.0.0.1", 8081),
+        metavar="HOST:PORT",
+        help="address of /healthz, /readyz, /clusters and /metrics (default: 127.0.0.1:8081)",
+    )
+
+
+def _add_instances(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--instance-memory-mib",
+        type=_mebibytes,
+        default=512,
+        metavar="MIB",
+        help="memory that an instance may take: one that takes more is ended and started again (default: 512;"
+        " 0: no limit)",
+    )
+    parser.add_argument(
+        "--scheduler-flag",
+        action="append",
+        default=[],
+        dest="scheduler_flags",
+        metavar="FLAG",
+        help="flag of kube-scheduler, for every instance of it, such as --scheduler-flag=--kube-api-qps=100; may be"
+        " given several times",
+    )
 
 
 def _add_observation(parser: argparse.ArgumentParser) -> None:
