@@ -23,6 +23,7 @@ from controlplane_operator.deletion_policy import policy_of
 from controlplane_operator.failures import Failures
 from controlplane_operator.kinds import CONTROL_PLANES
 from controlplane_operator.management import Management
+from controlplane_operator.namesakes import Namesakes
 from controlplane_operator.namespaces import ManagementNamespaces
 from controlplane_operator.pause import PAUSED, is_paused, with_pause, without_pause
 from controlplane_operator.places import MANAGED
@@ -101,7 +102,7 @@ class ControlPlaneReconciler:
         self._removal = removal
         self._claims = claims
         self._backoff: Backoff[Key] = Backoff()
-        self._uids: dict[Key, str] = {}
+        self._namesakes = Namesakes()
 
     async def reconcile(self, key: Key) -> Result | None:
         """Bring one control plane as far as it gets now, and say in its status where it is."""
@@ -225,14 +226,11 @@ class ControlPlaneReconciler:
         return self._backoff.next(key, reason=trouble.reason)
 
     def _forget_former(self, key: Key, uid: str | None) -> None:
-        former = self._uids.get(key)
-        if former is not None and former != uid:
+        if (former := self._namesakes.former(key, uid=uid)) is not None:
             self._claims.release(former)
             self._publication.forget(former)
             self._backoff.forget(key)
-            del self._uids[key]
-        if uid is not None:
-            self._uids[key] = uid
+        self._namesakes.succeed(key, uid=uid)
 
     def _status_of(self, control_plane: ControlPlane, trouble: Trouble) -> ControlPlaneStatus:
         """Return the present status, with what is published left in place and the trouble in its conditions."""

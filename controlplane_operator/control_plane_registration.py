@@ -24,11 +24,12 @@ from controlplane_operator.components import mark_of, mcm_mark, mcm_name, place
 from controlplane_operator.dedicated_mcm import DedicatedMcms, account_of, eldest_of
 from controlplane_operator.failures import Failures
 from controlplane_operator.management import Management
+from controlplane_operator.namesakes import Namesakes
 from controlplane_operator.pairs import Pairs
 from controlplane_operator.pause import is_paused, with_pause, without_pause
 from controlplane_operator.resolution import Resolution, SecretStanding, is_published, resolve, secret_wanted
 from controlplane_operator.secrets import find_secret
-from controlplane_operator.status import with_condition, with_supported
+from controlplane_operator.status import MCM_WAITS, with_condition, with_supported
 from controlplane_operator.trouble import Trouble
 from provider import Result
 from provider.logs import log_fields
@@ -54,20 +55,18 @@ class ControlPlaneRegistrationReconciler:
         self._pairs = pairs
         self._mcms = mcms
         self._no_dedicated = no_dedicated
-        self._uids: dict[Key, str] = {}
+        self._namesakes = Namesakes()
 
     async def reconcile(self, key: Key) -> Result | None:
         """Resolve one registration, or take back what a deleted one was granted."""
         obj = self._management.stores.registrations.get(key)
         uid = obj["metadata"]["uid"] if obj is not None else None
         with log_fields(object=f"ControlPlaneRegistration/{key[1]}"):
-            former = self._uids.get(key)
-            if former is not None and former != uid:
+            if (former := self._namesakes.former(key, uid=uid)) is not None:
                 await self._management.access.revoke(former)
-                del self._uids[key]
-            if obj is None or uid is None:
+            self._namesakes.succeed(key, uid=uid)
+            if obj is None:
                 return None
-            self._uids[key] = uid
             registration = ControlPlaneRegistration.model_validate(obj)
             async with self._pairs.resolving(registration.spec.control_plane_ref.name):
                 result = await self._resolve(registration)
@@ -93,7 +92,8 @@ class ControlPlaneRegistrationReconciler:
             self._check_mode(registration)
             self._check_former(registration, resolution)
         except Trouble as trouble:
-            self._management.metrics.troubled("controlplaneregistration", reason=trouble.reason)
+            if trouble.reason not in MCM_WAITS:
+                self._management.metrics.troubled("controlplaneregistration", reason=trouble.reason)
             # First nobody is told to use the Secret, then nobody may.
             await self._publish(registration, trouble)
             await self._management.access.revoke(registration.metadata.uid or "")

@@ -19,15 +19,16 @@ from api.names import management_namespace
 from controlplane_operator.access import Account
 from controlplane_operator.as_written import RegistrationAsWritten
 from controlplane_operator.backoff import jittered
-from controlplane_operator.cache import Key
+from controlplane_operator.cache import Key, key_of
 from controlplane_operator.components import mark_of, mcm_mark, mcm_name, place
 from controlplane_operator.errors import BootstrapFailed
 from controlplane_operator.fanout import Stores
 from controlplane_operator.management import Management
 from controlplane_operator.mcm_identities import McmIdentities
+from controlplane_operator.namesakes import Namesakes
 from controlplane_operator.pause import is_paused
 from controlplane_operator.provisioning import MCM_PORTS, McmProgram, mcm_component
-from controlplane_operator.status import DEDICATED_READY
+from controlplane_operator.status import DEDICATED_READY, MCM_WAITS
 from controlplane_operator.trouble import refusal
 from provider import ClusterConfig, Conflict, Forbidden, Invalid, Result
 from provider.logs import log_fields
@@ -42,7 +43,6 @@ _RETRY_SECONDS: Final = 5.0
 _TOKEN_FILE: Final = "token"  # noqa: S105 - a file's name
 _BEFORE_READY: Final = frozenset({Phase.ABSENT, Phase.STARTING})
 """A cluster may be slow to tell of what was written a moment ago."""
-_EXPECTED: Final = frozenset({"McmStarting", "McmEnding", "WaitingForShared"})
 _ENDING: Final = "its mcm ends, and with it what that runs"
 
 
@@ -122,15 +122,14 @@ class DedicatedMcmReconciler:
             if config is not None
             else None
         )
-        self._uids: dict[Key, str] = {}
+        self._namesakes = Namesakes()
 
     async def reconcile(self, key: Key) -> Result | None:
         """Bring the mcm of one registration in line, or end that of a deleted one."""
         obj = self._management.stores.registrations.get(key)
         uid = obj["metadata"]["uid"] if obj is not None else None
         with log_fields(object=f"ControlPlaneRegistration/{key[1]}"):
-            former = self._uids.get(key)
-            if former is not None and former != uid:
+            if (former := self._namesakes.former(key, uid=uid)) is not None:
                 # Also where another one has its name already. Those that are not remembered are ended by Orphans.
                 try:
                     if eldest_of(mcm_mark(former), stores=self._management.stores) is None:
@@ -139,11 +138,24 @@ class DedicatedMcmReconciler:
                     _log.info("not ended yet, again in %g s: %s", _RETRY_SECONDS, error)
                     return Result(jittered(_RETRY_SECONDS))
                 await self._identities.revoke(former)
-                del self._uids[key]
-            if obj is None or uid is None:
+            self._namesakes.succeed(key, uid=uid)
+            if obj is None:
                 return None
-            self._uids[key] = uid
             return await self._keep(RegistrationAsWritten.of(obj))
+
+    def wake(self, component: str) -> None:
+        """Have those be looked at whom a change of an mcm concerns when its registration is gone.
+
+        Such are the name that its registration had, under which it is ended, and whoever is not served before that.
+        """
+        mark, stores, queues = mark_of(component), self._management.stores, self._management.queues
+        if mark is None or eldest_of(mark, stores=stores) is not None:
+            return
+        for key in self._namesakes.of(lambda uid: mcm_mark(uid) == mark):
+            queues.mcms.add(key)
+        for served in stores.control_planes.by("namespace", place(component).namespace):
+            for obj in stores.registrations.by("control plane", served["metadata"]["name"]):
+                queues.registrations.add(key_of(obj))
 
     async def _keep(self, registration: RegistrationAsWritten) -> Result | None:
         uid = registration.metadata.uid or ""
@@ -269,7 +281,7 @@ class DedicatedMcmReconciler:
     async def _tell(
         self, registration: RegistrationAsWritten, status: ConditionStatus, reason: str, message: str
     ) -> None:
-        if status == "False" and reason not in _EXPECTED:
+        if status == "False" and reason not in MCM_WAITS:
             self._management.metrics.troubled("dedicatedmcm", reason=reason)
         await self._management.status.write_apart(
             self._management.stores.registrations,

@@ -217,7 +217,7 @@ class _Assembly:
         }
         addons = ControlPlaneAddonsReconciler(management, bundles=bundles)
         self._reconcilers[_ADDONS] = CONTROL_PLANES.kind, addons.reconcile, self._counting(_ADDONS)
-        mcms = DedicatedMcmReconciler(
+        self._dedicated = DedicatedMcmReconciler(
             management,
             runtime=runtime,
             mcms=self._mcms,
@@ -225,7 +225,7 @@ class _Assembly:
             program=settings.dedicated_mcm,
             config=settings.management_config() if settings.pods is None else None,
         )
-        self._reconcilers[_MCMS] = CONTROL_PLANE_REGISTRATIONS.kind, mcms.reconcile, self._counting(_MCMS)
+        self._reconcilers[_MCMS] = CONTROL_PLANE_REGISTRATIONS.kind, self._dedicated.reconcile, self._counting(_MCMS)
         self._relisting = Relisting(management.client, stores=management.stores, label_selectors=LABEL_SELECTORS)
         self._sweeping = Sweeping(
             self._relisting, stores=management.stores, access=management.access, identities=identities
@@ -285,6 +285,7 @@ class _Assembly:
     def _wake(self, component: str) -> None:
         """A component of the runtime changed: whoever it belongs to is looked at."""
         wake_by_component(component, stores=self._management.stores, queues=self._management.queues)
+        self._dedicated.wake(component)
 
     async def _control(self, name: str) -> None:
         # Reconciling from half-filled stores would take objects for missing; and what the operator before this one

@@ -39,19 +39,24 @@ class Orphans:
         await self._runtime.synced()
         while True:
             try:
-                await self.collect()
+                ended = await self.collect()
             except ProviderError as error:
                 pause = self._backoff.next(None)
                 _log.warning("orphans cannot be collected, again in %.1f s: %s", pause, error)
             else:
-                self._backoff.forget(None)
-                pause = jittered(self._period_seconds)
+                if ended:
+                    self._backoff.forget(None)
+                # A registration may wait for the end of the mcm of a former one.
+                pause = jittered(self._period_seconds) if ended else self._backoff.next(None)
             await asyncio.sleep(pause)
 
-    async def collect(self) -> None:
-        """End every component of which the API server knows no owner. Raises ProviderError."""
+    async def collect(self) -> bool:
+        """End every component of which the API server knows no owner; returns whether no mcm takes longer to end.
+
+        Raises ProviderError.
+        """
         names = self._runtime.names()
-        await self._collect_mcms([name for name in names if mark_of(name) is not None])
+        ended = await self._collect_mcms([name for name in names if mark_of(name) is not None])
         running = [
             name for name in names if mark_of(name) is None and self._runtime.state(name).phase is not Phase.ABSENT
         ]
@@ -66,9 +71,10 @@ class Orphans:
                 _log.warning("%s, whose control plane is gone, has not ended yet: %s", component, error)
             else:
                 _log.warning("ended %s: its control plane is gone; its data stay", component)
+        return ended
 
-    async def _collect_mcms(self, present: Sequence[str]) -> None:
-        registered = await self._registered() if present else set()
+    async def _collect_mcms(self, present: Sequence[str]) -> bool:
+        ended, registered = True, await self._registered() if present else set()
         for component in present:
             if mark_of(component) in registered or mark_of(component) in await self._registered():
                 continue
@@ -76,8 +82,10 @@ class Orphans:
                 await self._mcms.end(component)
             except WorkloadsError as error:
                 _log.warning("%s, whose registration is gone, has not ended yet: %s", component, error)
+                ended = False
             else:
                 _log.warning("ended %s: its registration is gone", component)
+        return ended
 
     async def _registered(self) -> set[str]:
         """Return the marks of all registrations that the API server has, which go by their uids."""

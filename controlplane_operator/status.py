@@ -26,6 +26,7 @@ __all__ = [
     "DEDICATED_READY",
     "FIELD_MANAGER",
     "MAINTAINED",
+    "MCM_WAITS",
     "StatusWriter",
     "with_condition",
     "with_supported",
@@ -41,6 +42,9 @@ DEDICATED_READY: Final = "DedicatedReady"
 """The condition of a registration that has an mcm of its own: whether that runs."""
 MAINTAINED: Final = "Maintained"
 """The condition that is there, and False, while what is published stays and is not kept up."""
+
+MCM_WAITS: Final = frozenset({"McmStarting", "McmEnding", "WaitingForShared"})
+"""Reasons of registrations while one mcm comes and another one goes, which is nothing out of the ordinary."""
 
 _APART: Final = {ADDONS_READY: "kplane-addons-status", DEDICATED_READY: "kplane-dedicated-status"}
 """Conditions that have a writer of their own, by the name of their field manager: none of them is to be overtaken by
@@ -267,7 +271,7 @@ def _ended(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return [kind for kind in gone if kind in _OVER and kind not in said]
 
 
-_EXPECTED: Final = frozenset(
+_EXPECTED: Final = MCM_WAITS | frozenset(
     {
         "Installing",
         "Provisioning",
@@ -276,9 +280,6 @@ _EXPECTED: Final = frozenset(
         "EndpointPending",
         "KubeconfigPending",
         "RollingOut",
-        "McmStarting",
-        "McmEnding",
-        "WaitingForShared",
     }
 )
 

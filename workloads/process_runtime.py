@@ -176,6 +176,7 @@ class ProcessRuntime:
                 await self._ports.release(directory)
                 try:
                     removed = directory.remove()
+                    self._subscribers.tell(name)
                     # In a thread, as data can be large. Whatever interrupts this, the component is gone already.
                     await asyncio.to_thread(shutil.rmtree, removed)
                 except OSError as error:

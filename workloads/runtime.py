@@ -144,5 +144,8 @@ class Runtime(Protocol):
         ...
 
     def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
-        """Call back with the name of each component whose state changed; returns the unsubscribe function."""
+        """Call back with the name of each component whose state changed, or that `names` has no more.
+
+        Returns the unsubscribe function.
+        """
         ...

@@ -245,6 +245,19 @@ async def test_programs_do_not_hold_the_directory(sandbox) -> None:
         assert runtime.names() == ["plain"]
 
 
+async def test_who_waits_until_nothing_is_left_of_a_component_is_told(runtime, sandbox) -> None:
+    await runtime.apply(sandbox.shell("plain", FOREVER))
+    left = []
+    runtime.subscribe(lambda _: left.append(runtime.names()))
+    await runtime.stop("plain")
+    assert left[-1] == ["plain"]
+    await runtime.delete("plain")
+    assert left[-1] == []
+    told = len(left)
+    await runtime.delete("plain")
+    assert len(left) == told
+
+
 async def test_a_subscriber_that_fails_harms_nobody(runtime, sandbox, caplog) -> None:
     seen = []
 

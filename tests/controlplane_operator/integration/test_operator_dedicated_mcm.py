@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from controlplane_operator import control_plane_registration
 from controlplane_operator.components import mcm_name
 from controlplane_operator.provisioning import McmProgram
 from provider import CLUSTER_ROLES
@@ -112,8 +113,10 @@ async def test_the_turn_of_an_mcm_ends_with_it_whatever_it_said(mortal_field: An
 
 
 async def test_one_that_is_made_again_waits_for_the_end_of_the_former_mcm(
-    mortal_field: Any, program: McmProgram
+    mortal_field: Any, program: McmProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # It is that end which wakes it, and no try by time.
+    monkeypatch.setattr(control_plane_registration, "_RETRY_SECONDS", 600.0)
     field, operator = mortal_field
     name = "again"
     async with operator(dedicated_mcm=program):

@@ -1,0 +1,198 @@
+"""A registration waits for the end of a former one's mcm: it is woken by that, and it is no trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from controlplane_operator.access import Access, Account
+from controlplane_operator.cache import Key
+from controlplane_operator.components import mcm_name
+from controlplane_operator.control_plane_registration import ControlPlaneRegistrationReconciler
+from controlplane_operator.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms
+from controlplane_operator.events import Events
+from controlplane_operator.fanout import Queues, Stores, connect
+from controlplane_operator.management import Management
+from controlplane_operator.mcm_identities import McmIdentities
+from controlplane_operator.namesakes import Namesakes
+from controlplane_operator.orphans import Orphans
+from controlplane_operator.pairs import Pairs
+from controlplane_operator.provisioning import McmProgram
+from controlplane_operator.status import StatusWriter
+from provider import Client, NotFound, WorkQueue
+from workloads import Runtime, RuntimeFailure
+
+FORMER = mcm_name("cp", uid="first")
+_versions = itertools.count(100)
+
+
+class Api:
+    """Takes what is written, and has nothing."""
+
+    def __init__(self, stores: Stores) -> None:
+        self.stores = stores
+
+    async def apply(self, resource: Any, body: dict[str, Any], **_: Any) -> dict[str, Any]:
+        if resource.plural != "controlplaneregistrations":
+            return body
+        known = self.stores.registrations.get(("", body["metadata"]["name"])) or {}
+        metadata = {**known["metadata"], "resourceVersion": str(next(_versions))}
+        return {**known, "metadata": metadata, "status": body["status"]}
+
+    async def delete(self, *_: Any, **__: Any) -> None:
+        raise NotFound(404, "NotFound", "not found")
+
+    async def list(self, *_: Any, **__: Any) -> Any:
+        return SimpleNamespace(items=[])
+
+
+class Programs:
+    """The mcm of the former one, whose pod takes its time to end."""
+
+    def __init__(self) -> None:
+        self.present = [FORMER]
+        self.ended = False
+        self.tries = 0
+
+    def names(self) -> list[str]:
+        return self.present
+
+    async def synced(self) -> None:
+        return
+
+    async def stop(self, name: str) -> None:
+        self.tries += 1
+        if not self.ended:
+            raise RuntimeFailure(f"{name} has not ended yet")
+
+    async def delete(self, name: str) -> None:
+        self.present.remove(name)
+
+
+class World:
+    """A control plane that is published, and both who look after its registrations."""
+
+    def __init__(self) -> None:
+        self.stores, self.queues, self.programs = Stores(), Queues(), Programs()
+        client, runtime = cast("Client", Api(self.stores)), cast("Runtime", self.programs)
+        identities = McmIdentities(client)
+        self.mcms = DedicatedMcms(runtime, identities=identities)
+        self.orphans = Orphans(client, runtime=runtime, mcms=self.mcms)
+        events = Events(client)
+        self.management = Management(
+            client=client,
+            stores=self.stores,
+            queues=self.queues,
+            status=StatusWriter(client, events=events),
+            events=events,
+            access=Access(client, shared=Account("kplane-system", "mcm")),
+        )
+        self.registrations = ControlPlaneRegistrationReconciler(
+            self.management, pairs=Pairs(self.stores, queues=self.queues), mcms=self.mcms, no_dedicated=None
+        )
+        self.dedicated = DedicatedMcmReconciler(
+            self.management,
+            runtime=runtime,
+            mcms=self.mcms,
+            identities=identities,
+            program=McmProgram(program="mcm", directories=()),
+            config=None,
+        )
+        connect(self.stores, queues=self.queues)
+        secret = {"name": "controlplane-cp-kubeconfig", "namespace": "kplane-cp-cp"}
+        status = {"endpoint": "https://cp.example", "kubeconfigSecretRef": secret}
+        self.stores.control_planes.apply({"metadata": metadata("cp", uid="uid-cp"), "spec": {}, "status": status})
+
+    def put(self, name: str, *, uid: str) -> None:
+        spec = {"controlPlaneRef": {"name": "cp"}, "mode": "Shared"}
+        self.stores.registrations.apply({"metadata": metadata(name, uid=uid), "spec": spec})
+
+    def drop(self, name: str, *, uid: str) -> None:
+        self.stores.registrations.remove({"metadata": metadata(name, uid=uid), "spec": {}})
+
+    def reason(self, name: str) -> str:
+        obj = self.stores.registrations.get(("", name)) or {}
+        return next((each["reason"] for each in obj["status"]["conditions"] if each["type"] == "Ready"), "")
+
+    def troubles(self) -> dict[str, float]:
+        samples = [each for metric in self.management.metrics.registry.collect() for each in metric.samples]
+        return {each.labels["reason"]: each.value for each in samples if each.name == "kplane_reconcile_troubles_total"}
+
+
+def metadata(name: str, *, uid: str) -> dict[str, Any]:
+    return {"name": name, "uid": uid, "generation": 1, "resourceVersion": str(next(_versions))}
+
+
+async def drained(queue: WorkQueue[Key]) -> set[Key]:
+    found = set()
+    while len(queue):
+        key = await queue.get()
+        found.add(key)
+        queue.done(key)
+    return found
+
+
+@pytest.mark.parametrize("name", ["again", "other"])
+async def test_the_end_of_a_former_mcm_wakes_who_ends_it_and_who_waits_for_it(name: str) -> None:
+    world = World()
+    world.put("again", uid="first")
+    await world.dedicated.reconcile(("", "again"))
+    world.drop("again", uid="first")
+    world.put(name, uid="second")
+    assert await world.dedicated.reconcile(("", "again")) is not None
+    await world.registrations.reconcile(("", name))
+    assert world.reason(name) == "McmEnding"
+    for queue in (world.queues.mcms, world.queues.registrations):
+        await drained(queue)
+
+    # Its pod ends.
+    world.programs.ended = True
+    world.dedicated.wake(FORMER)
+    assert await drained(world.queues.mcms) == {("", "again")}
+    await world.dedicated.reconcile(("", "again"))
+    assert world.programs.names() == []
+    # The last of its objects goes.
+    world.dedicated.wake(FORMER)
+    assert ("", name) in await drained(world.queues.registrations)
+    await world.registrations.reconcile(("", name))
+    assert world.reason(name) == "Resolved"
+
+
+async def test_to_wait_for_the_end_of_an_mcm_is_no_trouble() -> None:
+    world = World()
+    world.put("again", uid="second")
+    await world.registrations.reconcile(("", "again"))
+    assert world.reason("again") == "McmEnding"
+    assert world.troubles() == {}
+    # What is one is counted.
+    world.stores.control_planes.remove({"metadata": metadata("cp", uid="uid-cp")})
+    await world.registrations.reconcile(("", "again"))
+    assert world.troubles() == {"ControlPlaneNotFound": 1.0}
+
+
+async def test_an_mcm_of_before_this_operator_is_ended_without_waiting_for_the_next_minute(eventually: Any) -> None:
+    world = World()
+    task = asyncio.create_task(world.orphans.run())
+    try:
+        await eventually(lambda: world.programs.tries, lambda tries: tries > 0)
+        world.programs.ended = True
+        await eventually(world.programs.names, lambda names: names == [])
+    finally:
+        task.cancel()
+
+
+def test_a_name_has_a_former_one_until_nothing_of_that_is_left() -> None:
+    known, key = Namesakes(), ("", "acme")
+    assert known.former(key, uid="first") is None
+    known.succeed(key, uid="first")
+    assert known.former(key, uid="first") is None
+    for _ in range(2):
+        assert (known.former(key, uid="second"), known.former(key, uid=None)) == ("first", "first")
+    assert known.of(lambda uid: uid == "first") == [key]
+    known.succeed(key, uid=None)
+    assert known.former(key, uid="second") is None
+    assert known.of(lambda _: True) == []
