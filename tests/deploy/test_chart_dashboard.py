@@ -14,17 +14,21 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from controlplane_operator.cache import Store
+from controlplane_operator.components import apiserver_name, etcd_name, mcm_name, place
 from controlplane_operator.kinds import CONTROL_PLANES
 from controlplane_operator.metrics import Metrics as OperatorMetrics
+from controlplane_operator.provisioning import MCM_PORTS
 from mcm.configuration import PROGRAM
 from mcm.digest import SERIES
 from mcm.fleet import ClusterSummary, Fleet, State
 from mcm.metrics import Metrics as McmMetrics
 from mcm.scrape import Origin, Scraper, Target
 from provider import Result, WorkQueue
+from workloads.pods.objects import labels_of
 
 pytestmark = pytest.mark.integration
 
+TEMPLATE = {"mcm.source.kubeconfigSecretTemplate": "kplane-cp-{name}/controlplane-{name}-controllers"}
 _METRIC = re.compile(r"([a-z_]+){")
 _LABEL = re.compile(r"{{(\w+)}}")
 
@@ -108,7 +112,8 @@ def test_prometheus_finds_each_component(chart: Any) -> None:
     rendered = chart.render(settings={"metrics.serviceMonitor.enabled": True})
     services = [item for item in rendered.manifests if item["kind"] == "Service"]
     pods = rendered.pod_templates().values()
-    for monitor in (item for item in rendered.manifests if item["kind"] == "ServiceMonitor"):
+    monitors = [item for item in rendered.manifests if item["kind"] == "ServiceMonitor"]
+    for monitor in (item for item in monitors if item["metadata"]["name"] != "kplane-mcm-dedicated"):
         wanted = monitor["spec"]["selector"]["matchLabels"].items()
         (service,) = [item for item in services if wanted <= item["metadata"]["labels"].items()]
         (endpoint,) = monitor["spec"]["endpoints"]
@@ -116,4 +121,34 @@ def test_prometheus_finds_each_component(chart: Any) -> None:
         selected = service["spec"]["selector"].items()
         (pod,) = [pod for pod in pods if selected <= pod["metadata"]["labels"].items()]
         assert port["targetPort"] in {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
-    assert rendered.names("ServiceMonitor") == ["kplane-etcd", "kplane-mcm", "kplane-operator"]
+    assert rendered.names("ServiceMonitor") == [
+        f"kplane-{name}" for name in ("etcd", "mcm", "mcm-dedicated", "operator")
+    ]
+
+
+def test_prometheus_finds_each_mcm_of_one_registration(chart: Any) -> None:
+    """And no API server and etcd of a tenant beside it; all mcm are one job."""
+    enabled = {"metrics.serviceMonitor.enabled": True}
+    monitor = chart.render(settings=enabled).one("ServiceMonitor", "kplane-mcm-dedicated")["spec"]
+    assert monitor["namespaceSelector"] == {"any": True}
+    (endpoint,) = monitor["endpoints"]
+    assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": "kplane-mcm"}]
+    assert [
+        name
+        for name in (mcm_name("acme", uid="1"), apiserver_name("acme"), etcd_name("acme"))
+        if selects(monitor["selector"], labels_of(name, placement=place(name)))
+    ] == [mcm_name("acme", uid="1")]
+    assert endpoint["port"] in MCM_PORTS
+
+    for without in ({"mcm.reportStatus": False}, {"mcm.source.kind": "controlplaneendpoint", **TEMPLATE}):
+        assert "kplane-mcm-dedicated" not in chart.render(settings=enabled | without).names("ServiceMonitor")
+
+
+def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    holds = {
+        "Exists": lambda value, _: value is not None,
+        "NotIn": lambda value, values: value not in values,
+    }
+    return selector["matchLabels"].items() <= labels.items() and all(
+        holds[each["operator"]](labels.get(each["key"]), each.get("values")) for each in selector["matchExpressions"]
+    )
