@@ -1,0 +1,71 @@
+"""The chart on top of that of a former version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from embedded.handle import Handle
+from embedded.kubectl import Kubectl
+
+pytestmark = pytest.mark.integration
+
+RELEASE = "former"
+COMPONENTS = {("Deployment", "operator"): None, ("StatefulSet", "mcm"): "mcm", ("StatefulSet", "etcd"): "etcd-peers"}
+"""What was there from the first chart on, with the Service of its pods."""
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_what_nobody_may_change_is_what_it_always_was(chart: Any, component: tuple[str, str]) -> None:
+    """Kubernetes refuses another one, and with it the whole upgrade or rollback."""
+    kind, name = component
+    spec = chart.render().one(kind, f"kplane-{name}")["spec"]
+    labels = {"name": "kplane", "instance": "kplane", "component": name}
+    assert spec["selector"] == {"matchLabels": {f"app.kubernetes.io/{each}": labels[each] for each in labels}}
+    service = COMPONENTS[component]
+    if service is not None:
+        assert (spec["serviceName"], spec["podManagementPolicy"]) == (f"kplane-{service}", "Parallel")
+
+
+def test_bindings_lead_where_they_always_led(chart: Any) -> None:
+    """The same goes for a roleRef."""
+    rendered = chart.render()
+    bindings = [item for item in rendered.manifests if item["kind"].endswith("RoleBinding")]
+    assert len(bindings) > 5
+    for binding in bindings:
+        role = binding["kind"].removesuffix("Binding"), binding["metadata"]["name"]
+        assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == role
+
+
+@pytest.fixture
+async def mcm_of_before(chart: Any, api_server: Handle) -> AsyncIterator[Kubectl]:
+    """An mcm that knows nothing of others, as charts had it that knew no mcm.replicas."""
+    kube = api_server.kubectl
+    stateful_set = chart.render(release=RELEASE).one("StatefulSet", f"{RELEASE}-kplane-mcm")
+    (container,) = stateful_set["spec"]["template"]["spec"]["containers"]
+    container["args"] = [each for each in container["args"] if not each.startswith(("--cluster-sh", "--cluster-lease"))]
+    await kube.apply(json.dumps(stateful_set))
+    yield kube
+    await kube.run("delete", "statefulset", f"{RELEASE}-kplane-mcm", "-n", chart.namespace)
+
+
+async def test_a_second_mcm_does_not_start_beside_one_that_shares_with_nobody(
+    chart: Any, api_server: Handle, mcm_of_before: Kubectl
+) -> None:
+    def install(replicas: int) -> str:
+        flags = [f"--namespace={chart.namespace}", f"--kubeconfig={api_server.admin_kubeconfig}", "--dry-run=server"]
+        flags += ["--set=crds.enabled=false", f"--set=mcm.replicas={replicas}"]
+        printed: str = chart.helm("upgrade", "--install", "--take-ownership", RELEASE, str(chart.directory), *flags)
+        return printed
+
+    with pytest.raises(chart.refused) as caught:
+        install(2)
+    assert "upgrade with mcm.replicas=1 and --wait first, and then raise it" in str(caught.value)
+    assert "kubectl rollout status" in install(1)
+    # It was.
+    shared = chart.render(release=RELEASE).one("StatefulSet", f"{RELEASE}-kplane-mcm")
+    await mcm_of_before.apply(json.dumps(shared))
+    assert "kubectl rollout status" in install(2)
