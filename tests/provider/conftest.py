@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import dataclasses
 import datetime as dt
 import ipaddress
 import json
-import selectors
 import ssl
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,19 +22,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from provider import (
-    CONFIG_MAPS,
     NAMESPACES,
     AlreadyExists,
     Client,
-    Cluster,
     ClusterConfig,
     Clusters,
-    Manager,
     NotFound,
     Resource,
 )
-from provider.entry import EntryReader
-from provider.event import Event
 
 
 @dataclass(frozen=True)
@@ -214,34 +207,6 @@ async def fault_server(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[
         yield start
 
 
-class MadeUpTime(asyncio.SelectorEventLoop):
-    """A loop that never waits: where nothing is to be done, it is later at once."""
-
-    def __init__(self) -> None:
-        super().__init__(_Impatient(self))
-        self.elapsed = 0.0
-
-    def time(self) -> float:
-        return self.elapsed
-
-
-class _Impatient(selectors.SelectSelector):
-    def __init__(self, loop: MadeUpTime) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> Any:
-        if timeout:
-            self._loop.elapsed += timeout
-        return super().select(0)
-
-
-@pytest.fixture(scope="session")
-def made_up_time() -> type[MadeUpTime]:
-    """`asyncio.Runner(loop_factory=made_up_time)`: hours of it pass at once."""
-    return MadeUpTime
-
-
 @pytest.fixture
 async def client(api_server: Any) -> AsyncIterator[Client]:
     """The administrator of the real API server."""
@@ -338,153 +303,6 @@ def install(client: Client) -> Callable[..., Awaitable[None]]:
                         break
 
     return make
-
-
-class Mirror:
-    """Takes the place of an informer: it has the objects that a test puts in, and tells handlers of changes at once."""
-
-    def __init__(self, resource: Resource, *, metadata_only: bool) -> None:
-        self.reader = EntryReader(resource, server="fake", metadata_only=metadata_only)
-        self.entries: dict[Any, Any] = {}
-        self.handlers: list[Callable[[Event], None]] = []
-
-    def add_handler(self, handler: Callable[[Event], None]) -> Mirror._Registration:
-        self.handlers.append(handler)
-        for entry in self.entries.values():
-            handler(Event("ADDED", entry, reader=self.reader, initial=True))
-        return self._Registration(self, handler)
-
-    def put(self, name: str, *, namespace: str = "ns", **fields: Any) -> None:
-        body = {"apiVersion": "v1", "kind": "Any", "metadata": {"name": name, "namespace": namespace}, **fields}
-        body["metadata"].update(fields.get("metadata", {}) | {"name": name, "namespace": namespace})
-        entry = self.reader.entry(json.dumps(body).encode())
-        old = self.entries.get(entry.key)
-        self.entries[entry.key] = entry
-        self._tell(Event("MODIFIED" if old else "ADDED", entry, reader=self.reader, old=old))
-
-    def remove(self, name: str, *, namespace: str = "ns") -> None:
-        self._tell(Event("DELETED", self.entries.pop((namespace, name)), reader=self.reader))
-
-    def _tell(self, event: Event) -> None:
-        for handler in tuple(self.handlers):
-            handler(event)
-
-    @dataclass(frozen=True)
-    class _Registration:
-        mirror: Mirror
-        handler: Callable[[Event], None]
-
-        def remove(self) -> None:
-            self.mirror.handlers.remove(self.handler)
-
-
-class FakeCluster(Cluster):
-    """A cluster without a server: `cluster.maps.put("x")` is an event there."""
-
-    def __init__(self, name: str, *, generation: int = 0) -> None:
-        # Another generation is another cluster of the same name.
-        super().__init__(name, config=ClusterConfig("https://127.0.0.1:1"), attributes={"generation": str(generation)})
-        self.mirrors: dict[tuple[Resource, bool], Mirror] = {}
-        self.asked: list[tuple[str, bool]] = []
-
-    @property
-    def cache(self) -> Any:
-        return self
-
-    def informer(self, resource: Resource, *, metadata_only: bool = False) -> Mirror:
-        self.asked.append((resource.kind, metadata_only))
-        return self.mirror(resource, metadata_only=metadata_only)
-
-    @property
-    def maps(self) -> Mirror:
-        return self.mirror(CONFIG_MAPS)
-
-    def mirror(self, resource: Resource, *, metadata_only: bool = False) -> Mirror:
-        key = (resource, metadata_only)
-        return self.mirrors.setdefault(key, Mirror(resource, metadata_only=metadata_only))
-
-
-@pytest.fixture
-def fake_cluster() -> type[FakeCluster]:
-    """Clusters for tests of controllers."""
-    return FakeCluster
-
-
-class Given:
-    """A provider of what a test puts into its fleet."""
-
-    name = "given"
-
-    def __init__(self):
-        self.fleet = asyncio.get_running_loop().create_future()
-
-    async def run(self, fleet):
-        self.fleet.set_result(fleet)
-        await asyncio.Event().wait()
-
-
-class Work:
-    """A reconciler that notes what it is asked, and does as it is told."""
-
-    def __init__(self):
-        self.asked = []
-        self.begun = collections.Counter()
-        self.ended = []
-        self.answers = {}
-        self.gates = {}
-
-    async def reconcile(self, request):
-        self.asked.append(request)
-        gate = self.gates.get(request.name)
-        if gate is not None:
-            try:
-                await gate.wait()
-            finally:
-                self.ended.append(request)
-        answer = self.answers.get(request.name)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def names(self, cluster):
-        return [each.name for each in self.asked if each.cluster == cluster]
-
-
-@contextlib.asynccontextmanager
-async def _fleet(manager):
-    """Run the manager; what is given is its provider's fleet."""
-    async with manager:
-        yield await manager.provider.fleet
-
-
-@pytest.fixture
-def given() -> type[Given]:
-    """A provider for tests."""
-    return Given
-
-
-@pytest.fixture
-async def manager() -> Manager:
-    """With such a provider, and two workers for each of its controllers."""
-    return Manager(None, Given(), max_concurrent=2)
-
-
-@pytest.fixture
-def new_work() -> type[Work]:
-    """Reconcilers for tests."""
-    return Work
-
-
-@pytest.fixture
-def work() -> Work:
-    """A reconciler for tests."""
-    return Work()
-
-
-@pytest.fixture
-def fleet() -> Any:
-    """`async with fleet(manager) as given`: runs it, and `given.add_or_replace(cluster)` is what its provider says."""
-    return _fleet
 
 
 @contextlib.asynccontextmanager

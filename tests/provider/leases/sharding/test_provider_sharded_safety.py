@@ -64,7 +64,7 @@ def test_a_peer_that_is_cut_off_has_ended_its_work_before_the_next_one_begins(
             if meanwhile == "slow":
                 await first.meet(meanwhile)
                 await asyncio.sleep(5)
-            first.link.cut = True
+            first.link.wire.cut = True
             await first.meet(meanwhile)
             await world.until(lambda: world.spread() == [0, world.shards], within=90)
             assert world.settled()
@@ -97,9 +97,9 @@ def test_one_failed_renewal_stops_nothing(made_up_time: Loop, world_of: Worlds) 
             begun = world.begun
             for trouble in ("cut", "deaf"):
                 failures = process.coordinator.stats.failures
-                setattr(process.link, trouble, True)
+                setattr(process.link.wire, trouble, True)
                 await world.until(lambda: process.coordinator.stats.failures > failures, within=15)  # noqa: B023
-                setattr(process.link, trouble, False)
+                setattr(process.link.wire, trouble, False)
                 await asyncio.sleep(60)
             assert world.begun == begun
             assert process.coordinator.stats.lost == 0
@@ -116,7 +116,7 @@ def test_a_renewal_that_gets_no_answer_ends_the_work_before_the_fence_runs_out(
     async def stuck() -> None:
         async with world_of(0.0) as world:
             (process,) = world.processes
-            process.slow_end, process.link.deaf = 4.0, True
+            process.slow_end, process.link.wire.deaf = 4.0, True
             await world.until(
                 lambda: not any(process.coordinator.may_work(cluster) for cluster in world.clusters), within=20
             )
@@ -128,7 +128,7 @@ def test_a_renewal_that_gets_no_answer_ends_the_work_before_the_fence_runs_out(
             last = max(fence.lease.expires_at for fence in process.coordinator._fences.all())
             await world.until(lambda: not any(world.working.values()), within=10)
             assert process.now() < last - 0.5
-            process.link.deaf = False
+            process.link.wire.deaf = False
             await world.until(world.settled, within=40)
 
     with asyncio.Runner(loop_factory=made_up_time) as runner:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -13,7 +12,7 @@ from typing import Any, Self
 
 import pytest
 
-from provider import ClusterNotOwned, Conflict, NotFound, ObjectList, Unreachable, WatchEvent
+from provider import ClusterNotOwned, Conflict, NotFound, ObjectList, WatchEvent
 from provider.coordinator.sharded import Sharded
 from provider.coordinator.shards import ShardTimings
 from provider.errors import Invalid
@@ -92,66 +91,31 @@ class Api:
 
 
 class Link:
-    """The client of one process, and the network between it and the server."""
+    """The client of one process, on the wire between it and the server."""
 
-    def __init__(self, api: Api) -> None:
-        self.api = api
-        self.slowness = 0.02
-        self.cut = False
-        self.deaf = False
-        """Requests arrive, and answers do not."""
+    def __init__(self, api: Api, wire: Any) -> None:
+        self.api, self.wire = api, wire
 
     async def get(self, _: Any, name: str, *, namespace: str) -> dict[str, Any]:
-        return await self._call(lambda: self.api.get(name))
+        return await self.wire.call(lambda: self.api.get(name))
 
     async def replace(self, _: Any, body: dict[str, Any]) -> dict[str, Any]:
-        return await self._call(lambda: self.api.put(body))
+        return await self.wire.call(lambda: self.api.put(body))
 
     async def apply(self, _: Any, body: dict[str, Any], *, field_manager: str) -> dict[str, Any]:
-        return await self._call(lambda: self.api.apply(body))
+        return await self.wire.call(lambda: self.api.apply(body))
 
     async def delete(self, _: Any, name: str, *, namespace: str, uid: str | None) -> dict[str, Any]:
-        return await self._call(lambda: self.api.delete(name, uid))
+        return await self.wire.call(lambda: self.api.delete(name, uid))
 
     async def list(self, _: Any, **__: Any) -> ObjectList:
         def items() -> Any:
             return ObjectList(copy.deepcopy(list(self.api.leases.values())), str(len(self.api.log)))
 
-        return await self._call(items)
+        return await self.wire.call(items)
 
     def watch(self, _: Any, *, resource_version: str, **__: Any) -> Stream:
         return Stream(self, int(resource_version))
-
-    async def _call(self, act: Callable[[], Any]) -> Any:
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Any] = loop.create_future()
-        if not self.cut:
-            loop.call_later(self.delay(), self._arrive, act, answer)
-        try:
-            async with asyncio.timeout(30.0):
-                return await answer
-        except TimeoutError:
-            raise Unreachable("no answer", kind="timeout") from None
-
-    def _arrive(self, act: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
-        try:
-            found, problem = act(), None
-        except (NotFound, Conflict, Invalid) as error:
-            found, problem = None, error
-        if not self.deaf:
-            asyncio.get_running_loop().call_later(self.delay(), self._answer, answer, found, problem)
-
-    @staticmethod
-    def _answer(answer: asyncio.Future[Any], found: Any, problem: Exception | None) -> None:
-        if answer.done():
-            return
-        if problem is not None:
-            answer.set_exception(problem)
-        else:
-            answer.set_result(found)
-
-    def delay(self) -> float:
-        return random.uniform(0, self.slowness)
 
 
 class Stream:
@@ -167,19 +131,19 @@ class Stream:
         return
 
     async def open(self) -> None:
-        await asyncio.sleep(self._link.delay())
+        await asyncio.sleep(self._link.wire.delay())
 
     def __aiter__(self) -> Stream:
         return self
 
     async def __anext__(self) -> WatchEvent:
-        log = self._link.api.log
-        while self._link.cut or self._link.deaf or self._position >= len(log):
+        log, wire = self._link.api.log, self._link.wire
+        while wire.cut or wire.deaf or self._position >= len(log):
             if self._position >= len(log):
                 await self._link.api.wait()
             else:
                 await asyncio.sleep(0.1)
-        await asyncio.sleep(self._link.delay())
+        await asyncio.sleep(self._link.wire.delay())
         self._position += 1
         event = log[self._position - 1][1]
         return WatchEvent(event.type, copy.deepcopy(event.object))
@@ -191,13 +155,18 @@ class World:
     shards = 8
     timings = ShardTimings()
 
-    def __init__(self) -> None:
+    def __init__(self, new_wire: Callable[..., Any]) -> None:
         self.api = Api()
+        self._new_wire = new_wire
         self.clusters = sorted(f"cluster-{number}" for number in range(12))
         self.begun = 0
         self.working: defaultdict[str, set[str]] = defaultdict(set)
         self.together: list[tuple[str, set[str]]] = []
         self.processes: list[Process] = []
+
+    def new_link(self) -> Link:
+        """To the server, for one process."""
+        return Link(self.api, self._new_wire(patience_seconds=30.0))
 
     def join(self, *, drift: float = 0.0, **options: Any) -> Process:
         """Start one more process."""
@@ -245,7 +214,7 @@ class Process:
         self.number, self.world = number, world
         self.rate, self.offset = 1.0 + drift, number * 1000.0
         self.options = {"shards": world.shards} | options
-        self.link = Link(world.api)
+        self.link = world.new_link()
         self.slow_end = 0.0
         self.failing = ""
         """A cluster whose work fails to begin."""
@@ -300,17 +269,18 @@ class Process:
 
     def kill(self) -> None:
         """SIGKILL: nothing that it does now reaches anybody, and it is started again under the same name."""
-        self.link.cut = True
+        self.link.wire.cut = True
         self.running = False
         for working in self.world.working.values():
             working.discard(self.name)
         if self.task is not None:
             self.task.cancel()
-        self.link = Link(self.world.api)
+        self.link = self.world.new_link()
 
     def mend(self) -> None:
-        self.link.cut = self.link.deaf = False
-        self.link.slowness, self.slow_end = 0.02, 0.0
+        wire = self.link.wire
+        wire.cut = wire.deaf = False
+        wire.slowness, self.slow_end = 0.02, 0.0
         self.start()
 
     async def meet(self, what: str) -> None:
@@ -321,9 +291,9 @@ class Process:
             case "kill":
                 self.kill()
             case "cut" | "deaf":
-                setattr(self.link, what, True)
+                setattr(self.link.wire, what, True)
             case "slow":
-                self.link.slowness = 3.0
+                self.link.wire.slowness = 3.0
             case "slow end":
                 self.slow_end = 100.0
             case "mend":
@@ -378,7 +348,7 @@ class Place:
 
 
 @pytest.fixture(scope="session")
-def world_of() -> Callable[..., AbstractAsyncContextManager[World]]:
+def world_of(new_wire: Callable[..., Any]) -> Callable[..., AbstractAsyncContextManager[World]]:
     """`async with world_of(drift, …, **options) as world`, with a process for each drift of a clock.
 
     They have shared the clusters for a while; in the end nobody has worked together.
@@ -386,7 +356,7 @@ def world_of() -> Callable[..., AbstractAsyncContextManager[World]]:
 
     @contextlib.asynccontextmanager
     async def make(*drifts: float, **options: Any) -> AsyncIterator[World]:
-        world = World()
+        world = World(new_wire)
         for drift in drifts:
             world.join(drift=drift, **options)
         watching = asyncio.create_task(world.watch_writers())

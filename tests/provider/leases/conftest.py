@@ -1,0 +1,88 @@
+"""Made-up time, and a network in it, for processes that share Leases."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+import selectors
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+
+from provider import Conflict, NotFound, Unreachable
+from provider.errors import Invalid
+
+T = TypeVar("T")
+
+
+class MadeUpTime(asyncio.SelectorEventLoop):
+    """A loop that never waits: where nothing is to be done, it is later at once."""
+
+    def __init__(self) -> None:
+        super().__init__(_Impatient(self))
+        self.elapsed = 0.0
+
+    def time(self) -> float:
+        return self.elapsed
+
+
+class _Impatient(selectors.SelectSelector):
+    def __init__(self, loop: MadeUpTime) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout:
+            self._loop.elapsed += timeout
+        return super().select(0)
+
+
+@pytest.fixture(scope="session")
+def made_up_time() -> type[MadeUpTime]:
+    """`asyncio.Runner(loop_factory=made_up_time)`: hours of it pass at once."""
+    return MadeUpTime
+
+
+class Wire:
+    """Between one process and its API server, in made-up time. Requests arrive late or never, and so do answers."""
+
+    def __init__(self, *, patience_seconds: float, uniform: Callable[[float, float], float] = random.uniform) -> None:
+        self._patience_seconds = patience_seconds
+        self._uniform = uniform
+        self.slowness = 0.02
+        self.cut = False
+        self.deaf = False
+        """Requests arrive, and answers do not."""
+
+    async def call(self, act: Callable[[], T]) -> T:
+        """Have the server do something, and return its answer."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        if not self.cut:
+            # What was sent arrives, even if nobody waits for the answer any more.
+            loop.call_later(self.delay(), self._arrive, act, answer)
+        try:
+            async with asyncio.timeout(self._patience_seconds):
+                return await answer
+        except TimeoutError:
+            raise Unreachable("no answer", kind="timeout") from None
+
+    def delay(self) -> float:
+        return self._uniform(0, self.slowness)
+
+    def _arrive(self, act: Callable[[], T], answer: asyncio.Future[T]) -> None:
+        settle: Callable[[], None]
+        try:
+            settle = functools.partial(answer.set_result, act())
+        except (NotFound, Conflict, Invalid) as error:
+            settle = functools.partial(answer.set_exception, error)
+        if not self.deaf:
+            asyncio.get_running_loop().call_later(self.delay(), lambda: answer.done() or settle())
+
+
+@pytest.fixture(scope="session")
+def new_wire() -> type[Wire]:
+    """`new_wire(patience_seconds=…)`: for one process."""
+    return Wire
