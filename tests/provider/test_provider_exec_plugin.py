@@ -83,7 +83,10 @@ async def test_it_is_run_again_where_its_token_is_refused(fault_server, tools, p
     assert runs() == 2
 
 
-async def test_a_server_that_refuses_everything_does_not_have_it_run_all_the_time(fault_server, tools, plugin, runs):
+async def test_a_server_that_refuses_everything_does_not_have_it_run_all_the_time(
+    fault_server, tools, plugin, runs, monkeypatch
+):
+    monkeypatch.setattr("provider.credentials._RUN_AGAIN_SECONDS", 600.0)
     server = await fault_server(refusing(tools, good="none"))
     async with Client(config_of(server, plugin(prints(token="one")))) as client:
         for _ in range(5):
@@ -167,7 +170,8 @@ async def test_one_that_hangs_is_ended_with_all_that_it_started(plugin, tmp_path
     await eventually(gone)
 
 
-async def test_one_that_fails_is_not_run_by_each_of_those_who_wait(fault_server, tools, plugin, runs):
+async def test_one_that_fails_is_not_run_by_each_of_those_who_wait(fault_server, tools, plugin, runs, monkeypatch):
+    monkeypatch.setattr("provider.credentials._FAILED_SECONDS", 600.0)
     server = await fault_server(refusing(tools, good="none"))
     async with Client(config_of(server, plugin("exit 1"))) as client:
         failures = await asyncio.gather(*(client.get(NAMESPACES, "a") for _ in range(20)), return_exceptions=True)

@@ -49,8 +49,7 @@ async def test_a_name_that_waits_or_is_refused_delays_no_other(eventually, caplo
     async with asyncio.TaskGroup() as tasks:
         roster = Roster(fleet, tasks, what="test cluster")
         roster.want_only([cluster("slow"), cluster("bad"), cluster("good")])
-        await eventually(fleet.names, lambda names: names == ["good"])
-        await eventually(fleet.names, lambda names: names == ["bad", "good"])
+        await eventually(lambda: fleet.log, lambda log: log == [("add", "good"), ("add", "bad")])
         assert "test cluster bad: again in" in caplog.text
         fleet.held["slow"].set()
     assert fleet.names() == ["bad", "good", "slow"]

@@ -74,7 +74,7 @@ async def test_owned_objects_lead_to_their_controller_or_to_every_owner(
         ]
         cluster.maps.put("x", metadata={"ownerReferences": owners})
         await eventually(lambda: sorted(every.names("a")), lambda names: names == ["controls", "owns"])
-        assert one.asked == [Request("a", "ns", "controls")]
+        await eventually(lambda: one.asked, lambda asked: asked == [Request("a", "ns", "controls")])
         cluster.maps.put("x", metadata={"ownerReferences": [owner("Deployment", "new", controlling=True)]})
         await eventually(lambda: sorted(one.names("a")), lambda names: names == ["controls", "controls", "new"])
 

@@ -207,7 +207,7 @@ async def test_counts_results_by_cluster_as_controller_runtime_does(manager, wor
         expected = {"success": 1, "error": 2, "requeue": 1, "requeue_after": 1}
         assert built.stats.by_cluster == {"a": expected}
         assert (built.stats.timeouts, built.stats.durations.count) == (1, 5)
-        assert 0.04 < built.stats.durations.total_seconds < 2
+        assert 0.04 < built.stats.durations.total_seconds < 60
         assert {name: built.queue.failures(Request("a", "ns", name)) for name in ("works", "fails", "again")} == {
             "works": 0,
             "fails": 1,
