@@ -43,7 +43,7 @@ class ClusterSummary:
     profile: str
     server: str
     version: str | None = None
-    """Of the program; None where it was not chosen by its version."""
+    """Of the program, such as v1.36.3; None where it is not known."""
     generation: int | None = None
     """Higher each time that another cluster, or another description that ends its instances, is engaged."""
     configuration: str | None = None

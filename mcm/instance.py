@@ -64,7 +64,7 @@ class Instance:
         self._flags = flags
         self._programs = programs
         self.version: str | None = None
-        """Of the program, such as v1.36.3, from `check` on; None where it was not chosen by its version."""
+        """Of the program, such as v1.36.3, from `check` on; None where it is not known."""
         self._changed = changed
         self._readers = readers
         """Authority of those that may read the metrics of the process, in PEM."""
@@ -280,14 +280,14 @@ class Instance:
         address = self._address = await self._runtime.reserve(self._component, ports=(PORT,))
         if self._serving is None:
             self._serving = ServingCertificate.create(host=address.host)
-        self.version = build.version
+        self.version = f"v{build.version}" if build.version is not None else None
         component = self.service.describe(
             cluster,
             address=address,
             serving=self._serving,
             flags=self._flags,
             program=build.program,
-            version=self._programs.version(build),
+            version=build.version,
             readers=self._readers,
         )
         return dataclasses.replace(component, memory_bytes=self._memory_bytes)

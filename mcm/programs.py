@@ -30,8 +30,8 @@ class Build:
 
     program: str
     """As `Component.program` has it: an absolute path, or a name where any version will do."""
-    version: str | None = None
-    """Such as v1.36.3; None where nobody asked."""
+    version: KubernetesVersion | None = None
+    """None where it is not known, and was not chosen by that."""
 
 
 class Programs:
@@ -64,22 +64,18 @@ class Programs:
         reported = cluster.attributes.get(VERSION_ATTRIBUTE)
         server = KubernetesVersion.parse(f"{reported}.0") if reported else None
         if server is None:
-            return Build(program)
+            return Build(program, self._first)
         builds = await self._builds(program)
         fitting = [version for version in builds if server.minors_after(version) in {0, 1}]
         if fitting:
             chosen = max(fitting)
-            return Build(builds[chosen], f"v{chosen}")
+            return Build(builds[chosen], chosen)
         there = " and ".join(str(version) for version in sorted(builds))
         raise ConfigurationError(
             f"registration {cluster.name}: its API server is Kubernetes {reported}, which needs {program}"
             f" {server.major}.{server.minor} or {server.major}.{server.minor - 1}, and there is {there} only; give mcm"
             " a directory with one of them (--programs-dir), or bring the control plane to a version that fits"
         )
-
-    def version(self, build: Build) -> KubernetesVersion | None:
-        """Tell the version of a build, also where it was not chosen by that; None where it is not known."""
-        return KubernetesVersion.parse(build.version) if build.version is not None else self._first
 
     async def check_controllers(self, build: Build, names: tuple[str, ...], *, cluster: Cluster) -> None:
         """See that kube-controller-manager knows all of these, so that it is not started in vain.

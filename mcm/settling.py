@@ -178,5 +178,5 @@ async def _version(cluster: Cluster, *, programs: Programs) -> str | None:
         builds = [await programs.choose(each.program, cluster=cluster) for each in served(cluster)]
     except (McmError, WorkloadsError):
         return None  # told where it is to run
-    found = {(version.major, version.minor) for build in builds if (version := programs.version(build)) is not None}
+    found = {(version.major, version.minor) for build in builds if (version := build.version) is not None}
     return "{}.{}".format(*found.pop()) if len(found) == 1 else None

@@ -23,7 +23,8 @@ _HEADINGS: Final = (
     "SERVER",
     "LAST ERROR",
 )
-_ERROR_LENGTH: Final = 120
+_LINE_LENGTH: Final = 160
+"""Each of the two lines that are shown of what was said last."""
 _UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e\xa0-\U0010ffff]+")
 
 
@@ -54,7 +55,7 @@ def render_table(clusters: Iterable[ClusterDetails]) -> str:
             f"{pss / (1 << 20):.0f}Mi" if pss is not None else "-",
             str(summary.restarts),
             summary.server,
-            _one_line(summary.last_error) or "-",
+            _digest(summary.last_error) or "-",
         )
         for summary, pss in clusters
     ]
@@ -71,13 +72,19 @@ def render_checks(checks: Mapping[str, str], *, clusters: Iterable[ClusterSummar
     lines = [f"[-]{name} failed: {wrong}" if wrong else f"[+]{name} ok" for name, wrong in checks.items()]
     for found in clusters:
         mark = "+" if found.state is State.READY else "-"
-        said = _one_line(found.message)
+        said = _digest(found.message)
         lines.append(f"[{mark}]cluster/{found.name} {found.state}{f': {said}' if said else ''}")
     lines.append(f"readyz check {'failed' if any(checks.values()) else 'passed'}")
     return "".join(f"{line}\n" for line in lines)
 
 
-def _one_line(text: str) -> str:
-    """Take the first line, without what a terminal would act on: some of it comes from tenants."""
-    first = " ".join(_UNPRINTABLE.sub(" ", text.strip().partition("\n")[0]).split())
-    return first if len(first) <= _ERROR_LENGTH else f"{first[: _ERROR_LENGTH - 1]}…"
+def _digest(text: str) -> str:
+    """Take the first line, and the last one, which is the last word of a program that ended."""
+    lines = text.strip().splitlines()
+    return " ".join(_printable(line) for line in dict.fromkeys([*lines[:1], *lines[-1:]]))
+
+
+def _printable(line: str) -> str:
+    """Take out what a terminal would act on, since some of it comes from tenants, and what is too long."""
+    found = " ".join(_UNPRINTABLE.sub(" ", line).split())
+    return found if len(found) <= _LINE_LENGTH else f"{found[: _LINE_LENGTH - 1]}…"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from api import KubernetesVersion
 from mcm.errors import ConfigurationError
 from mcm.fleet import Fleet
 from mcm.instances import Instances
@@ -57,7 +58,7 @@ SEVERAL = {"first": "v1.35.2", "old": "v1.34.9", "same": "v1.35.2", "patched": "
 )
 async def test_the_newest_that_fits_is_chosen(tmp_path: Path, server: str, chosen: str, version: str) -> None:
     found = await programs(tmp_path, SEVERAL).choose(PROGRAM, cluster=cluster(server))
-    assert found == Build(str(tmp_path / chosen / PROGRAM), version)
+    assert found == Build(str(tmp_path / chosen / PROGRAM), KubernetesVersion.parse(version))
 
 
 async def test_of_the_same_version_the_first_directory_counts(tmp_path: Path) -> None:
@@ -75,6 +76,9 @@ async def test_where_none_fits_it_is_said_which_would(tmp_path: Path, server: st
 
 async def test_an_api_server_of_an_unknown_version_gets_what_is_there(tmp_path: Path) -> None:
     assert await programs(tmp_path, SEVERAL).choose(PROGRAM, cluster=cluster("")) == Build(PROGRAM)
+    first = KubernetesVersion.parse("v1.35.2")
+    known = Programs(runtime=ProcessRuntime(tmp_path / "state", programs=()), first=first)
+    assert await known.choose(PROGRAM, cluster=cluster("")) == Build(PROGRAM, first)
 
 
 async def test_a_broken_program_is_left_out_where_another_one_fits(

@@ -22,8 +22,8 @@ BROKEN = ClusterSummary(
     profile="Nodeless",
     server="https://b",
     restarts=12,
-    message="ended with exit code 1; the end of its log is:\nsecret",
-    last_error="\x1b[2J ended\x07 with exit code 1\nsecret" + "x" * 500,
+    message="ended with exit code 1; the end of its log is:\nit began\ninvalid key",
+    last_error="\x1b[2J ended\x07 with exit code 1\nit began\n" + "x" * 500,
 )
 
 
@@ -33,7 +33,7 @@ def test_the_table_has_a_line_for_each_cluster() -> None:
     shown = ["a", "Ready", "1.36.3", "Core", "4", "00c0ffee", "7", "30Mi", "0", "https://a", "was", "slow"]
     assert lines[1].split() == shown
     assert lines[2].split()[1:10] == ["Backoff", "-", "Nodeless", "-", "-", "-", "-", "12", "https://b"]
-    assert lines[2].endswith("[2J ended with exit code 1")
+    assert lines[2].endswith(f"[2J ended with exit code 1 {'x' * 159}…")
     assert "\x1b" not in lines[2]
 
 
@@ -42,7 +42,7 @@ def test_clusters_are_told_of_by_the_checks_and_do_not_count() -> None:
     assert lines == [
         "[+]registrations ok",
         "[+]cluster/a Ready",
-        "[-]cluster/longer-name Backoff: ended with exit code 1; the end of its log is:",
+        "[-]cluster/longer-name Backoff: ended with exit code 1; the end of its log is: invalid key",
         "readyz check passed",
     ]
     assert render_checks({"registrations": "not read"}, clusters=[]).splitlines() == [
