@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -39,3 +41,19 @@ def eventually() -> Callable[..., Any]:
             await asyncio.sleep(0.05)
 
     return wait
+
+
+@pytest.fixture
+def hold_port() -> Iterator[Callable[[], int]]:
+    """`hold_port()`: a free port of 127.0.0.1 for a server of the test, which nobody else is given until its end."""
+    with contextlib.ExitStack() as held:
+
+        def hold() -> int:
+            # Bound and never listened on: with SO_REUSEADDR, which servers set, one of them may listen there; the
+            # system gives the port neither to a connection nor to whoever asks for any.
+            found = held.enter_context(socket.socket())
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(("127.0.0.1", 0))
+            return int(found.getsockname()[1])
+
+        yield hold

@@ -21,15 +21,14 @@ from provider import (
     ROLES,
     SERVICE_ACCOUNTS,
     Client,
-    NotFound,
+    ProviderError,
     Reflector,
 )
 from provider.providers.registration import REGISTRATIONS
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm")]
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.mark.timeout(300)]
 
 Eventually = Callable[..., Any]
-_DEADLINE_SECONDS = 60.0
 _GROUP = "rbac.authorization.k8s.io"
 
 
@@ -70,11 +69,9 @@ class Scene:
                 return str(mcm.clusters().get(self.name, {}).get("state"))
             return ""
 
-        await self._eventually(
-            lambda: asyncio.to_thread(state), lambda found: found == "Ready", timeout=_DEADLINE_SECONDS
-        )
+        await self._eventually(lambda: asyncio.to_thread(state), lambda found: found == "Ready")
         assert not other.instances()
-        await self._eventually(lambda: self.turns()[-1:] == [mode], timeout=_DEADLINE_SECONDS)
+        await self._eventually(lambda: self.turns()[-1:] == [mode])
 
     async def seen_by(self, mcm: Any) -> None:
         """Wait until it has seen what was written so far: it tells of a registration that is made now."""
@@ -92,7 +89,7 @@ class Scene:
                 "services": ["Controllers"],
             }
             await self.fleet.client.patch(REGISTRATIONS, name, {"status": status}, subresource="status")
-            await self._eventually(lambda: secret["name"] in mcm.log.read_text(), timeout=_DEADLINE_SECONDS)
+            await self._eventually(lambda: secret["name"] in mcm.log.read_text())
         finally:
             await self.fleet.client.delete(REGISTRATIONS, name)
 
@@ -188,7 +185,7 @@ async def scene(
             made.shared.start()
             made.dedicated.start(f"--registration={made.name}")
             await made.served("Shared")
-            await eventually(lambda: made.dedicated.log.read_text().count("mcm runs"), timeout=_DEADLINE_SECONDS)
+            await eventually(lambda: made.dedicated.log.read_text().count("mcm runs"))
             yield made
         finally:
             followed.cancel()
@@ -202,15 +199,15 @@ async def keep_busy(scene: Scene) -> None:
     async with Client(scene.tenant.config) as client:
         await client.create(NAMESPACES, {"metadata": {"name": scene.name}})
         while True:
-            with contextlib.suppress(NotFound):
+            with contextlib.suppress(ProviderError):  # it is gone already, or the machine too slow for the moment
                 await client.delete(SERVICE_ACCOUNTS, "default", namespace=scene.name)
             await asyncio.sleep(0.02)  # between deletions; nothing is waited for
 
 
-@pytest.mark.timeout(240)
-async def test_the_mode_changes_both_ways_and_two_never_write_at_once(scene: Scene) -> None:
+@pytest.mark.timeout(420)
+async def test_the_mode_changes_both_ways_and_two_never_write_at_once(scene: Scene, eventually: Eventually) -> None:
     # That it has nothing to do is no reason to be started again.
-    assert await asyncio.to_thread(scene.dedicated.get, "/readyz") == (200, "ok\n")
+    await eventually(lambda: asyncio.to_thread(scene.dedicated.get, "/readyz"), lambda answer: answer == (200, "ok\n"))
     assert await asyncio.to_thread(scene.dedicated.clusters) == {}
     await scene.switch("Dedicated")
     await scene.served("Dedicated")
@@ -221,7 +218,7 @@ async def test_the_mode_changes_both_ways_and_two_never_write_at_once(scene: Sce
     assert scene.said() == scene.turns() == ["Shared", "Dedicated", "Shared"]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_one_that_hangs_or_was_killed_keeps_its_turn(scene: Scene, eventually: Eventually) -> None:
     """A process that hangs has an instance that works on; that one was killed nobody knows before it says so."""
     await scene.switch("Dedicated")
@@ -261,14 +258,13 @@ async def test_one_that_hangs_or_was_killed_keeps_its_turn(scene: Scene, eventua
 
     before = waits()
     await scene.switch("Dedicated")
-    await eventually(waits, lambda found: found > before, timeout=_DEADLINE_SECONDS)
+    await eventually(waits, lambda found: found > before)
     assert not scene.dedicated.instances()
     scene.shared.start()
     await scene.served("Dedicated")
     assert scene.said() == scene.turns() == ["Shared", "Dedicated"] * 3
 
 
-@pytest.mark.timeout(120)
 async def test_what_it_may_not_announce_an_mcm_of_one_registration_does_not_start(
     fleet: Any, tenants: Any, mcm_of: Any, tmp_path: Path, eventually: Eventually
 ) -> None:
@@ -287,17 +283,14 @@ async def test_what_it_may_not_announce_an_mcm_of_one_registration_does_not_star
                 return mcm.clusters().get(name) or {}
             return {}
 
-        found = await eventually(
-            lambda: asyncio.to_thread(told), lambda found: found.get("message"), timeout=_DEADLINE_SECONDS
-        )
-        assert (found["state"], "cannot be told of its instance" in found["message"]) == ("Pending", True)
+        sentence = "cannot be told of its instance"
+        found = await eventually(lambda: asyncio.to_thread(told), lambda found: sentence in found.get("message", ""))
+        assert found["state"] == "Pending"
         assert not mcm.instances()
         rules = (await fleet.client.get(CLUSTER_ROLES, f"mcm-{name}"))["rules"]
         rules[1]["verbs"] = ["patch"]
         await fleet.client.patch(CLUSTER_ROLES, f"mcm-{name}", {"rules": rules})
-        await eventually(
-            lambda: asyncio.to_thread(told), lambda found: found.get("state") == "Ready", timeout=_DEADLINE_SECONDS
-        )
+        await eventually(lambda: asyncio.to_thread(told), lambda found: found.get("state") == "Ready")
     finally:
         for resource in (CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS):
             await fleet.client.delete(resource, f"mcm-{name}")

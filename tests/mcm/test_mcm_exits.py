@@ -155,7 +155,7 @@ async def test_the_last_words_of_the_real_program_that_loses_its_lease_are_under
         Client(tenants["one"].config) as client,
         running(binaries, tmp_path, "--controllers=ttl-controller", *electing) as process,
     ):
-        await eventually(lambda: client.get(LEASES, lease, namespace="default"), timeout=30.0)
+        await eventually(lambda: client.get(LEASES, lease, namespace="default"))
         another = {"spec": {"holderIdentity": "another", "leaseDurationSeconds": 600}}
         await client.patch(LEASES, lease, another, namespace="default")
         assert await told_reason(process) is Reason.LEASE_LOST
@@ -182,6 +182,6 @@ async def running(binaries: Binaries, directory: Path, *args: str) -> AsyncItera
 
 async def told_reason(process: asyncio.subprocess.Process) -> Reason:
     """Wait for its end, and tell why that was."""
-    async with asyncio.timeout(40.0):
+    async with asyncio.timeout(90.0):
         output, _ = await process.communicate()
     return exit_reason(process.returncode, output.decode()[-2048:], oom_killed=False)

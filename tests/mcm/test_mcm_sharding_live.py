@@ -20,10 +20,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from embedded.credentials import MCM_USER
 from mcm.sharding import SHARDS
-from provider import NAMESPACES, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, Client, ClusterConfig, NotFound
+from provider import NAMESPACES, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, Client, ClusterConfig, ProviderError
 from provider.coordinator.rendezvous import slot_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.mark.timeout(420)]
 
 Eventually = Callable[..., Any]
 
@@ -135,7 +135,7 @@ async def kept_busy(*configs: ClusterConfig, name: str) -> AsyncIterator[None]:
     async def keep(client: Client) -> None:
         await client.create(NAMESPACES, {"metadata": {"name": name}})
         while True:
-            with contextlib.suppress(NotFound):
+            with contextlib.suppress(ProviderError):  # it is gone already, or the machine too slow for the moment
                 await client.delete(SERVICE_ACCOUNTS, "default", namespace=name)
             await asyncio.sleep(0.05)
 
@@ -164,8 +164,9 @@ class Span(NamedTuple):
 
 def spans(audit: Path, *, prefix: str) -> list[Span]:
     times: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for line in audit.read_text().splitlines():
-        event = json.loads(line)
+    for line in audit.read_text().splitlines(keepends=True):
+        # The last line may be half of one.
+        event = json.loads(line) if line.endswith("\n") else {}
         program = event.get("userAgent", "").partition("/")[0]
         if program.startswith(f"{prefix}."):
             received, done = (
@@ -231,7 +232,7 @@ class Story:
         return f"{replica}.{pid}"
 
 
-@pytest.mark.timeout(360)
+@pytest.mark.timeout(600)
 async def test_two_instances_never_write_to_one_control_plane(
     fleet: Any, tenants: Any, replicas: Replicas, eventually: Eventually
 ) -> None:
@@ -266,7 +267,7 @@ async def test_two_instances_never_write_to_one_control_plane(
         await eventually(lambda: time.monotonic() - began > _STOPPED_SECONDS, timeout=2 * _STOPPED_SECONDS)
         stopped.process.send_signal(signal.SIGCONT)
         # It cannot know what was done in its absence: it ends, to be started again.
-        assert await asyncio.to_thread(stopped.process.wait, 30.0) == 1
+        assert await asyncio.to_thread(stopped.process.wait, _PATIENCE) == 1
         await eventually(lambda: not stopped.instances() and not reapers(stopped))
 
         # One that is killed without a word: its instance goes with it, and who follows it says so in its place.

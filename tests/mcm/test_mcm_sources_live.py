@@ -13,11 +13,13 @@ import pytest
 
 from mcm.report import Reason
 from mcm.reports import Reports
-from provider import EVENTS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS, Client, Cluster, ClusterConfig, Reflector
+from provider import EVENTS, NAMESPACES, SECRETS, Client, Cluster, ClusterConfig, Reflector
 from provider.providers.endpoint import ENDPOINTS
 from provider.providers.registration import REGISTRATIONS
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm")]
+from .control_planes import works
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.mark.timeout(300)]
 
 Eventually = Callable[..., Any]
 
@@ -28,7 +30,6 @@ async def admin(api_server: Any) -> AsyncIterator[Client]:
         yield client
 
 
-@pytest.mark.timeout(120)
 async def test_endpoints_with_the_label_have_an_instance_and_nothing_is_written(
     mcm_of: Any, api_server: Any, admin: Client, tenants: Any, eventually: Eventually
 ) -> None:
@@ -57,17 +58,15 @@ async def test_endpoints_with_the_label_have_an_instance_and_nothing_is_written(
                 return {name: found["state"] for name, found in (await asyncio.to_thread(mcm.clusters)).items()}
             return {}
 
-        await eventually(states, lambda found: found == {names["one"]: "Ready"}, timeout=40.0)
+        await eventually(states, lambda found: found == {names["one"]: "Ready"})
         async with Client(tenants["one"].config) as tenant:
-            proof = f"proof-{stem}"
-            await tenant.create(NAMESPACES, {"metadata": {"name": proof}})
-            await eventually(lambda: tenant.get(SERVICE_ACCOUNTS, "default", namespace=proof), timeout=30.0)
+            await works(tenant, eventually)
         assert await admin.get(ENDPOINTS, names["one"]) == written["one"]
 
         # Without the label it ends, and the other one's begins with it.
         await admin.patch(ENDPOINTS, names["two"], {"metadata": {"labels": {"fleet": stem}}})
         await admin.patch(ENDPOINTS, names["one"], {"metadata": {"labels": {"fleet": None}}})
-        await eventually(states, lambda found: found == {names["two"]: "Ready"}, timeout=40.0)
+        await eventually(states, lambda found: found == {names["two"]: "Ready"})
 
         async def told() -> list[str]:
             events = (await admin.list(EVENTS, namespace="default")).items
@@ -77,7 +76,8 @@ async def test_endpoints_with_the_label_have_an_instance_and_nothing_is_written(
             assert all(found["involvedObject"]["kind"] == "ControlPlaneEndpoint" for found in ours)
             return sorted(found["reason"] for found in ours)
 
-        await eventually(told, lambda found: found == ["InstanceEnded", "InstanceStarted"])
+        # Of one that was too slow to start there may be more.
+        await eventually(told, lambda found: {"InstanceEnded", "InstanceStarted"} <= set(found))
     finally:
         for name in names.values():
             await admin.delete(ENDPOINTS, name)

@@ -16,7 +16,9 @@ from mcm.report import Reason
 from mcm.silence import Silence
 from mcm.start_budget import StartBudget
 from provider import Cluster, ClusterConfig, Clusters
-from workloads import Pace, ProcessRuntime, ProgramFailed, run_program
+from workloads import ProcessRuntime, ProgramFailed, run_program
+
+from .instances_world import program
 
 Eventually = Callable[..., Any]
 
@@ -66,16 +68,13 @@ class World:
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    path = tmp_path / "kube-controller-manager"
-    path.write_text("#!/bin/sh\nexec sleep 1000\n")
-    path.chmod(0o700)
-    async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=Pace(restart_base=0.05)) as runtime:
-        found = World(tmp_path, runtime)
-        try:
-            yield found
-        finally:
-            await found.clusters.aclose()
+async def world(runtime: ProcessRuntime, tmp_path: Path) -> AsyncIterator[World]:
+    program(tmp_path)
+    found = World(tmp_path, runtime)
+    try:
+        yield found
+    finally:
+        await found.clusters.aclose()
 
 
 async def test_what_is_renewed_while_an_instance_waits_for_its_turn_is_what_it_starts_with(

@@ -1,0 +1,89 @@
+"""Instances as mcm puts them together; their program is a script that only waits."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcm.configuration import component_name
+from mcm.errors import RegistrationWithdrawn
+from mcm.fleet import Fleet
+from mcm.instances import Instances
+from mcm.metrics import Metrics
+from mcm.report import Reason
+from mcm.start_budget import StartBudget
+from provider import Cluster, ClusterConfig, Clusters
+from workloads import ProcessRuntime
+
+
+def cluster(name: str, *, server: str = "https://127.0.0.1:1", token: str = "t", **more: Any) -> Cluster:
+    return Cluster(name, config=ClusterConfig(server=server, token=token), **more)
+
+
+class Heard:
+    """Stands for the registrations: writes down what they would be told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.refuses = False
+
+    async def announce(self, cluster: Cluster, *, version: str | None = None) -> None:
+        self.told.append(("announced", cluster.config.server))
+        if self.refuses:
+            raise RegistrationWithdrawn("not wanted any more")
+
+    def say(self, name: str, reason: Reason, *, message: str = "") -> None:
+        if self.told[-1][0] != reason:
+            self.told.append((reason, ""))
+
+    def say_failure(self, cluster: Cluster, message: str) -> None:
+        self.told.append(("failed", message))
+
+    async def end(self, name: str) -> None:
+        self.told.append(("ended", ""))
+
+
+class World:
+    """Clusters, instances and their runtime, put together as in mcm."""
+
+    def __init__(self, directory: Path, runtime: ProcessRuntime) -> None:
+        self.directory = directory
+        self.runtime = runtime
+        self.witness = Heard()
+        self.instances = Instances(runtime, witness=self.witness, budget=StartBudget(longest_seconds=0.05))
+        self.clusters = Clusters(awares=[self.instances], retry_initial_seconds=0.1)
+        self.fleet = Fleet(self.clusters, instances=self.instances)
+        self.metrics = Metrics(self.fleet)
+
+    def pid(self, name: str) -> int | None:
+        return next((found.pid for found in self.fleet.summaries() if found.name == name), None)
+
+    def file(self, name: str, file: str) -> Path:
+        return self.directory / "state" / component_name(name) / "files" / file
+
+
+@pytest.fixture
+async def world(runtime: ProcessRuntime, tmp_path: Path) -> AsyncIterator[World]:
+    program(tmp_path)
+    found = World(tmp_path, runtime)
+    try:
+        yield found
+    finally:
+        await found.clusters.aclose()
+
+
+def program(directory: Path, script: str = "exec sleep 1000", *, name: str = "kube-controller-manager") -> None:
+    """Write a script that stands in for a program: without another one it only waits."""
+    path = directory / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o700)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False

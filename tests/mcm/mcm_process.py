@@ -1,0 +1,155 @@
+"""mcm as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tools.binaries import Binaries
+from workloads import find_processes
+
+Eventually = Callable[..., Any]
+Samples = dict[tuple[str, str], dict[str, float]]
+
+
+class Mcm:
+    """mcm as a process of its own, with everything that one may look at from outside."""
+
+    def __init__(self, directory: Path, *, kubeconfig: Path, programs: tuple[Path, ...], port: int) -> None:
+        self.state = directory / "state"
+        self.log = directory / "mcm.log"
+        self.output = directory / "mcm.out"
+        self.url = f"http://127.0.0.1:{port}"
+        self._command = [
+            *(sys.executable, "-m", "mcm.main", f"--kubeconfig={kubeconfig}", f"--state-dir={self.state}"),
+            *(f"--programs-dir={path}" for path in programs),
+            f"--listen={self.url.removeprefix('http://')}",
+            "--report-status",
+        ]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *flags: str) -> None:
+        with self.log.open("ab") as log, self.output.open("ab") as output:
+            self.process = subprocess.Popen(
+                [*self._command, *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=log,
+                cwd=Path(__file__).parents[2],
+            )
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Signal it, wait for its end and tell its exit status."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(90.0)
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"{self.url}{path}", timeout=30.0) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def clusters(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.get("/clusters")[1])["clusters"]
+        return found
+
+    def instances(self) -> list[int]:
+        """Processes that carry the marker of this mcm's runtime, told by the system."""
+        return find_processes(self.state)
+
+    def directories(self) -> list[str]:
+        return sorted(path.name for path in self.state.iterdir() if path.is_dir())
+
+
+@pytest.fixture
+def mcm_of(
+    binaries: Binaries, hold_port: Callable[[], int], request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Mcm]]:
+    """`mcm_of(kubeconfig)`: mcm with the identity of a kubeconfig, not started yet; in the end nothing is left.
+
+    `programs` are directories with its programs, in place of all that there are.
+    """
+
+    def make(kubeconfig: Path, *, programs: tuple[Path, ...] = binaries.directories) -> Mcm:
+        return stack.enter_context(_mcm(kubeconfig, programs=programs, port=hold_port(), request=request))
+
+    with contextlib.ExitStack() as stack:
+        yield make
+
+
+@pytest.fixture
+def mcm(api_server: Any, mcm_of: Callable[[Path], Mcm]) -> Mcm:
+    """mcm on the management cluster, not started yet, with the identity and the rights that it has in production."""
+    return mcm_of(api_server.mcm_kubeconfig)
+
+
+@contextlib.contextmanager
+def _mcm(kubeconfig: Path, *, programs: tuple[Path, ...], port: int, request: pytest.FixtureRequest) -> Iterator[Mcm]:
+    directory = Path(tempfile.mkdtemp(prefix="kplane-test-"))
+    found = Mcm(directory, kubeconfig=kubeconfig, programs=programs, port=port)
+    try:
+        yield found
+        if found.process is not None and found.process.poll() is None:
+            assert found.end() == 0, found.log.read_text()
+        assert not found.instances()
+    finally:
+        for log in (found.log, *sorted(found.state.rglob("log"))):
+            if log.is_file():
+                request.node.add_report_section("teardown", str(log), log.read_text()[-20_000:])
+        if found.process is not None and found.process.poll() is None:
+            found.process.kill()
+            found.process.wait()
+        for pid in found.instances():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def state(mcm: Any, eventually: Eventually) -> Callable[..., Awaitable[dict[str, Any]]]:
+    """`await state(name, "Ready")`: wait for what mcm tells of a cluster, then give all of it."""
+
+    async def wait(name: str, wanted: str, accept: Callable[[dict[str, Any]], Any] = bool) -> dict[str, Any]:
+        def told() -> Any:
+            return mcm.clusters().get(name, {})
+
+        found: dict[str, Any] = await eventually(
+            lambda: asyncio.to_thread(told),
+            lambda found: found.get("state") == wanted and accept(found),
+        )
+        return found
+
+    return wait
+
+
+def samples(mcm: Mcm) -> Samples:
+    """Values by name and cluster, and by the code or else the queue that they are of; each metric is described once."""
+    found: Samples = {}
+    text = mcm.get("/metrics")[1]
+    described = re.findall(r"^# TYPE (\S+)", text, flags=re.MULTILINE)
+    assert len(set(described)) == len(described)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = sample.labels
+            values = found.setdefault((sample.name, labels.get("cluster", "")), {})
+            values[labels.get("code") or labels.get("name") or ""] = sample.value
+    return found

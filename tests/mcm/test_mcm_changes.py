@@ -1,0 +1,154 @@
+"""Registrations that change: never two instances, and no more restarts than need be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provider import NAMESPACES, SERVICE_ACCOUNTS, Client, NotFound, Reflector
+from provider.providers.registration import REGISTRATIONS
+
+from .control_planes import manifest, works
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.mark.timeout(300)]
+
+Eventually = Callable[..., Any]
+Fleet = Any
+Told = tuple[str, str, str]
+"""Status and reason of Running, and the control plane that the instance is for."""
+_IN_A_ROW_SECONDS = 1.5
+"""Edits that take no longer are one to mcm, which waits for 2 s after each."""
+
+
+@contextlib.asynccontextmanager
+async def looked_at(mcm: Any) -> AsyncIterator[set[tuple[int, ...]]]:
+    """Within, the numbers of all instances that there were at one time."""
+    seen: set[tuple[int, ...]] = set()
+
+    async def look() -> None:
+        while True:
+            seen.add(tuple(await asyncio.to_thread(mcm.instances)))
+
+    async with running(look()):
+        yield seen
+
+
+@contextlib.asynccontextmanager
+async def followed(fleet: Fleet, name: str, *, pid: int) -> AsyncIterator[list[tuple[Told, bool]]]:
+    """Within, what a registration says one after the other, and whether a process was there when we heard it."""
+    history: list[tuple[Told, bool]] = []
+
+    def note(_: str, registration: dict[str, Any]) -> None:
+        history.append((fleet.instance_in(registration), Path(f"/proc/{pid}").exists()))
+
+    async with running(Reflector(fleet.client, REGISTRATIONS, name=name).run(note)):
+        yield history
+
+
+@contextlib.asynccontextmanager
+async def running(work: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
+    """Have something run that has no end of its own; fails where it had one."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+        assert not task.done(), task.exception()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_a_switched_registration_has_one_instance_at_any_time(
+    mcm: Any, fleet: Fleet, tenants: Any, one: Client, two: Client, state: Any, eventually: Eventually
+) -> None:
+    there, here = fleet.uid_at(tenants["one"].server), fleet.uid_at(tenants["two"].server)
+    mcm.start()
+    name = await fleet.register("a", tenants["one"].controllers_secret(), server=tenants["one"].server)
+    old = (await state(name, "Ready"))["pid"]
+    await works(one, eventually)
+    await eventually(lambda: fleet.told("a"), lambda told: told == ("True", "InstanceRunning", there))
+    await fleet.put_secret("moved", tenants["two"].controllers_secret())
+
+    async with looked_at(mcm) as seen, followed(fleet, name, pid=old) as history:
+        await eventually(lambda: history and (old,) in seen)
+        await fleet.resolve("a", server=tenants["two"].server, secret="moved")
+        new = (await state(name, "Ready", lambda found: found["server"] == tenants["two"].server))["pid"]
+        await eventually(lambda: (new,) in seen)
+        await eventually(lambda: history[-1][0] == ("True", "InstanceRunning", here))
+    assert new != old
+    assert max(len(pids) for pids in seen) == 1
+
+    # Its end at the old one is told before anything of the new one, and nothing of the old one after that. What is told
+    # of the new one on its way depends on how fast the machine is; at first it does not run.
+    order = [uid for uid, _ in itertools.groupby(uid for (_, _, uid), _ in history)]
+    assert order[:3] == [there, "", here]
+    assert there not in order[1:]
+    assert {(status, reason) for (status, reason, uid), _ in history if not uid} == {("False", "Ended")}
+    assert next(status for (status, _, uid), _ in history if uid == here) == "False"
+    # By then it has ended.
+    assert not [told for told, alive in history if told[2] != there and alive]
+
+    await works(two, eventually)
+    # Nobody is left at the old one.
+    lonely = f"lonely-{uuid.uuid4().hex[:8]}"
+    await one.create(NAMESPACES, manifest("v1", "Namespace", lonely))
+    await works(two, eventually)
+    with pytest.raises(NotFound):
+        await one.get(SERVICE_ACCOUNTS, "default", namespace=lonely)
+
+
+async def test_edits_in_a_row_come_to_one_restart_and_to_none_where_they_lead_back(
+    mcm: Any, fleet: Fleet, tenants: Any, state: Any, eventually: Eventually
+) -> None:
+    server = tenants["one"].server
+
+    def told_of(words: str) -> int:
+        return int(mcm.log.read_text().count(words))
+
+    async def edit(*profiles: str) -> bool:
+        """Ask for one profile after the other; whether that was fast enough to be one change."""
+        began = time.monotonic()
+        for profile in profiles:
+            await fleet.resolve("a", server=server, secret="a", profile=profile)
+        return time.monotonic() - began < _IN_A_ROW_SECONDS
+
+    async def lead_back() -> bool:
+        before, renewals = await state(name, "Ready"), told_of("is renewed")
+        fast = await edit("Full", "Nodeless", "Core")
+        # The last edit is followed no earlier than those before it, and says nothing new to the instance.
+        services = ("Controllers", "Workloads")
+        await fleet.resolve("a", server=server, secret="a", profile="Core", services=services)
+        await fleet.put_secret("a", tenants["one"].controllers_secret())
+        await eventually(lambda: told_of("is renewed") > renewals)
+        after = await state(name, "Ready", lambda found: found["profile"] == "Core")
+        assert not fast or after["pid"] == before["pid"]
+        return fast
+
+    async def lead_on(last: str) -> bool:
+        before, engaged = await state(name, "Ready"), told_of(f"cluster {name}: engaged")
+        fast = await edit("Full", before["profile"], last)
+        after = await state(name, "Ready", lambda found: found["profile"] == last)
+        assert after["pid"] != before["pid"]
+        assert not fast or told_of(f"cluster {name}: engaged") == engaged + 1
+        return fast
+
+    mcm.start()
+    name = await fleet.register("a", tenants["one"].controllers_secret(), server=server, profile="Core")
+    # A machine that does other things too may need more tries to be that fast.
+    assert await any_of(lead_back() for _ in range(5))
+    assert await any_of(lead_on(last) for last in ("Nodeless", "Core", "Nodeless", "Core", "Nodeless"))
+
+
+async def any_of(tries: Iterable[Awaitable[bool]]) -> bool:
+    """Whether one of them succeeds; those after it are not tried."""
+    for each in tries:
+        if await each:
+            return True
+    return False

@@ -1,0 +1,208 @@
+"""What is told of instances: to the witness, by metrics, and by the pages of mcm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import pytest
+
+from mcm.settings import Listen
+from mcm.status import serve_status
+from provider import Cluster
+
+from .instances_world import Heard, World, alive, cluster, program
+
+Eventually = Callable[..., Any]
+
+
+async def test_the_last_error_is_told(world: World, eventually: Eventually) -> None:
+    program(world.directory, "exit 3")
+    await world.clusters.add_or_replace(cluster("a"))
+    await eventually(world.fleet.summaries, lambda found: found and "exit code 3" in found[0].last_error)
+
+
+async def test_why_an_instance_ends_is_told_also_while_it_starts_again(world: World, eventually: Eventually) -> None:
+    program(world.directory, "echo API server is not healthy >&2; exit 1")
+    await world.clusters.add_or_replace(cluster("a"))
+    [summary] = await eventually(world.fleet.summaries, lambda found: found and found[0].restarts > 2)
+    assert "exit code 1" in summary.message
+    assert "API server is not healthy" in summary.message
+    program(world.directory)
+    [summary] = await eventually(world.fleet.summaries, lambda found: found[0].state == "Starting", timeout=20.0)
+    assert "API server is not healthy" in summary.message
+
+
+async def test_the_witness_hears_of_an_instance_before_its_start_and_after_its_end(
+    world: World, eventually: Eventually
+) -> None:
+    pids: list[int | None] = []
+
+    async def look(cluster: Cluster, *, version: str | None = None) -> None:
+        pids.append(world.pid(cluster.name))
+        await Heard.announce(world.witness, cluster, version=version)
+
+    world.witness.announce = look  # type: ignore[method-assign]
+    await world.clusters.add_or_replace(cluster("a"))
+    await eventually(lambda: ("Starting", "") in world.witness.told)
+    await world.clusters.add_or_replace(cluster("a", server="https://127.0.0.1:2"))
+    await eventually(lambda: world.witness.told.count(("Starting", "")) == 2)
+    await world.clusters.remove("a")
+    assert world.witness.told == [
+        ("announced", "https://127.0.0.1:1"),
+        ("Starting", ""),
+        ("ended", ""),
+        ("announced", "https://127.0.0.1:2"),
+        ("Starting", ""),
+        ("ended", ""),
+    ]
+    assert pids == [None, None]
+
+
+async def test_the_end_is_confirmed_only_when_nothing_is_left_and_tried_until_then(
+    world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.clusters.add_or_replace(cluster("a"))
+    pid = await eventually(lambda: world.pid("a"))
+
+    async def fail(_: str) -> None:
+        monkeypatch.undo()
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(world.runtime, "delete", fail)
+    await world.clusters.add_or_replace(cluster("a", server="https://127.0.0.1:2"))
+    await eventually(lambda: world.pid("a"), lambda found: found not in {None, pid})
+    assert not alive(pid)
+    assert [what for what, _ in world.witness.told][:5] == ["announced", "Starting", "CannotEnd", "ended", "announced"]
+
+
+async def test_what_is_not_wanted_any_more_does_not_start(world: World, eventually: Eventually) -> None:
+    world.witness.refuses = True
+    await world.clusters.add_or_replace(cluster("a"))
+    await eventually(lambda: ("ended", "") in world.witness.told)
+    await world.clusters.remove("a")
+    assert {what for what, _ in world.witness.told} == {"announced", "ended"}
+
+
+async def test_a_description_that_makes_no_instance_is_not_announced(world: World, eventually: Eventually) -> None:
+    await world.clusters.add_or_replace(cluster("bad", attributes={"profile": "Tiny"}))
+    await eventually(lambda: ("ended", "") in world.witness.told)
+    await world.clusters.remove("bad")
+    [(what, why), *_] = world.witness.told
+    assert what == "failed"
+    assert "'Tiny' is not known" in why
+    assert "announced" not in {what for what, _ in world.witness.told}
+
+
+async def test_restarts_of_one_that_ends_by_itself_are_no_transitions(world: World, eventually: Eventually) -> None:
+    program(world.directory, "exit 1")
+    await world.clusters.add_or_replace(cluster("a"))
+    await eventually(world.fleet.summaries, lambda found: found and found[0].restarts > 2)
+    reasons = [reason for reason, _ in world.witness.told]
+    assert reasons[:3] == ["announced", "Starting", "Backoff"]
+    assert set(reasons[3:]) <= {"Backoff"}
+
+
+BOTH = {"services": "Controllers,Scheduler"}
+
+
+async def test_each_service_has_a_process_and_both_end_together(world: World, eventually: Eventually) -> None:
+    program(world.directory, name="kube-scheduler")
+    await world.clusters.add_or_replace(cluster("a", attributes=BOTH))
+    [summary] = await eventually(world.fleet.summaries, lambda found: found and len(found[0].pids) == 2)
+    assert all(alive(pid) for pid in summary.pids)
+    assert dict(summary.others).keys() == {"kube-scheduler"}
+    assert 'mcm_instance_pss_bytes{cluster="a"}' in (await world.metrics.render()).decode()
+    await world.clusters.add_or_replace(cluster("a", attributes={"services": "Scheduler"}))
+    [alone] = await eventually(world.fleet.summaries, lambda found: found and not found[0].others and found[0].pid)
+    assert not any(alive(pid) for pid in summary.pids)
+    assert world.runtime.names() == ["ksc-a"]
+    await world.clusters.remove("a")
+    assert not alive(alone.pid)
+    assert not world.runtime.names()
+    assert [what for what, _ in world.witness.told].count("ended") == 2
+
+
+async def test_what_is_wrong_with_the_scheduler_is_told_though_controllers_run(
+    world: World, eventually: Eventually
+) -> None:
+    program(world.directory, "echo no such profile >&2; exit 1", name="kube-scheduler")
+    await world.clusters.add_or_replace(cluster("a", attributes=BOTH))
+    [summary] = await eventually(world.fleet.summaries, lambda found: found and found[0].restarts > 1)
+    assert world.witness.told[-1] == ("Backoff", "")
+    assert summary.pid is not None
+    assert alive(summary.pid)
+
+
+async def test_series_of_a_cluster_end_with_it(world: World, eventually: Eventually) -> None:
+    await world.clusters.add_or_replace(cluster("a"))
+    await world.clusters.add_or_replace(cluster("b"))
+    await eventually(lambda: world.pid("a") and world.pid("b"))
+    both = (await world.metrics.render()).decode()
+    assert 'mcm_instance_up{cluster="a"} 0.0' in both
+    assert 'mcm_instance_restarts_total{cluster="b"} 0.0' in both
+    assert 'mcm_instance_pss_bytes{cluster="b"}' in both
+    assert 'mcm_clusters{state="Starting"} 2.0' in both
+    assert 'mcm_clusters{state="Ready"} 0.0' in both
+    assert "process_resident_memory_bytes" in both
+    await world.clusters.remove("b")
+    left = (await world.metrics.render()).decode()
+    assert 'cluster="a"' in left
+    assert 'cluster="b"' not in left
+    assert 'mcm_clusters{state="Starting"} 1.0' in left
+
+
+async def test_readiness_depends_on_the_registrations_only(
+    world: World, hold_port: Callable[[], int], eventually: Eventually
+) -> None:
+    port, synced = hold_port(), [False]
+    await world.clusters.add_or_replace(cluster("a", attributes={"profile": "Core"}))
+    pid = await eventually(lambda: world.pid("a"))
+    async with (
+        serve_status(
+            Listen("127.0.0.1", port),
+            fleet=world.fleet,
+            metrics=world.metrics,
+            sources="endpoints",
+            synced=lambda: synced[0],
+        ),
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
+    ):
+
+        async def get(path: str, **headers: str) -> tuple[int, str]:
+            async with session.get(path, headers=headers) as answer:
+                return answer.status, await answer.text()
+
+        assert await get("/healthz") == (200, "ok\n")
+        assert (await get("/readyz"))[0] == 503
+        status, text = await get("/readyz?verbose")
+        assert status == 503
+        assert "[-]endpoints failed: the endpoints have not been read yet" in text
+        synced[0] = True
+        assert await get("/readyz") == (200, "ok\n")
+        status, text = await get("/readyz?verbose")
+        assert status == 200
+        assert "[-]cluster/a Starting" in text
+        assert "mcm_clusters" in (await get("/metrics"))[1]
+        status, text = await get("/clusters")
+        summary = json.loads(text)["clusters"]["a"]
+        for table in (await get("/clusters?format=table"), await get("/clusters", Accept="text/plain")):
+            assert table[1].splitlines()[1].split()[:2] == ["a", "Starting"]
+        assert (await get("/clusters?format=xml"))[0] == 400
+    assert summary.pop("pssBytes") > 0
+    assert "message" in summary
+    del summary["message"]
+    assert summary == {
+        "state": "Starting",
+        "profile": "Core",
+        "server": "https://127.0.0.1:1",
+        "version": None,
+        "generation": 1,
+        "configuration": summary["configuration"],
+        "pid": pid,
+        "restarts": 0,
+        "exits": {},
+        "lastError": summary["lastError"],
+    }
