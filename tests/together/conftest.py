@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from api import ControlPlane, ControlPlaneClass, ControlPlaneEndpoint, ControlPl
 from api.names import kubeconfig_secret_name, management_namespace
 from embedded.handle import Handle
 from provider import SECRETS, Client, ClusterConfig, NotFound, Resource
+from workloads import find_processes
 
 KINDS = {
     model.resource.kind: Resource(
@@ -37,7 +40,7 @@ class Platform:
     async def create(self, kind: str, name: str, **spec: Any) -> dict[str, Any]:
         return await self.client.create(KINDS[kind], {"metadata": {"name": name}, "spec": spec})
 
-    async def delete(self, kind: str, name: str, *, timeout: float = 60.0) -> None:
+    async def delete(self, kind: str, name: str) -> None:
         """Delete an object and wait until it is gone."""
 
         async def left() -> dict[str, Any] | None:
@@ -48,17 +51,17 @@ class Platform:
 
         with contextlib.suppress(NotFound):
             await self.client.delete(KINDS[kind], name)
-        await self.eventually(left, lambda found: found is None, timeout=timeout)
+        await self.eventually(left, lambda found: found is None)
 
     async def status(self, kind: str, name: str) -> dict[str, Any]:
         return (await self.client.get(KINDS[kind], name)).get("status") or {}
 
-    async def ready(self, kind: str, name: str, *, timeout: float = 60.0) -> dict[str, Any]:
+    async def ready(self, kind: str, name: str) -> dict[str, Any]:
         def told(status: dict[str, Any]) -> bool:
             conditions = status.get("conditions") or []
             return any(found["type"] == "Ready" and found["status"] == "True" for found in conditions)
 
-        return await self.eventually(lambda: self.status(kind, name), told, timeout=timeout)
+        return await self.eventually(lambda: self.status(kind, name), told)
 
     async def kubeconfig(self, name: str) -> bytes:
         secret = await self.client.get(SECRETS, kubeconfig_secret_name(name), namespace=management_namespace(name))
@@ -69,17 +72,33 @@ class Platform:
 
     def instance(self, registration: str) -> dict[str, Any] | None:
         """What mcm says of the instance of a registration; None where it has none."""
-        with urllib.request.urlopen(f"{self.handle.mcm_url}/clusters", timeout=5) as answer:
+        with urllib.request.urlopen(f"{self.handle.mcm_url}/clusters", timeout=30) as answer:
             found: dict[str, Any] | None = json.load(answer)["clusters"].get(registration)
         return found
 
-    async def running(self, registration: str, *, other_than: int | None = None, timeout: float = 60.0) -> int:
+    async def running(self, registration: str, *, other_than: int | None = None) -> int:
         """Wait until the instance of a registration is healthy (with another pid), and return its pid."""
 
         def accept(found: dict[str, Any] | None) -> bool:
             return found is not None and found["state"] == "Ready" and found["pid"] != other_than
 
-        return (await self.eventually(lambda: self.instance(registration), accept, timeout=timeout))["pid"]
+        return (await self.eventually(lambda: self.instance(registration), accept))["pid"]
+
+
+def pids_of(directory: Path, program: str) -> set[int]:
+    """Processes below a directory whose command line has these words in it."""
+    found = set()
+    for pid in find_processes(directory):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if program in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode():
+                found.add(pid)
+    return found
+
+
+@pytest.fixture
+def eventually(eventually: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """As everywhere, with more patience: what is awaited here other processes do, and the machine may be busy."""
+    return functools.partial(eventually, timeout=120.0)
 
 
 @pytest.fixture
@@ -96,4 +115,4 @@ async def platform(management_cluster: Handle, eventually: Callable[..., Awaitab
 
 async def _delete_all(platform: Platform, resource: Resource) -> None:
     for found in (await platform.client.list(resource)).items:
-        await platform.delete(resource.kind, found["metadata"]["name"], timeout=90.0)
+        await platform.delete(resource.kind, found["metadata"]["name"])

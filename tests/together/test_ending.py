@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from provider import Client, NotFound, Reflector, Resource
-from workloads import find_processes
 
-from .conftest import KINDS
+from .conftest import KINDS, pids_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 class History:
@@ -56,6 +55,7 @@ async def followed(platform: Any, kind: str, name: str) -> AsyncIterator[History
         yield history
     finally:
         task.cancel()
+        await asyncio.wait([task])
 
 
 @pytest.fixture
@@ -79,15 +79,6 @@ async def keys(platform: Any, path: str) -> int:
     return int(await platform.handle.tenants_etcd.count(f"/clusters/{path}/"))
 
 
-def pids_of(directory: Path, program: str) -> set[int]:
-    found = set()
-    for pid in find_processes(directory):
-        with contextlib.suppress(FileNotFoundError):
-            if program in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode():
-                found.add(pid)
-    return found
-
-
 async def test_the_instance_ends_before_anything_of_its_control_plane(platform: Any, served: str) -> None:
     uid = (await platform.status("ControlPlaneRegistration", served))["controlPlaneUID"]
     async with (
@@ -100,7 +91,8 @@ async def test_the_instance_ends_before_anything_of_its_control_plane(platform: 
     order = ["RegistrationsPending", "InstancesEnding", "RevokingCredentials", "DeletingData", "VerifyingEmpty"]
     steps = control_plane.reasons("Deleting")
     assert [step for step in order if step in steps] == [step for step in steps if step in order]
-    assert {"InstancesEnding", "RevokingCredentials", "DeletingData"} <= set(steps)
+    # An instance that ends at once is never waited for.
+    assert {"RevokingCredentials", "DeletingData"} <= set(steps)
     ready = [_condition(found, "Ready") for found in control_plane.seen if _condition(found, "Deleting")]
     assert {(found["status"], found["reason"]) for found in ready} == {("False", "Deleting")}
 
@@ -127,7 +119,7 @@ async def test_an_instance_that_nobody_ends_brings_nothing_back_to_life(platform
     os.kill(mcm, signal.SIGSTOP)
     try:
         async with followed(platform, "ControlPlane", served) as control_plane:
-            await platform.delete("ControlPlane", served, timeout=90.0)
+            await platform.delete("ControlPlane", served)
             await platform.eventually(lambda: control_plane.gone)
         assert "InstancesEnding" in control_plane.reasons("Deleting")
         said = f"gone on after 30 s without a confirmation that instances have ended, of registrations {served}"
@@ -136,12 +128,12 @@ async def test_an_instance_that_nobody_ends_brings_nothing_back_to_life(platform
         assert await keys(platform, served) == 0
     finally:
         os.kill(mcm, signal.SIGCONT)
-    await platform.eventually(lambda: platform.instance(served) is None, timeout=60.0)
+    await platform.eventually(lambda: platform.instance(served) is None)
 
     async def told() -> Any:
         return _condition({"status": await platform.status("ControlPlaneRegistration", served)}, "Running")
 
-    await platform.eventually(told, lambda found: found["reason"] == "Ended", timeout=30.0)
+    await platform.eventually(told, lambda found: found["reason"] == "Ended")
     assert not Path(f"/proc/{instance}").exists()
     assert await keys(platform, served) == 0
 
@@ -185,12 +177,12 @@ async def test_the_instance_of_a_registration_that_was_collected_first_is_waited
             def waited_for() -> bool:
                 return "which is gone already" in _condition(history.seen[-1], "Deleting").get("message", "")
 
-            await platform.eventually(waited_for, timeout=20.0)
+            await platform.eventually(waited_for)
             assert "RevokingCredentials" not in history.reasons("Deleting")
             assert await keys(platform, name) > 100
             os.kill(mcm, signal.SIGCONT)
-            await platform.eventually(lambda: not Path(f"/proc/{pid}").exists(), timeout=25.0)
-            await platform.eventually(lambda: history.gone, timeout=60.0)
+            await platform.eventually(lambda: not Path(f"/proc/{pid}").exists())
+            await platform.eventually(lambda: history.gone)
             assert "RevokingCredentials" in history.reasons("Deleting")
     finally:
         os.kill(mcm, signal.SIGCONT)

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from provider import NAMESPACES, SERVICE_ACCOUNTS, Client
-from workloads import find_processes
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+from .conftest import pids_of
 
-
-def pids_of(directory: Path, program: str) -> set[int]:
-    """Processes below a directory whose command line has these words in it."""
-    found = set()
-    for pid in find_processes(directory):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        if program in command:
-            found.add(pid)
-    return found
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 async def works(platform: Any, name: str, *, namespace: str) -> None:
@@ -33,7 +23,7 @@ async def works(platform: Any, name: str, *, namespace: str) -> None:
             await client.apply(NAMESPACES, {"metadata": {"name": namespace}})
             return await client.get(SERVICE_ACCOUNTS, "default", namespace=namespace)
 
-    await platform.eventually(account, timeout=60.0)
+    await platform.eventually(account)
 
 
 @pytest.fixture

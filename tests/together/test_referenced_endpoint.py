@@ -6,8 +6,7 @@ import asyncio
 import base64
 import json
 import os
-import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,9 @@ from api.names import ALLOW_ENDPOINT_LABEL
 from controlplane_operator.credentials import create_authority, issue_serving
 from provider import DEPLOYMENTS, REPLICA_SETS, SECRETS, Client, ClusterConfig
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 _PATH = "/clusters/routed/control-plane"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _envoy(port: int, *, backend: ClusterConfig, directory: Path) -> dict[str, Any]:
@@ -117,7 +110,7 @@ def _envoy(port: int, *, backend: ClusterConfig, directory: Path) -> dict[str, A
 
 
 @pytest.fixture
-async def shared_address(platform: Any, tmp_path: Path) -> AsyncIterator[dict[str, Any]]:
+async def shared_address(platform: Any, hold_port: Callable[[], int], tmp_path: Path) -> AsyncIterator[dict[str, Any]]:
     """Envoy in front of an API server, and what an administrator would write down of it."""
     import envoy
 
@@ -126,7 +119,7 @@ async def shared_address(platform: Any, tmp_path: Path) -> AsyncIterator[dict[st
     backend = await platform.tenant("backend")
     authority = create_authority("shared-address")
     serving = issue_serving(authority, common_name="envoy", hosts=["127.0.0.1"])
-    port = _free_port()
+    port = hold_port()
     for name, content in (
         ("serving.crt", serving.certificate),
         ("serving.key", serving.key),
@@ -150,7 +143,7 @@ async def shared_address(platform: Any, tmp_path: Path) -> AsyncIterator[dict[st
     try:
         config = replace(backend, server=f"https://127.0.0.1:{port}", ca_data=authority.certificate)
         async with Client(config.with_server(f"https://127.0.0.1:{port}{_PATH}")) as client:
-            await platform.eventually(lambda: client.request("GET", "/version"), timeout=20.0)
+            await platform.eventually(lambda: client.request("GET", "/version"))
         kubeconfig = base64.b64encode(json.dumps(config.to_kubeconfig()).encode()).decode()
         reference = {"name": "shared-address", "namespace": "default"}
         metadata = {**reference, "labels": {ALLOW_ENDPOINT_LABEL: "true"}}
@@ -189,5 +182,5 @@ async def test_kubectl_and_the_controllers_work_through_the_tenants_path(
         async def replica_sets() -> list[Any]:
             return (await tenant.list(REPLICA_SETS, namespace="shop")).items
 
-        await platform.eventually(replica_sets, timeout=60.0)
+        await platform.eventually(replica_sets)
     assert platform.instance("routed")["server"] == status["endpoint"]
