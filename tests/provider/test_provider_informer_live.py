@@ -169,8 +169,7 @@ async def test_a_rotated_token_is_used_by_the_next_watch_which_goes_on_where_the
             await eventually(lambda: len(counting.watches) > 1)
             await client.create(CONFIG_MAPS, {"metadata": {"name": "after"}}, namespace=namespace)
             await eventually(lambda: ("ADDED", "after") in seen)
-            # Each watch went on until its time was up.
-            assert set(informer.restarts) == {"closed"}
+            assert "refused" not in informer.restarts
         finally:
             await informer.aclose()
     assert counting.watches[1].isdigit()

@@ -155,19 +155,19 @@ async def test_a_fence_is_taken_and_given_back(
     client: Client, namespace: str, limited: Client, spec: Any, eventually: Eventually
 ) -> None:
     """Criteria 54, 57: the Lease has holder and duration, taking it twice is no error, giving it back frees it."""
-    timings = LeaseTimings(duration_seconds=2, renew_deadline_seconds=1.5, retry_seconds=1.0)
+    timings = LeaseTimings(duration_seconds=4, renew_deadline_seconds=3.0, retry_seconds=1.0)
     lease = Lease(limited, namespace=namespace, name="mcr-shard-zoo", identity="it", timings=timings)
     await lease.release()
     assert not await lease.try_acquire()  # it may have been deleted while somebody was at work
     await eventually(lease.try_acquire)
     assert await lease.try_acquire()
     said = await spec("mcr-shard-zoo")
-    assert (said["holderIdentity"], said["leaseDurationSeconds"]) == ("it", 2)
+    assert (said["holderIdentity"], said["leaseDurationSeconds"]) == ("it", 4)
     await lease.release()
     assert not (await spec("mcr-shard-zoo")).get("holderIdentity")
     await lease.release()
     vacant = Lease(limited, namespace=namespace, name="mcr-shard-new", identity="it", timings=timings)
-    assert await vacant.try_acquire(absent_since=clock() - 2)
+    assert await vacant.try_acquire(absent_since=clock() - 4)
 
 
 async def test_a_fence_of_another_is_left_alone_until_it_runs_out(
