@@ -19,12 +19,12 @@ from mcm.configuration import PROGRAM
 from mcm.errors import McmError
 from mcm.events import Events
 from mcm.flags import check_flags
-from mcm.fleet import Fleet
 from mcm.guard import GuardPace
 from mcm.instance_logs import InstanceLog, InstanceLogs, LogForm
 from mcm.instances import Instances, Witness, remove_leftovers
 from mcm.memory_ceiling import MemoryCeiling
 from mcm.metrics import InstanceMetrics, Metrics
+from mcm.overview import Overview
 from mcm.programs import Programs
 from mcm.reports import Reports
 from mcm.scheduler import SCHEDULER_PROGRAM
@@ -89,9 +89,9 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
             )
             settled = Settling(feed.provider, programs=programs, flags=settings.flags)
             manager = Manager(config, settled, awares=[instances], coordinator=coordinator)
-            fleet = Fleet(manager.clusters, instances=instances, mine=coordinator.may_work)
+            overview = Overview(manager.clusters, instances=instances, mine=coordinator.may_work)
             async with (
-                _status(settings, fleet=fleet, reader=reader, coordinator=coordinator, synced=feed.synced),
+                _status(settings, overview=overview, reader=reader, coordinator=coordinator, synced=feed.synced),
                 tenure.running(instances.all, stop=until),
                 _memory_ceiling(settings, instances=instances),
                 _logs(settings, instances=instances, runtime=runtime),
@@ -144,7 +144,7 @@ async def _witness(
 async def _status(
     settings: Settings,
     *,
-    fleet: Fleet,
+    overview: Overview,
     reader: ReaderCertificate | None,
     coordinator: Coordinator,
     synced: Callable[[], bool],
@@ -152,13 +152,13 @@ async def _status(
     """Serve health and metrics; those of instances are read with the certificate of `reader`, if there is one."""
     async with Scraper(reader) if reader is not None else contextlib.nullcontext() as scraper:
         metrics = Metrics(
-            fleet,
+            overview,
             scraper=scraper,
             full=settings.instance_metrics is InstanceMetrics.FULL,
             more=lambda: shard_metrics(coordinator),
         )
         sources = settings.source.kind.plural
-        async with serve_status(settings.listen, fleet=fleet, metrics=metrics, sources=sources, synced=synced):
+        async with serve_status(settings.listen, overview=overview, metrics=metrics, sources=sources, synced=synced):
             yield
 
 

@@ -15,8 +15,8 @@ from mcm.digest import SERIES, digest
 from mcm.errors import McmError
 from mcm.exits import EXIT_REASONS
 from mcm.exposition import Families
-from mcm.fleet import ClusterSummary, Fleet, State
 from mcm.memory import pss_by_pid
+from mcm.overview import ClusterSummary, Overview, State
 from mcm.scrape import Origin, Scraper, Target
 from provider.exposition import process_families, render_families
 
@@ -56,13 +56,13 @@ class Metrics:
 
     def __init__(
         self,
-        fleet: Fleet,
+        overview: Overview,
         *,
         scraper: Scraper | None = None,
         full: bool = False,
         more: Callable[[], Iterable[Metric]] = tuple,
     ) -> None:
-        self._fleet = fleet
+        self._overview = overview
         self._more = more
         self._scraper = scraper
         self._full = full
@@ -74,7 +74,7 @@ class Metrics:
             return await self._render()
 
     async def _render(self) -> bytes:
-        pids = [pid for found in self._fleet.summaries() for pid in found.pids]
+        pids = [pid for found in self._overview.summaries() for pid in found.pids]
         async with asyncio.TaskGroup() as tasks:
             measured = tasks.create_task(asyncio.to_thread(pss_by_pid, pids), name="memory of instances")
             asked = tasks.create_task(self._ask(), name="metrics of instances")
@@ -85,14 +85,14 @@ class Metrics:
     async def _ask(self) -> _Answers:
         if self._scraper is None:
             return _Answers()
-        targets = self._fleet.targets()
+        targets = self._overview.targets()
         asked = sorted(target.origin for target in targets)
         if self._full:
             return _Answers(asked, texts=await self._scraper.scrape(targets, take=_Budget(_FULL_BYTES)))
         return _Answers(asked, digests=await self._scraper.scrape(targets, take=_digest))
 
     def _collect(self, pss: Mapping[int, int], answers: _Answers) -> Iterable[Metric]:
-        summaries = self._fleet.summaries()  # as it is now: some have gone while the others were asked
+        summaries = self._overview.summaries()  # as it is now: some have gone while the others were asked
         families = {family.name: family for family in process_families()}
         families |= {family.name: family for family in (*_fleet_families(summaries, pss=pss), *self._more())}
         success = GaugeMetricFamily(
@@ -110,7 +110,7 @@ class Metrics:
     async def _with_texts(self, own: bytes, texts: Mapping[Origin, str]) -> bytes:
         families = Families()
         families.add(own.decode().split("\n"))
-        present = {found.name for found in self._fleet.summaries()}
+        present = {found.name for found in self._overview.summaries()}
         for origin, text in texts.items():
             if origin.cluster in present:
                 families.add(text.split("\n"), labels=origin._asdict())

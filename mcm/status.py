@@ -10,9 +10,9 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from mcm.errors import McmError
-from mcm.fleet import Fleet
 from mcm.memory import pss_by_pid
 from mcm.metrics import Metrics
+from mcm.overview import Overview
 from mcm.settings import Listen
 from mcm.table import ClusterDetails, render_checks, render_table
 
@@ -21,7 +21,7 @@ __all__ = ["serve_status"]
 
 @contextlib.asynccontextmanager
 async def serve_status(
-    listen: Listen, *, fleet: Fleet, metrics: Metrics, sources: str, synced: Callable[[], bool]
+    listen: Listen, *, overview: Overview, metrics: Metrics, sources: str, synced: Callable[[], bool]
 ) -> AsyncIterator[None]:
     """Serve while within. `synced` says whether all objects that stand for control planes have been read once.
 
@@ -40,7 +40,7 @@ async def serve_status(
     async def readyz(request: web.Request) -> web.Response:
         ready = synced()
         if "verbose" in request.query:
-            text = render_checks({sources: "" if ready else not_synced}, clusters=fleet.summaries())
+            text = render_checks({sources: "" if ready else not_synced}, clusters=overview.summaries())
         else:
             text = "ok\n" if ready else f"{not_synced}\n"
         return web.Response(text=text, status=200 if ready else 503)
@@ -49,7 +49,7 @@ async def serve_status(
         form = request.query.get("format") or ("table" if _prefers_text(request.headers.get("Accept", "")) else "json")
         if form not in {"json", "table"}:
             raise web.HTTPBadRequest(text="format is json or table\n")
-        details = await _details(fleet)
+        details = await _details(overview)
         if form == "table":
             return web.Response(text=render_table(details))
         return web.json_response({"clusters": {found.summary.name: found.to_json() for found in details}})
@@ -72,8 +72,8 @@ async def serve_status(
         await runner.cleanup()
 
 
-async def _details(fleet: Fleet) -> Sequence[ClusterDetails]:
-    summaries = fleet.summaries()
+async def _details(overview: Overview) -> Sequence[ClusterDetails]:
+    summaries = overview.summaries()
     pss = await asyncio.to_thread(pss_by_pid, [pid for found in summaries for pid in found.pids])
     return [ClusterDetails(found, sum(pss[pid] for pid in found.pids if pid in pss) or None) for found in summaries]
 

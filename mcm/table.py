@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from mcm.fleet import ClusterSummary, State
+from mcm.overview import ClusterSummary, State
 
 __all__ = ["ClusterDetails", "render_checks", "render_table"]
 

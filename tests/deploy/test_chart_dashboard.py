@@ -20,8 +20,8 @@ from controlplane_operator.metrics import Metrics as OperatorMetrics
 from controlplane_operator.provisioning import MCM_PORTS
 from mcm.configuration import PROGRAM
 from mcm.digest import SERIES
-from mcm.fleet import ClusterSummary, Fleet, State
 from mcm.metrics import Metrics as McmMetrics
+from mcm.overview import ClusterSummary, Overview, State
 from mcm.scrape import Origin, Scraper, Target
 from provider import Result, WorkQueue
 from workloads.pods.objects import labels_of
@@ -63,10 +63,10 @@ async def operator_series() -> dict[str, set[str]]:
 
 async def mcm_series() -> dict[str, set[str]]:
     summary = ClusterSummary(name="a", state=State.READY, profile="Core", server="https://a", pid=os.getpid())
-    fleet = Mock(Fleet)
-    fleet.summaries.return_value = [summary]
+    overview = Mock(Overview)
+    overview.summaries.return_value = [summary]
     scraper = Mock(Scraper)
-    fleet.targets.return_value = [Target(Origin("a", PROGRAM), "https://127.0.0.1:1/metrics", b"")]
+    overview.targets.return_value = [Target(Origin("a", PROGRAM), "https://127.0.0.1:1/metrics", b"")]
 
     async def scrape(targets: Any, *, take: Any) -> dict[Origin, Any]:
         labels = {"rest_client_requests_total": '{code="200"}', "workqueue_depth": '{name="a"}'}
@@ -74,7 +74,7 @@ async def mcm_series() -> dict[str, set[str]]:
         return {target.origin: take(target, text) for target in targets}
 
     scraper.scrape = scrape
-    return series((await McmMetrics(fleet, scraper=scraper).render()).decode())
+    return series((await McmMetrics(overview, scraper=scraper).render()).decode())
 
 
 def queries(dashboard: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

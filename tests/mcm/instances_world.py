@@ -10,9 +10,9 @@ import pytest
 
 from mcm.configuration import component_name
 from mcm.errors import RegistrationWithdrawn
-from mcm.fleet import Fleet
 from mcm.instances import Instances
 from mcm.metrics import Metrics
+from mcm.overview import Overview
 from mcm.report import Reason
 from mcm.start_budget import StartBudget
 from provider import Cluster, ClusterConfig, Clusters
@@ -55,11 +55,11 @@ class World:
         self.witness = Heard()
         self.instances = Instances(runtime, witness=self.witness, budget=StartBudget(longest_seconds=0.05))
         self.clusters = Clusters(awares=[self.instances], retry_initial_seconds=0.1)
-        self.fleet = Fleet(self.clusters, instances=self.instances)
-        self.metrics = Metrics(self.fleet)
+        self.overview = Overview(self.clusters, instances=self.instances)
+        self.metrics = Metrics(self.overview)
 
     def pid(self, name: str) -> int | None:
-        return next((found.pid for found in self.fleet.summaries() if found.name == name), None)
+        return next((found.pid for found in self.overview.summaries() if found.name == name), None)
 
     def file(self, name: str, file: str) -> Path:
         return self.directory / "state" / component_name(name) / "files" / file

@@ -14,9 +14,9 @@ from unittest.mock import create_autospec
 import pytest
 
 from mcm.exits import exit_reason
-from mcm.fleet import Fleet
 from mcm.instances import Instances
 from mcm.metrics import Metrics
+from mcm.overview import Overview
 from mcm.report import Reason
 from mcm.silence import Silence
 from provider import LEASES, Client, Cluster, ClusterConfig, Clusters
@@ -47,13 +47,13 @@ async def test_the_reason_of_an_end_is_told_shown_and_counted(
     heard = create_autospec(Silence, instance=True)
     instances = Instances(runtime, witness=heard)
     clusters = Clusters(awares=[instances])
-    fleet = Fleet(clusters, instances=instances)
+    overview = Overview(clusters, instances=instances)
     try:
         await clusters.add_or_replace(Cluster("a", config=ClusterConfig(server="https://127.0.0.1:1", token="t")))
-        [summary] = await eventually(fleet.summaries, lambda found: found and found[0].exits.get(reason, 0) > 2)
+        [summary] = await eventually(overview.summaries, lambda found: found and found[0].exits.get(reason, 0) > 2)
         assert set(summary.exits) == {reason}
         assert {call.args[1] for call in heard.say.call_args_list} == {Reason.STARTING, reason}
-        shown = (await Metrics(fleet).render()).decode()
+        shown = (await Metrics(overview).render()).decode()
         assert f'mcm_instance_exits_total{{cluster="a",reason="{reason}"}}' in shown
     finally:
         await clusters.aclose()

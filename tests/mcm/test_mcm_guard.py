@@ -15,9 +15,9 @@ import orjson
 import pytest
 
 from controlplane_operator.credentials import create_authority, issue_serving
-from mcm.fleet import ClusterSummary, Fleet
 from mcm.guard import GuardPace
 from mcm.instances import Instances
+from mcm.overview import ClusterSummary, Overview
 from mcm.report import Reason
 from mcm.start_budget import StartBudget
 from mcm.tenant import Tenant
@@ -111,10 +111,10 @@ class World:
         self.runtime = runtime
         self.instances = Instances(runtime, witness=self.heard, guard_pace=pace, budget=self.budget)
         self.clusters = Clusters(awares=[self.instances], retry_initial_seconds=0.1)
-        self.fleet = Fleet(self.clusters, instances=self.instances)
+        self.overview = Overview(self.clusters, instances=self.instances)
 
     def summary(self, name: str = "a") -> ClusterSummary:
-        return next(found for found in self.fleet.summaries() if found.name == name)
+        return next(found for found in self.overview.summaries() if found.name == name)
 
     async def add(self, name: str = "a", config: ClusterConfig | None = None) -> None:
         await self.clusters.add_or_replace(Cluster(name, config=config or self.server.config))

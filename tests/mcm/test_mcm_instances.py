@@ -25,14 +25,14 @@ async def test_an_instance_runs_as_long_as_its_cluster_is_engaged(world: World, 
     assert not alive(pid)
     assert not world.runtime.names()
     assert not [path for path in (world.directory / "state").iterdir() if path.is_dir()]
-    assert world.fleet.summaries() == []
+    assert world.overview.summaries() == []
 
 
 async def test_the_management_cluster_is_none_of_the_fleet(world: World, eventually: Eventually) -> None:
     await world.clusters.add_or_replace(cluster(LOCAL))
     await world.clusters.add_or_replace(cluster("a"))
     await eventually(lambda: world.pid("a"))
-    assert [found.name for found in world.fleet.summaries()] == ["a"]
+    assert [found.name for found in world.overview.summaries()] == ["a"]
 
 
 async def test_a_switch_ends_the_old_instance_before_the_new_one_starts(world: World, eventually: Eventually) -> None:
@@ -67,7 +67,7 @@ async def test_a_changed_key_that_is_read_once_restarts_the_instance(world: Worl
 
 async def test_each_configuration_is_told_from_the_others(world: World, eventually: Eventually) -> None:
     def told() -> tuple[int | None, str | None]:
-        found = world.fleet.summaries()[0]
+        found = world.overview.summaries()[0]
         return found.generation, found.configuration
 
     await world.clusters.add_or_replace(cluster("a", attributes={"profile": "Core"}))
@@ -104,7 +104,7 @@ async def test_what_cannot_be_started_is_told_and_disturbs_no_other(world: World
     await eventually(lambda: world.pid("good"))
 
     def told() -> dict[str, Any]:
-        return {found.name: found for found in world.fleet.summaries()}
+        return {found.name: found for found in world.overview.summaries()}
 
     await eventually(lambda: told()["bad"].message, lambda message: "'Tiny' is not known" in message)
     assert told()["bad"].state == "Pending"
@@ -122,7 +122,7 @@ async def test_an_instance_out_of_skew_is_refused_and_told_alone(
         await eventually(lambda name=name: world.pid(name))
 
     def told() -> dict[str, Any]:
-        return {found.name: found for found in world.fleet.summaries()}
+        return {found.name: found for found in world.overview.summaries()}
 
     for name in ("v34", "v35", "v38"):
         sentence = await eventually(lambda name=name: told()[name].message, lambda message: "Kubernetes 1." in message)
@@ -142,7 +142,7 @@ async def test_an_instance_ends_when_its_api_server_gets_out_of_skew(world: Worl
     await world.clusters.add_or_replace(cluster("a", attributes={"version": "1.37"}))
     pid = await eventually(lambda: world.pid("a"))
     await world.clusters.add_or_replace(cluster("a", attributes={"version": "1.38"}))
-    await eventually(lambda: world.fleet.summaries()[0].message, lambda message: "there is 1.36.3 only" in message)
+    await eventually(lambda: world.overview.summaries()[0].message, lambda message: "there is 1.36.3 only" in message)
     assert not alive(pid)
 
 

@@ -21,17 +21,17 @@ Eventually = Callable[..., Any]
 async def test_the_last_error_is_told(world: World, eventually: Eventually) -> None:
     program(world.directory, "exit 3")
     await world.clusters.add_or_replace(cluster("a"))
-    await eventually(world.fleet.summaries, lambda found: found and "exit code 3" in found[0].last_error)
+    await eventually(world.overview.summaries, lambda found: found and "exit code 3" in found[0].last_error)
 
 
 async def test_why_an_instance_ends_is_told_also_while_it_starts_again(world: World, eventually: Eventually) -> None:
     program(world.directory, "echo API server is not healthy >&2; exit 1")
     await world.clusters.add_or_replace(cluster("a"))
-    [summary] = await eventually(world.fleet.summaries, lambda found: found and found[0].restarts > 2)
+    [summary] = await eventually(world.overview.summaries, lambda found: found and found[0].restarts > 2)
     assert "exit code 1" in summary.message
     assert "API server is not healthy" in summary.message
     program(world.directory)
-    [summary] = await eventually(world.fleet.summaries, lambda found: found[0].state == "Starting", timeout=20.0)
+    [summary] = await eventually(world.overview.summaries, lambda found: found[0].state == "Starting", timeout=20.0)
     assert "API server is not healthy" in summary.message
 
 
@@ -99,7 +99,7 @@ async def test_a_description_that_makes_no_instance_is_not_announced(world: Worl
 async def test_restarts_of_one_that_ends_by_itself_are_no_transitions(world: World, eventually: Eventually) -> None:
     program(world.directory, "exit 1")
     await world.clusters.add_or_replace(cluster("a"))
-    await eventually(world.fleet.summaries, lambda found: found and found[0].restarts > 2)
+    await eventually(world.overview.summaries, lambda found: found and found[0].restarts > 2)
     reasons = [reason for reason, _ in world.witness.told]
     assert reasons[:3] == ["announced", "Starting", "Backoff"]
     assert set(reasons[3:]) <= {"Backoff"}
@@ -111,12 +111,12 @@ BOTH = {"services": "Controllers,Scheduler"}
 async def test_each_service_has_a_process_and_both_end_together(world: World, eventually: Eventually) -> None:
     program(world.directory, name="kube-scheduler")
     await world.clusters.add_or_replace(cluster("a", attributes=BOTH))
-    [summary] = await eventually(world.fleet.summaries, lambda found: found and len(found[0].pids) == 2)
+    [summary] = await eventually(world.overview.summaries, lambda found: found and len(found[0].pids) == 2)
     assert all(alive(pid) for pid in summary.pids)
     assert dict(summary.others).keys() == {"kube-scheduler"}
     assert 'mcm_instance_pss_bytes{cluster="a"}' in (await world.metrics.render()).decode()
     await world.clusters.add_or_replace(cluster("a", attributes={"services": "Scheduler"}))
-    [alone] = await eventually(world.fleet.summaries, lambda found: found and not found[0].others and found[0].pid)
+    [alone] = await eventually(world.overview.summaries, lambda found: found and not found[0].others and found[0].pid)
     assert not any(alive(pid) for pid in summary.pids)
     assert world.runtime.names() == ["ksc-a"]
     await world.clusters.remove("a")
@@ -130,7 +130,7 @@ async def test_what_is_wrong_with_the_scheduler_is_told_though_controllers_run(
 ) -> None:
     program(world.directory, "echo no such profile >&2; exit 1", name="kube-scheduler")
     await world.clusters.add_or_replace(cluster("a", attributes=BOTH))
-    [summary] = await eventually(world.fleet.summaries, lambda found: found and found[0].restarts > 1)
+    [summary] = await eventually(world.overview.summaries, lambda found: found and found[0].restarts > 1)
     assert world.witness.told[-1] == ("Backoff", "")
     assert summary.pid is not None
     assert alive(summary.pid)
@@ -163,7 +163,7 @@ async def test_readiness_depends_on_the_registrations_only(
     async with (
         serve_status(
             Listen("127.0.0.1", port),
-            fleet=world.fleet,
+            overview=world.overview,
             metrics=world.metrics,
             sources="endpoints",
             synced=lambda: synced[0],

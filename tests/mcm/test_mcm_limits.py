@@ -14,10 +14,10 @@ from unittest.mock import Mock, create_autospec
 import pytest
 
 from mcm.configuration import OPEN_FILES
-from mcm.fleet import Fleet
 from mcm.instance import Instance
 from mcm.instances import Instances
 from mcm.memory_ceiling import MemoryCeiling
+from mcm.overview import Overview
 from mcm.report import Reason
 from mcm.settings import Settings
 from mcm.silence import Silence
@@ -42,11 +42,11 @@ def cluster(name: str) -> Cluster:
 async def modest_and_hungry(instances: Instances) -> AsyncIterator[Callable[[str], Any]]:
     """Have two instances, one of which takes 200 MiB; gives the summary of a cluster by its name."""
     clusters = Clusters(awares=[instances])
-    fleet = Fleet(clusters, instances=instances)
+    overview = Overview(clusters, instances=instances)
     try:
         await clusters.add_or_replace(cluster("modest"))
         await clusters.add_or_replace(cluster("hungry"))
-        yield lambda name: next(found for found in fleet.summaries() if found.name == name)
+        yield lambda name: next(found for found in overview.summaries() if found.name == name)
     finally:
         await clusters.aclose()
 

@@ -10,8 +10,8 @@ import pytest
 
 from api import KubernetesVersion
 from mcm.errors import ConfigurationError
-from mcm.fleet import Fleet
 from mcm.instances import Instances
+from mcm.overview import Overview
 from mcm.programs import Build, Programs
 from mcm.settings import Settings
 from mcm.silence import Silence
@@ -102,13 +102,13 @@ async def test_instances_of_several_versions_run_side_by_side(tmp_path: Path, ev
     async with ProcessRuntime(tmp_path / "state", programs=given) as runtime:
         instances = Instances(runtime, witness=Silence(registration=None), programs=Programs(given, runtime=runtime))
         clusters = Clusters(awares=[instances])
-        fleet = Fleet(clusters, instances=instances)
+        overview = Overview(clusters, instances=instances)
 
         def running() -> dict[str, tuple[str | None, str]]:
             """By cluster, the version that is told and the program that the process is."""
             return {
                 found.name: (found.version, Path(f"/proc/{found.pid}/cmdline").read_text().partition("\0")[0])
-                for found in fleet.summaries()
+                for found in overview.summaries()
             }
 
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mcm.fleet import ClusterSummary, State
+from mcm.overview import ClusterSummary, State
 from mcm.table import ClusterDetails, render_checks, render_table
 
 READY = ClusterSummary(

@@ -8,9 +8,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from mcm.fleet import Fleet, State
 from mcm.instance import Instance
 from mcm.instances import Instances
+from mcm.overview import Overview, State
 from mcm.report import Reason
 from mcm.services import Served, served
 from mcm.together import summarize
@@ -61,7 +61,7 @@ def test_what_the_fleet_shows_is_said_by_the_one_furthest_from_running(message: 
     controllers = Mock(Instance, service=Served.CONTROLLERS, reason=RUNNING, message="", **common)
     scheduler = Mock(Instance, service=Served.SCHEDULER, reason=Reason.STARTING, message=message, **common)
     instances = Mock(Instances, groups={"a": (controllers, scheduler)})
-    [summary] = Fleet(Clusters(awares=[]), instances=instances).summaries()
+    [summary] = Overview(Clusters(awares=[]), instances=instances).summaries()
     assert (summary.state, summary.message) == (State.STARTING, shown)
 
 

@@ -1,4 +1,4 @@
-"""The fleet at a glance, for health and metrics."""
+"""All clusters and their instances at a glance, for health and metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mcm.together import foremost
 from provider import LOCAL, Clusters
 from workloads import Phase
 
-__all__ = ["ClusterSummary", "Fleet", "State"]
+__all__ = ["ClusterSummary", "Overview", "State"]
 
 _MESSAGE_LENGTH: Final = 2000
 
@@ -73,7 +73,7 @@ class ClusterSummary:
         return [pid for pid in (self.pid, *(pid for _, pid in self.others)) if pid is not None]
 
 
-class Fleet:
+class Overview:
     """Looks at clusters and instances; nothing is kept, so that nothing is told of what is gone."""
 
     def __init__(
