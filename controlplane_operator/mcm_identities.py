@@ -74,7 +74,17 @@ class McmIdentities:
         if written == account and now < until:
             return
         labels = {REGISTRATION_LABEL: label_value(registration.name)}
-        await self._ensure_account(account, labels=labels)
+        # First, because a `remove` may go on meanwhile, and what that takes away is to be written again.
+        self._written[uid] = account, now + _VERIFIED_SECONDS
+        try:
+            await self._ensure_account(account, labels=labels)
+            await self._ensure_rights(registration, labels=labels, account=account)
+        except BaseException:
+            self._written.pop(uid, None)
+            raise
+
+    async def _ensure_rights(self, registration: ResourceModel, *, labels: dict[str, str], account: Account) -> None:
+        uid = registration.metadata.uid or ""
         try:
             for resource, body in _rights(registration, labels=labels, account=account):
                 await self._client.apply(resource, body)
@@ -82,7 +92,6 @@ class McmIdentities:
             # Also where the answer to a write was not heard; and not before, when a `load` may go on meanwhile.
             self._holders.add(uid)
             self._changed.add(uid)
-        self._written[uid] = account, now + _VERIFIED_SECONDS
 
     async def _ensure_account(self, account: Account, *, labels: dict[str, str]) -> None:
         body = {"metadata": {**account._asdict(), "labels": labels}, "automountServiceAccountToken": False}
@@ -104,8 +113,9 @@ class McmIdentities:
         return known[0].value
 
     def renewed_in(self, account: Account) -> float:
-        """Return in how many seconds the last `token` of the ServiceAccount is to be renewed."""
-        return (self._tokens[account][1] - datetime.now(UTC)).total_seconds()
+        """Return in how many seconds the last `token` of the ServiceAccount is to be renewed; 0: it was removed."""
+        known = self._tokens.get(account)
+        return (known[1] - datetime.now(UTC)).total_seconds() if known is not None else 0.0
 
     async def revoke(self, uid: str) -> None:
         """Take the rights of the mcm of the registration with this uid back, where it has any."""

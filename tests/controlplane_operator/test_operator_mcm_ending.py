@@ -10,10 +10,11 @@ from typing import Any, cast
 import pytest
 
 from controlplane_operator.access import Access, Account
+from controlplane_operator.as_written import RegistrationAsWritten
 from controlplane_operator.cache import Key
 from controlplane_operator.components import mcm_name
 from controlplane_operator.control_plane_registration import ControlPlaneRegistrationReconciler
-from controlplane_operator.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms
+from controlplane_operator.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms, account_of
 from controlplane_operator.events import Events
 from controlplane_operator.fanout import Queues, Stores, connect
 from controlplane_operator.management import Management
@@ -183,6 +184,40 @@ async def test_an_mcm_of_before_this_operator_is_ended_without_waiting_for_the_n
         await eventually(world.programs.names, lambda names: names == [])
     finally:
         task.cancel()
+
+
+async def test_what_is_removed_while_it_is_made_is_made_again() -> None:
+    """By the removal of its control plane, of which there may be another one of its name at once."""
+    made, removed = asyncio.Event(), asyncio.Event()
+    written: list[str] = []
+
+    class Server:
+        async def apply(self, resource: Any, body: dict[str, Any], **_: Any) -> dict[str, Any]:
+            written.append(resource.plural)
+            if resource.plural == "clusterroles":
+                made.set()
+                await removed.wait()
+            return {"metadata": {**body["metadata"], "uid": "account"}}
+
+        async def delete(self, *_: Any, **__: Any) -> None:
+            written.clear()
+
+    identities = McmIdentities(cast("Client", Server()))
+    registration = RegistrationAsWritten.of({"metadata": metadata("foo", uid="first"), "spec": {}})
+    account = account_of(FORMER)
+    task = asyncio.create_task(identities.ensure(registration, account=account))
+    await made.wait()
+    await identities.remove(account)
+    removed.set()
+    await task
+    assert "serviceaccounts" not in written
+    await identities.ensure(registration, account=account)
+    assert "serviceaccounts" in written
+    count = len(written)
+    await identities.ensure(registration, account=account)
+    assert len(written) == count
+    # Nobody has asked for a token since: to ask at once does no harm.
+    assert identities.renewed_in(account) == 0.0
 
 
 def test_a_name_has_a_former_one_until_nothing_of_that_is_left() -> None:
