@@ -16,7 +16,7 @@ from api.names import (
 )
 from controlplane_operator.cache import Change, Key, Object, Store, key_of
 from controlplane_operator.class_use import concerned_classes
-from controlplane_operator.components import apiserver_name, etcd_name, mark_of, mcm_mark
+from controlplane_operator.components import apiserver_name, etcd_name, mark_of, mcm_mark, place
 from controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
@@ -228,6 +228,10 @@ def wake_by_component(component: str, *, stores: Stores, queues: Queues) -> None
     if (mark := mark_of(component)) is not None:
         for obj in stores.registrations.by("mcm", mark):
             queues.mcms.add(("", obj["metadata"]["name"]))
+        for obj in stores.control_planes.by("namespace", place(component).namespace):
+            # A removal goes on when each mcm there has ended.
+            if "deletionTimestamp" in obj["metadata"]:
+                queues.control_planes.add(key_of(obj))
     for obj in stores.control_planes.by("component", component):
         queues.control_planes.add(("", obj["metadata"]["name"]))
 

@@ -16,7 +16,7 @@ from controlplane_operator.components import mcm_name
 from controlplane_operator.control_plane_registration import ControlPlaneRegistrationReconciler
 from controlplane_operator.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms, account_of
 from controlplane_operator.events import Events
-from controlplane_operator.fanout import Queues, Stores, connect
+from controlplane_operator.fanout import Queues, Stores, connect, wake_by_component
 from controlplane_operator.management import Management
 from controlplane_operator.mcm_identities import McmIdentities
 from controlplane_operator.namesakes import Namesakes
@@ -161,6 +161,17 @@ async def test_the_end_of_a_former_mcm_wakes_who_ends_it_and_who_waits_for_it(na
     assert ("", name) in await drained(world.queues.registrations)
     await world.registrations.reconcile(("", name))
     assert world.reason(name) == "Resolved"
+
+
+async def test_the_end_of_an_mcm_wakes_the_removal_of_its_control_plane() -> None:
+    stores, queues = Stores(), Queues()
+    stores.control_planes.apply({"metadata": metadata("cp", uid="uid-cp"), "spec": {}})
+    wake_by_component(FORMER, stores=stores, queues=queues)
+    assert await drained(queues.control_planes) == set()
+    ending = metadata("cp", uid="uid-cp") | {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+    stores.control_planes.apply({"metadata": ending, "spec": {}})
+    wake_by_component(FORMER, stores=stores, queues=queues)
+    assert await drained(queues.control_planes) == {("", "cp")}
 
 
 async def test_to_wait_for_the_end_of_an_mcm_is_no_trouble() -> None:
