@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import random
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final
 
@@ -23,13 +24,25 @@ _log: Final = logging.getLogger(__name__)
 
 _MARGIN_SECONDS: Final = 0.5
 """So long before the Lease runs out the process is ended: that takes its time too."""
+_TELL_SECONDS: Final = 0.2
+"""So long, of that margin, the process waits at most until it is written why it ends."""
 _JITTER: Final = 0.2
 
 
 def end_process() -> None:
-    """End this process at once, whatever it does."""
-    os.write(2, b'{"level": "critical", "message": "the Lease ran out while work went on; the process is ended"}\n')
-    os._exit(1)
+    """End this process at once, whatever it does, and also where nobody takes what it says of that."""
+    try:
+        # Not in this thread: a write to a pipe that is full, or to a disk that hangs, lasts for as long as they do.
+        telling = threading.Thread(target=_tell_end, name="last words", daemon=True)
+        telling.start()
+        telling.join(_TELL_SECONDS)
+    finally:
+        os._exit(1)
+
+
+def _tell_end() -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, b'{"level": "critical", "message": "the Lease ran out while work went on; the process is ended"}\n')
 
 
 class Election:

@@ -1,0 +1,45 @@
+"""The last resort ends a process whatever has become of its standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SECONDS = 60.0
+END = "from provider.election import end_process; end_process()"
+
+
+def run(program: str, *, stderr: int) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[2], stderr=stderr, timeout=SECONDS, check=False
+    )
+
+
+def test_it_says_why_where_somebody_reads() -> None:
+    ended = run(END, stderr=subprocess.PIPE)
+    assert ended.returncode == 1
+    assert b'"level": "critical"' in ended.stderr
+
+
+def test_nobody_has_to_read() -> None:
+    reads, writes = os.pipe()
+    try:
+        os.set_blocking(writes, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writes, b"x" * 4096)
+        os.set_blocking(writes, True)
+        assert run(END, stderr=writes).returncode == 1
+    finally:
+        os.close(reads)
+        os.close(writes)
+
+
+def test_what_cannot_be_written_keeps_it_from_nothing() -> None:
+    with Path("/dev/full").open("wb") as full:
+        # Without an end of its own it would come to the next line.
+        program = f"import os\ntry:\n    {END}\nfinally:\n    os._exit(0)\n"
+        assert run(program, stderr=full.fileno()).returncode == 1
