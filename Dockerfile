@@ -3,6 +3,9 @@
 #
 # The programs that the operators run come from the build context, where `python -m tools.binaries --into` puts them.
 # The image of an operator holds the packages that it imports and their locked dependencies, and no others.
+#
+# Process 1 of a container gets no signal that it has no handler for. The programs have theirs when all is imported, which
+# takes a second or several; until then nothing is begun, and SIGTERM ends them by the handler of the script.
 ARG BASE_IMAGE=python:3.13-slim-trixie
 
 FROM ${BASE_IMAGE} AS builder
@@ -22,8 +25,9 @@ COPY workloads workloads
 COPY controlplane_operator controlplane_operator
 RUN python3 -m compileall -q --invalidation-mode unchecked-hash . && \
     cp -r . "$(/opt/kplane/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && \
-    printf '%s\n' '#!/opt/kplane/bin/python' 'import sys' 'from controlplane_operator.main import main' 'sys.exit(main())' \
-        > /opt/kplane/bin/controlplane-operator && \
+    printf '%s\n' '#!/opt/kplane/bin/python' \
+        'import os, signal, sys' 'signal.signal(signal.SIGTERM, lambda *_: os._exit(143))' \
+        'from controlplane_operator.main import main' 'sys.exit(main())' > /opt/kplane/bin/controlplane-operator && \
     chmod 0755 /opt/kplane/bin/controlplane-operator
 
 FROM builder AS mcm-builder
@@ -37,8 +41,9 @@ COPY workloads workloads
 COPY mcm mcm
 RUN python3 -m compileall -q --invalidation-mode unchecked-hash . && \
     cp -r . "$(/opt/kplane/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && \
-    printf '%s\n' '#!/opt/kplane/bin/python' 'import sys' 'from mcm.main import main' 'sys.exit(main())' \
-        > /opt/kplane/bin/mcm && \
+    printf '%s\n' '#!/opt/kplane/bin/python' \
+        'import os, signal, sys' 'signal.signal(signal.SIGTERM, lambda *_: os._exit(143))' \
+        'from mcm.main import main' 'sys.exit(main())' > /opt/kplane/bin/mcm && \
     chmod 0755 /opt/kplane/bin/mcm
 
 FROM ${BASE_IMAGE} AS runtime

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import re
+import shlex
+import signal
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -123,6 +126,25 @@ def test_program_of_the_image_is_the_one_of_the_wheel(image: Image) -> None:
     assert f"'from {module} import {function}' 'sys.exit({function}())'" in builder
     assert f"> /opt/kplane/bin/{image.program} " in builder
     assert f'ENTRYPOINT ["{image.program}"]' in stage(image.target)
+
+
+@each_image
+def test_program_of_the_image_ends_at_sigterm_while_it_imports(image: Image, tmp_path: Path) -> None:
+    """As process 1, which gets no signal without a handler; the default action, which is another end, is no handler."""
+    module = PROJECT["scripts"][image.program].partition(":")[0].replace(".", "/")
+    slow = tmp_path / f"{module}.py"
+    slow.parent.mkdir()
+    slow.write_text("import sys\nprint('imports', flush=True)\nsys.stdin.read()\n")
+    (slow.parent / "__init__.py").touch()
+    [written] = re.findall(rf"printf '%s\\n' (.*?) > /opt/kplane/bin/{image.program} ", DOCKERFILE)
+    (tmp_path / "script").write_text("\n".join(shlex.split(written)))
+    with subprocess.Popen(
+        [sys.executable, tmp_path / "script"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"imports\n"
+        process.terminate()
+        assert process.wait(timeout=60.0) == 128 + signal.SIGTERM
 
 
 @each_image
