@@ -19,6 +19,7 @@ from mcm.memory import pss_by_pid
 from mcm.overview import ClusterSummary, Overview, State
 from mcm.scrape import Origin, Scraper, Target
 from provider.exposition import process_families, render_families
+from provider.rendering import Rendering
 
 __all__ = ["InstanceMetrics", "Metrics"]
 
@@ -66,12 +67,11 @@ class Metrics:
         self._more = more
         self._scraper = scraper
         self._full = full
-        self._scrape = asyncio.Lock()
+        self._rendering = Rendering(self._render)
 
     async def render(self) -> bytes:
-        """The text format. Several scrapes at once wait for each other, so that instances are asked by one only."""
-        async with self._scrape:
-            return await self._render()
+        """The text format. Those who ask while instances are asked share the next answer."""
+        return await self._rendering.text()
 
     async def _render(self) -> bytes:
         pids = [pid for found in self._overview.summaries() for pid in found.pids]

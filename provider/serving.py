@@ -10,6 +10,7 @@ from aiohttp import web
 from provider.checks import Checks
 from provider.errors import ProviderError
 from provider.metrics import Metrics
+from provider.rendering import Rendering
 
 if TYPE_CHECKING:
     from provider.manager import Manager
@@ -35,8 +36,7 @@ class Serving:
         self._manager = manager
         self._host = host
         self._port = port
-        self._metrics = Metrics(manager, cluster_labels=cluster_labels)
-        self._rendering = asyncio.Lock()
+        self._metrics = Rendering(Metrics(manager, cluster_labels=cluster_labels).render)
         self._address: tuple[str, int] | None = None
         self.listening: Final = asyncio.Event()
         """Set while it answers."""
@@ -73,9 +73,7 @@ class Serving:
         return app
 
     async def _show_metrics(self, _: web.Request) -> web.Response:
-        # Several at once cost no more than one after the other.
-        async with self._rendering:
-            return web.Response(body=await self._metrics.render(), headers={"Content-Type": _TEXT})
+        return web.Response(body=await self._metrics.text(), headers={"Content-Type": _TEXT})
 
 
 class _Question:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock, create_autospec
 
+import aiohttp
 import pytest
 
 from mcm.certificate import ReaderCertificate, ServingCertificate
 from mcm.errors import McmError
+from mcm.metrics import Metrics
+from mcm.overview import Overview
 from mcm.scrape import Origin, ScrapeLimits, Scraper, Target
+from mcm.settings import Listen
+from mcm.status import serve_status
 
+Eventually = Callable[..., Any]
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 PROGRAM = "kube-controller-manager"
@@ -133,3 +142,39 @@ async def test_what_is_too_much_together_is_left_out(caplog: pytest.LogCaptureFi
     ):
         assert list(await scraper.scrape([first, second], take=take)) == [Origin("first", PROGRAM)]
     assert f"the metrics of {PROGRAM} of second cannot be read" in caplog.text
+
+
+async def test_clients_that_have_left_are_in_nobodys_way(eventually: Eventually) -> None:
+    scraper, none = create_autospec(Scraper, instance=True), create_autospec(Overview, instance=True)
+    none.summaries.return_value, none.targets.return_value = [], []
+    go = asyncio.Semaphore(0)
+
+    async def scrape(*_: object, **__: object) -> dict[Origin, str]:
+        await go.acquire()
+        return {}
+
+    scraper.scrape.side_effect = scrape
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    metrics = Metrics(none, scraper=scraper)
+    metrics.render = AsyncMock(wraps=metrics.render)  # type: ignore[method-assign]
+    async with (
+        serve_status(Listen("127.0.0.1", port), overview=none, metrics=metrics, sources="x", synced=bool),
+        aiohttp.ClientSession() as session,
+    ):
+
+        async def ask() -> str:
+            async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
+                return await answer.text()
+
+        asked = [asyncio.create_task(ask()) for _ in range(8)]
+        await eventually(lambda: metrics.render.call_count == 8)
+        for task in asked:
+            task.cancel()
+        await asyncio.wait(asked)
+        patient = asyncio.create_task(ask())
+        await eventually(lambda: metrics.render.call_count == 9)
+        for _ in range(2):
+            go.release()
+        assert "mcm_clusters" in await asyncio.wait_for(patient, 60.0)
+        assert scraper.scrape.call_count == 2

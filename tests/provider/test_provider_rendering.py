@@ -1,0 +1,66 @@
+"""Those who ask for metrics at the same time share them, and nobody gets what is older than the question."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from provider.rendering import Rendering
+
+
+class Source:
+    """Gives the number of the rendering, each when the test lets it."""
+
+    def __init__(self, *, failing: int = 0) -> None:
+        self.begun: asyncio.Queue[int] = asyncio.Queue()
+        self.go = asyncio.Semaphore(0)
+        self.rendering = Rendering(self._render)
+        self._numbers = itertools.count(1)
+        self._failing = failing
+
+    async def _render(self) -> bytes:
+        number = next(self._numbers)
+        self.begun.put_nowait(number)
+        await self.go.acquire()
+        if number == self._failing:
+            raise OSError("no descriptors")
+        return b"%d" % number
+
+
+async def test_those_who_asked_meanwhile_share_the_next_rendering_and_those_who_gave_up_have_none() -> None:
+    source = Source()
+    async with asyncio.timeout(60.0), asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(source.rendering.text())
+        await source.begun.get()
+        gone = [tasks.create_task(source.rendering.text()) for _ in range(8)]
+        others = [tasks.create_task(source.rendering.text()) for _ in range(8)]
+        await asyncio.sleep(0)
+        for task in gone:
+            task.cancel()
+        source.go.release()
+        assert await first == b"1"
+        source.go.release()
+        assert [await task for task in others] == [b"2"] * 8
+        source.go.release()
+        assert await source.rendering.text() == b"3"
+
+
+async def test_one_that_fails_or_is_given_up_is_tried_again_for_those_who_share_it() -> None:
+    source = Source(failing=2)
+    async with asyncio.timeout(60.0), asyncio.TaskGroup() as tasks:
+        _ = tasks.create_task(source.rendering.text())
+        await source.begun.get()
+        sharing = [asyncio.create_task(source.rendering.text()) for _ in range(3)]
+        await asyncio.sleep(0)
+        source.go.release()
+        assert await source.begun.get() == 2
+        source.go.release()  # it fails
+        assert await source.begun.get() == 3
+        sharing[1].cancel()
+        assert await source.begun.get() == 4
+        source.go.release()
+        assert await sharing[2] == b"4"
+        with pytest.raises(OSError, match="no descriptors"):
+            await sharing[0]
