@@ -1,19 +1,10 @@
-"""Whatever users and faults do, and in which order: what comes of it is what a fresh operator makes of what is left.
-
-Fresh is an operator that finds everything as it is, and has nothing to do; and fresh is one that finds nothing but what
-users want in the end, and makes the same of it.
-
-The operator runs on a real management cluster. Its control planes are that cluster itself, reached through an Envoy
-that serves it below every tenant's path, so that examples take seconds. What it sends is counted, and some of it gets
-lost, is refused, or is the last thing that the operator did.
-"""
+"""Worlds: objects of one example on a real management cluster, and an operator whose calls meet with accidents."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import contextvars
-import difflib
 import itertools
 import json
 from collections import deque
@@ -23,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, example, given, settings
-from hypothesis import strategies as st
 
 from api.names import ALLOW_ENDPOINT_LABEL
 from benchmarks.surroundings import free_port, shared_address
@@ -42,8 +31,6 @@ from embedded.handle import Handle
 from provider import NAMESPACES, ROLE_BINDINGS, ROLES, SECRETS, Client, ClusterConfig, Invalid, NotFound, Unreachable
 from provider.calls import Calls
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
-
 KINDS = {
     "control plane": CONTROL_PLANES,
     "class": CONTROL_PLANE_CLASSES,
@@ -51,7 +38,7 @@ KINDS = {
     "registration": CONTROL_PLANE_REGISTRATIONS,
 }
 QUIET_SECONDS = 1.5
-SETTLED_SECONDS = 90.0
+SETTLED_SECONDS = 300.0
 
 Step = tuple[Any, ...]
 
@@ -79,6 +66,8 @@ class Fate:
             self.dead.set()
             await asyncio.Event().wait()
         answer = await send()
+        if not in_tenant:
+            self.wrote_at = asyncio.get_running_loop().time()
         if fault == "killed after":
             self.dead.set()
             await asyncio.Event().wait()
@@ -271,38 +260,6 @@ def _without_times(status: dict[str, Any]) -> dict[str, Any]:
     return {**status, "conditions": sorted(conditions, key=lambda each: str(each["type"]))}
 
 
-def _reference(*names: str) -> st.SearchStrategy[dict[str, str]]:
-    return st.sampled_from(names).map(lambda name: {"name": name})
-
-
-CLASSES = st.fixed_dictionaries(
-    {"deletionPolicy": st.sampled_from(["Retain", "Destroy"])},
-    optional={
-        "defaultServices": st.sampled_from([[], ["Controllers"]]),
-        "auth": st.sampled_from([{"model": "token", "defaultRole": role} for role in ("cluster-admin", "no-such")]),
-        "modesAllowed": st.just(["Dedicated"]),
-    },
-)
-ENDPOINTS = st.sampled_from(["", "", "/clusters/@a/control-plane", "/clusters/nobody/control-plane"])
-CONTROL_PLANE_SPECS = st.fixed_dictionaries(
-    {"endpointRef": _reference("e", "f")},
-    optional={"classRef": _reference("c", "d"), "deletionPolicy": st.sampled_from(["Retain", "Destroy"])},
-)
-REGISTRATION_SPECS = st.fixed_dictionaries(
-    {"controlPlaneRef": _reference("a", "b"), "services": st.just(["Controllers"])},
-    optional={"endpointRef": _reference("e", "f")},
-)
-STEPS: st.SearchStrategy[Step] = st.one_of(
-    st.tuples(st.just("class"), st.sampled_from("cd"), st.none() | CLASSES),
-    st.tuples(st.just("endpoint"), st.sampled_from("ef"), st.none() | ENDPOINTS),
-    st.tuples(st.just("control plane"), st.sampled_from("ab"), st.none() | CONTROL_PLANE_SPECS),
-    st.tuples(st.just("control plane"), st.sampled_from("ab"), CONTROL_PLANE_SPECS),
-    st.tuples(st.just("registration"), st.sampled_from("abr"), st.none() | REGISTRATION_SPECS),
-    st.tuples(st.sampled_from(["refused", "lost", "killed before", "killed after"]), st.integers(0, 12)),
-    st.sampled_from([("restart",), ("kill",), ("rest",)]),
-)
-
-
 @pytest.fixture(scope="module")
 def runner() -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as made:
@@ -368,101 +325,3 @@ async def living(world: World) -> AsyncIterator[World]:
         await world.clean()
     finally:
         await world.end()
-
-
-ALL = [
-    ("endpoint", "e", ""),
-    ("class", "c", {"deletionPolicy": "Destroy", "defaultServices": ["Controllers"]}),
-    ("control plane", "a", {"endpointRef": {"name": "e"}, "classRef": {"name": "c"}}),
-]
-
-
-@example([*ALL, ("rest",), ("class", "c", None), ("kill",), ("control plane", "a", None)])
-@example([("killed after", 3), *ALL, ("killed before", 2), ("rest",), ("endpoint", "e", None), ("lost", 0)])
-@given(st.lists(STEPS, min_size=3, max_size=14))
-@settings(
-    max_examples=6,
-    derandomize=True,
-    database=None,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
-def test_every_history_ends_in_what_a_fresh_operator_makes_of_its_end(
-    runner: asyncio.Runner, worlds: Iterator[World], steps: list[Step]
-) -> None:
-    async def play() -> None:
-        async with living(next(worlds)) as world:
-            for step in steps:
-                await world.take(step)
-            reached = await world.settled()
-            await world.restart()
-            fresh = await world.settled()
-            difference = "\n".join(difflib.unified_diff(_lines(reached), _lines(fresh), "reached", "fresh", n=4))
-            assert not difference, difference
-            check(world, reached)
-            async with living(next(worlds)) as another:
-                wanted = _renamed(reached, world.prefix, another.prefix)
-                await another.make(wanted)
-                compare(wanted, await another.settled())
-
-    runner.run(play())
-
-
-def _renamed(found: dict[str, Any], former: str, prefix: str) -> dict[str, Any]:
-    return dict(json.loads(json.dumps(found).replace(former, prefix)))
-
-
-def _lines(found: dict[str, Any]) -> list[str]:
-    return json.dumps(found, indent=1, sort_keys=True).splitlines()
-
-
-def compare(reached: dict[str, Any], anew: dict[str, Any]) -> None:
-    """Check that who is ready by a history is so without it, and by the same words, and the other way round.
-
-    What was published once stays where the present wishes would not lead to it, and so does what was remembered of a
-    class. So of the others, only the reason counts; and of those, not even that.
-    """
-    for key, obj in reached.items():
-        if not key.startswith(("control plane ", "registration ")) or obj["made by"] == "operator":
-            continue
-        one, other = obj["status"], anew[key]["status"]
-        if "ClassFound" in {condition["type"] for condition in one["conditions"]}:
-            continue
-        assert _ready(one) == _ready(other), (key, one, other)
-        if _ready(one)[0] == "True":
-            assert _undated(one) == _undated(other), key
-            for secret in (key for key in reached if key.startswith(f"Secret kplane-cp-{key.split()[-1]}/")):
-                assert reached[secret] == anew[secret]
-
-
-def _ready(status: dict[str, Any]) -> tuple[str, str]:
-    ready = next(condition for condition in status["conditions"] if condition["type"] == "Ready")
-    return ready["status"], ready["reason"]
-
-
-def _undated(status: dict[str, Any]) -> dict[str, Any]:
-    """Return a status without the generations that it is about."""
-    conditions = [{**condition, "observedGeneration": 0} for condition in status["conditions"]]
-    return {**status, "conditions": conditions, "observedGeneration": 0, "controlPlaneUID": ""}
-
-
-def check(world: World, reached: dict[str, Any]) -> None:
-    """Check that nothing is left of what is gone, and nothing is missing of what is published."""
-    control_planes = {
-        key.removeprefix("control plane "): obj for key, obj in reached.items() if key.startswith("control plane ")
-    }
-    homes = {key.split("/")[1] for key in reached if key.startswith("Namespace ")}
-    assert homes <= {f"kplane-cp-{name}" for name in control_planes}
-    for name, obj in control_planes.items():
-        if "endpoint" in obj["status"]:
-            for suffix in ("kubeconfig", "controllers"):
-                assert reached[f"Secret kplane-cp-{name}/controlplane-{name}-{suffix}"]["keys"]
-    registrations = [obj for key, obj in reached.items() if key.startswith("registration ")]
-    for kind in ("Role", "RoleBinding"):
-        granted = [key for key in reached if key.startswith(f"{kind} ")]
-        assert len(granted) == sum(obj["status"]["ready"] for obj in registrations)
-    for obj in registrations:
-        name = obj["spec"]["controlPlaneRef"]["name"]
-        if obj["status"]["ready"]:
-            assert obj["status"]["controlPlaneUID"], name
-            assert "endpoint" in control_planes[name]["status"], name

@@ -1,0 +1,186 @@
+"""What the admission policies keep from the two identities that RBAC alone would allow, and what they let through."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from embedded.kubectl import Kubectl
+
+from .conftest import (
+    ACCOUNT,
+    FOREIGN,
+    MARK,
+    OTHER,
+    READY,
+    RESTRICTED,
+    RUNNING,
+    SECRET,
+    TENANT,
+    account,
+    binding,
+    cluster_binding,
+    cluster_role,
+    condition,
+    deployment,
+    event,
+    lease,
+    namespace,
+    refusal,
+    role,
+    secret,
+    service,
+    status_refusal,
+    unlabelled,
+)
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("installed")]
+
+EVENT_VERBS = ["get", "create", "patch"]
+
+ALLOWED = [
+    ("create", namespace("kplane-cp-new", **MARK, **RESTRICTED)),
+    ("create", namespace("kplane-cpx-long-0123456789abcdef", **MARK, **RESTRICTED)),
+    ("apply", namespace(TENANT, **MARK, **RESTRICTED, retained="true")),
+    ("apply", unlabelled(**MARK, **RESTRICTED)),
+    ("delete", namespace(TENANT)),
+    ("create", secret(TENANT, "kube-apiserver-files")),
+    ("delete", secret(TENANT)),
+    ("create", deployment(TENANT)),
+    ("create", service(TENANT)),
+    ("create", role(TENANT)),
+    ("create", secret("kplane-system", "kplane-etcd-server", type="Opaque")),
+    ("create", secret("kplane-system", "kplane-etcd-credentials", type="Opaque")),
+    ("create", role(OTHER, name="kplane-registration-4567")),
+    ("delete", role(OTHER)),
+    ("create", binding(OTHER)),
+    ("create", event("default")),
+    ("put", lease("kplane-system")),
+    ("create", account(TENANT, "mcm-xyz765")),
+    ("delete", account(TENANT)),
+    ("create", binding(OTHER, user=ACCOUNT, home=TENANT)),
+    ("create", cluster_role("kplane-registration-4567")),
+    (
+        "create",
+        cluster_role("kplane-registration-4567", resources=["controlplaneregistrations/status"], verbs=["patch"]),
+    ),
+    ("delete", cluster_role()),
+    ("create", cluster_binding()),
+    ("create", role("default", apiGroups=[""], resources=["events"], resourceNames=None, verbs=EVENT_VERBS)),
+]
+
+DENIED = [
+    ("create", deployment("default")),
+    ("create", deployment("kube-system")),
+    ("create", deployment("kplane-system")),
+    # a namespace of control planes by its label only, or by its name only
+    ("create", deployment(OTHER)),
+    ("create", deployment(FOREIGN)),
+    ("create", service("default")),
+    ("create", secret("default")),
+    ("apply", secret(OTHER, data={"key": "dmFsdWU="})),
+    ("delete", secret(OTHER)),
+    ("create", secret("kplane-system", "another")),
+    ("create", secret("kplane-system", "kplane-etcd-server", type="example.org/other")),
+    ("create", role(OTHER, name="another")),
+    ("delete", role(OTHER, name="theirs")),
+    ("create", role(OTHER, name="kplane-registration-4567", resourceNames=None)),
+    ("create", role(OTHER, name="kplane-registration-4567", verbs=["get", "patch"])),
+    ("create", role(TENANT, resources=["secrets", "pods"])),
+    ("create", binding(OTHER, user="another")),
+    ("create", binding(OTHER, name="another")),
+    ("create", namespace("innocent", **MARK, **RESTRICTED)),
+    ("create", namespace("kplane-cp-lax", **MARK)),
+    ("create", namespace("kplane-cp-unmarked", **RESTRICTED)),
+    ("apply", namespace(TENANT, **MARK, **{"pod-security.kubernetes.io/enforce": "privileged"})),
+    ("apply", namespace(FOREIGN, **MARK, **RESTRICTED)),
+    ("delete", namespace(FOREIGN)),
+    ("delete", namespace(OTHER)),
+    ("delete", unlabelled()),
+    ("apply", unlabelled(**RESTRICTED)),
+    ("delete", namespace("kplane-system")),
+    ("create", account("default")),
+    ("create", account("kplane-system")),
+    ("create", binding(OTHER, user=ACCOUNT)),
+    ("create", binding(OTHER, user="default", home=TENANT)),
+    ("create", role("default", name="events", resources=["events"], resourceNames=None, verbs=EVENT_VERBS)),
+    ("create", cluster_role("another")),
+    ("create", cluster_role("kplane-registration-4567", resourceNames=None)),
+    ("create", cluster_role("kplane-registration-4567", resources=["controlplanes"])),
+    ("create", cluster_role("kplane-registration-4567", apiGroups=[""], resources=["secrets"], verbs=["get"])),
+    ("create", cluster_binding("another", role="kplane-registration-0123")),
+    ("create", cluster_binding(role="kplane-mcm")),
+    ("create", cluster_binding(user="default")),
+    ("create", cluster_binding(namespace="kplane-system")),
+    ("delete", cluster_role("kplane-mcm")),
+    ("delete", cluster_binding("kplane-mcm")),
+]
+
+
+def describe(body: Any) -> str:
+    if isinstance(body, str):
+        return body
+    metadata = body["metadata"]
+    return f"{body['kind']} {metadata.get('namespace', '')}/{metadata['name']}"
+
+
+async def test_the_operator_writes_what_it_has_to(kube: Kubectl) -> None:
+    refused = {f"{verb} {describe(body)}": await refusal(kube, verb, body) for verb, body in ALLOWED}
+    assert {what: why for what, why in refused.items() if why} == {}
+
+
+async def test_the_operators_token_is_worth_nothing_elsewhere(kube: Kubectl) -> None:
+    """RBAC alone would allow all of this, as it cannot tell namespaces by their names."""
+    refused = [(f"{verb} {describe(body)}", await refusal(kube, verb, body)) for verb, body in DENIED]
+    assert [what for what, why in refused if "ValidatingAdmissionPolicy 'kplane-operator'" not in why] == []
+
+
+async def test_a_refusal_says_what_is_wrong(kube: Kubectl) -> None:
+    why = await refusal(kube, "create", deployment("default"))
+    assert (
+        "the operator of kplane writes to namespaces of control planes, and not deployments in namespace default" in why
+    )
+
+
+async def test_nobody_else_is_held_up(kube: Kubectl) -> None:
+    await kube.run("create", "--dry-run=server", "-f", "-", stdin=json.dumps(deployment("default")))
+
+
+@pytest.mark.parametrize("name", ["kplane-mcm", ACCOUNT])
+async def test_mcm_tells_of_its_instance(kube: Kubectl, name: str) -> None:
+    said: list[dict[str, Any]] = [
+        {"instance": {"controlPlaneUID": "uid-1", "version": "v1.36.3"}, "conditions": [READY, RUNNING]},
+        {"conditions": [RUNNING, READY]},
+        {"conditions": [READY], "instance": None},
+        {"instance": {}},
+    ]
+    assert [await status_refusal(kube, name, status) for status in said] == [""] * len(said)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"ready": False},
+        {"ready": None},
+        {"resolvedEndpoint": "https://192.0.2.1"},
+        {"resolvedKubeconfigSecretRef": SECRET | {"name": "another"}},
+        {"resolvedControllersSecretRef": SECRET},
+        {"controlPlaneUID": "uid-2"},
+        {"services": ["Scheduler"]},
+        {"conditions": [RUNNING]},
+        {"conditions": [condition("Ready", "False", "Resolved"), RUNNING]},
+        {"conditions": [READY, RUNNING, condition("Supported", "False", "NotSupported")]},
+        {"conditions": None},
+    ],
+    ids=lambda status: json.dumps(status)[:60],
+)
+async def test_mcms_token_changes_nothing_that_the_operator_decides(kube: Kubectl, status: dict[str, Any]) -> None:
+    """By its server's address and by its Secret the controllers of a tenant could be led to somebody else."""
+    for name in ("kplane-mcm", ACCOUNT):
+        assert "ValidatingAdmissionPolicy 'kplane-mcm'" in await status_refusal(kube, name, status)
+
+
+async def test_others_write_the_status_of_registrations_as_before(kube: Kubectl) -> None:
+    assert await status_refusal(kube, "kplane-operator", {"ready": False}) == ""

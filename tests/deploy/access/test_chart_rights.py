@@ -1,0 +1,171 @@
+"""What the two identities may do on a cluster by RBAC."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from embedded.kubectl import Kubectl
+
+from .conftest import MCM, OPERATOR, TENANT
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("installed")]
+
+
+async def may(kube: Kubectl, user: str, questions: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Which of (verb, resource, namespace) RBAC allows. A resource may be "group/resource" and "resource:name"."""
+    reviews = []
+    for verb, what, where in questions:
+        kind, _, name = what.partition(":")
+        group, _, resource = kind.rpartition("/")
+        resource, _, subresource = resource.partition(".")
+        attributes = {
+            "verb": verb,
+            "group": group,
+            "resource": resource,
+            "subresource": subresource,
+            "namespace": where,
+            "name": name,
+        }
+        groups = ["system:authenticated", "system:serviceaccounts", "system:serviceaccounts:kplane-system"]
+        reviews.append(
+            {
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SubjectAccessReview",
+                "spec": {"user": user, "groups": groups, "resourceAttributes": attributes},
+            }
+        )
+    listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": reviews})
+    answers = (await kube.run("create", "-f", "-", "-o", 'jsonpath={.status.allowed}{"\\n"}', stdin=listed)).split()
+    return [
+        f"{verb} {what} in {where or 'the cluster'}"
+        for (verb, what, where), answer in zip(questions, answers, strict=True)
+        if answer == "true"
+    ]
+
+
+def told(questions: Sequence[tuple[str, str, str]]) -> list[str]:
+    return [f"{verb} {what} in {where or 'the cluster'}" for verb, what, where in questions]
+
+
+OURS = "controlplane.kplane.dev"
+
+LEASE = "coordination.k8s.io/leases:kplane-operator"
+
+OPERATOR_MAY = [
+    *[(verb, f"{OURS}/controlplanes", "") for verb in ("get", "list", "watch", "patch")],
+    ("patch", f"{OURS}/controlplanes.status", ""),
+    ("create", f"{OURS}/controlplaneendpoints", ""),
+    ("create", f"{OURS}/controlplaneregistrations", ""),
+    *[(verb, "namespaces", "") for verb in ("get", "list", "watch", "create", "patch", "delete")],
+    *[(verb, "secrets", TENANT) for verb in ("get", "list", "watch", "create", "patch", "delete")],
+    *[
+        (verb, resource, TENANT)
+        for resource in (
+            "apps/deployments",
+            "apps/statefulsets",
+            "services",
+            "networking.k8s.io/networkpolicies",
+            "policy/poddisruptionbudgets",
+        )
+        for verb in ("get", "list", "watch", "create", "patch", "delete")
+    ],
+    *[(verb, "persistentvolumeclaims", TENANT) for verb in ("get", "list", "watch", "delete")],
+    *[(verb, "pods", TENANT) for verb in ("get", "list", "watch")],
+    *[
+        (verb, f"rbac.authorization.k8s.io/{resource}", TENANT)
+        for resource in ("roles", "rolebindings")
+        for verb in ("list", "create", "patch", "delete")
+    ],
+    *[
+        (verb, f"rbac.authorization.k8s.io/{resource}", "")
+        for resource in ("clusterroles", "clusterrolebindings")
+        for verb in ("list", "create", "patch", "delete")
+    ],
+    *[(verb, "serviceaccounts", TENANT) for verb in ("create", "patch", "delete")],
+    *[(verb, "events", "default") for verb in ("get", "create", "patch")],
+    *[(verb, "configmaps", "kplane-system") for verb in ("list", "watch")],
+    *[(verb, LEASE, "kplane-system") for verb in ("get", "watch", "create", "update")],
+]
+
+OPERATOR_MAY_NOT = [
+    ("create", f"{OURS}/controlplanes", ""),
+    ("update", f"{OURS}/controlplanes", ""),
+    ("delete", f"{OURS}/controlplanes", ""),
+    ("patch", f"{OURS}/controlplaneclasses", ""),
+    ("delete", f"{OURS}/controlplaneendpoints", ""),
+    ("patch", f"{OURS}/controlplaneregistrations", ""),
+    ("delete", f"{OURS}/controlplaneregistrations", ""),
+    ("create", "pods", TENANT),
+    ("delete", "pods", TENANT),
+    ("create", "pods.exec", TENANT),
+    ("get", "pods.log", TENANT),
+    ("create", "pods.ephemeralcontainers", TENANT),
+    ("create", "serviceaccounts.token", TENANT),
+    *[(verb, "serviceaccounts", TENANT) for verb in ("get", "list", "update", "impersonate")],
+    ("create", "persistentvolumeclaims", TENANT),
+    ("create", "apps/daemonsets", TENANT),
+    ("create", "batch/jobs", TENANT),
+    *[(verb, "configmaps", TENANT) for verb in ("get", "list", "watch")],
+    *[(verb, "configmaps", "kplane-system") for verb in ("create", "patch", "delete")],
+    ("create", "events", TENANT),
+    *[(verb, LEASE, "kplane-system") for verb in ("list", "patch", "delete")],
+    *[(verb, "coordination.k8s.io/leases:another", "kplane-system") for verb in ("get", "create", "update")],
+    ("update", LEASE, TENANT),
+    ("list", "nodes", ""),
+    ("deletecollection", "secrets", TENANT),
+    ("deletecollection", "namespaces", ""),
+    *[
+        (verb, f"rbac.authorization.k8s.io/{resource}", where)
+        for resource, where in (("clusterroles", ""), ("roles", TENANT))
+        for verb in ("get", "update", "escalate", "bind")
+    ],
+    ("impersonate", "users", ""),
+    ("impersonate", "serviceaccounts", "kplane-system"),
+    ("delete", "admissionregistration.k8s.io/validatingadmissionpolicies:kplane-operator", ""),
+    ("patch", "admissionregistration.k8s.io/validatingadmissionpolicybindings:kplane-operator", ""),
+    ("patch", "apiextensions.k8s.io/customresourcedefinitions", ""),
+]
+
+LEASES = "coordination.k8s.io/leases"
+
+MCM_MAY = [
+    *[(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("list", "watch")],
+    ("patch", f"{OURS}/controlplaneregistrations.status", ""),
+    *[(verb, "events", "default") for verb in ("get", "create", "patch")],
+    *[(verb, LEASES, "kplane-system") for verb in ("list", "watch")],
+    *[
+        (verb, f"{LEASES}:{name}", "kplane-system")
+        for name in ("kplane-mcm-shard-0", "kplane-mcm-shard-15", "kplane-mcm-peer-kplane-mcm-0")
+        for verb in ("get", "create", "update", "patch", "delete")
+    ],
+]
+
+MCM_MAY_NOT = [
+    *[(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("get", "create", "patch", "update", "delete")],
+    *[(verb, f"{OURS}/controlplaneendpoints", "") for verb in ("get", "list", "watch")],
+    ("update", f"{OURS}/controlplaneregistrations.status", ""),
+    *[("patch", f"{OURS}/{kind}.status", "") for kind in ("controlplanes", "controlplaneendpoints")],
+    ("get", f"{OURS}/controlplanes", ""),
+    *[(verb, "secrets", where) for where in (TENANT, "kplane-system", "") for verb in ("get", "list", "watch")],
+    ("create", "secrets", TENANT),
+    ("list", "namespaces", ""),
+    ("list", "pods", "kplane-system"),
+    *[("create", "events", where) for where in (TENANT, "kplane-system", "")],
+    *[(verb, "events", "default") for verb in ("list", "delete", "update")],
+    *[(verb, f"{LEASES}:kplane-operator", "kplane-system") for verb in ("get", "update", "patch", "delete")],
+    *[("create", LEASES, where) for where in (TENANT, "kplane-system", "kube-system", "")],
+]
+
+
+@pytest.mark.parametrize(
+    ("user", "yes", "no"),
+    [(OPERATOR, OPERATOR_MAY, OPERATOR_MAY_NOT), (MCM, MCM_MAY, MCM_MAY_NOT)],
+    ids=["operator", "mcm"],
+)
+async def test_rights_are_those_that_are_needed(
+    user: str, yes: list[tuple[str, str, str]], no: list[tuple[str, str, str]], kube: Kubectl
+) -> None:
+    assert await may(kube, user, [*yes, *no]) == told(yes)
