@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import importlib.resources
+import random
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ from workloads import Component, Phase, ProcessRuntime
 __all__ = ["ApiServer", "free_port", "shared_address", "start_api_server"]
 
 _HOST: Final = "127.0.0.1"
+_PORTS: Final = range(10240, 16384)
+"""Below those that components reserve, and those that the kernel gives to outgoing connections."""
 _READY_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.05
 _LIFETIME: Final = dt.timedelta(hours=24)
@@ -152,11 +155,12 @@ async def _answers(config: ClusterConfig) -> None:
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Find a port that nobody listens on now, nor comes to by chance before it is used."""
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((_HOST, port))
+            return port
+    raise OSError(f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free on {_HOST}")
 
 
 def _envoy(port: int, *, backend: str, directory: Path) -> dict[str, Any]:

@@ -53,11 +53,11 @@ def shared_files(kubectl: Kubectl, _: Path) -> Iterator[None]:
     )
     try:
         succeeded = "--for=jsonpath={.status.phase}=Succeeded"
-        kubectl("wait", f"pod/{_FILES}", "-n", "default", succeeded, "--timeout=50s")
+        kubectl("wait", f"pod/{_FILES}", "-n", "default", succeeded, "--timeout=120s")
         yield
     finally:
-        kubectl("delete", f"pod/{_FILES}", "-n", "default", "--timeout=50s")
-        kubectl("delete", f"storageclass/{_FILES}", f"persistentvolume/{_FILES}", "--timeout=50s")
+        kubectl("delete", f"pod/{_FILES}", "-n", "default", "--timeout=120s")
+        kubectl("delete", f"storageclass/{_FILES}", f"persistentvolume/{_FILES}", "--timeout=120s")
 
 
 @contextlib.contextmanager
@@ -67,10 +67,10 @@ def etcd_of_their_own(kubectl: Kubectl, directory: Path) -> Iterator[None]:
     kubectl("create", "namespace", _DATABASES)
     try:
         kubectl.apply(*_etcd(directory))
-        kubectl("wait", "pod/etcd", "-n", _DATABASES, "--for=condition=Ready", "--timeout=50s")
+        kubectl("wait", "pod/etcd", "-n", _DATABASES, "--for=condition=Ready", "--timeout=120s")
         yield
     finally:
-        kubectl("delete", "namespace", _DATABASES, "--timeout=100s", timeout_seconds=110)
+        kubectl("delete", "namespace", _DATABASES, "--timeout=200s", timeout_seconds=210)
 
 
 @contextlib.contextmanager
@@ -79,7 +79,7 @@ def lost_credentials(kubectl: Kubectl, _: Path) -> Iterator[None]:
     operator = ("deployment/kplane-operator", "-n", NAMESPACE)
     kubectl("scale", *operator, "--replicas=0")
     pods = ("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator")
-    kubectl("wait", *pods, "--for=delete", "--timeout=100s", timeout_seconds=110)
+    kubectl("wait", *pods, "--for=delete", "--timeout=200s", timeout_seconds=210)
     kubectl("delete", "secret", "kplane-etcd-credentials", "-n", NAMESPACE)
     kubectl("scale", *operator, "--replicas=1")
     logs = ("logs", "deployment/kplane-operator", "-n", NAMESPACE)

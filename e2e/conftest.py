@@ -19,7 +19,7 @@ from e2e.nodes import Nodes, docker
 from e2e.platform import Platform
 from e2e.tenant import Tenant
 
-_TEST_SECONDS: Final = 300
+_TEST_SECONDS: Final = 600
 _LAST: Final = ("test_uninstall.py", "test_documents.py", "test_document_routes.py")
 _RUN: Final = secrets.token_hex(2)
 _NUMBERS: Final = itertools.count(1)
@@ -64,7 +64,7 @@ def installation(k8s: Any, kubectl: Kubectl, request: pytest.FixtureRequest) -> 
         if "images" in k8s.capabilities:
             k8s.load_images(*images())
         helm.install()
-    kubectl("wait", "--for=condition=Established", "crd/controlplanes.controlplane.kplane.dev", "--timeout=60s")
+    kubectl("wait", "--for=condition=Established", "crd/controlplanes.controlplane.kplane.dev", "--timeout=120s")
 
 
 def _slug(test: str) -> str:

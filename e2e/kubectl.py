@@ -28,7 +28,7 @@ class Kubectl:
     context: str | None = None
     """Of the kubeconfig; None for its current one."""
 
-    def __call__(self, *args: str, stdin: str | None = None, timeout_seconds: float = 60.0) -> str:
+    def __call__(self, *args: str, stdin: str | None = None, timeout_seconds: float = 130.0) -> str:
         """Run kubectl with these arguments and return what it printed."""
         command = [self.program, f"--kubeconfig={self.kubeconfig}"]
         # Addresses are used again by later API servers: what one serves must not be taken for what another does.

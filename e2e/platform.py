@@ -21,7 +21,7 @@ API_VERSION: Final = "controlplane.kplane.dev/v1alpha1"
 _ORDER: Final = ("ControlPlane", "ControlPlaneRegistration", "ControlPlaneEndpoint", "ControlPlaneClass", "Secret")
 """Of deletion: a class makes the registrations of its control planes again as long as those are there."""
 
-_DELETION_SECONDS: Final = 120.0
+_DELETION_SECONDS: Final = 240.0
 
 
 def described(kind: str, name: str, *, annotations: Mapping[str, str] | None = None, **spec: Any) -> Object:
@@ -90,7 +90,7 @@ class Platform:
             args = ("delete", _resource(kind), *names, "--ignore-not-found", "--wait", timeout)
             self.kubectl(*args, timeout_seconds=_DELETION_SECONDS + 10)
 
-    def becomes_ready(self, kind: str, name: str, *, timeout_seconds: float = 120.0) -> Object:
+    def becomes_ready(self, kind: str, name: str, *, timeout_seconds: float = 240.0) -> Object:
         """Wait until an object is Ready, and return its status."""
         found = eventually(
             f"{kind} {name} Ready",
@@ -101,7 +101,7 @@ class Platform:
         status: Object = found["status"] if found is not None else {}
         return status
 
-    def becomes(self, kind: str, name: str, reason: str, *, timeout_seconds: float = 60.0) -> str:
+    def becomes(self, kind: str, name: str, reason: str, *, timeout_seconds: float = 120.0) -> str:
         """Wait until an object is not Ready for this reason, and return what it says to people."""
         found = eventually(
             f"{kind} {name} not Ready because of {reason}",
@@ -111,7 +111,7 @@ class Platform:
         )
         return str(found["message"])
 
-    def resolves(self, registration: str, *, control_plane: str | None = None, timeout_seconds: float = 30.0) -> Object:
+    def resolves(self, registration: str, *, control_plane: str | None = None, timeout_seconds: float = 60.0) -> Object:
         """Wait until a registration has what its services need of the control plane it names, and return its status."""
         uid = self.get("ControlPlane", control_plane or registration)["metadata"]["uid"]
 

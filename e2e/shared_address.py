@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ __all__ = ["SharedAddress", "as_pod", "as_process"]
 _PROGRAM: Final = Path(__file__).with_name("gateway.py")
 _PORT: Final = 8443
 _FILES: Final = "/gateway"
+_PORTS: Final = range(10240, 16384)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +40,23 @@ def _certificate(platform: Platform, *, names: str) -> tuple[Path, Path]:
     return make_certificate(platform.directory, "gateway", "-subj", "/CN=gateway", "-addext", f"subjectAltName={names}")
 
 
+def _free_port() -> int:
+    """Find a port that nobody listens on, and that the kernel gives to no outgoing connection meanwhile."""
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with contextlib.suppress(OSError), create_server(("127.0.0.1", port)):
+            return port
+    raise OSError(f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free")
+
+
 @contextlib.contextmanager
 def as_process(platform: Platform, *, path: str, backend: str, ca: bytes) -> Iterator[SharedAddress]:
     """Run the gateway here."""
     certificate, key = _certificate(platform, names="IP:127.0.0.1")
     backend_ca = platform.private_file("backend-ca.crt", content=ca)
-    with create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    args = [str(port), str(certificate), str(key), path, backend, str(backend_ca)]
+    args = [str(_free_port()), str(certificate), str(key), path, backend, str(backend_ca)]
     process = subprocess.Popen([sys.executable, str(_PROGRAM), *args])
     try:
-        url = f"https://127.0.0.1:{port}"
+        url = f"https://127.0.0.1:{args[0]}"
         yield SharedAddress(url, url, certificate.read_bytes())
     finally:
         process.kill()
@@ -68,11 +76,11 @@ def as_pod(platform: Platform, *, path: str, backend: str, ca: bytes) -> Iterato
     kubectl("create", "namespace", namespace)
     try:
         kubectl.apply(*_objects(namespace, data=data, command=["python3", f"{_FILES}/gateway.py", *args]))
-        kubectl("wait", "pod/gateway", "-n", namespace, "--for=condition=Ready", "--timeout=60s", timeout_seconds=70)
+        kubectl("wait", "pod/gateway", "-n", namespace, "--for=condition=Ready", "--timeout=120s")
         port = kubectl.get("service", "gateway", "-n", namespace)["spec"]["ports"][0]["nodePort"]
         yield SharedAddress(f"https://{service}:{_PORT}", f"https://{host}:{port}", certificate.read_bytes())
     finally:
-        kubectl("delete", "namespace", namespace, "--timeout=100s", timeout_seconds=110)
+        kubectl("delete", "namespace", namespace, "--timeout=200s", timeout_seconds=210)
 
 
 def _objects(namespace: str, *, data: dict[str, str], command: list[str]) -> list[dict[str, Any]]:

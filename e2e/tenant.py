@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
-from e2e.kubectl import Kubectl, Object
+from e2e.kubectl import Kubectl, KubectlFailed, Object
 from e2e.waiting import eventually, quiet
 
 __all__ = ["Tenant", "widgets"]
@@ -18,11 +18,23 @@ class Tenant:
     name: str
     kubectl: Kubectl
 
-    def answers(self, *, timeout_seconds: float = 60.0) -> None:
+    def answers(self, *, timeout_seconds: float = 120.0) -> None:
         """Wait until the API server says that it is ready."""
         eventually(
             f"{self.name}: /readyz", lambda: self.kubectl("get", "--raw=/readyz"), timeout_seconds=timeout_seconds
         )
+
+    def wait_shut_out(self) -> None:
+        """Wait until these credentials are worth nothing: an API server hears of what is taken back a moment later."""
+
+        def is_refused() -> bool:
+            try:
+                self.kubectl("get", "namespaces")
+            except KubectlFailed:
+                return True
+            return False
+
+        eventually(f"{self.name}: nobody is let in by its former kubeconfig", is_refused)
 
     def add_namespace(self, name: str) -> None:
         """Create a namespace, and wait until the controllers have made it complete."""

@@ -66,7 +66,7 @@ def test_the_secret_has_every_key_it_promises(acme: Tenant, session_platform: Pl
 def test_types_of_ones_own_are_ones_own(acme: Tenant, globex: Tenant) -> None:
     """A tenant adds a CustomResourceDefinition and uses it; no other tenant sees that it exists."""
     acme.kubectl.apply(widgets("acme.example.com"))
-    acme.kubectl("wait", "--for=condition=Established", "crd/widgets.acme.example.com", "--timeout=30s")
+    acme.kubectl("wait", "--for=condition=Established", "crd/widgets.acme.example.com", "--timeout=120s")
     body = {
         "apiVersion": "acme.example.com/v1",
         "kind": "Widget",

@@ -28,7 +28,7 @@ def _runs(platform: Platform, name: str, *, mode: str | None) -> None:
         return instance.get("mode") == mode and condition(found, "Running").get("status") == "True"
 
     eventually(
-        f"{_KIND} {name} served by mode {mode}", lambda: platform.find(_KIND, name), running, timeout_seconds=120.0
+        f"{_KIND} {name} served by mode {mode}", lambda: platform.find(_KIND, name), running, timeout_seconds=240.0
     )
 
 
@@ -81,7 +81,7 @@ def test_it_goes_with_its_registration(platform: Platform, unregistered: str) ->
         f"nothing of mcm in namespace {namespace}",
         lambda: platform.kubectl.names(kinds, "-n", namespace),
         lambda found: found == before,
-        timeout_seconds=90.0,
+        timeout_seconds=240.0,
     )
     eventually(
         "no rights of it",

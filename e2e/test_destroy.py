@@ -33,6 +33,8 @@ def neighbours(platform: Platform, unregistered: str) -> dict[str, Tenant]:
         tenants[stem] = tenant = platform.tenant(name)
         tenant.keep("owner", name)
         tenant.kubectl.apply(widgets("example.com"))
+        # Its status is written by the API server itself, which is no trace of anybody else.
+        tenant.kubectl("wait", "--for=condition=Established", "crd/widgets.example.com", "--timeout=120s")
     return tenants
 
 

@@ -81,7 +81,7 @@ def _serves(platform: Platform, name: str, *, host: Host) -> None:
     assert host.tenant.kept("owner") == "somebody else"
     assert len(host.tenant.pods("web")) == 2
     # What kplane let in is out again.
-    adopted.kubectl.refuses("get", "namespaces")
+    adopted.wait_shut_out()
     host.tenant.kubectl("delete", "deployment,replicaset,pods", "--all", "-n", "default", "--force", "--grace-period=0")
 
 

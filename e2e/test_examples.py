@@ -28,7 +28,10 @@ def example(k8s: Any, reader_environment: Mapping[str, str], tmp_path: Path) -> 
         yield
     finally:
         running.terminate()
-        status = running.wait(30)
+        try:
+            status = running.wait(120)
+        finally:
+            running.kill()  # which does nothing to what has ended
     assert status == 0, log.read_text()
 
 
@@ -37,6 +40,6 @@ def test_a_config_map_is_stamped_with_the_name_of_its_kind_cluster(k8s: Any, kub
     try:
         kubectl("label", "configmap", "stamped", "demo=stamp", "--namespace=default")
         stamped = f"--for=jsonpath={{.metadata.annotations.demo/cluster}}={k8s.kind.cluster}"
-        kubectl("wait", "configmap/stamped", stamped, "--namespace=default", "--timeout=60s")
+        kubectl("wait", "configmap/stamped", stamped, "--namespace=default", "--timeout=120s")
     finally:
         kubectl("delete", "configmap", "stamped", "--namespace=default")

@@ -17,7 +17,7 @@ _KINDS = ("controlplanes", "controlplaneclasses", "controlplaneendpoints", "cont
 def test_kubectl_knows_the_kinds(installation: None, kubectl: Kubectl, plural: str) -> None:
     """The four kinds are there, and `kubectl explain` tells what their fields mean."""
     resource = f"{plural}.controlplane.kplane.dev"
-    kubectl("wait", "--for=condition=Established", f"crd/{resource}", "--timeout=30s")
+    kubectl("wait", "--for=condition=Established", f"crd/{resource}", "--timeout=120s")
     explained = kubectl("explain", f"{resource}.spec", "--recursive=false")
     assert "DESCRIPTION" in explained
     assert "FIELDS" in explained
@@ -51,7 +51,7 @@ def test_operators_are_available_and_say_so(
     installation: None, kubectl: Kubectl, kind: str, name: str, port: int
 ) -> None:
     """Both are rolled out, and /readyz answers to whoever wants to probe it."""
-    kubectl("rollout", "status", f"{kind}/{name}", "-n", NAMESPACE, "--timeout=60s")
+    kubectl("rollout", "status", f"{kind}/{name}", "-n", NAMESPACE, "--timeout=120s")
     selector = kubectl.get(kind, name, "-n", NAMESPACE)["spec"]["selector"]["matchLabels"]
     labels = ",".join(f"{key}={value}" for key, value in selector.items())
     [pod] = kubectl.names("pods", "-n", NAMESPACE, "-l", labels)

@@ -115,7 +115,7 @@ def _asking(tenant: Tenant) -> Iterator[list[str]]:
         nonlocal answers
         while not end.is_set():
             try:
-                tenant.kubectl("get", "--raw=/api/v1/namespaces/default", "--request-timeout=10s")
+                tenant.kubectl("get", "--raw=/api/v1/namespaces/default", "--request-timeout=60s")
                 answers += 1
             except KubectlFailed as error:
                 errors.append(str(error))
@@ -124,10 +124,10 @@ def _asking(tenant: Tenant) -> Iterator[list[str]]:
     asking.start()
     try:
         yield errors
+        eventually("answers", lambda: errors or answers > 10)
     finally:
         end.set()
         asking.join()
-    assert answers > 10
 
 
 def test_an_api_server_is_replaced_without_an_outage(kubectl: Kubectl, tenant: Tenant) -> None:
@@ -136,7 +136,7 @@ def test_an_api_server_is_replaced_without_an_outage(kubectl: Kubectl, tenant: T
     where = ("deployment/kube-apiserver", "-n", _namespace(tenant))
     with _asking(tenant) as errors:
         kubectl("rollout", "restart", *where)
-        kubectl("rollout", "status", *where, "--timeout=200s", timeout_seconds=210)
+        kubectl("rollout", "status", *where, "--timeout=300s", timeout_seconds=310)
         eventually("one Pod", lambda: kubectl.names("pods", *_api_servers(tenant)), lambda pods: len(pods) == 1)
     assert errors == []
     assert tenant.kept("before") == "the rollout"
@@ -181,15 +181,15 @@ def test_data_survive_the_loss_of_an_etcd(kubectl: Kubectl, dedicated: Tenant) -
         "another etcd",
         lambda: kubectl.find("pod", "etcd-0", *where),
         lambda pod: pod is not None and pod["metadata"]["uid"] != former,
-        timeout_seconds=90,
+        timeout_seconds=180,
     )
-    kubectl("wait", "pod/etcd-0", *where, "--for=condition=Ready", "--timeout=90s", timeout_seconds=100)
+    kubectl("wait", "pod/etcd-0", *where, "--for=condition=Ready", "--timeout=180s", timeout_seconds=190)
 
     def is_kept_on() -> bool:
         # The Service has no address for as long as a probe of the only API server still finds it without its etcd.
         dedicated.keep("after", "the loss")
         return True
 
-    found = eventually("the data", lambda: dedicated.kept("before"), timeout_seconds=90)
+    found = eventually("the data", lambda: dedicated.kept("before"), timeout_seconds=180)
     assert found == "the loss"
-    eventually("it is written to again", is_kept_on, timeout_seconds=90)
+    eventually("it is written to again", is_kept_on, timeout_seconds=180)

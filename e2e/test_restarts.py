@@ -31,7 +31,7 @@ def test_killed_operators_go_on_where_they_were(
             # Tenants do not depend on the operators to be served.
             acme.keep("written", "while no operator ran")
     for name in names:
-        platform.becomes_ready("ControlPlane", name, timeout_seconds=200)
+        platform.becomes_ready("ControlPlane", name, timeout_seconds=240)
         platform.resolves(name, timeout_seconds=60)
         platform.tenant(name).wait_account("default")
     operators.wait_back(former)

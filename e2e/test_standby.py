@@ -27,12 +27,11 @@ def two_operators(kubectl: Kubectl) -> Iterator[None]:
 
 def _scale(kubectl: Kubectl, replicas: int) -> None:
     kubectl("scale", *_OPERATOR, f"--replicas={replicas}")
-    kubectl("rollout", "status", *_OPERATOR, "--timeout=100s", timeout_seconds=110)
+    kubectl("rollout", "status", *_OPERATOR, "--timeout=200s", timeout_seconds=210)
     eventually(
         f"{replicas} Pods of the operator",
         lambda: len(kubectl.names("pods", *_PODS)),
         lambda found: found == replicas,
-        timeout_seconds=60,
     )
 
 

@@ -40,7 +40,7 @@ def test_a_namespace_ends_with_all_that_is_in_it(acme: Tenant) -> None:
     acme.add_namespace("temporary")
     acme.deploy("web", namespace="temporary", replicas=2)
     acme.wait_pods("web", namespace="temporary", replicas=2)
-    acme.kubectl("delete", "namespace", "temporary", "--wait", "--timeout=90s", timeout_seconds=100)
+    acme.kubectl("delete", "namespace", "temporary", "--wait", "--timeout=180s", timeout_seconds=190)
     acme.kubectl("create", "namespace", "temporary")
     assert acme.kubectl.names("deployments", "-n", "temporary") == set()
 

@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 def eventually(
-    what: str, probe: Callable[[], _T], accept: Callable[[_T], bool] = bool, *, timeout_seconds: float = 60.0
+    what: str, probe: Callable[[], _T], accept: Callable[[_T], bool] = bool, *, timeout_seconds: float = 120.0
 ) -> _T:
     """Probe until the answer is accepted, and return it. An error of kubectl is an answer that is not accepted.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 async def test_a_small_density_is_measured(binaries: object, tmp_path: Path) -> None:
@@ -21,7 +21,12 @@ async def test_a_small_density_is_measured(binaries: object, tmp_path: Path) -> 
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "benchmarks.density", *arguments, stdout=asyncio.subprocess.PIPE, stderr=errors
         )
-        printed, _ = await process.communicate()
+        try:
+            printed, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
     assert process.returncode == 0, (tmp_path / "errors").read_text()
     found = json.loads(printed)
     assert found["api_servers"] == 1

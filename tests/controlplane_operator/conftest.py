@@ -93,7 +93,7 @@ def tls_server(tmp_path: Path) -> Callable[[Answering], contextlib.AbstractAsync
 @pytest.fixture
 def ready(eventually: Callable[..., Awaitable[object]]) -> Callable[[ProcessRuntime, str], Awaitable[object]]:
     async def wait(runtime: ProcessRuntime, name: str) -> object:
-        return await eventually(lambda: runtime.state(name), lambda state: state.phase is Phase.READY, timeout=40)
+        return await eventually(lambda: runtime.state(name), lambda state: state.phase is Phase.READY, timeout=120.0)
 
     return wait
 

@@ -25,7 +25,7 @@ async def test_where_kopf_gives_up_it_is_started_again(tls_server: Any, eventual
         watching = Watching(lambda: config, stores=[Store(CONTROL_PLANES)], label_selectors={}, listed=lambda: None)
         following = asyncio.create_task(watching.run())
         try:
-            await eventually(lambda: asked.count("/apis"), lambda count: count >= 2, timeout=30.0)
+            await eventually(lambda: asked.count("/apis"), lambda count: count >= 2)
         finally:
             following.cancel()
             await asyncio.wait((following,))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -14,6 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from benchmarks.surroundings import free_port
 
 _ROOT = Path(__file__).parents[2]
 _NAMESPACE = "kplane-system"
@@ -106,12 +107,15 @@ class Chart:
         return Rendered(self.helm("template", release, str(self.directory), f"--namespace={self.namespace}", *given))
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a program, by force where it does not of itself."""
+    process.terminate()
+    try:
+        process.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise
 
 
 @dataclass
@@ -145,14 +149,13 @@ class Etcd:
 
     def stop(self) -> None:
         if self.process is not None:
-            self.process.terminate()
-            self.process.wait(timeout=20)
+            end(self.process)
             self.process = None
 
     def ctl(self, *args: str) -> str:
         """Run etcdctl once the member is ready."""
         etcdctl = self.program.with_name("etcdctl")
-        command = [str(etcdctl), f"--endpoints={self.client_url}", "--dial-timeout=20s", "--command-timeout=20s", *args]
+        command = [str(etcdctl), f"--endpoints={self.client_url}", "--dial-timeout=60s", "--command-timeout=60s", *args]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def metrics(self) -> str:

@@ -86,7 +86,7 @@ def queries(dashboard: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 async def test_each_panel_asks_for_metrics_and_labels_that_exist(chart: Any, etcd: Any, eventually: Any) -> None:
     """Renamed metrics would leave panels empty, and nobody would notice until they are needed."""
     known: dict[str, set[str]] = {}
-    told = await operator_series(), await mcm_series(), series(await eventually(etcd.metrics, timeout=30))
+    told = await operator_series(), await mcm_series(), series(await eventually(etcd.metrics, timeout=120))
     for name, labels in (item for found in told for item in found.items()):
         known.setdefault(name, set()).update(labels)
     rendered = chart.render(settings={"metrics.dashboard.enabled": True})

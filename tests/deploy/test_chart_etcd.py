@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import http.client
-import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.surroundings import free_port
 from controlplane_operator.credentials import create_authority, issue_client
 from controlplane_operator.shared_etcd.certificates import (
     authority_of,
@@ -22,6 +22,8 @@ from controlplane_operator.shared_etcd.certificates import (
     server_hosts,
 )
 from tools.upstreams import ETCD
+
+from .conftest import end
 
 pytestmark = pytest.mark.integration
 
@@ -47,7 +49,7 @@ class Member:
         """Ask as another member would; the answer, or what kept us out."""
         context = ssl.create_default_context(cafile=self.files / "ca.crt")
         context.load_cert_chain(self.files / f"{certificate}.crt", self.files / f"{certificate}.key")
-        connection = http.client.HTTPSConnection("localhost", self.peer_port, timeout=10, context=context)
+        connection = http.client.HTTPSConnection("localhost", self.peer_port, timeout=60, context=context)
         try:
             connection.request("GET", "/members")
             return connection.getresponse().read().decode()
@@ -76,10 +78,7 @@ def files(tmp_path: Path) -> Path:
 @pytest.fixture
 def member(chart: Any, binaries: Any, files: Path) -> Iterator[Member]:
     (container,) = chart.render().pod_templates()["StatefulSet/kplane-etcd"]["spec"]["containers"]
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    client, peer, metrics = (listener.getsockname()[1] for listener in listeners)
-    for listener in listeners:
-        listener.close()
+    client, peer, metrics = (free_port() for _ in range(3))
     # The places and addresses of the pod become those of this machine; nothing else changes.
     here = {
         "$(POD_NAME)": "kplane-etcd-0",
@@ -95,13 +94,12 @@ def member(chart: Any, binaries: Any, files: Path) -> Iterator[Member]:
     (files / "volume").mkdir()
     process = subprocess.Popen([str(binaries.path("etcd")), *arguments])
     yield Member(client, peer, files, binaries.path("etcdctl"))
-    process.terminate()
-    process.wait(timeout=20)
+    end(process)
 
 
 async def test_who_gets_in(member: Member, eventually: Any) -> None:
     """The operator with its certificate; nobody without one, and nobody with one of another authority."""
-    await eventually(lambda: member.ctl("endpoint", "health"), lambda told: "is healthy" in told, timeout=30)
+    await eventually(lambda: member.ctl("endpoint", "health"), lambda told: "is healthy" in told, timeout=120)
     assert member.ctl("put", "key", "value") == "OK\n"
     for stranger in ("", "stranger"):
         refused = member.ctl("get", "key", "--command-timeout=2s", "--dial-timeout=2s", certificate=stranger)

@@ -29,7 +29,7 @@ class Scripts:
 
     def run(self, name: str, **environment: str) -> subprocess.CompletedProcess[str]:
         process = self.start(name, **environment)
-        stdout, stderr = process.communicate(timeout=100)
+        stdout, stderr = process.communicate(timeout=240)
         return subprocess.CompletedProcess(name, process.returncode, stdout, stderr)
 
     def start(self, name: str, **environment: str) -> subprocess.Popen[str]:
@@ -167,7 +167,7 @@ def test_a_restore_brings_back_what_was_saved(scripts: Scripts, etcd: Any) -> No
         capture_output=True,
         text=True,
         check=False,
-        timeout=20,
+        timeout=120,
     )
     assert "required revision has been compacted" in watch.stdout + watch.stderr
 
@@ -284,11 +284,11 @@ async def test_a_member_that_starts_during_its_restore_keeps_its_data(
     halting = scripts.with_program("etcdutl", HALTING)
     halted: Path = etcd.volume / "halted"
     process = halting.start("restore.sh", **halting.restore_environment(etcd, snapshot))
-    await eventually(halted.exists, bool, timeout=30)
+    await eventually(halted.exists, bool, timeout=120)
     etcd.start()
     etcd.ctl("put", "key", "later")
     halted.unlink()
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "etcd was started on this volume during the restore" in stderr
     assert etcd.ctl("get", "key", "--print-value-only") == "later\n"
@@ -303,7 +303,7 @@ async def test_a_restore_that_is_told_to_end_changes_nothing(scripts: Scripts, e
     halting = scripts.with_program("etcdutl", HALTING)
     halted: Path = etcd.volume / "halted"
     process = halting.start("restore.sh", **halting.restore_environment(etcd, snapshot))
-    await eventually(halted.exists, bool, timeout=30)
+    await eventually(halted.exists, bool, timeout=120)
     process.terminate()
     # The next one waits for it.
     results: list[subprocess.CompletedProcess[str]] = []
@@ -312,9 +312,9 @@ async def test_a_restore_that_is_told_to_end_changes_nothing(scripts: Scripts, e
     following.join(timeout=1)
     assert following.is_alive()
     halted.unlink()
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert process.returncode == 143
-    following.join(timeout=30)
+    following.join(timeout=240)
     assert results[0].returncode == 0, results[0].stderr
     assert len(list(etcd.volume.glob("replaced-*"))) == 1
 
@@ -329,7 +329,7 @@ def test_a_restore_waits_until_etcd_has_ended(scripts: Scripts, etcd: Any) -> No
     assert restore.is_alive()
     assert etcd.ctl("get", "key", "--print-value-only") == "saved\n"
     etcd.stop()
-    restore.join(timeout=60)
+    restore.join(timeout=240)
     assert results[0].returncode == 0, results[0].stderr
     assert list(etcd.volume.glob("replaced-*"))
 

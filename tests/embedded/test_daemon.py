@@ -30,7 +30,7 @@ def directory() -> Iterator[Path]:
 
 def _started(directory: Path, binaries: Binaries) -> Daemon:
     daemon = Daemon(directory, binaries=binaries, operators=False, fsync=False)
-    daemon.wait_ready(timeout_seconds=60)
+    daemon.wait_ready(timeout_seconds=240)
     assert find_processes(directory)
     return daemon
 
@@ -47,30 +47,32 @@ async def test_ends_when_whoever_started_it_is_gone(directory: Path, binaries: B
     daemon = _started(directory, binaries)
     # What the kernel does with the pipe of a process that dies, however it dies.
     daemon._process.stdin.close()
-    await eventually(lambda: find_processes(directory), lambda left: not left, timeout=30)
-    assert daemon._process.wait(10) == 0
+    await eventually(lambda: find_processes(directory), lambda left: not left, timeout=120)
+    assert daemon._process.wait(60) == 0
 
 
 async def test_killed_outright_it_takes_its_programs_along(directory: Path, binaries: Binaries, eventually) -> None:
     daemon = _started(directory, binaries)
     os.kill(daemon.pid, signal.SIGKILL)
-    daemon._process.wait(10)
-    await eventually(lambda: find_processes(directory), lambda left: not left)
+    daemon._process.wait(60)
+    await eventually(lambda: find_processes(directory), lambda left: not left, timeout=120)
     daemon._process.stdin.close()
 
 
 def test_stops_while_it_starts(directory: Path, binaries: Binaries) -> None:
     daemon = Daemon(directory, binaries=binaries, operators=False, fsync=False)
-    while not find_processes(directory):
-        assert daemon._process.poll() is None
-    daemon.stop()
+    try:
+        while not find_processes(directory):
+            assert daemon._process.poll() is None
+    finally:
+        daemon.stop()
     assert find_processes(directory) == []
 
 
 def test_says_why_it_did_not_start(directory: Path, tmp_path: Path) -> None:
     daemon = Daemon(directory, binaries=Binaries.of_runtime(kubernetes=tmp_path, etcd=tmp_path))
     with pytest.raises(DaemonFailed, match="etcd"):
-        daemon.wait_ready(timeout_seconds=60)
+        daemon.wait_ready(timeout_seconds=240)
     daemon._process.stdin.close()
 
 

@@ -82,7 +82,7 @@ async def test_namespaces_get_what_they_need_and_really_go(api_server: Handle, e
     await eventually(
         lambda: kubectl.names("configmaps", "-n", "short-lived"), lambda names: "kube-root-ca.crt" in names
     )
-    await kubectl.run("delete", "namespace", "short-lived", "--timeout=30s")
+    await kubectl.run("delete", "namespace", "short-lived", "--timeout=120s")
     assert "short-lived" not in await kubectl.names("namespaces")
 
 

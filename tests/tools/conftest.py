@@ -190,5 +190,5 @@ class QuietHandler(SimpleHTTPRequestHandler):
 @pytest.fixture
 def run_program() -> Callable[[Path], str]:
     return lambda program: subprocess.run(
-        [program], check=True, capture_output=True, text=True, timeout=10
+        [program], check=True, capture_output=True, text=True, timeout=60
     ).stdout.strip()

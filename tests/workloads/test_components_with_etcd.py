@@ -48,4 +48,4 @@ async def test_etcd_survives_its_own_crash_and_that_of_its_supervisor(sandbox, b
 
 async def etcdctl(binaries, endpoint: str, *args: str) -> bytes:
     program: Path = binaries.path("etcdctl")
-    return await run_program(program, [f"--endpoints={endpoint}", *args], timeout_seconds=20.0)
+    return await run_program(program, [f"--endpoints={endpoint}", *args], timeout_seconds=60.0)

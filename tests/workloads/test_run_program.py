@@ -48,9 +48,9 @@ async def test_no_such_program() -> None:
 
 async def test_on_time_out_the_whole_group_is_killed(tmp_path, is_running) -> None:
     began = time.monotonic()
-    with pytest.raises(ProgramTimedOut, match=r"sh had not ended after 0\.5 s, and was killed\. It wrote: hello"):
-        await shell(f"trap '' TERM; sleep 1000 & echo $! > {tmp_path}/child; echo hello >&2; wait", timeout_seconds=0.5)
-    assert time.monotonic() - began < 5
+    with pytest.raises(ProgramTimedOut, match=r"sh had not ended after 3 s, and was killed\. It wrote: hello"):
+        await shell(f"trap '' TERM; sleep 1000 & echo $! > {tmp_path}/child; echo hello >&2; wait", timeout_seconds=3.0)
+    assert time.monotonic() - began < 60
     assert not is_running(int((tmp_path / "child").read_text()))
 
 

@@ -30,13 +30,17 @@ async def watched(sandbox, until: dict[str, float]) -> AsyncIterator[Watchdog]:
         yield watchdog
 
 
-async def test_what_is_late_is_ended_with_all_its_processes_and_nothing_else(sandbox, is_running, eventually) -> None:
+async def test_what_is_late_is_ended_with_all_its_processes_and_nothing_else(
+    sandbox, is_running, eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Else what is bounded would be told a later time each second.
+    monkeypatch.setattr("workloads.watchdog._TELL_SECONDS", 60.0)
     until = {"late": 60.0, "bounded": 60.0}
     async with sandbox.runtime() as runtime, watched(sandbox, until) as watchdog:
         for name in ("late", "late-not", "bounded"):
             await runtime.apply(sandbox.shell(name, FOREVER))
         pids = {name: runtime.state(name).pid for name in runtime.names()}
-        until["late"] = 0.3
+        until["late"] = 2.0
         await watchdog.tell()
         assert is_running(pids["late"])
         await sandbox.gone(pids["late"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.addons import Bundles, Look, TenantFacts
+from controlplane_operator.addons import Bundles, Look, TenantFacts, installation, look
 from controlplane_operator.bootstrap import (
     ADMIN_ACCOUNT,
     CONTROLLERS_ACCOUNT,
@@ -50,7 +50,13 @@ class Addons:
 
 
 @pytest.fixture
-async def addons(start_tenant: Callable[[str], Awaitable[Any]]) -> AsyncIterator[Addons]:
+async def addons(
+    start_tenant: Callable[[str], Awaitable[Any]], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Addons]:
+    # What is to be done in one look is not excused by a busy machine: it only may take longer there.
+    monkeypatch.setattr(installation, "_ADDON_SECONDS", 120.0)
+    monkeypatch.setattr(installation, "_ESTABLISHED_SECONDS", 60.0)
+    monkeypatch.setattr(look, "_PASS_SECONDS", 150.0)
     tenant = await start_tenant("a")
     url, ca = tenant.administrator.server, tenant.administrator.ca_data
     async with Client(tenant.administrator) as client:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import shutil
 import signal
-import socket
 import ssl
 import sys
 import tempfile
@@ -20,6 +20,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from benchmarks.surroundings import free_port
 from controlplane_operator.credentials import KeyPair, create_authority, issue_serving, render_kubeconfig
 from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANES
 from embedded.handle import Handle
@@ -46,6 +47,8 @@ class Way:
     name: str
     kubeconfig: Path
     log: list[Write]
+    held_by: list[str] = field(default_factory=list)
+    """Whose the Lease was by what the operator wrote, in order; empty where it gave it back."""
     open: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def handle(self, session: aiohttp.ClientSession, server: str, request: web.Request) -> web.StreamResponse:
@@ -55,6 +58,8 @@ class Way:
         headers = {name: request.headers[name] for name in ("Accept", "Content-Type") if name in request.headers}
         # Not b"", of which aiohttp says a type that no API server takes.
         body = await request.read() or None
+        if body is not None and request.path.endswith(f"/leases/{LEASE}"):
+            self.held_by.append(json.loads(body).get("spec", {}).get("holderIdentity") or "")
         async with session.request(request.method, f"{server}{request.raw_path}", headers=headers, data=body) as answer:
             response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
             await response.prepare(request)
@@ -82,8 +87,8 @@ async def way(name: str, *, handle: Handle, directory: Path, log: list[Write]) -
         runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         try:
-            port = free_port()
-            await web.TCPSite(runner, "127.0.0.1", port, ssl_context=_serving(authority, directory)).start()
+            await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=_serving(authority, directory)).start()
+            port = runner.addresses[0][1]
             made.kubeconfig.write_bytes(_kubeconfig(f"https://127.0.0.1:{port}", authority))
             yield made
         finally:
@@ -102,13 +107,6 @@ def _serving(authority: KeyPair, directory: Path) -> ssl.SSLContext:
 
 def _kubeconfig(server: str, authority: KeyPair) -> bytes:
     return render_kubeconfig(server=server, ca=authority.certificate, token="anybody")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass
@@ -220,7 +218,7 @@ async def _clean(client: Client, eventually: Callable[..., Awaitable[Any]]) -> N
     async def left() -> int:
         return len((await client.list(CONTROL_PLANES)).items)
 
-    await eventually(left, lambda found: found == 0, timeout=60.0)
+    await eventually(left, lambda found: found == 0, timeout=120.0)
 
 
 @pytest.fixture
@@ -252,9 +250,9 @@ async def pair(
                 operator_log = tmp_path / f"{name}.log"
                 state = directory / ("both" if one_directory else f"of-{name}")
                 operators.append(await start(name, way=made, handle=api_server, state=state, log=operator_log))
-                await eventually(operators[-1].ready, timeout=30.0)
+                await eventually(operators[-1].ready, timeout=120.0)
                 if name == "first":
-                    await eventually(operators[-1].leads, timeout=30.0)
+                    await eventually(operators[-1].leads)
             yield Pair(*operators, log, client, eventually)
             await _clean(client, eventually)
         finally:
@@ -262,4 +260,10 @@ async def pair(
                 if operator.process.returncode is None:
                     operator.signal(signal.SIGCONT)
                     operator.signal(signal.SIGTERM)
-                    await operator.ended(within=30.0)
+            for operator in operators:
+                try:
+                    await operator.ended(within=60.0)
+                except TimeoutError:
+                    operator.signal(signal.SIGKILL)
+                    await operator.process.wait()
+                    raise

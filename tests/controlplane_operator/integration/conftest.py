@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
-from benchmarks.surroundings import shared_address
+from benchmarks.surroundings import free_port, shared_address
 from controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
@@ -27,6 +26,8 @@ from controlplane_operator.settings import EtcdAt, Settings
 from embedded.handle import Handle
 from provider import NAMESPACES, Client, ClusterConfig, Forbidden, NotFound, Resource, Unauthorized
 from workloads import end_processes
+
+_T = TypeVar("_T")
 
 KINDS = {
     resource.kind: resource
@@ -57,7 +58,7 @@ class Field:
         conditions = (await self.get(kind, name)).get("status", {}).get("conditions", [])
         return next((item["reason"] for item in conditions if item["type"] == condition), "")
 
-    async def becomes(self, kind: str, name: str, reason: str, *, timeout: float = 30.0) -> dict[str, Any]:
+    async def becomes(self, kind: str, name: str, reason: str, *, timeout: float = 120.0) -> dict[str, Any]:
         async def told() -> str:
             return await self.reason(kind, name)
 
@@ -66,14 +67,34 @@ class Field:
 
     async def refuses(self, config: ClusterConfig) -> bool:
         """Tell whether a control plane lets this identity do nothing."""
-        async with Client(config, timeout_seconds=5.0) as client:
+        async with Client(config) as client:
             try:
                 await client.list(NAMESPACES)
             except (Unauthorized, Forbidden):
                 return True
         return False
 
-    async def gone(self, resource: Resource, name: str, *, timeout: float = 40.0) -> None:
+    async def lets_in(self, *configs: ClusterConfig) -> None:
+        """Wait until control planes let in who has just been given rights: an API server hears of a binding later."""
+        for config in configs:
+            async with Client(config) as client:
+                await self.eventually(lambda client=client: client.list(NAMESPACES))
+
+    async def settles(self, probe: Callable[[], Awaitable[_T]], *, seconds: float = 3.0) -> _T:
+        """Return what `probe` gives once that has been the same for so long."""
+        now = asyncio.get_running_loop().time
+        last, since = await probe(), now()
+
+        async def is_still() -> bool:
+            nonlocal last, since
+            if (found := await probe()) != last:
+                last, since = found, now()
+            return now() - since >= seconds
+
+        await self.eventually(is_still, timeout=120.0)
+        return last
+
+    async def gone(self, resource: Resource, name: str, *, timeout: float = 120.0) -> None:
         async def absent() -> bool | dict[str, Any]:
             try:
                 return (await self.client.get(resource, name)).get("status", {"still": "there"})
@@ -92,20 +113,13 @@ class Field:
         return ClusterConfig.from_kubeconfig(base64.b64decode(found["data"]["kubeconfig"]))
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextlib.asynccontextmanager
 async def running_operator(
     handle: Handle, state: Path, *, shared_etcd: bool = True, dedicated_mcm: McmProgram | None = None
 ) -> AsyncIterator[str]:
     """Run the operator within; gives the URL of its health and metrics."""
     etcd = EtcdAt(handle.tenants_etcd.endpoint, handle.tenants_etcd_credentials)
-    stop, port = asyncio.Event(), _free_port()
+    stop, port = asyncio.Event(), free_port()
     settings = Settings(
         kubeconfig=handle.operator_kubeconfig,
         state_directory=state,
@@ -186,7 +200,7 @@ async def _clean(field: Field) -> None:
             with contextlib.suppress(NotFound):
                 await field.client.delete(CONTROL_PLANES, name)
         for name in chosen:
-            await field.gone(CONTROL_PLANES, name, timeout=60.0)
+            await field.gone(CONTROL_PLANES, name)
     for resource in (CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANE_CLASSES):
         for obj in (await field.client.list(resource)).items:
             with contextlib.suppress(NotFound):

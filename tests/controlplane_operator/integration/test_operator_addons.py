@@ -53,9 +53,9 @@ async def test_addons_come_change_and_go_and_their_trouble_is_theirs_alone(bundl
         return str(await field.reason("ControlPlaneClass", "equipped"))
 
     # The bundle is missing: the control plane is ready all the same, and the other add-ons are installed.
-    await field.becomes("ControlPlane", "eq", "Reconciled", timeout=60.0)
-    await field.eventually(known, lambda reason: reason == "AddonUnknown", timeout=10.0)
-    told = await field.eventually(addons, lambda found: found.get("reason") == "AddonUnknown", timeout=20.0)
+    await field.becomes("ControlPlane", "eq", "Reconciled")
+    await field.eventually(known, lambda reason: reason == "AddonUnknown")
+    told = await field.eventually(addons, lambda found: found.get("reason") == "AddonUnknown")
     assert "kplane-system/hello" in told["message"]
     config = await field.tenant("eq")
     async with Client(config) as tenant:
@@ -71,17 +71,17 @@ async def test_addons_come_change_and_go_and_their_trouble_is_theirs_alone(bundl
                 return None
 
         await bundle(field, "hello", greeting("1"))
-        assert await field.eventually(value, lambda found: found == "1", timeout=5.0)
-        await field.eventually(addons, lambda found: found["status"] == "True", timeout=5.0)
-        await field.eventually(known, lambda reason: reason == "Valid", timeout=5.0)
+        assert await field.eventually(value, lambda found: found == "1")
+        await field.eventually(addons, lambda found: found["status"] == "True")
+        await field.eventually(known, lambda reason: reason == "Valid")
 
         await bundle(field, "hello", greeting("2"))
-        assert await field.eventually(value, lambda found: found == "2", timeout=5.0)
+        assert await field.eventually(value, lambda found: found == "2")
 
         await bundle(field, "hello", "kind: [")
-        found = await field.eventually(addons, lambda found: found["status"] == "False", timeout=5.0)
+        found = await field.eventually(addons, lambda found: found["status"] == "False")
         assert found["reason"] == "BundleInvalid"
-        await field.eventually(known, lambda reason: reason == "BundleInvalid", timeout=5.0)
+        await field.eventually(known, lambda reason: reason == "BundleInvalid")
         assert await value() == "2"
         assert await field.reason("ControlPlane", "eq") == "Reconciled"
 
@@ -91,7 +91,7 @@ async def test_addons_come_change_and_go_and_their_trouble_is_theirs_alone(bundl
         secret = base64.b64decode(tokens[0]["data"]["token-secret"]).decode()
         assert secret not in json.dumps(await field.get("ControlPlane", "eq"))
         await field.client.patch(CONTROL_PLANE_CLASSES, "equipped", {"spec": {"addons": None}})
-        await field.eventually(addons, lambda found: found == {}, timeout=10.0)
+        await field.eventually(addons, lambda found: found == {})
         assert await value() is None
         assert (await tenant.list(SECRETS, namespace="kube-system")).items == []
         kept = {item["metadata"]["name"] for item in (await tenant.list(CONFIG_MAPS, namespace="kplane-system")).items}
@@ -118,7 +118,7 @@ async def test_external_control_planes_get_addons_and_keep_them_without_tokens_w
 ) -> None:
     field = bundles
     await field.create("ControlPlane", "host", mode="Dedicated", deletionPolicy="Destroy")
-    host = await field.becomes("ControlPlane", "host", "Reconciled", timeout=60.0)
+    host = await field.becomes("ControlPlane", "host", "Reconciled")
     config = await owner(await field.tenant("host"))
     kubeconfig = base64.b64encode(json.dumps(config.to_kubeconfig()).encode()).decode()
     metadata = {"name": "host-credentials", "namespace": "default"}
@@ -136,14 +136,14 @@ async def test_external_control_planes_get_addons_and_keep_them_without_tokens_w
     async def addons() -> dict[str, Any]:
         return await condition(field, "ControlPlane", "ext", "AddonsReady")
 
-    await field.eventually(addons, lambda found: found.get("status") == "True", timeout=60.0)
+    await field.eventually(addons, lambda found: found.get("status") == "True", timeout=120.0)
     async with Client(config) as tenant:
         assert (await tenant.get(CONFIG_MAPS, "greeting", namespace="default"))["data"] == {"value": "1"}
         assert len((await tenant.list(SECRETS, namespace="kube-system")).items) == 1
         # A class that is gone says nothing of what is to be removed.
         await field.client.delete(CONTROL_PLANE_CLASSES, "equipped")
         lost = lambda found: found.get("reason") == "ClassNotFound"  # noqa: E731
-        await field.eventually(lambda: condition(field, "ControlPlane", "ext", "ClassFound"), lost, timeout=10.0)
+        await field.eventually(lambda: condition(field, "ControlPlane", "ext", "ClassFound"), lost)
         assert (await tenant.get(CONFIG_MAPS, "greeting", namespace="default"))["data"] == {"value": "1"}
         await field.client.delete(CONTROL_PLANES, "ext")
         await field.gone(CONTROL_PLANES, "ext")

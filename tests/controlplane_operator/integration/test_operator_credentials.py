@@ -61,7 +61,7 @@ async def test_the_class_says_how_long_credentials_live(field: Any, model: str) 
     name = f"aged-{model}"
     await field.create("ControlPlaneClass", name, deletionPolicy="Destroy", auth={"model": model, "lifetime": "2h"})
     await field.create("ControlPlane", name, classRef={"name": name})
-    await field.becomes("ControlPlane", name, "Reconciled", timeout=60.0)
+    await field.becomes("ControlPlane", name, "Reconciled")
 
     async def lifetime() -> float:
         config = await field.tenant(name)
@@ -76,24 +76,32 @@ async def test_the_class_says_how_long_credentials_live(field: Any, model: str) 
             await tenant.list(NAMESPACES)
         return seconds
 
-    assert await field.eventually(lifetime) == pytest.approx(7200, abs=60)
+    # What was issued first has aged while the rest of the control plane was made.
+    assert await field.eventually(lifetime) == pytest.approx(7200, abs=300)
     # Longer or shorter, another one is issued, and the status and the metric follow.
     for text, seconds in (("10m", 600), ("8760h", 8760 * 3600)):
         await field.client.patch(CONTROL_PLANE_CLASSES, name, {"spec": {"auth": {"lifetime": text}}})
         await field.eventually(lifetime, lambda found, seconds=seconds: abs(found - seconds) < 60)
     await delete(field, name)
-    assert [series for series in await metrics(field) if f'"{name}"' in series] == []
+
+    async def left() -> list[str]:
+        return [series for series in await metrics(field) if f'"{name}"' in series]
+
+    await field.eventually(left, lambda found: found == [])
 
 
 async def test_metrics_tell_of_beginnings_and_ends(field: Any) -> None:
     before = await field.eventually(lambda: metrics(field))
     await field.create("ControlPlane", "measured", deletionPolicy="Destroy")
-    await field.becomes("ControlPlane", "measured", "Reconciled", timeout=60.0)
+    await field.becomes("ControlPlane", "measured", "Reconciled")
     await delete(field, "measured")
-    after = await metrics(field)
+
+    def is_counted(after: dict[str, float]) -> bool:
+        return after["kplane_deleted_keys_total"] - before["kplane_deleted_keys_total"] > 100
+
+    after = await field.eventually(lambda: metrics(field), is_counted)
     assert after["kplane_bootstrap_seconds_count"] == before["kplane_bootstrap_seconds_count"] + 1
-    assert 1 < after["kplane_bootstrap_seconds_sum"] - before["kplane_bootstrap_seconds_sum"] < 60
-    assert after["kplane_deleted_keys_total"] - before["kplane_deleted_keys_total"] > 100
+    assert 1 < after["kplane_bootstrap_seconds_sum"] - before["kplane_bootstrap_seconds_sum"] < 120
 
 
 async def other_token(config: ClusterConfig) -> str:
@@ -108,7 +116,7 @@ async def other_token(config: ClusterConfig) -> str:
 
 async def test_whatever_somebody_does_to_a_published_secret_is_undone(field: Any) -> None:
     await field.create("ControlPlane", "mended", deletionPolicy="Destroy")
-    found = await field.becomes("ControlPlane", "mended", "Reconciled", timeout=60.0)
+    found = await field.becomes("ControlPlane", "mended", "Reconciled")
     namespace = "kplane-cp-mended"
 
     async def read(name: str) -> dict[str, Any]:
@@ -133,7 +141,7 @@ async def test_whatever_somebody_does_to_a_published_secret_is_undone(field: Any
                 await tenant.list(SECRETS)
             return now
 
-        return dict(await field.eventually(good, timeout=10.0))
+        return dict(await field.eventually(good))
 
     for secret in ("kubeconfigSecretRef", "controllersSecretRef"):
         name = found["status"][secret]["name"]
@@ -218,7 +226,6 @@ _ALLOWED = {
 }
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("model", ["token", "x509"])
 async def test_the_role_of_the_class_is_what_the_kubeconfig_may_do(
     field: Any, model: str, binaries: Binaries, tmp_path: Path
@@ -227,7 +234,7 @@ async def test_the_role_of_the_class_is_what_the_kubeconfig_may_do(
     auth = {"model": model, "defaultRole": "cluster-admin"}
     await field.create("ControlPlaneClass", name, deletionPolicy="Destroy", auth=auth)
     await field.create("ControlPlane", name, classRef={"name": name})
-    await field.becomes("ControlPlane", name, "Reconciled", timeout=60.0)
+    await field.becomes("ControlPlane", name, "Reconciled")
     controllers = await field.tenant(name, secret="controllersSecretRef")
     config = await field.tenant(name)
     async with (
@@ -248,18 +255,18 @@ async def test_the_role_of_the_class_is_what_the_kubeconfig_may_do(
         # Down, and up again: what one role allowed is gone with it. The credentials stay the same.
         for role in (*_ALLOWED, "cluster-admin"):
             await field.client.patch(CONTROL_PLANE_CLASSES, name, {"spec": {"auth": {"defaultRole": role}}})
-            await field.eventually(allowed, lambda found, role=role: found == _ALLOWED[role], timeout=20.0)
+            await field.eventually(allowed, lambda found, role=role: found == _ALLOWED[role])
         assert await field.tenant(name) == config
 
         # So it is with the identity of another model.
         other = "x509" if model == "token" else "token"
         await field.client.patch(CONTROL_PLANE_CLASSES, name, {"spec": {"auth": {"model": other}}})
-        await field.eventually(allowed, lambda found: found == set(), timeout=20.0)
+        await field.eventually(allowed, lambda found: found == set())
 
         async def let_in() -> bool:
             return not await field.refuses(await field.tenant(name))
 
-        await field.eventually(let_in, timeout=20.0)
+        await field.eventually(let_in)
 
 
 async def administrator_of(config: ClusterConfig) -> ClusterConfig:
@@ -279,18 +286,17 @@ async def adopt(field: Any, name: str, *, policy: str) -> list[ClusterConfig]:
     url = (await field.get("ControlPlane", "host"))["status"]["endpoint"]
     await field.create("ControlPlaneEndpoint", name, endpoint=url, credentialsSecretRef=reference)
     await field.create("ControlPlane", name, mode="Dedicated", endpointRef={"name": name}, deletionPolicy=policy)
-    await field.becomes("ControlPlane", name, "Reconciled", timeout=100.0)
+    await field.becomes("ControlPlane", name, "Reconciled")
     published = [await field.tenant(name, secret=secret) for secret in ("kubeconfigSecretRef", "controllersSecretRef")]
-    assert [await field.refuses(config) for config in published] == [False, False]
+    await field.lets_in(*published)
     return published
 
 
-@pytest.mark.timeout(300)
 async def test_deletion_takes_back_what_was_issued_at_an_api_server_that_runs_on(
     field: Any, eventually: Callable[..., Any]
 ) -> None:
     await field.create("ControlPlane", "host", mode="Dedicated", deletionPolicy="Destroy")
-    await field.becomes("ControlPlane", "host", "Reconciled", timeout=100.0)
+    await field.becomes("ControlPlane", "host", "Reconciled")
     host = await administrator_of(await field.tenant("host"))
     kubeconfig = base64.b64encode(json.dumps(host.to_kubeconfig()).encode()).decode()
     metadata = {"name": "host", "namespace": "default", "labels": {ALLOW_ENDPOINT_LABEL: "true"}}
@@ -301,7 +307,7 @@ async def test_deletion_takes_back_what_was_issued_at_an_api_server_that_runs_on
         await delete(field, name)
         for config in published:
             # The API server still knows whom the token belongs to, for ten seconds, and has no right for it.
-            await eventually(lambda config=config: field.refuses(config), timeout=20.0)
+            await eventually(lambda config=config: field.refuses(config))
         assert not await field.refuses(host)
 
 
@@ -312,7 +318,7 @@ async def test_nobody_of_a_destroyed_control_plane_gets_into_the_next_one_of_its
     former: list[ClusterConfig] = []
     for model in ("x509", "token", "x509"):
         await field.create("ControlPlane", "phoenix", classRef={"name": model})
-        await field.becomes("ControlPlane", "phoenix", "Reconciled", timeout=100.0)
+        await field.becomes("ControlPlane", "phoenix", "Reconciled")
         present = await field.tenant("phoenix")
         for config in former:
             outsider = ClusterConfig(

@@ -10,7 +10,7 @@ from api.names import CONTROL_PLANE_LABEL, PAUSE_ANNOTATION
 from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
 from provider import EVENTS, NAMESPACES, SECRETS, Invalid, NotFound
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 
 async def comes_back(field: Any, name: str) -> None:
@@ -25,13 +25,13 @@ async def comes_back(field: Any, name: str) -> None:
             return False
         return True
 
-    await field.eventually(back, timeout=20.0)
+    await field.eventually(back)
 
 
 async def test_of_a_control_plane_that_runs(field: Any) -> None:
     await field.create("ControlPlaneClass", "narrow", deletionPolicy="Destroy")
     await field.create("ControlPlane", "upheld", classRef={"name": "narrow"})
-    await field.becomes("ControlPlane", "upheld", "Reconciled", timeout=60.0)
+    await field.becomes("ControlPlane", "upheld", "Reconciled")
 
     async def class_found() -> str:
         return str(await field.reason("ControlPlane", "upheld", "ClassFound"))
@@ -72,7 +72,7 @@ async def test_of_a_control_plane_that_runs(field: Any) -> None:
 async def test_a_class_that_says_retain_is_heard_in_a_pause_and_where_it_refuses_the_mode(field: Any) -> None:
     await field.create("ControlPlaneClass", "turned", deletionPolicy="Destroy")
     await field.create("ControlPlane", "kept", classRef={"name": "turned"})
-    await field.becomes("ControlPlane", "kept", "Reconciled", timeout=60.0)
+    await field.becomes("ControlPlane", "kept", "Reconciled")
     pause = {"metadata": {"annotations": {PAUSE_ANNOTATION: "true"}}}
     await field.client.patch(CONTROL_PLANES, "kept", pause)
     await field.client.delete(CONTROL_PLANES, "kept")

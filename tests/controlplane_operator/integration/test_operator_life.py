@@ -47,14 +47,11 @@ async def others(field: Any, name: str) -> dict[str, str]:
     def of_interest(key: str) -> bool:
         return not key.startswith(f"/clusters/{name}/") and not _KEPT_ALIVE & set(key.split("/"))
 
-    found: list[dict[str, str]] = []
+    async def digests() -> dict[str, str]:
+        return dict(await field.handle.tenants_etcd.digests("/", of_interest=of_interest))
 
-    async def same_twice() -> bool:
-        found.append(dict(await field.handle.tenants_etcd.digests("/", of_interest=of_interest)))
-        return found[-1:] == found[-2:-1]
-
-    await field.eventually(same_twice, timeout=30.0)
-    return found[-1]
+    found: dict[str, str] = await field.settles(digests)
+    return found
 
 
 async def test_names_that_begin_alike_share_nothing(field: Any) -> None:
@@ -62,7 +59,7 @@ async def test_names_that_begin_alike_share_nothing(field: Any) -> None:
     for name in names:
         await field.create("ControlPlane", name, deletionPolicy="Destroy")
     for name in names:
-        await field.becomes("ControlPlane", name, "Reconciled", timeout=60.0)
+        await field.becomes("ControlPlane", name, "Reconciled")
         async with Client(await field.tenant(name)) as tenant:
             await tenant.create(
                 CONFIG_MAPS, {"metadata": {"name": "mine", "namespace": "default"}, "data": {"of": name}}
@@ -81,7 +78,7 @@ async def test_names_that_begin_alike_share_nothing(field: Any) -> None:
 
 async def test_retain_keeps_the_data_and_ends_everything_else(field: Any) -> None:
     await field.create("ControlPlane", "kept")
-    await field.becomes("ControlPlane", "kept", "Reconciled", timeout=60.0)
+    await field.becomes("ControlPlane", "kept", "Reconciled")
     await field.client.delete(field_kind("ControlPlane"), "kept")
     await field.gone(field_kind("ControlPlane"), "kept")
     assert await keys(field, "kept") > 100
@@ -90,7 +87,7 @@ async def test_retain_keeps_the_data_and_ends_everything_else(field: Any) -> Non
 
 async def test_a_dedicated_control_plane_has_its_own_etcd(field: Any) -> None:
     await field.create("ControlPlane", "own", mode="Dedicated", deletionPolicy="Destroy")
-    found = await field.becomes("ControlPlane", "own", "Reconciled", timeout=60.0)
+    found = await field.becomes("ControlPlane", "own", "Reconciled")
     assert found["status"]["phase"] == "Ready"
     assert "clusterPath" not in found["status"]
     async with Client(await field.tenant("own")) as tenant:
@@ -124,7 +121,7 @@ async def test_every_order_of_creation_converges(field: Any, shared: ClusterConf
         for what in order:
             await create(number, what)
     for number in range(len(orders)):
-        found = await field.becomes("ControlPlaneRegistration", f"order-{number}", "Resolved", timeout=60.0)
+        found = await field.becomes("ControlPlaneRegistration", f"order-{number}", "Resolved")
         status = found["status"]
         assert status["ready"] is True
         assert status["resolvedEndpoint"] == f"{shared.server}/clusters/order-{number}/control-plane"
@@ -134,7 +131,7 @@ async def test_every_order_of_creation_converges(field: Any, shared: ClusterConf
 
 async def test_secrets_that_somebody_deletes_or_edits_come_back(field: Any) -> None:
     await field.create("ControlPlane", "drift", deletionPolicy="Destroy")
-    found = await field.becomes("ControlPlane", "drift", "Reconciled", timeout=60.0)
+    found = await field.becomes("ControlPlane", "drift", "Reconciled")
     reference = found["status"]["kubeconfigSecretRef"]
     before = await field.client.get(SECRETS, reference["name"], namespace=reference["namespace"])
     await field.client.delete(SECRETS, reference["name"], namespace=reference["namespace"])
@@ -144,11 +141,11 @@ async def test_secrets_that_somebody_deletes_or_edits_come_back(field: Any) -> N
             await tenant.list(NAMESPACES)
         return True
 
-    await field.eventually(works, timeout=10.0)
+    await field.eventually(works)
     await field.client.patch(
         SECRETS, reference["name"], {"data": {"kubeconfig": "Z2FyYmFnZQ=="}}, namespace=reference["namespace"]
     )
-    await field.eventually(works, timeout=10.0)
+    await field.eventually(works)
     after = await field.client.get(SECRETS, reference["name"], namespace=reference["namespace"])
     assert set(after["data"]) == set(before["data"]) == {"kubeconfig", "kubeconfig-external", "ca.crt"}
 
@@ -156,7 +153,7 @@ async def test_secrets_that_somebody_deletes_or_edits_come_back(field: Any) -> N
 async def test_a_killed_api_server_comes_back_and_registrations_stay_resolved(field: Any) -> None:
     await field.create("ControlPlane", "hit", deletionPolicy="Destroy")
     await field.create("ControlPlaneRegistration", "hit", controlPlaneRef={"name": "hit"}, services=["Controllers"])
-    await field.becomes("ControlPlaneRegistration", "hit", "Resolved", timeout=60.0)
+    await field.becomes("ControlPlaneRegistration", "hit", "Resolved")
     before = await field.get("ControlPlaneRegistration", "hit")
     [pid] = find_processes(field.state)
     assert "/clusters/hit" in Path(f"/proc/{pid}/cmdline").read_text()
@@ -167,7 +164,7 @@ async def test_a_killed_api_server_comes_back_and_registrations_stay_resolved(fi
         return bool(found) and found != [pid]
 
     await field.eventually(another)
-    await field.becomes("ControlPlane", "hit", "Reconciled", timeout=60.0)
+    await field.becomes("ControlPlane", "hit", "Reconciled")
     after = await field.get("ControlPlaneRegistration", "hit")
     assert after["status"] == before["status"]
 
@@ -177,8 +174,8 @@ async def test_a_class_registers_its_control_planes_and_never_touches_what_a_use
     await field.create("ControlPlaneRegistration", "users", controlPlaneRef={"name": "other"}, services=[])
     for name in ("made", "users"):
         await field.create("ControlPlane", name, classRef={"name": "auto"})
-    await field.becomes("ControlPlaneRegistration", "made", "Resolved", timeout=60.0)
-    await field.becomes("ControlPlane", "users", "Reconciled", timeout=60.0)
+    await field.becomes("ControlPlaneRegistration", "made", "Resolved")
+    await field.becomes("ControlPlane", "users", "Reconciled")
     made = await field.get("ControlPlaneRegistration", "made")
     assert made["metadata"]["ownerReferences"][0]["name"] == "made"
     assert (await field.get("ControlPlaneRegistration", "users"))["spec"]["controlPlaneRef"] == {"name": "other"}
@@ -193,7 +190,7 @@ def field_kind(kind: str) -> Any:
 
 async def test_nothing_is_written_when_nothing_changed(field: Any) -> None:
     await field.create("ControlPlane", "still", deletionPolicy="Destroy")
-    await field.becomes("ControlPlane", "still", "Reconciled", timeout=60.0)
+    await field.becomes("ControlPlane", "still", "Reconciled")
 
     async def versions() -> dict[str, str]:
         found = {"cp": (await field.get("ControlPlane", "still"))["metadata"]["resourceVersion"]}
@@ -202,10 +199,10 @@ async def test_nothing_is_written_when_nothing_changed(field: Any) -> None:
         return found
 
     await field.becomes("ControlPlaneEndpoint", "still", "Reconciled")
-    before = await versions()
+    before = await field.settles(versions)
     # Another control plane's whole life gives the first one's reconciles time to show themselves.
     await field.create("ControlPlane", "other", deletionPolicy="Destroy", virtual={"clusterPath": "elsewhere"})
-    await field.becomes("ControlPlane", "other", "Reconciled", timeout=60.0)
+    await field.becomes("ControlPlane", "other", "Reconciled")
     await asyncio.gather(
         *(field.client.patch(NAMESPACES, "kplane-cp-still", {"metadata": {"labels": {"x": str(n)}}}) for n in range(3))
     )

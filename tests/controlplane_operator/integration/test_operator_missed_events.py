@@ -43,9 +43,9 @@ async def test_what_is_deleted_between_the_first_list_and_the_watch_is_known_to_
             listed=relisting.ask,
         )
         tasks.append(group.create_task(watching.run()))
-        await eventually(known, lambda names: "missed" not in names, timeout=20.0)
+        await eventually(known, lambda names: "missed" not in names)
         assert "kept" in known()
         await client.delete(CONTROL_PLANE_CLASSES, "kept")
-        await eventually(known, lambda names: "kept" not in names, timeout=20.0)
+        await eventually(known, lambda names: "kept" not in names)
         for task in tasks:
             task.cancel()

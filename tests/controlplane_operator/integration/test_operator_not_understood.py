@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
-from provider import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, ApiError, NotFound
+from provider import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, Invalid, NotFound
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 _CRD = "controlplanes.controlplane.kplane.dev"
 _ODD = {"endpointRef": {"name": "nowhere"}, "version": "1.36.0"}
@@ -37,8 +37,8 @@ async def without_rules(field: Any) -> AsyncIterator[None]:
     async def takes_all() -> bool:
         try:
             await field.create("ControlPlane", "odd-probe", **_ODD)
-        except ApiError:
-            return False
+        except Invalid:
+            return False  # and not where the former one has yet to go, which says nothing of rules
         await field.client.delete(CONTROL_PLANES, "odd-probe")
         return True
 
@@ -47,11 +47,11 @@ async def without_rules(field: Any) -> AsyncIterator[None]:
 
     await set_versions(_without_rules(strict))
     try:
-        await field.eventually(takes_all, timeout=30.0)
+        await field.eventually(takes_all, timeout=120.0)
         yield
     finally:
         await set_versions(strict)
-        await field.eventually(is_strict, timeout=30.0)
+        await field.eventually(is_strict, timeout=120.0)
 
 
 async def says(field: Any, name: str, kind: str, reason: str, *, of: str = "ControlPlane") -> dict[str, Any]:
@@ -59,7 +59,7 @@ async def says(field: Any, name: str, kind: str, reason: str, *, of: str = "Cont
         conditions = (await field.get(of, name)).get("status", {}).get("conditions", [])
         return next((item for item in conditions if item["type"] == kind), {})
 
-    result: dict[str, Any] = await field.eventually(found, lambda item: item.get("reason", "") == reason, timeout=60.0)
+    result: dict[str, Any] = await field.eventually(found, lambda item: item.get("reason", "") == reason, timeout=120.0)
     return result
 
 
@@ -71,8 +71,8 @@ async def test_it_says_which_field_and_its_deletion_goes_by_what_was_recorded(fi
     )
     before = {}
     for name in ("odd-gone", "odd-kept", "odd-mended"):
-        before[name] = await field.becomes("ControlPlane", name, "Reconciled", timeout=90.0)
-    registered = await field.becomes("ControlPlaneRegistration", "odd-gone", "Resolved", timeout=60.0)
+        before[name] = await field.becomes("ControlPlane", name, "Reconciled")
+    registered = await field.becomes("ControlPlaneRegistration", "odd-gone", "Resolved")
     async with without_rules(field):
         await field.create("ControlPlane", "odd-new", **_ODD)
         for name in ("odd-gone", "odd-kept"):
@@ -101,12 +101,12 @@ async def test_it_says_which_field_and_its_deletion_goes_by_what_was_recorded(fi
     for name in ("odd-new", "odd-gone", "odd-kept"):
         await field.client.delete(CONTROL_PLANES, name)
     for name in ("odd-new", "odd-gone", "odd-kept"):
-        await field.gone(CONTROL_PLANES, name, timeout=60.0)
+        await field.gone(CONTROL_PLANES, name)
     assert int(await field.handle.tenants_etcd.count("/clusters/odd-kept/")) > 100
     kept = await field.client.get(NAMESPACES, "kplane-cp-odd-kept")
     assert "controlplane.kplane.dev/adoption-token" in kept["metadata"]["annotations"]
     with pytest.raises(NotFound):
         await field.client.get(NAMESPACES, "kplane-cp-odd-gone")
     # Its path is free, and nothing was left below it.
-    await field.becomes("ControlPlane", "odd-neighbour", "Reconciled", timeout=90.0)
+    await field.becomes("ControlPlane", "odd-neighbour", "Reconciled")
     await field.client.delete(NAMESPACES, "kplane-cp-odd-kept")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -16,6 +16,7 @@ from typing import IO, Any
 import aiohttp
 import pytest
 
+from benchmarks.surroundings import free_port
 from controlplane_operator.kinds import CONTROL_PLANES
 from embedded.handle import Handle
 from provider import Client, ClusterConfig, NotFound
@@ -32,12 +33,12 @@ async def state() -> AsyncIterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-async def start(
+@contextlib.asynccontextmanager
+async def started(
     handle: Handle, state: Path, eventually: Any, *, log: IO[bytes] | int = asyncio.subprocess.DEVNULL
-) -> asyncio.subprocess.Process:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        listen = f"127.0.0.1:{probe.getsockname()[1]}"
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run the operator, killed at the end where it has not ended before."""
+    listen = f"127.0.0.1:{free_port()}"
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -58,9 +59,14 @@ async def start(
         async with aiohttp.ClientSession() as session, session.get(f"http://{listen}/metrics") as answer:
             return await answer.text()
 
-    metrics = await eventually(ready, timeout=20.0)
-    assert 'kplane_control_planes{phase="Ready"}' in metrics
-    return process
+    try:
+        metrics = await eventually(ready, timeout=120.0)
+        assert 'kplane_control_planes{phase="Ready"}' in metrics
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def test_a_killed_operator_finds_everything_as_it_left_it(
@@ -82,30 +88,28 @@ async def test_a_killed_operator_finds_everything_as_it_left_it(
                 return True
             return False
 
-        process = await start(api_server, state, eventually)
-        await client.create(CONTROL_PLANES, typed)
-        since = await eventually(ready_since, timeout=60.0)
-        before = find_processes(state)
-        process.kill()
-        await process.wait()
+        async with started(api_server, state, eventually) as process:
+            await client.create(CONTROL_PLANES, typed)
+            since = await eventually(ready_since, timeout=120.0)
+            before = find_processes(state)
+            process.kill()
+            await process.wait()
         assert find_processes(state) == before
-        process = await start(api_server, state, eventually)
-        assert await eventually(ready_since, timeout=20.0) == since
-        assert find_processes(state) == before
-        await client.delete(CONTROL_PLANES, "survivor")
-        await eventually(gone, timeout=40.0)
-        assert find_processes(state) == []
-        process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(20.0):
-            assert await process.wait() == 0
+        async with started(api_server, state, eventually) as process:
+            assert await eventually(ready_since) == since
+            assert find_processes(state) == before
+            await client.delete(CONTROL_PLANES, "survivor")
+            await eventually(gone, timeout=120.0)
+            assert find_processes(state) == []
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(120.0):
+                assert await process.wait() == 0
 
 
 async def test_what_is_logged_of_an_object_carries_its_name(
     api_server: Handle, state: Path, tmp_path: Path, eventually: Any
 ) -> None:
     log = tmp_path / "log"
-    with log.open("wb") as written:
-        process = await start(api_server, state, eventually, log=written)
 
     def said() -> dict[str, dict[str, Any]]:
         """Lines of the log about the control plane, by their reason."""
@@ -113,15 +117,18 @@ async def test_what_is_logged_of_an_object_carries_its_name(
         return {line["reason"]: line for line in lines if line.get("object") == "ControlPlane/logged"}
 
     body = {"metadata": {"name": "logged"}, "spec": {"deletionPolicy": "Destroy", "classRef": {"name": "absent"}}}
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with contextlib.AsyncExitStack() as stack:
+        written = stack.enter_context(log.open("wb"))
+        process = await stack.enter_async_context(started(api_server, state, eventually, log=written))
+        client = await stack.enter_async_context(Client(ClusterConfig.load(api_server.admin_kubeconfig)))
         await client.create(CONTROL_PLANES, body)
-        found = await eventually(lambda: said().get("ClassNotFound"), timeout=30.0)
+        found = await eventually(lambda: said().get("ClassNotFound"))
         assert found["level"] == "warning"
         assert "ControlPlaneClass absent" in found["message"]
         await client.patch(CONTROL_PLANES, "logged", {"spec": {"classRef": None}})
-        assert (await eventually(lambda: said().get("Reconciled"), timeout=60.0))["level"] == "info"
+        assert (await eventually(lambda: said().get("Reconciled"), timeout=120.0))["level"] == "info"
         await client.delete(CONTROL_PLANES, "logged")
-        await eventually(lambda: said().get("VerifyingEmpty"), timeout=40.0)
+        await eventually(lambda: said().get("VerifyingEmpty"), timeout=120.0)
 
         async def gone() -> bool:
             try:
@@ -130,7 +137,7 @@ async def test_what_is_logged_of_an_object_carries_its_name(
                 return True
             return False
 
-        await eventually(gone, timeout=40.0)
-    process.send_signal(signal.SIGTERM)
-    async with asyncio.timeout(20.0):
-        assert await process.wait() == 0
+        await eventually(gone, timeout=120.0)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(120.0):
+            assert await process.wait() == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import time
 from typing import Any
 
 import pytest
@@ -69,33 +68,32 @@ async def test_two_hundred_registrations_from_before_everything_they_need_resolv
 async def test_a_default_registration_is_its_users_once_it_is_there(field: Any) -> None:
     await field.create("ControlPlaneClass", "giving", defaultServices=["controllers"], deletionPolicy="Destroy")
     made = await field.create("ControlPlane", "given", classRef={"name": "giving"})
-    await field.becomes("ControlPlaneRegistration", "given", "Resolved", timeout=60.0)
+    await field.becomes("ControlPlaneRegistration", "given", "Resolved")
     found = await field.get("ControlPlaneRegistration", "given")
     assert [owner["uid"] for owner in found["metadata"]["ownerReferences"]] == [made["metadata"]["uid"]]
     assert (found["status"]["services"], found["status"]["mode"]) == (["Controllers"], "Shared")
 
     spec = {"services": ["controllers", "Scheduler"], "mode": "Dedicated"}
     await field.client.patch(CONTROL_PLANE_REGISTRATIONS, "given", {"spec": spec})
-    published = await field.eventually(
-        lambda: status_of(field, "given"), lambda status: status["mode"] == "Dedicated", timeout=10.0
-    )
+    published = await field.eventually(lambda: status_of(field, "given"), lambda status: status["mode"] == "Dedicated")
     assert published["services"] == ["Controllers", "Scheduler"]
     # Another look at the control plane, after which the class says something else: the user's words stay.
     await field.client.patch(CONTROL_PLANE_CLASSES, "giving", {"spec": {"defaultServices": ["Workloads"]}})
     await field.client.patch(CONTROL_PLANES, "given", {"spec": {"deletionPolicy": "Destroy"}})
 
-    async def seen() -> bool:
-        found = await field.get("ControlPlane", "given")
+    async def seen(kind: str = "ControlPlane", name: str = "given") -> bool:
+        found = await field.get(kind, name)
         return bool(found["status"]["observedGeneration"] == found["metadata"]["generation"])
 
     await field.eventually(seen)
+    await field.eventually(lambda: seen("ControlPlaneClass", "giving"))
     assert (await field.get("ControlPlaneRegistration", "given"))["spec"] == {
         "controlPlaneRef": {"name": "given"},
         **spec,
     }
 
     await field.client.delete(CONTROL_PLANE_REGISTRATIONS, "given")
-    again = await field.becomes("ControlPlaneRegistration", "given", "Resolved", timeout=30.0)
+    again = await field.becomes("ControlPlaneRegistration", "given", "Resolved")
     assert again["metadata"]["uid"] != found["metadata"]["uid"]
     assert again["spec"]["services"] == ["Workloads"]
 
@@ -106,7 +104,7 @@ async def test_controllers_are_the_registrations_else_the_classs_else_nobodys(fi
     await field.create("ControlPlane", "listed", classRef={"name": "listing"})
     asked = {"controlPlaneRef": {"name": "listed"}, "services": ["Controllers"]}
     await field.create("ControlPlaneRegistration", "listed", **asked)
-    found = await field.becomes("ControlPlaneRegistration", "listed", "Resolved", timeout=60.0)
+    found = await field.becomes("ControlPlaneRegistration", "listed", "Resolved")
     assert found["status"]["controllers"] == listed
 
     async def published() -> Any:
@@ -126,16 +124,17 @@ async def test_a_deletion_is_told_before_anything_else_happens(field: Any) -> No
     held = {"metadata": {"finalizers": ["test.kplane.dev/held"]}}
     await field.create("ControlPlaneRegistration", "told", controlPlaneRef={"name": "told"}, services=["Controllers"])
     first = await field.create("ControlPlane", "told", deletionPolicy="Destroy")
-    before = (await field.becomes("ControlPlaneRegistration", "told", "Resolved", timeout=60.0))["status"]
+    before = (await field.becomes("ControlPlaneRegistration", "told", "Resolved"))["status"]
     assert before["controlPlaneUID"] == first["metadata"]["uid"]
     finalizers = (await field.get("ControlPlane", "told"))["metadata"]["finalizers"]
     held["metadata"]["finalizers"] += finalizers
     await field.client.patch(CONTROL_PLANES, "told", held)
 
-    begun = time.monotonic()
     await field.client.delete(CONTROL_PLANES, "told")
-    after = await field.eventually(lambda: status_of(field, "told"), lambda status: not status["ready"], timeout=10.0)
-    assert time.monotonic() - begun < 2.0
+    told = await field.eventually(
+        lambda: field.get("ControlPlaneRegistration", "told"), lambda found: not found["status"]["ready"]
+    )
+    after = told["status"]
     assert {"resolvedEndpoint", "resolvedKubeconfigSecretRef", "controlPlaneUID"}.isdisjoint(after)
     assert await field.reason("ControlPlaneRegistration", "told") == "ControlPlaneNotReady"
 
@@ -143,7 +142,9 @@ async def test_a_deletion_is_told_before_anything_else_happens(field: Any) -> No
         found = await field.get("ControlPlane", "told")
         return bool(found["metadata"]["finalizers"] == ["test.kplane.dev/held"])
 
-    await field.eventually(released, timeout=40.0)
+    await field.eventually(released, timeout=120.0)
+    ended = await field.get("ControlPlane", "told")
+    assert int(told["metadata"]["resourceVersion"]) < int(ended["metadata"]["resourceVersion"])
     await field.client.patch(CONTROL_PLANES, "told", {"metadata": {"finalizers": None}})
     await field.gone(CONTROL_PLANES, "told")
     # The next one has an endpoint that nobody answers at, so that it never is ready.

@@ -41,7 +41,7 @@ def served(server: str) -> bytes:
 
 async def test_a_serving_certificate_near_its_end_is_renewed_and_served_by_the_same_process(field: Any) -> None:
     await field.create("ControlPlane", "renewed", deletionPolicy="Destroy")
-    await field.becomes("ControlPlane", "renewed", "Reconciled", timeout=60.0)
+    await field.becomes("ControlPlane", "renewed", "Reconciled")
     config = await field.tenant("renewed")
     authorities = TenantAuthorities.from_secret(await kept(field, "renewed", "authorities"))
     first = TenantCertificates.from_secret(await kept(field, "renewed", "certificates"))
@@ -51,8 +51,9 @@ async def test_a_serving_certificate_near_its_end_is_renewed_and_served_by_the_s
         authorities.serving,
         common_name="kube-apiserver",
         hosts=sorted(hosts_of(first.api_server.certificate)),
-        lifetime=dt.timedelta(seconds=6),
+        lifetime=dt.timedelta(seconds=24),
     )
+    # Due after two thirds: the last third is what a busy machine has for the renewal.
     await field.eventually(lambda: renewal_due(near.certificate, now=dt.datetime.now(dt.UTC)))
     data = {"apiserver.crt": near.certificate, "apiserver.key": near.key}
     encoded = {name: base64.b64encode(content).decode() for name, content in data.items()}
@@ -62,7 +63,7 @@ async def test_a_serving_certificate_near_its_end_is_renewed_and_served_by_the_s
         return (await kept(field, "renewed", "certificates"))["apiserver.crt"]
 
     known = {near.certificate, first.api_server.certificate}
-    certificate = await field.eventually(renewed, lambda found: found not in known, timeout=30.0)
+    certificate = await field.eventually(renewed, lambda found: found not in known)
     await field.eventually(lambda: asyncio.to_thread(served, config.server), lambda found: found == certificate)
     async with Client(config) as tenant:
         await tenant.list(NAMESPACES)
@@ -79,7 +80,7 @@ async def test_published_credentials_are_renewed_in_time_and_the_former_ones_go_
     name = f"lasting-{model}"
     await field.create("ControlPlaneClass", name, deletionPolicy="Destroy", auth={"model": model, "lifetime": "10m"})
     await field.create("ControlPlane", name, classRef={"name": name})
-    first = await field.becomes("ControlPlane", name, "Reconciled", timeout=60.0)
+    first = await field.becomes("ControlPlane", name, "Reconciled")
     configs = [await field.tenant(name)]
 
     async def published() -> ClusterConfig:
@@ -87,7 +88,7 @@ async def test_published_credentials_are_renewed_in_time_and_the_former_ones_go_
         return found
 
     for _ in range(2):
-        configs.append(await field.eventually(published, lambda config: config not in configs, timeout=30.0))
+        configs.append(await field.eventually(published, lambda config: config not in configs))
     for config in configs:
         async with Client(config) as tenant:
             await tenant.list(NAMESPACES)

@@ -23,7 +23,7 @@ from provider import (
     Unauthorized,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ async def adopted(field: Any, start_tenant: Callable[[str], Awaitable[Any]]) -> 
     url = tenant.administrator.server
     await field.create("ControlPlaneEndpoint", "guest", endpoint=url, credentialsSecretRef=reference)
     await field.create("ControlPlane", "guest", mode="Dedicated", endpointRef={"name": "guest"})
-    await field.becomes("ControlPlane", "guest", "Reconciled", timeout=60.0)
+    await field.becomes("ControlPlane", "guest", "Reconciled")
     return tenant
 
 
@@ -67,7 +67,7 @@ async def test_deleted_along_with_its_endpoint_and_our_credentials_its_tokens_ar
     field: Any, adopted: Any, eventually: Callable[..., Awaitable[Any]], seen: bool
 ) -> None:
     tokens = [await field.tenant("guest", secret=key) for key in ("kubeconfigSecretRef", "controllersSecretRef")]
-    assert [await refused(config) for config in tokens] == [False, False]
+    await field.lets_in(*tokens)
     uid = (await field.get("ControlPlane", "guest"))["metadata"]["uid"]
     await delete_ways_in(field)
     if seen:
@@ -76,7 +76,7 @@ async def test_deleted_along_with_its_endpoint_and_our_credentials_its_tokens_ar
     await field.gone(CONTROL_PLANES, "guest")
     # An API server remembers for 10 s whom it let in.
     for config in tokens:
-        await eventually(lambda config=config: refused(config), timeout=30.0)
+        await eventually(lambda config=config: refused(config), timeout=120.0)
     async with Client(adopted.administrator) as client:
         for account in ("controlplane-admin", "controlplane-controllers"):
             with pytest.raises(NotFound):
@@ -92,9 +92,9 @@ async def test_an_api_server_that_is_away_holds_no_deletion_and_it_is_told(
     uid = (await field.get("ControlPlane", "guest"))["metadata"]["uid"]
     await shared_etcd.runtime.delete("apiserver-a")
     await field.client.delete(CONTROL_PLANES, "guest")
-    await field.gone(CONTROL_PLANES, "guest", timeout=90.0)
+    await field.gone(CONTROL_PLANES, "guest")
     # A step that is repeated, as after a conflict, tells again, in other words where the failure was another one.
-    event, *_ = await eventually(lambda: not_revoked(field, uid), timeout=10.0)
+    event, *_ = await eventually(lambda: not_revoked(field, uid))
     assert event["type"] == "Warning"
     assert "stays valid there until it expires" in event["message"]
     assert "nor by the published credentials" in event["message"]

@@ -18,7 +18,7 @@ from tools.binaries import Binaries
 from tools.upstreams import KUBERNETES
 from workloads import Component, ComponentState, ProcessRuntime, find_processes
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.integration
 
 OWN = KUBERNETES.version
 MAJOR, MINOR, PATCH = OWN.split(".")
@@ -100,7 +100,7 @@ async def up_to_date(field: Any, name: str, accept: Callable[[str], bool]) -> di
         present = found["status"]["observedGeneration"] == found["metadata"]["generation"]
         return await field.reason("ControlPlane", name, "UpToDate") if present else "not looked at yet"
 
-    await field.eventually(answered, accept, timeout=30.0)
+    await field.eventually(answered, accept)
     found: dict[str, Any] = await field.get("ControlPlane", name)
     return found
 
@@ -119,7 +119,7 @@ async def test_an_upgrade_is_published_when_it_is_through_and_no_way_leads_back(
     runtimes: list[TwoVersions], field: Any
 ) -> None:
     await field.create("ControlPlane", "up", deletionPolicy="Destroy")
-    before = await field.becomes("ControlPlane", "up", "Reconciled", timeout=60.0)
+    before = await field.becomes("ControlPlane", "up", "Reconciled")
     assert before["status"]["version"] == f"v{OWN}"
     [runtime] = runtimes
 
@@ -127,7 +127,7 @@ async def test_an_upgrade_is_published_when_it_is_through_and_no_way_leads_back(
     during = await up_to_date(field, "up", lambda reason: reason == "RollingOut")
     assert condition(during, "UpToDate")["message"].endswith("serves on; in its way: one is left")
     assert condition(during, "Ready")["status"] == "True"
-    await field.eventually(lambda: reported(field, "up"), lambda version: version == f"v{NEXT}", timeout=30.0)
+    await field.eventually(lambda: reported(field, "up"), lambda version: version == f"v{NEXT}")
     assert (await field.get("ControlPlane", "up"))["status"]["version"] == f"v{OWN}"
     runtime.end_replacement("apiserver-up")
     after = await up_to_date(field, "up", lambda reason: reason == "")
@@ -169,7 +169,7 @@ async def test_processes_are_of_one_version_and_held_to_no_resources(field: Any)
     assert find_processes(field.state) == []
 
     await ask_for(field, "one", OWN)
-    found = await field.becomes("ControlPlane", "one", "Reconciled", timeout=60.0)
+    found = await field.becomes("ControlPlane", "one", "Reconciled")
     assert found["status"]["version"] == f"v{OWN}"
     assert condition(found, "UpToDate") == condition(found, "Supported") == {}
     processes = find_processes(field.state)

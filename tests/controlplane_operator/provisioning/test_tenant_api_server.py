@@ -32,16 +32,24 @@ async def test_data_outlive_a_restart_and_stay_below_the_prefix(
     shared_etcd: Any, start_tenant: Start, ready: Ready
 ) -> None:
     tenant = await start_tenant("a")
+    patient = replace(tenant.component, grace_seconds=120.0)
+    await shared_etcd.runtime.apply(patient)
+    await ready(shared_etcd.runtime, patient.name)
     async with Client(tenant.administrator) as client:
         await client.create(NAMESPACES, {"metadata": {"name": "shop"}})
         await client.create(CONFIG_MAPS, {"metadata": {"name": "prices", "namespace": "shop"}, "data": {"tea": "3"}})
         # An event is written with a lease, which is a right of its own in etcd.
         await client.create(EVENTS, _event("one"), namespace="shop")
-        watch = asyncio.create_task(_follow(client))
-        async with asyncio.timeout(8):
-            await shared_etcd.runtime.stop(tenant.component.name)
-        watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
+        follows = asyncio.Event()
+        watch = asyncio.create_task(_follow(client, follows))
+        try:
+            async with asyncio.timeout(60):
+                await follows.wait()
+                # Nor does it wait for those who follow something, who would for minutes.
+                await shared_etcd.runtime.stop(patient.name)
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
 
     await shared_etcd.runtime.apply(tenant.component)
     await ready(shared_etcd.runtime, tenant.component.name)
@@ -53,9 +61,10 @@ async def test_data_outlive_a_restart_and_stay_below_the_prefix(
     assert [line for line in log.splitlines() if "permission denied" in line] == []
 
 
-async def _follow(client: Client) -> None:
-    async for _ in client.watch(NAMESPACES, resource_version=None):
-        pass
+async def _follow(client: Client, follows: asyncio.Event) -> None:
+    async with client.watch(NAMESPACES, resource_version=None) as watch:
+        async for _ in watch:
+            follows.set()
 
 
 async def test_credentials_of_one_tenant_are_worth_nothing_at_another(start_tenant: Start) -> None:
@@ -112,7 +121,7 @@ async def test_renewed_certificates_are_served_without_a_restart(
         ((address.host, address.ports["https"]), later.files["server.crt"]),
         ((shared_etcd.address.host, shared_etcd.address.ports["client"]), renewed["server.crt"]),
     ):
-        await eventually(lambda served_at=served_at: asyncio.to_thread(_served_at, *served_at), _is(file), timeout=30)
+        await eventually(lambda served_at=served_at: asyncio.to_thread(_served_at, *served_at), _is(file), timeout=120)
     async with Client(tenant.administrator) as client:
         await client.create(NAMESPACES, {"metadata": {"name": "after"}})
     assert {name: runtime.state(name).pid for name in pids} == pids
@@ -128,5 +137,5 @@ def _served_at(host: str, port: int) -> bytes:
     context.verify_mode = ssl.CERT_NONE
     # Below TLS 1.3 etcd refuses the missing client certificate before we have seen its own.
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    with socket.create_connection((host, port), timeout=5) as plain, context.wrap_socket(plain) as tls:
+    with socket.create_connection((host, port), timeout=20) as plain, context.wrap_socket(plain) as tls:
         return tls.getpeercert(binary_form=True) or b""

@@ -68,7 +68,7 @@ async def members(binaries: Binaries, tmp_path: Path) -> AsyncIterator[Members]:
 async def shown(address: Address) -> bytes:
     """Return the certificate that a member shows to whoever connects."""
     port = address.ports["client"]
-    return (await asyncio.to_thread(ssl.get_server_certificate, (address.host, port), timeout=5)).encode()
+    return (await asyncio.to_thread(ssl.get_server_certificate, (address.host, port), timeout=20)).encode()
 
 
 async def test_three_members_root_and_tenants_work_through_a_renewal(
@@ -118,7 +118,7 @@ async def etcdctl(program: Path, urls: tuple[str, ...], user: KeyPair, site: Any
     pem.write_bytes(user.certificate + user.key)
     ca.write_bytes(site.etcd.authority.certificate)
     connection = [f"--endpoints={','.join(urls)}", f"--cacert={ca}", f"--cert={pem}", f"--key={pem}"]
-    return await run_program(program, [*connection, *args, "-w", "json"], timeout_seconds=10.0)
+    return await run_program(program, [*connection, *args, "-w", "json"], timeout_seconds=60.0)
 
 
 async def gateway_status(url: str, user: KeyPair, site: Any, directory: Path) -> int:

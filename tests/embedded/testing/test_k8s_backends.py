@@ -12,7 +12,7 @@ from tools.binaries import Binaries
 from workloads import find_processes
 
 pytest_plugins = ["pytester"]
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "testing.md"
 SETTINGS = ("K8S_ALLOWED_CONTEXTS", "KIND_CLUSTER", "KIND_NODE_IMAGE", "KUBECONFIG", "USE_EXISTING_CLUSTER")
@@ -59,7 +59,7 @@ def test_the_example_of_the_documentation_works_without_kplanes_operators(pytest
             '''
             k8s.kubectl("apply", "-f", "-", stdin=owned)
             k8s.kubectl("delete", "configmap", "owner")
-            k8s.kubectl("wait", "--for=delete", "configmap/owned", "--timeout=30s")
+            k8s.kubectl("wait", "--for=delete", "configmap/owned", "--timeout=120s")
 
         def test_leaves_a_mark(k8s, pytestconfig):
             (pytestconfig.rootpath / "directory").write_text(str(k8s.directory))

@@ -19,7 +19,7 @@ from controlplane_operator.status import StatusWriter
 from provider import CLUSTER_ROLES, PODS, SECRETS, SERVICE_ACCOUNTS, SERVICES, STATEFUL_SETS
 from workloads.pods import Image, PodRuntime, PodSettings
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(170)]
+pytestmark = pytest.mark.integration
 
 NAME = "podded"
 NAMESPACE = f"kplane-cp-{NAME}"
@@ -101,11 +101,11 @@ async def test_it_is_a_pod_with_an_identity_of_its_own_until_its_instance_has_en
         "--listen=0.0.0.0:8081",
     ]
     await cluster.run_pod(pod)
-    await cluster.eventually(dedicated.look, lambda reason: reason == "McmRunning", timeout=30.0)
+    await cluster.eventually(dedicated.look, lambda reason: reason == "McmRunning", timeout=60.0)
 
     # Its turn is over when its pods have ended, whatever it said itself: nothing is left that could write.
     await dedicated.says(mode="Shared", instance={"mode": "Dedicated"})
-    await cluster.eventually(dedicated.look, lambda reason: not reason, timeout=40.0)
+    await cluster.eventually(dedicated.look, lambda reason: not reason, timeout=120.0)
     status = (await dedicated.client.get(CONTROL_PLANE_REGISTRATIONS, NAME))["status"]
     assert "instance" not in status
     assert [each["reason"] for each in status["conditions"]] == ["Ended"]
