@@ -29,7 +29,7 @@ async def test_killed_build_leaves_nothing_broken(machine: Any, eventually: Any)
     )
     run = machine.start()
     try:
-        await eventually(halfway.exists, timeout=60.0)
+        await eventually(halfway.exists)
     finally:
         run.kill()
         run.communicate(timeout=60)

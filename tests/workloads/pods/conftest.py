@@ -75,7 +75,7 @@ class Cluster:
         async def others() -> list[dict[str, Any]]:
             return [pod for pod in await self.pods(namespace) if pod["metadata"]["name"] not in but]
 
-        return (await self.eventually(others, lambda found: len(found) == 1, timeout=60.0))[0]
+        return (await self.eventually(others, lambda found: len(found) == 1))[0]
 
     async def say(self, pod: dict[str, Any], **status: Any) -> None:
         """Write what a kubelet tells of a pod."""
@@ -92,7 +92,7 @@ class Cluster:
         )
 
     async def phase(self, runtime: PodRuntime, name: str, phase: Phase) -> Any:
-        return await self.eventually(lambda: runtime.state(name), lambda state: state.phase is phase, timeout=60.0)
+        return await self.eventually(lambda: runtime.state(name), lambda state: state.phase is phase)
 
 
 def _container(*, state: dict[str, Any], ready: bool, restarts: int = 0, last: dict[str, Any] | None = None) -> Any:

@@ -101,7 +101,7 @@ async def test_it_is_a_pod_with_an_identity_of_its_own_until_its_instance_has_en
         "--listen=0.0.0.0:8081",
     ]
     await cluster.run_pod(pod)
-    await cluster.eventually(dedicated.look, lambda reason: reason == "McmRunning", timeout=60.0)
+    await cluster.eventually(dedicated.look, lambda reason: reason == "McmRunning")
 
     # Its turn is over when its pods have ended, whatever it said itself: nothing is left that could write.
     await dedicated.says(mode="Shared", instance={"mode": "Dedicated"})

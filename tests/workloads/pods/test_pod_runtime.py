@@ -125,7 +125,6 @@ async def test_pods_are_replaced_for_a_file_that_is_read_once_and_not_for_one_th
         await cluster.eventually(
             lambda: cluster.pods(namespace),
             lambda pods: [pod["metadata"]["name"] for pod in pods] == [second["metadata"]["name"]],
-            timeout=60.0,
         )
         await cluster.eventually(lambda: runtime.settled(name))
     async with cluster.runtime() as another:
@@ -161,7 +160,7 @@ async def test_another_version_is_ready_before_the_one_before_it_goes(cluster, c
         assert (state.phase, state.rolling, state.unobtainable) == (Phase.READY, True, False), "the first one serves on"
 
         await cluster.run_pod(second)
-        await cluster.eventually(lambda: runtime.state(name).rolling, lambda rolling: not rolling, timeout=60.0)
+        await cluster.eventually(lambda: runtime.state(name).rolling, lambda rolling: not rolling)
         assert [image(pod) for pod in await cluster.pods(namespace)] == ["registry.example/server:v1.3.0"]
 
 
@@ -183,7 +182,7 @@ async def test_pods_are_replaced_for_other_resources(cluster):
         }
         assert runtime.state(name).phase is Phase.READY
         await cluster.run_pod(second)
-        await cluster.eventually(lambda: runtime.state(name).rolling, lambda rolling: not rolling, timeout=60.0)
+        await cluster.eventually(lambda: runtime.state(name).rolling, lambda rolling: not rolling)
 
 
 async def test_component_with_data_keeps_its_claim_until_it_is_deleted(cluster):
@@ -429,7 +428,7 @@ async def test_deleted_while_pods_have_not_ended_is_told_and_repeated(cluster):
             await runtime.delete(name)
             return True
 
-        await cluster.eventually(deleted, timeout=60.0)
+        await cluster.eventually(deleted)
         with pytest.raises(NotFound):
             await cluster.client.get(SERVICES, "server", namespace=namespace)
 
