@@ -116,6 +116,9 @@ async def test_what_one_api_server_issued_is_shown_to_no_other(field: Any, tls_s
         assert not issued & (shown | now)
         await field.client.delete(CONTROL_PLANES, "traveller")
         await field.gone(CONTROL_PLANES, "traveller")
+        # So that nobody probes it any more when the server ends.
+        await field.client.delete(CONTROL_PLANE_ENDPOINTS, "way")
+        await field.gone(CONTROL_PLANE_ENDPOINTS, "way")
 
 
 async def test_no_registration_ever_names_an_address_with_the_credentials_for_another(field: Any) -> None:
