@@ -70,14 +70,25 @@ class Guard:
         if obstacle is not None:
             await self._instance.hold(obstacle)
             return
-        async with self._instance.turn():
-            # What was seen before is as old as the wait for the turn was long.
-            obstacle = await self._look(engagement)
+        async with self._instance.turn() as ends_at:
+            obstacle = await self._look_again(engagement, by=ends_at)
             if obstacle is not None:
                 await self._instance.hold(obstacle)
             else:
                 await self._instance.start(engagement)
                 self._started_at = _now()
+
+    async def _look_again(self, engagement: Engagement, *, by: float) -> Obstacle | None:
+        """Look within a turn: what was seen before is as old as the wait for that was long."""
+        try:
+            async with asyncio.timeout_at(by):
+                return await self._look(engagement)
+        except TimeoutError:
+            server = engagement.cluster.config.server
+            return Obstacle(
+                Reason.API_SERVER_UNREACHABLE,
+                f"its API server at {server} does not answer any more, now that it may start",
+            )
 
     async def _review(self, obstacle: Obstacle | None) -> None:
         if obstacle is None:

@@ -146,11 +146,14 @@ class Instance:
         await self._describe(self.cluster)
 
     @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait until it may start, and start or hold it within; return when it is ready, or its time is over."""
-        async with self._budget.turn(over=self._under_way):
+    async def turn(self) -> AsyncIterator[float]:
+        """Wait until it may start, and start or hold it within, by the time of the loop that is given.
+
+        Returns when it is ready or has ended, or at that time.
+        """
+        async with self._budget.turn(over=self._under_way) as ends_at:
             self._under_way.clear()
-            yield
+            yield ends_at
 
     async def start(self, engagement: Engagement) -> None:
         """Start the process by the newest description of the cluster, or tell why that is not possible."""

@@ -21,9 +21,10 @@ class StartBudget:
     """At most `at_once` instances start at the same time, fewer while processors are busy; first come, first served.
 
     A start is heavy for its first second or two, in which the program is loaded and lists everything. A turn ends when
-    its instance is ready or has ended, and after `longest_seconds` in any case: an API server that is slow on purpose
-    keeps no other instance from starting. One at a time may start however busy the processors are, as nobody knows for
-    how long they will be. Between any two starts are `stagger_seconds`.
+    its instance is ready or has ended, and `longest_seconds` after it began: an API server that is slow on purpose
+    keeps no other instance from starting, as long as nobody waits for it within for longer. One at a time may start
+    however busy the processors are, as nobody knows for how long they will be. Between any two starts are
+    `stagger_seconds`.
     """
 
     def __init__(
@@ -48,13 +49,14 @@ class StartBudget:
         self._not_before = float("-inf")
 
     @contextlib.asynccontextmanager
-    async def turn(self, *, over: asyncio.Event) -> AsyncIterator[None]:
-        """Start within; return when `over` is set, or the time of the turn is."""
+    async def turn(self, *, over: asyncio.Event) -> AsyncIterator[float]:
+        """Start within, by the time of the loop that is given; return when `over` is set, or at that time."""
         await self._enter()
         try:
-            yield
+            ends_at = asyncio.get_running_loop().time() + self._longest_seconds
+            yield ends_at
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._longest_seconds):
+                async with asyncio.timeout_at(ends_at):
                     await over.wait()
         finally:
             self._starting -= 1

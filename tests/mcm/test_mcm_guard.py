@@ -107,7 +107,7 @@ class World:
     def __init__(self, runtime: ProcessRuntime, directory: Path, *, pace: GuardPace = PACE) -> None:
         self.heard = Heard()
         self.server = FaultServer(directory)
-        self.budget = StartBudget(at_once=1, longest_seconds=0.05, stagger_seconds=0.0, pressure=lambda: 0.0)
+        self.budget = StartBudget(at_once=1, longest_seconds=pace.timeout, stagger_seconds=0.0, pressure=lambda: 0.0)
         self.runtime = runtime
         self.instances = Instances(runtime, witness=self.heard, guard_pace=pace, budget=self.budget)
         self.clusters = Clusters(awares=[self.instances], retry_initial_seconds=0.1)
@@ -229,6 +229,22 @@ async def test_who_came_while_an_instance_waited_for_its_turn_is_seen(
         over.set()
     await eventually(lambda: world.heard.last()[0] is Reason.FOREIGN_CONTROLLER_MANAGER)
     assert "started for" not in caplog.text
+
+
+async def test_an_api_server_that_is_silent_as_soon_as_it_is_its_turn_gives_that_up(
+    world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world.instances, "_guard_pace", replace(PACE, timeout=3600.0))
+    over = asyncio.Event()
+    async with world.budget.turn(over=over):
+        await world.add()
+        await eventually(lambda: world.budget._door.locked())
+        world.server.answer = None
+        over.set()
+    await eventually(lambda: world.heard.last()[0] is Reason.API_SERVER_UNREACHABLE)
+    assert "does not answer any more" in world.heard.last()[1]
+    async with asyncio.timeout(60.0), world.budget.turn(over=over):
+        assert world.summary().pid is None
 
 
 async def test_an_instance_that_cannot_be_ended_is_tried_again(

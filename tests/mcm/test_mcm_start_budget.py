@@ -80,6 +80,24 @@ async def test_nobody_holds_a_turn_for_long(eventually: Eventually) -> None:
     await starts.aclose()
 
 
+async def test_what_takes_long_within_a_turn_makes_it_no_longer(
+    eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = StartBudget(at_once=1, longest_seconds=NEVER, stagger_seconds=0.0, pressure=lambda: 0.0)
+    loop = asyncio.get_running_loop()
+    real, slept = loop.time, [0.0]
+    monkeypatch.setattr(loop, "time", lambda: real() + slept[0])
+
+    async def start() -> None:
+        async with budget.turn(over=asyncio.Event()) as ends_at:
+            slept[0] += NEVER
+            assert ends_at <= loop.time()
+
+    starting = asyncio.create_task(start())
+    await eventually(starting.done)
+    await starting
+
+
 async def test_one_that_gives_up_waiting_leaves_the_turn_to_the_others(eventually: Eventually) -> None:
     budget = StartBudget(at_once=1, longest_seconds=NEVER, stagger_seconds=0.0, pressure=lambda: 0.0)
     starts = Starts(budget, count=3)

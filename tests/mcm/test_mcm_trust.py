@@ -134,7 +134,7 @@ async def test_an_exchanged_authority_restarts_only_who_does_not_know_it(
             witness=Silence(registration=None),
             programs=programs,
             guard_pace=PACE,
-            budget=StartBudget(longest_seconds=0.05),
+            budget=StartBudget(longest_seconds=PACE.timeout),
         )
         clusters = Clusters(awares=[instances])
 
