@@ -10,6 +10,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from typing import Final
 
 from mcm.certificate import ServingCertificate
 from mcm.configuration import PORT
@@ -31,6 +32,8 @@ from workloads.oom_kills import OomKills
 __all__ = ["Instance"]
 
 logger = logging.getLogger(__name__)
+
+_FIRST_RETRY_SECONDS: Final = 1.0
 
 
 class Instance:
@@ -201,9 +204,11 @@ class Instance:
 
     async def follow(self, engagement: Engagement) -> None:
         """Follow the changes of the cluster's description until cancelled."""
-        async for _ in engagement.changes():
-            await self._keep_applying(engagement)
-            self._followed.set()
+        changed = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            _ = tasks.create_task(self._keep_applying(engagement, changed=changed), name="apply changes")
+            async for _ in engagement.changes():
+                changed.set()
 
     async def wait_followed(self) -> None:
         """Return when the cluster's description has changed since the last call."""
@@ -216,9 +221,17 @@ class Instance:
         await self._runtime.delete(self._component)
         logger.info("instance %s ended and removed", self._component)
 
-    async def _keep_applying(self, engagement: Engagement) -> None:
-        backoff = Backoff(initial_seconds=1.0, maximum_seconds=60.0)
+    async def _keep_applying(self, engagement: Engagement, *, changed: asyncio.Event) -> None:
+        backoff = Backoff(initial_seconds=_FIRST_RETRY_SECONDS, maximum_seconds=60.0)
+        delay: float | None = None
         while True:
+            # What replaces a description that cannot be followed need not wait for the next try of that.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await changed.wait()
+            if changed.is_set():
+                changed.clear()
+                backoff.reset()
             try:
                 await self._change(engagement)
                 await self.renew_trust()
@@ -227,9 +240,9 @@ class Instance:
                 self._changed()
                 delay = backoff.next_delay()
                 logger.warning("instance %s: %s, again in %.1f s", self._component, self._failure, delay)
-                await asyncio.sleep(delay)
             else:
-                return
+                delay = None
+                self._followed.set()
 
     async def _change(self, engagement: Engagement) -> None:
         async with self._lock:  # and so not in the midst of a start, which may be by the former description

@@ -10,7 +10,7 @@ import pytest
 
 from mcm.instances import remove_leftovers
 from provider import LOCAL
-from workloads import ProcessRuntime
+from workloads import Component, ProcessRuntime, RuntimeFailure
 
 from .instances_world import World, alive, cluster, program
 
@@ -96,6 +96,27 @@ async def test_edits_in_a_row_come_to_one_restart_and_to_none_where_the_last_one
     assert world.pid("a") not in {None, pid}
     assert caplog.text.count("has the changed configuration") == 1
     assert world.file("a", "sa.key").read_bytes() == b"third"
+
+
+async def test_a_change_that_fails_holds_up_no_later_one(
+    world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mcm.instance._FIRST_RETRY_SECONDS", 600.0)
+    apply = world.runtime.apply
+
+    async def refuse_one(component: Component) -> None:
+        if any(file.content == b"refused" for file in component.files.values()):
+            raise RuntimeFailure("no room")
+        await apply(component)
+
+    monkeypatch.setattr(world.runtime, "apply", refuse_one)
+    await world.clusters.add_or_replace(cluster("a", token="first"))
+    pid = await eventually(lambda: world.pid("a"))
+    await world.clusters.add_or_replace(cluster("a", token="refused"))
+    await eventually(lambda: "no room" in world.overview.summaries()[0].last_error)
+    await world.clusters.add_or_replace(cluster("a", token="last"))
+    await eventually(world.file("a", "token").read_bytes, lambda content: content == b"last")
+    assert world.pid("a") == pid
 
 
 async def test_what_cannot_be_started_is_told_and_disturbs_no_other(world: World, eventually: Eventually) -> None:
