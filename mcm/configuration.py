@@ -168,6 +168,7 @@ def configure(
         readiness=Probe(port=PORT, path="/healthz", ca="serving.crt"),
         lifetime=Lifetime.BOUND,
         open_files=OPEN_FILES,
+        only_logs=True,
         grace_seconds=GRACE_SECONDS,
     )
 

@@ -138,6 +138,11 @@ class Component:
     resources: Resources | None = None
     open_files: int | None = None
     """So many files and connections it may have open at once, where the runtime can hold it to that: processes."""
+    only_logs: bool = False
+    """Whether it writes nothing at length but its log, which the kernel can bound then: processes of `Lifetime.BOUND`.
+
+    Their files are cut off at four times what the runtime lets a log have; what does not fit is lost.
+    """
     memory_bytes: int | None = None
     """So much memory it may take, where the kernel can hold it to that: processes of `Lifetime.BOUND`, in a control
     group that may be divided (`MemoryGroups`). None: no limit.

@@ -67,11 +67,13 @@ class ComponentDirectory:
         self.create()
         _replace(self._address, content=json.dumps({"ports": dict(ports)}).encode(), durable=True)
 
-    def remove(self) -> Path:
-        """Delete the component in one step; returns the directory, now renamed, whose content is left to be removed."""
-        removed = self.path.with_name(f"{REMOVED_PREFIX}{self.path.name}-{secrets.token_hex(4)}")
-        self.path.rename(removed)
-        return removed
+    def remove(self) -> None:
+        """Delete the component in one step: its directory is renamed, and then one of those that `removed` tells."""
+        self.path.rename(self.path.with_name(f"{REMOVED_PREFIX}{self.path.name}-{secrets.token_hex(4)}"))
+
+    def removed(self) -> list[Path]:
+        """Tell what is left of components of this name that are deleted already, and is still to be removed."""
+        return list(self.path.parent.glob(f"{REMOVED_PREFIX}{self.path.name}-{'?' * 8}"))
 
 
 def _holds(path: Path, *, content: bytes) -> bool:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from workloads import launcher
 from workloads.component import DATA, FILES, SCRATCH, Component, Lifetime
@@ -22,6 +23,8 @@ from workloads.proctable import DIGEST_VARIABLE, MARKER_VARIABLE
 __all__ = ["Launch", "check_name", "find_program", "is_name", "prepare_launch"]
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LOG_ROOM: Final = 4
+"""A log is cut some time after it has reached its limit; the kernel refuses what is more than so many times that."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,200}")
 
 
@@ -54,7 +57,12 @@ def check_name(name: str) -> None:
 
 
 def prepare_launch(
-    component: Component, *, directory: ComponentDirectory, programs: Sequence[Path], groups: MemoryGroups
+    component: Component,
+    *,
+    directory: ComponentDirectory,
+    programs: Sequence[Path],
+    groups: MemoryGroups,
+    log_limit_bytes: int,
 ) -> Launch:
     """Check and resolve a description. Raises RuntimeFailure: which component, which field, what is wrong."""
     check_name(component.name)
@@ -68,7 +76,8 @@ def prepare_launch(
     if component.lifetime is Lifetime.BOUND:
         group = groups.make(component.name, limit_bytes=component.memory_bytes)
         entry = str(group.entry) if group is not None else ""
-        argv = (sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), entry, *argv)
+        file_bytes = str(_LOG_ROOM * log_limit_bytes) if component.only_logs else ""
+        argv = (sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), entry, file_bytes, *argv)
     environment = {
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": os.environ.get("HOME", str(directory.path)),
@@ -156,6 +165,7 @@ def _digest(component: Component, *, program: Path) -> str:
         component.data,
         component.lifetime.value,
         # Only where there is one: what runs without goes on after an upgrade.
+        *(["only logs"] if component.only_logs else []),
         *([component.open_files] if component.open_files is not None else []),
         *(["memory", component.memory_bytes] if component.memory_bytes is not None else []),
     ]

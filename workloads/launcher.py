@@ -1,6 +1,8 @@
-"""Runs a program that the kernel kills when its parent dies: `launcher.py PARENT_PID GROUP PROGRAM [ARGUMENT...]`.
+"""Runs a program that the kernel kills when its parent dies.
 
-GROUP is the `cgroup.procs` of the control group that it enters before; empty: it stays where it is.
+Called as `launcher.py PARENT_PID GROUP FILE_BYTES PROGRAM [ARGUMENT...]`.
+GROUP is the `cgroup.procs` of the control group that it enters before; empty: it stays where it is. FILE_BYTES is the
+longest file that it may write; empty: as long as it may now.
 
 It is a program of its own, because the request must be made in the child, and Python code between fork and exec
 (`preexec_fn`) can deadlock where the parent has threads. It takes 20 ms, and leaves nothing but the program.
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 
@@ -18,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Bind this process to its parent's life and become the program."""
-    parent, group, program = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    parent, group, file_bytes, program = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
     if group:
         _enter(group)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -26,9 +29,12 @@ def main() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
         sys.exit("The supervisor died while this process started.")
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores both, and exec would hand that on
-        signal.signal(number, signal.SIG_DFL)
-    os.execve(program, sys.argv[3:], _given_environment())  # noqa: S606 - becoming the program is what this is for
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would hand that on
+    if file_bytes:
+        _bound_file_size(int(file_bytes))
+    else:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # likewise
+    os.execve(program, sys.argv[4:], _given_environment())  # noqa: S606 - becoming the program is what this is for
 
 
 def _enter(group: str) -> None:
@@ -38,6 +44,17 @@ def _enter(group: str) -> None:
             file.write("0")
     except OSError as error:
         print(f"Memory is not bounded by a control group: {error}.", file=sys.stderr)  # noqa: T201 - into its log
+
+
+def _bound_file_size(count: int) -> None:
+    """Have the kernel refuse a write that would make a file longer, and nothing else come of it.
+
+    The signal that tells of it would end the program, but stays ignored. Go takes that back, and then does nothing in
+    its turn (os/signal, "Default behavior of signals in Go programs").
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    least = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (least, least))
 
 
 def _given_environment() -> dict[bytes, bytes]:

@@ -22,7 +22,8 @@ class Pace:
     """A component that ran for so long starts over with its first wait."""
     ready_probe: float = 5.0
     """Between probes of a ready component."""
-    log_check: float = 5.0
+    log_check: float = 1.0
+    """Between looks at the size of a log."""
 
 
 class Backoff:

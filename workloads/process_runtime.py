@@ -143,7 +143,11 @@ class ProcessRuntime:
             raise RuntimeFailure(f"Component {component.name}: version {component.version} cannot be had: {why}.")
         async with self._supervision(component.name) as supervision:
             launch = prepare_launch(
-                component, directory=supervision.directory, programs=self._programs, groups=self._groups
+                component,
+                directory=supervision.directory,
+                programs=self._programs,
+                groups=self._groups,
+                log_limit_bytes=self._log_limit_bytes,
             )
             await supervision.apply(launch)
 
@@ -174,13 +178,16 @@ class ProcessRuntime:
             directory = supervision.directory
             if directory.exists:
                 await self._ports.release(directory)
-                try:
-                    removed = directory.remove()
+            try:
+                if directory.exists:
+                    directory.remove()
                     self._subscribers.tell(name)
-                    # In a thread, as data can be large. Whatever interrupts this, the component is gone already.
-                    await asyncio.to_thread(shutil.rmtree, removed)
-                except OSError as error:
-                    raise RuntimeFailure(f"Component {name} cannot be removed: {error}.") from error
+                # In a thread, as data can be large. Whatever interrupts this, the component is gone already; what is
+                # left of it, or was when somebody tried before, holds credentials.
+                for removed in directory.removed():
+                    await asyncio.to_thread(_remove_all, removed)
+            except OSError as error:
+                raise RuntimeFailure(f"Component {name} cannot be removed: {error}.") from error
 
     def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """See `Runtime.subscribe`. Called in the loop; what it raises is logged."""
@@ -269,6 +276,13 @@ class ProcessRuntime:
                 await self._groups.remove(name)
             else:
                 await supervision.release()
+
+
+def _remove_all(directory: Path) -> None:
+    while directory.exists():
+        # A removal whose caller went away goes on in its thread, and may be the first one at each file.
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(directory)
 
 
 def _owns_something(supervision: Supervision) -> bool:

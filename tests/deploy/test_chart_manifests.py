@@ -106,6 +106,8 @@ def test_pods_are_bounded_beyond_the_standard(chart: Any, values_file: Path) -> 
         for container in spec["containers"]:
             assert container["securityContext"]["readOnlyRootFilesystem"] is True, owner
             assert container["resources"]["requests"].keys() == {"cpu", "memory"}, owner
+        for volume in spec.get("volumes", ()):
+            assert "sizeLimit" in volume.get("emptyDir", {"sizeLimit": None}), (owner, volume["name"])
 
 
 def test_no_pod_but_the_operators_has_the_key_of_the_authority(chart: Any, values_file: Path) -> None:

@@ -23,7 +23,8 @@ from mcm.settings import Settings
 from mcm.silence import Silence
 from mcm.tenant import Obstacle
 from provider import Cluster, ClusterConfig, Clusters
-from workloads import ProcessRuntime
+from tools.binaries import Binaries
+from workloads import Component, Lifetime, Pace, Phase, ProcessRuntime, RestartPolicy
 from workloads.memory_group import is_delegated
 from workloads.oom_kills import find_counter
 
@@ -143,3 +144,26 @@ async def test_an_instance_that_the_kernel_ends_for_taking_more_is_told_as_out_o
         await eventually(lambda: summary("hungry").exits.get("OutOfMemory", 0) >= 2)
         assert set(summary("hungry").exits) == {"OutOfMemory"}
         assert (summary("modest").pid, summary("modest").restarts) == (pid, 0)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("program", ["kube-controller-manager", "kube-scheduler"])
+async def test_a_real_program_goes_on_when_its_log_is_full(
+    binaries: Binaries, tmp_path: Path, eventually: Eventually, program: str
+) -> None:
+    limit = 1000
+    told = Component(
+        name="a",
+        program=program,
+        args=("--help",),  # which is much longer
+        lifetime=Lifetime.BOUND,
+        restart=RestartPolicy.NEVER,
+        only_logs=True,
+    )
+    async with ProcessRuntime(
+        tmp_path, programs=binaries.directories, log_limit_bytes=limit, pace=Pace(log_check=1000.0)
+    ) as runtime:
+        await runtime.apply(told)
+        await eventually(lambda: runtime.state("a").phase is Phase.ENDED)
+        assert runtime.state("a").exit_code == 0
+        assert runtime.log_path("a").stat().st_size == 4 * limit

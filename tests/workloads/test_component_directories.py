@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from workloads import DATA, FILES, SCRATCH, File, Lifetime, Port, Probe, RuntimeFailure
+from workloads import DATA, FILES, SCRATCH, File, Lifetime, Pace, Port, Probe, RuntimeFailure
 
 FOREVER = "exec sleep 1000"
 
@@ -189,3 +190,52 @@ async def test_a_log_is_bounded_while_its_writer_goes_on(sandbox) -> None:
         assert b"\0" not in log.read_bytes(), "the writer appends where the file now ends"
         assert runtime.state("chatty").pid == pid
         assert {path.name for path in log.parent.iterdir()} - {".log.new"} == {"files", "log", "log.1"}
+
+
+async def test_the_kernel_bounds_what_writes_nothing_at_length_but_its_log(sandbox) -> None:
+    """Between two looks at its size, too: here the second one is never."""
+    limit = 20_000
+    line = "$(head -c 9999 /dev/zero | tr '\\0' x)"
+    script = f"line={line}; i=0; while [ $((i += 1)) -le 100 ]; do echo $line; done; touch data/over; {FOREVER}"
+    async with sandbox.runtime(log_limit_bytes=limit, pace=Pace(log_check=1000.0)) as runtime:
+        await runtime.apply(sandbox.shell("flood", script, data=True, lifetime=Lifetime.BOUND, only_logs=True))
+        pid = runtime.state("flood").pid
+        await sandbox._eventually(lambda: (sandbox.directory / "flood/data/over").exists())
+        assert runtime.log_path("flood").stat().st_size == 4 * limit
+        assert runtime.state("flood").pid == pid, "what does not fit is lost, and the program goes on"
+
+
+async def test_a_log_that_was_full_is_written_to_again_when_it_is_cut(sandbox) -> None:
+    limit = 20_000
+    line = "$(head -c 9999 /dev/zero | tr '\\0' x)"
+    script = f"line={line}; while :; do echo $line; sleep 0.001; done"
+    async with sandbox.runtime(log_limit_bytes=limit) as runtime:
+        await runtime.apply(sandbox.shell("flood", script, lifetime=Lifetime.BOUND, only_logs=True))
+        pid = runtime.state("flood").pid
+        log, old = runtime.log_path("flood"), runtime.log_path("flood").with_name("log.1")
+        for _ in range(3):
+            before = old.stat().st_ino if old.exists() else 0
+            await sandbox._eventually(lambda before=before: old.exists() and old.stat().st_ino != before)
+            assert log.stat().st_size <= 4 * limit
+            assert old.stat().st_size <= limit
+        assert runtime.state("flood").pid == pid
+
+
+@pytest.mark.parametrize("failure", [OSError(5, "Input/output error"), FileNotFoundError(2, "No such file")])
+async def test_a_removal_that_failed_is_not_done_before_nothing_is_left(runtime, sandbox, monkeypatch, failure) -> None:
+    await runtime.apply(sandbox.shell("keys", FOREVER, files={"key": File(b"secret")}))
+    remove = shutil.rmtree
+    failures = [failure]
+
+    def fail_once(path, **options) -> None:
+        if failures:
+            raise failures.pop()
+        remove(path, **options)
+
+    monkeypatch.setattr("workloads.process_runtime.shutil.rmtree", fail_once)
+    await runtime.apply(sandbox.shell("keys-2", FOREVER, files={"key": File(b"secret")}))
+    if not isinstance(failure, FileNotFoundError):  # somebody else removes it too
+        with pytest.raises(RuntimeFailure, match=r"Component keys cannot be removed: .*Input/output error"):
+            await runtime.delete("keys")
+    await runtime.delete("keys")
+    assert [path.parent.parent.name for path in sandbox.directory.rglob("key")] == ["keys-2"]
