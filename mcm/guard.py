@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass
 
 from mcm.instance import Instance
+from mcm.liveness import Liveness
 from mcm.report import Reason
 from mcm.tenant import Obstacle, Tenant
 from provider import Backoff, Engagement
@@ -29,6 +30,10 @@ class GuardPace:
     retry_maximum: float = 60.0
     stable: float = 60.0
     """An instance that was let run for so long starts over with the shortest wait."""
+    hung: float = 90.0
+    """So long an instance may leave its health check without an answer; kubeadm's static pods have 80 s."""
+    hung_maximum: float = 900.0
+    """The same of one that was ended for that again and again."""
 
 
 class Guard:
@@ -47,6 +52,7 @@ class Guard:
         self._backoff = Backoff(initial_seconds=pace.retry_initial, maximum_seconds=pace.retry_maximum)
         self._away_since: float | None = None
         self._started_at = 0.0
+        self._liveness = Liveness(instance, initial_seconds=pace.hung, maximum_seconds=pace.hung_maximum)
 
     async def keep(self, engagement: Engagement) -> None:
         """Guard the instance until cancelled."""
@@ -91,6 +97,7 @@ class Guard:
             )
 
     async def _review(self, obstacle: Obstacle | None) -> None:
+        await self._liveness.review(answered=obstacle is None)
         if obstacle is None:
             self._away_since = None
             await self._instance.renew_trust()

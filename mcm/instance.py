@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Final
@@ -95,8 +96,10 @@ class Instance:
         self._oom_kills = oom_kills
         """For a process that has no control group of its own."""
         self._memory_bytes = memory_bytes
-        self._excess = ""
-        """Why we have ended it ourselves."""
+        self.unready_since: float | None = None
+        """By time.monotonic; None where it answers its health check, and before it did for the first time."""
+        self._killed_for: Obstacle | None = None
+        """Why we have killed it ourselves."""
         self._trust = Trust()
         self._unsubscribe = runtime.subscribe(self._note)
 
@@ -180,8 +183,26 @@ class Instance:
         """End the process of that number, where it is still the present one, for taking more memory than it may."""
         if self.state.pid != pid:
             return
-        self._excess = f"it took {taken_bytes >> 20} MiB of memory, and may take {limit_bytes >> 20} MiB"
-        logger.warning("instance %s is ended: %s", self._component, self._excess)
+        why = f"it took {taken_bytes >> 20} MiB of memory, and may take {limit_bytes >> 20} MiB"
+        self._kill(pid, Obstacle(Reason.OUT_OF_MEMORY, why))
+
+    async def end_hung(self, since: float) -> bool:
+        """End the process in a turn, where it is still unready since then (`unready_since`); tell whether it was.
+
+        The runtime starts it again, and the turn is that of this start.
+        """
+        async with self.turn():
+            pid = self.state.pid
+            if pid is None or self.unready_since != since:
+                self._under_way.set()
+                return False
+            seconds = time.monotonic() - since
+            self._kill(pid, Obstacle(Reason.KILLED, f"it did not answer its health check for {seconds:.0f} s"))
+            return True
+
+    def _kill(self, pid: int, why: Obstacle) -> None:
+        self._killed_for = why
+        logger.warning("instance %s is ended: %s", self._component, why.message)
         with contextlib.suppress(ProcessLookupError):
             # Its number is nobody else's: the runtime takes it back in this thread, and tells `state` of that.
             os.kill(pid, signal.SIGKILL)
@@ -312,6 +333,10 @@ class Instance:
         if component == self._component:
             state = self.state
             before, self._phase = self._phase, state.phase
+            if state.phase is not before:
+                unready = state.phase is Phase.UNREADY
+                self.unready_since = time.monotonic() if unready else None
+            over = state.phase in {Phase.READY, Phase.BACKOFF, Phase.ENDED} and self._killed_for is None
             if state.phase is Phase.BACKOFF:
                 if before is not Phase.BACKOFF:
                     self._note_end(state)
@@ -320,16 +345,16 @@ class Instance:
             elif state.phase is Phase.READY:
                 self._end, self._exited = "", None
             elif state.phase is Phase.ABSENT:
-                self._excess = ""  # who ended it for something else meanwhile says why
-            if state.phase in {Phase.READY, Phase.BACKOFF, Phase.ENDED}:
+                self._killed_for = None  # who ended it for something else meanwhile says why
+            if over:
                 self._under_way.set()
             self._changed()
 
     def _note_end(self, state: ComponentState) -> None:
-        excess, self._excess = self._excess, ""
-        self._end = self.last_error = f"{excess}; it {state.message}" if excess else state.message
-        starved = state.oom_killed
+        ours, self._killed_for = self._killed_for, None
+        self._end = self.last_error = f"{ours.message}; it {state.message}" if ours else state.message
+        starved = ours.reason is Reason.OUT_OF_MEMORY if ours else state.oom_killed
         if starved is None:
             starved = state.exit_code == KILLED_BY and self._oom_kills.take()
-        self._exited = exit_reason(state.exit_code, state.message, oom_killed=bool(excess) or starved)
+        self._exited = exit_reason(state.exit_code, state.message, oom_killed=starved)
         self.exits[self._exited] += 1

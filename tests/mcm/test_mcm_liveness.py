@@ -1,0 +1,171 @@
+"""Instances that run and do not answer any more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import create_autospec
+
+import pytest
+
+from mcm.configuration import component_name
+from mcm.guard import GuardPace
+from mcm.instance import Instance
+from mcm.instances import Instances
+from mcm.liveness import Liveness
+from mcm.overview import ClusterSummary, Overview
+from mcm.report import Reason
+from mcm.silence import Silence
+from mcm.start_budget import StartBudget
+from mcm.tenant import Obstacle, Tenant
+from provider import Clusters
+from workloads import Pace, Phase, ProcessRuntime
+
+from .instances_world import cluster, program
+
+Eventually = Callable[..., Any]
+LOOK_SECONDS = 0.05
+HEALTH = """
+import os, ssl, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Health(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(500 if os.path.exists("data/broken") else 200)
+        self.end_headers()
+
+if os.path.exists("data/broken"):
+    os.unlink("data/broken")
+port = next(int(each.partition("=")[2]) for each in sys.argv if each.startswith("--secure-port="))
+server = HTTPServer(("127.0.0.1", port), Health)
+tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+tls.load_cert_chain("files/serving.crt", "files/serving.key")
+server.socket = tls.wrap_socket(server.socket, server_side=True)
+server.serve_forever()
+"""
+
+
+class World:
+    """One instance, which is healthy until `broken` is there and after each of its starts, and its API server."""
+
+    def __init__(self, runtime: ProcessRuntime, *, hung: float) -> None:
+        pace = GuardPace(look=LOOK_SECONDS, grace=1000.0, retry_initial=LOOK_SECONDS, hung=hung, hung_maximum=1000.0)
+        self.witness = create_autospec(Silence, instance=True)
+        self.budget = StartBudget(at_once=1, longest_seconds=0.05, stagger_seconds=0.0, pressure=lambda: 0.0)
+        self.instances = Instances(runtime, witness=self.witness, guard_pace=pace, budget=self.budget)
+        self.clusters = Clusters(awares=[self.instances])
+        self.broken = runtime.log_path(component_name("a")).with_name("data") / "broken"
+        self.away = False
+        """Whether the API server does not answer."""
+        self.looks = 0
+
+    @property
+    def summary(self) -> ClusterSummary:
+        [found] = Overview(self.clusters, instances=self.instances).summaries()
+        return found
+
+    @property
+    def phase(self) -> Phase:
+        [instance] = self.instances.groups["a"]
+        return instance.state.phase
+
+    async def look(self, *_: object) -> Obstacle | None:
+        self.looks += 1
+        return Obstacle(Reason.API_SERVER_UNREACHABLE, "it is away") if self.away else None
+
+
+@pytest.fixture
+def world_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Eventually) -> Callable[..., Any]:
+    """`async with world_of(hung=SECONDS) as world`: its instance is ready."""
+    (tmp_path / "health.py").write_text(HEALTH)
+    program(tmp_path, f'exec {sys.executable} {tmp_path / "health.py"} "$@"')
+
+    @contextlib.asynccontextmanager
+    async def opened(*, hung: float) -> AsyncIterator[World]:
+        pace = Pace(restart_base=0.05, ready_probe=0.05)
+        async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=pace) as runtime:
+            world = World(runtime, hung=hung)
+            monkeypatch.setattr(Tenant, "look", world.look)
+            try:
+                await world.clusters.add_or_replace(cluster("a"))
+                await eventually(lambda: world.phase is Phase.READY)
+                yield world
+            finally:
+                await world.clusters.aclose()
+
+    return opened
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def test_an_instance_that_hangs_is_started_again_and_that_is_told(world_of: Any, eventually: Eventually) -> None:
+    async with world_of(hung=0.5) as world:
+        pid, began = world.summary.pid, now()
+        world.broken.touch()
+        await eventually(lambda: world.summary.exits == {"Killed": 1})
+        assert now() - began >= 0.5
+        await eventually(lambda: world.phase is Phase.READY)
+        assert world.summary.pid != pid
+        assert world.summary.restarts == 1
+        told = [call.kwargs["message"] for call in world.witness.say.call_args_list if call.args[1] is Reason.KILLED]
+        assert told[0].startswith("it did not answer its health check for ")
+
+
+async def test_an_instance_that_is_well_again_when_its_turn_comes_is_not_ended(
+    world_of: Any, eventually: Eventually
+) -> None:
+    async with world_of(hung=0.1) as world:
+        pid, over = world.summary.pid, asyncio.Event()
+        async with world.budget.turn(over=over):
+            world.broken.touch()
+            await eventually(lambda: world.budget._door.locked())
+            world.broken.unlink()
+            await eventually(lambda: world.phase is Phase.READY)
+            looks = world.looks
+            over.set()
+        await eventually(lambda: world.looks > looks)
+        assert (world.summary.pid, world.summary.exits) == (pid, {})
+
+
+async def test_no_instance_is_ended_for_its_health_while_its_api_server_is_away(
+    world_of: Any, eventually: Eventually
+) -> None:
+    async with world_of(hung=0.5) as world:
+        pid, world.away = world.summary.pid, True
+        looks = world.looks
+        await eventually(lambda: world.looks > looks + 1)
+        world.broken.touch()
+        await eventually(lambda: world.phase is Phase.UNREADY)
+        began = now()
+        await eventually(lambda: now() - began > 1.0)
+        assert (world.summary.pid, world.summary.exits) == (pid, {})
+        began, world.away = now(), False
+        await eventually(lambda: world.summary.exits == {"Killed": 1})
+        assert now() - began >= 0.5
+
+
+async def test_an_instance_that_hangs_again_and_again_is_given_more_time() -> None:
+    clock = [1000.0]
+    instance = create_autospec(Instance, instance=True, unready_since=clock[0])
+    instance.end_hung.return_value = True
+    liveness = Liveness(instance, initial_seconds=90.0, maximum_seconds=200.0, now=lambda: clock[0])
+
+    async def ended_after() -> float:
+        began = instance.unready_since = clock[0]
+        ends = instance.end_hung.await_count
+        while instance.end_hung.await_count == ends:
+            await liveness.review(answered=True)
+            clock[0] += 10.0
+        return clock[0] - 10.0 - began
+
+    assert [await ended_after() for _ in range(4)] == [90.0, 180.0, 200.0, 200.0]
+    instance.unready_since = None
+    clock[0] += 400.0
+    await liveness.review(answered=True)
+    assert await ended_after() == 90.0
