@@ -30,6 +30,7 @@ __all__ = [
     "connection",
     "controllers_name",
     "controllers_named",
+    "keys_of",
 ]
 
 PROGRAM: Final = "kube-controller-manager"
@@ -132,7 +133,7 @@ def configure(
     Where two descriptions differ only in files that kube-controller-manager reads again by itself, the process goes on.
     Raises ConfigurationError where the profile is not known or the kubeconfig has no credentials.
     """
-    wanted, keys = _controllers_wanted(cluster, flags=flags), _keys(cluster)
+    wanted, keys = _controllers_wanted(cluster, flags=flags), keys_of(cluster)
     arguments = [
         *flags.over(_DEFAULTS),
         # The last one of a kind counts: what follows is so whatever the flags say.
@@ -188,7 +189,7 @@ _KEY_FLAGS: Final = {
 }
 
 
-def _keys(cluster: Cluster) -> dict[str, bytes]:
+def keys_of(cluster: Cluster) -> dict[str, bytes]:
     """Take what controllers work with out of the Secret; half a signing CA is none."""
     keys = {name: cluster.credentials[name] for name in _KEY_FLAGS if cluster.credentials.get(name)}
     if not {"signing-ca.crt", "signing-ca.key"} <= keys.keys():

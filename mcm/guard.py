@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from provider import Backoff, Engagement
 
 __all__ = ["Guard", "GuardPace"]
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardPace:
@@ -25,7 +28,9 @@ class GuardPace:
     timeout: float = 5.0
     """Of one look."""
     grace: float = 60.0
-    """So long an API server may be away until its instance, which can do nothing meanwhile, is ended."""
+    """So long an API server may be away until its instance, which can do nothing meanwhile, is ended. So it is with one
+    that mcm fails to look at: nobody sees then who else works there.
+    """
     retry_initial: float = 1.0
     retry_maximum: float = 60.0
     stable: float = 60.0
@@ -69,7 +74,17 @@ class Guard:
                 await self._tenant.aclose()
 
     async def _look(self, engagement: Engagement) -> Obstacle | None:
-        return await self._tenant.look(engagement.cluster.config) if self._tenant is not None else None
+        if self._tenant is None:
+            return None
+        try:
+            return await self._tenant.look(engagement.cluster.config)
+        except Exception as error:  # whatever it is that an API server makes of us, its instance is looked after
+            name = engagement.cluster.name
+            logger.exception("cluster %s: its API server cannot be looked at", name)
+            return Obstacle(
+                Reason.CANNOT_START,
+                f"mcm fails to look at its API server ({type(error).__name__}): the log of mcm says more",
+            )
 
     async def _try_start(self, obstacle: Obstacle | None, engagement: Engagement) -> None:
         self._away_since = None
@@ -107,7 +122,7 @@ class Guard:
         if self._away_since is None:
             self._away_since = _now()
         # Whose own attempt has failed already need not wait for its next one.
-        patient = obstacle.reason is Reason.API_SERVER_UNREACHABLE and not self._instance.exited
+        patient = obstacle.reason is not Reason.FOREIGN_CONTROLLER_MANAGER and not self._instance.exited
         if not patient or _now() - self._away_since >= self._pace.grace:
             await self._instance.hold(obstacle)
 

@@ -13,6 +13,7 @@ from api import ControllersProfile
 from mcm.configuration import controllers_named
 from mcm.errors import McmError
 from mcm.flags import NO_FLAGS, Flags
+from mcm.keys import broken_key
 from mcm.programs import Programs
 from mcm.services import served
 from provider import Backoff, Cluster, ClusterNotFound, ClusterNotReady, Fleet, Provider
@@ -34,7 +35,8 @@ class Settling:
     Another description of a cluster is passed on when it has stayed the same for `seconds`, or after five times that:
     of several edits in a row the last one counts, and where that leads back there is nothing to do. So it is with keys
     and credentials too, as a Secret may be edited in several steps. Clusters that come or go, and the switch to another
-    control plane, whose removal somebody may be waiting for, are passed on at once.
+    control plane, whose removal somebody may be waiting for, are passed on at once. Keys that no instance could start
+    with replace none that one could (`broken_key`): the cluster stays as it is until they are mended.
     """
 
     def __init__(
@@ -82,6 +84,8 @@ class _Settled:
         if present is None or _uid(cluster) != _uid(present):
             self._pending.pop(name, None)
             await self._fleet.add_or_replace(cluster)
+        elif (broken := broken_key(cluster)) and not broken_key(present):
+            logger.warning("cluster %s stays as it is: %s", name, broken)
         elif not cluster.equals(self._pending.get(name, present)):  # else it is told again, which puts nothing off
             self._pending[name] = cluster
             if name not in self._waiting:

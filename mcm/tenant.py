@@ -15,6 +15,7 @@ from provider import (
     ApiError,
     Client,
     ClusterConfig,
+    KubeconfigError,
     NotFound,
     ProviderError,
     ServerError,
@@ -83,6 +84,8 @@ class Tenant:
             if isinstance(error, NotFound):
                 self._sight = None
             return None
+        except KubeconfigError as error:
+            return Obstacle(Reason.CANNOT_START, f"the kubeconfig in its Secret cannot be used: {error}")
         except ProviderError as error:
             return Obstacle(Reason.API_SERVER_UNREACHABLE, f"its API server does not answer: {error}")
         return self._judge(lease.get("spec"))

@@ -145,13 +145,19 @@ class Clusters:
             slot.work = self._begin_work(engagement)
 
     async def withdraw(self, name: str) -> None:
-        """End the work on a cluster, and return when nothing is at work on it any more; the cluster stays known."""
+        """End the work on a cluster, and return when nothing is at work on it any more; the cluster stays known.
+
+        Nothing else that is wished for it is brought about here: that may fail, and somebody waits for the end.
+        """
         slot = self._slots.get(name)
         if slot is None:
             return
         slot.allowed = False
-        async with self._settling(name):
-            pass
+        async with slot.lock:
+            if not slot.allowed:
+                await self._end_work(slot)
+        if slot.allowed:  # again, while it ended
+            self.allow(name)
 
     def engagements(self) -> list[Engagement]:
         """The live engagements, sorted by the cluster's name."""
@@ -216,8 +222,14 @@ class Clusters:
         elif slot.work is None:
             slot.work = self._begin_work(present)
         else:
+            await self._end_work(slot)
+
+    @staticmethod
+    async def _end_work(slot: _Slot) -> None:
+        if slot.work is not None:
             await slot.work.aclose()
-            await present.cluster.stop_reading()
+            if slot.engagement is not None:
+                await slot.engagement.cluster.stop_reading()
             slot.work = None
 
     def _engage(self, cluster: Cluster) -> Engagement:

@@ -63,7 +63,10 @@ class ClusterConfig:
                 "a client certificate needs its key and the other way round; only one of them is given"
             )
         if self.client_certificate is not None:
-            _certificates(self.client_certificate, what="the client certificate")
+            _subject(self.client_certificate)
+        name = self.tls_server_name or ""
+        if not (name.isascii() and name.isprintable()):
+            raise KubeconfigError("tls-server-name is no name of a host; write one that is not ASCII as xn--…")
         if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token):
             raise KubeconfigError("the token is empty or has characters that no HTTP header can carry")
         if self.exec_plugin is not None and (self.token or self.token_file or self.client_certificate):
@@ -210,8 +213,7 @@ class ClusterConfig:
     def _identity(self) -> tuple[object, ...]:
         kinds: list[object] = [self.exec_plugin, self.impersonation]
         if self.client_certificate is not None:
-            subject = _certificates(self.client_certificate, what="the client certificate")[0].subject
-            kinds.append(f"certificate {subject.rfc4514_string()}")
+            kinds.append(f"certificate {_subject(self.client_certificate)}")
         if self.token_file is not None:
             kinds.append(f"token file {self.token_file}")
         elif self.token is not None:
@@ -280,8 +282,17 @@ def _plugin(
 def _certificates(pem: bytes, *, what: str) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise KubeconfigError(f"{what} is no certificate in PEM form") from error
+
+
+def _subject(client_certificate: bytes) -> str:
+    """Whom a client certificate, the first of its chain, is for: what is in one is not read before it is asked for."""
+    first = _certificates(client_certificate, what="the client certificate")[0]
+    try:
+        return first.subject.rfc4514_string()
+    except (ValueError, TypeError) as error:
+        raise KubeconfigError("the subject of the client certificate cannot be read; have one issued anew") from error
 
 
 def read_document(path: Path) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ import ssl
 from provider.errors import KubeconfigError
 from provider.kubeconfig import ClusterConfig
 
-__all__ = ["fingerprint", "ssl_context"]
+__all__ = ["fingerprint", "require_usable", "ssl_context"]
 
 
 def fingerprint(config: ClusterConfig) -> bytes:
@@ -31,16 +31,25 @@ def ssl_context(config: ClusterConfig) -> ssl.SSLContext:
     # As client-go: a CA bundle may hold an intermediate only.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.set_alpn_protocols(["http/1.1"])
-    try:
-        if config.ca_data is None:
-            context.load_default_certs(ssl.Purpose.SERVER_AUTH)
-        else:
+    if config.ca_data is None:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    _load(context, config)
+    return context
+
+
+def require_usable(config: ClusterConfig) -> None:
+    """Raise KubeconfigError where `ssl_context` would: for who has something that works, and can keep it."""
+    _load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), config)
+
+
+def _load(context: ssl.SSLContext, config: ClusterConfig) -> None:
+    if config.ca_data is not None:
+        try:
             context.load_verify_locations(cadata=config.ca_data.decode("ascii", errors="ignore"))
-    except (ssl.SSLError, ValueError) as error:
-        raise KubeconfigError(f"the CA for {config.server} cannot be used: {error}") from error
+        except (ssl.SSLError, ValueError) as error:
+            raise KubeconfigError(f"the CA for {config.server} cannot be used: {error}") from error
     if config.client_certificate is not None and config.client_key is not None:
         _load_identity(context, certificate=config.client_certificate, key=config.client_key, server=config.server)
-    return context
 
 
 def _load_identity(context: ssl.SSLContext, *, certificate: bytes, key: bytes, server: str) -> None:
@@ -53,7 +62,8 @@ def _load_identity(context: ssl.SSLContext, *, certificate: bytes, key: bytes, s
         context.load_cert_chain(f"/proc/self/fd/{descriptor}", password="")
     except (ssl.SSLError, ValueError, OSError) as error:
         raise KubeconfigError(
-            f"the client certificate and key for {server} do not fit together or are broken"
+            f"the client certificate and key for {server} do not fit together or are broken; put a pair that was issued"
+            " together into client-certificate-data and client-key-data"
         ) from error
     finally:
         os.close(descriptor)

@@ -22,6 +22,7 @@ from provider.fleet import Fleet
 from provider.providers.secret import values_of
 from provider.reflector import Key, Reflector, key_of
 from provider.resources import SECRETS, Resource
+from provider.tls import require_usable
 
 __all__ = ["KEEP", "Following", "FromSecret", "Keep", "Object", "Plan", "cluster_name"]
 
@@ -34,7 +35,8 @@ Object = Mapping[str, Any]
 class FromSecret:
     """A cluster that `make` makes of the decoded values of one Secret, which is watched by its name.
 
-    While the Secret is missing, is no base64, or `make` raises KubeconfigError, what is engaged stays.
+    While the Secret is missing, is no base64, or `make` raises KubeconfigError, what is engaged stays. So it does where
+    CA, client certificate and key for the same address cannot be used.
     """
 
     namespace: str
@@ -243,7 +245,7 @@ class _Follower:
             await self._stop_secret()
         if answer is None:
             await self._fleet.remove(self.name)
-        elif isinstance(answer, Cluster):
+        elif isinstance(answer, Cluster) and self._may_replace(answer):
             await self._fleet.add_or_replace(answer)
 
     def _engaged(self) -> bool:
@@ -262,6 +264,23 @@ class _Follower:
         except KubeconfigError as error:
             log.warning("%s cannot be used, what is engaged stays: %s", self._title, error)
             return KEEP
+
+    def _may_replace(self, cluster: Cluster) -> bool:
+        """Whether it is no worse than what is engaged for the same address.
+
+        Where nothing is, or for another address, whoever uses the credentials tells of them.
+        """
+        try:
+            present = self._fleet.get(self.name).config
+            if present != cluster.config and present.server == cluster.config.server:
+                require_usable(cluster.config)
+        except (ClusterNotFound, ClusterNotReady):
+            pass
+        except KubeconfigError as error:
+            where = "Secret {}/{}".format(*self._secret_at) if self._secret_at is not None else "its kubeconfig"
+            log.warning("%s: %s cannot be used, what is engaged stays: %s", self._title, where, error)
+            return False
+        return True
 
     def _made_of(self, wish: FromSecret) -> Cluster | Keep:
         where = f"Secret {wish.namespace}/{wish.name}"

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
-from controlplane_operator.credentials import create_authority, issue_serving
+from controlplane_operator.credentials import create_authority, issue_client, issue_serving
 from mcm.guard import GuardPace
 from mcm.instances import Instances
 from mcm.overview import ClusterSummary, Overview
@@ -274,6 +274,38 @@ async def test_a_look_that_fails_for_whatever_reason_is_not_the_last_one(
 
     monkeypatch.setattr(Tenant, "look", fail)
     await world.add()
+    await eventually(lambda: world.summary().pid)
+
+
+async def test_while_looks_fail_the_reason_is_told_and_what_runs_is_looked_after(
+    world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: Tenant, __: ClusterConfig) -> None:
+        raise RecursionError("an error of ours about\nwhat a tenant sent")
+
+    await world.add()
+    pid = await eventually(lambda: world.summary().pid)
+    monkeypatch.setattr(Tenant, "look", fail)
+    began = asyncio.get_running_loop().time()
+    await eventually(lambda: world.summary().pid is None)
+    assert asyncio.get_running_loop().time() - began >= PACE.grace
+    reason, message = world.heard.last()
+    assert (reason, "RecursionError" in message, "tenant sent" in message) == (Reason.CANNOT_START, True, False)
+    monkeypatch.undo()
+    assert await eventually(lambda: world.summary().pid) != pid
+
+
+async def test_a_kubeconfig_that_cannot_be_used_is_not_called_a_silent_api_server(
+    world: World, eventually: Eventually
+) -> None:
+    one, other = (issue_client(world.server.authority, user="mcm") for _ in range(2))
+    pair = replace(world.server.config, token=None, client_certificate=one.certificate, client_key=one.key)
+    await world.add(config=replace(pair, client_key=other.key))
+    await eventually(lambda: world.heard.last()[0] is Reason.CANNOT_START)
+    assert "client-certificate-data and client-key-data" in world.heard.last()[1]
+    assert world.server.asked == 0
+    # What it is mended to is tried at once.
+    await world.add(config=pair)
     await eventually(lambda: world.summary().pid)
 
 

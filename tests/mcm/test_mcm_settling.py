@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mcm.certificate import ServingCertificate
 from mcm.flags import NO_FLAGS, Flags
 from mcm.programs import Programs
 from mcm.settling import Settling, effective
@@ -19,8 +20,16 @@ Eventually = Callable[..., Any]
 NEVER = 3600.0
 
 
-def cluster(*, server: str = "https://127.0.0.1:1", token: str = "t", **attributes: str) -> Cluster:
-    return Cluster("a", config=ClusterConfig(server=server, token=token), attributes=attributes)
+def cluster(
+    *,
+    server: str = "https://127.0.0.1:1",
+    token: str = "t",
+    credentials: dict[str, bytes] | None = None,
+    **attributes: str,
+) -> Cluster:
+    return Cluster(
+        "a", config=ClusterConfig(server=server, token=token), credentials=credentials, attributes=attributes
+    )
 
 
 def programs(root: Path, *versions: str) -> Programs:
@@ -118,6 +127,34 @@ async def test_a_secret_that_is_edited_in_several_steps_is_followed_once(world_o
     await eventually(lambda: world.clusters.get("a").config.token != "t")
     assert world.clusters.get("a").config.token == "whole"
     assert len(world.engaged) == 1
+
+
+async def test_keys_that_no_instance_could_start_with_replace_none_that_one_can(
+    world_of: Any, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = world_of(0.05)
+    first, second = (ServingCertificate.create(host="127.0.0.1").key for _ in range(2))
+    await world.tell(cluster(credentials={"sa.key": first}))
+    await eventually(lambda: len(world.engaged) == 1)
+    await world.tell(cluster(credentials={"sa.key": b"garbage"}, profile="Full"))
+    assert "cluster a stays as it is: key 'sa.key' of its Secret has no RSA or ECDSA key" in caplog.text
+    assert "garbage" not in caplog.text
+    assert world.clusters.get("a").attributes["profile"] == "Nodeless"
+    await world.tell(cluster(credentials={"sa.key": second}))
+    await eventually(lambda: world.clusters.get("a").credentials["sa.key"] == second)
+    assert len(world.engaged) == 1
+
+
+async def test_keys_that_are_broken_from_the_beginning_are_left_to_the_instance_to_tell(
+    world_of: Any, eventually: Eventually
+) -> None:
+    world = world_of(0.05)
+    for number, broken in enumerate((b"garbage", b"other garbage")):
+        await world.tell(cluster(credentials={"sa.key": broken}, profile=("Core", "Full")[number]))
+        await eventually(lambda number=number: len(world.engaged) == number + 1)
+    key = ServingCertificate.create(host="127.0.0.1").key
+    await world.tell(cluster(credentials={"sa.key": key}, profile="Full"))
+    await eventually(lambda: world.clusters.get("a").credentials["sa.key"] == key)
 
 
 async def test_what_is_told_again_and_again_is_put_off_by_nothing(

@@ -117,6 +117,44 @@ async def test_work_goes_on_with_a_replaced_cluster_and_not_with_one_that_comes_
     await clusters.aclose()
 
 
+class Odd(Cluster):
+    """One that cannot be compared with others."""
+
+    def continues(self, previous):
+        raise ValueError("what a tenant wrote cannot be read")
+
+
+async def test_a_withdrawal_goes_by_nothing_that_is_wished_for_besides(eventually):
+    working = Working()
+    clusters = Clusters(awares=[working], coordinated=True)
+    odd = Odd("a", config=ClusterConfig("https://127.0.0.1:2"))
+    await clusters.add_or_replace(cluster())
+    clusters.allow("a")
+    await eventually(lambda: working.live == {"a"})
+    with pytest.raises(ValueError, match="cannot be read"):
+        await clusters.add_or_replace(odd)
+    await clusters.withdraw("a")
+    assert working.live == set()
+    await clusters.aclose()
+
+
+async def test_work_that_is_allowed_again_while_it_ends_begins_anew(eventually):
+    working = Working()
+    clusters = Clusters(awares=[working], coordinated=True)
+    await clusters.add_or_replace(cluster())
+    clusters.allow("a")
+    await eventually(lambda: working.live == {"a"})
+    working.go.clear()
+    withdrawing = asyncio.create_task(clusters.withdraw("a"))
+    await asyncio.sleep(0)
+    clusters.allow("a")
+    working.go.set()
+    await withdrawing
+    await eventually(lambda: working.begun == ["a", "a"])
+    assert working.live == {"a"}
+    await clusters.aclose()
+
+
 async def test_an_abandoned_withdrawal_can_be_taken_up_again(eventually):
     working = Working()
     clusters = Clusters(awares=[working], coordinated=True)

@@ -9,6 +9,8 @@ import traceback
 
 import pytest
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,6 +91,8 @@ def test_a_kubeconfig_of_somebody_else_names_no_files_of_ours(document, change):
         ("cluster", {"server": "https://10.0.0.1/a/../b"}, "plain form"),
         ("cluster", {"server": "https://10.0.0.1:port"}, "is no URL"),
         ("cluster", {"server": ["https://10.0.0.1"]}, "has to be text"),
+        ("cluster", {"tls-server-name": "a\0b"}, "is no name of a host"),
+        ("cluster", {"tls-server-name": "h\u00f6st"}, "is no name of a host"),
         ("cluster", {"certificate-authority-data": "AAAA"}, "PEM"),
         ("cluster", {"certificate-authority-data": "!"}, "not base64"),
         ("user", {"exec": {"command": "rm"}}, "programs are not run because a kubeconfig says so"),
@@ -105,6 +109,36 @@ def test_refusals_say_what_is_wrong(document, section, change, sentence):
     document[f"{section}s"][0][section] |= change
     with pytest.raises(KubeconfigError, match=sentence):
         ClusterConfig.from_kubeconfig(document)
+
+
+def altered(pem, old, new):
+    """The same certificate with other bytes in it."""
+    der = x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER)
+    assert old in der
+    encoded = base64.encodebytes(der.replace(old, new)).decode()
+    return f"-----BEGIN CERTIFICATE-----\n{encoded}-----END CERTIFICATE-----\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"\x0c\x08somebody", b"\x0c\x08some\xff\xfedy"),
+        (b"\x0c\x08somebody", b"\x03\x08\0omebody"),
+    ],
+    ids=["no UTF-8", "bits"],
+)
+def test_a_client_certificate_whose_subject_cannot_be_read_is_refused(document, old, new):
+    good = ClusterConfig.from_kubeconfig(document)
+    with pytest.raises(KubeconfigError, match="subject of the client certificate cannot be read"):
+        dataclasses.replace(good, client_certificate=altered(good.client_certificate, old, new))
+
+
+@pytest.mark.parametrize("field", ["ca_data", "client_certificate"])
+def test_a_certificate_of_a_version_that_there_is_not_is_refused(document, field):
+    good = ClusterConfig.from_kubeconfig(document)
+    changed = altered(getattr(good, field), b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x09")
+    with pytest.raises(KubeconfigError, match="no certificate in PEM form"):
+        dataclasses.replace(good, **{field: changed})
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "a: b", "current-context: x", "[" * 3000, b"\xff\xfe\x00"])

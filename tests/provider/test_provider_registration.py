@@ -63,8 +63,11 @@ class Management:
         body = {"status": status(self.namespace, **fields)}
         await self.client.patch(REGISTRATIONS, self.name, body, subresource="status")
 
-    async def secret(self, name, *, token="one", **data):
+    async def secret(self, name, *, token="one", pair=None, **data):
         user = {"token": token}
+        if pair is not None:
+            names = ("client-certificate-data", "client-key-data")
+            user = {name: base64.b64encode(part).decode() for name, part in zip(names, pair, strict=True)}
         document = {
             "current-context": "c",
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
@@ -175,6 +178,29 @@ async def test_a_registration_from_beginning_to_end(client, namespace, managemen
         await eventually(clusters.names, lambda names: names == [management.name])
         await client.delete(REGISTRATIONS, management.name)
         await eventually(clusters.names, lambda names: names == [])
+
+
+@pytest.mark.integration
+async def test_a_key_that_is_not_the_certificates_replaces_nothing(
+    client, namespace, management, eventually, caplog, telling, tools
+):
+    one, other = (tools.Authority().issue("somebody") for _ in range(2))
+    async with telling(selected(client, namespace)) as clusters:
+        await management.secret("admin", pair=(one.certificate, one.key))
+        await management.register()
+        await management.answer()
+        (engagement,) = await eventually(clusters.engagements)
+        for key in (other.key, b"garbage"):
+            caplog.clear()
+            await management.secret("admin", pair=(one.certificate, key))
+            told = f"Secret {namespace}/admin cannot be used, what is engaged stays"
+            await eventually(lambda told=told: told in caplog.text)
+            assert "client-certificate-data and client-key-data" in caplog.text
+            assert not [line for line in key.decode().splitlines() if line in caplog.text]
+        assert engagement.cluster.config.client_key == one.key
+        await management.secret("admin", pair=(other.certificate, other.key))
+        await eventually(lambda: engagement.cluster.config.client_key == other.key)
+        assert not engagement.closed
 
 
 @pytest.mark.integration

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import ssl
+import traceback
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 
 from provider import ClusterConfig, KubeconfigError
-from provider.tls import ssl_context
+from provider.tls import require_usable, ssl_context
 
 
 @pytest.fixture
@@ -34,6 +35,17 @@ def test_no_descriptor_is_left(config):
     for _ in range(20):
         ssl_context(config)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_cannot_be_used_is_known_before_and_told_without_a_key(config, tools):
+    require_usable(config)
+    require_usable(dataclasses.replace(config, ca_data=None, client_certificate=None, client_key=None))
+    other = tools.Authority().issue("client")
+    for key in (other.key, b"garbage-key", other.key.replace(b"M", b"N", 9)):
+        with pytest.raises(KubeconfigError, match="client-key-data") as refused:
+            require_usable(dataclasses.replace(config, client_key=key))
+        shown = "".join(traceback.format_exception(refused.value))
+        assert not [line for line in key.decode().splitlines() if line in shown]
 
 
 def test_keys_that_do_not_fit_or_ask_for_a_password_are_refused(config, tools):

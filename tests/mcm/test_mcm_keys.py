@@ -1,0 +1,94 @@
+"""Keys in a Secret that kube-controller-manager would refuse to start with."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa, x25519
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane_operator.credentials import KeyPair, create_authority
+from mcm.keys import broken_key
+from provider import Cluster, ClusterConfig
+
+ONE: KeyPair = create_authority("one")
+OTHER: KeyPair = create_authority("other")
+PKCS8, TRADITIONAL = serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.TraditionalOpenSSL
+_Private = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | x25519.X25519PrivateKey
+
+
+def pem(key: _Private, *, form: serialization.PrivateFormat = PKCS8, password: bytes = b"") -> bytes:
+    locked = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, form, locked)
+
+
+RSA = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+EC = ec.generate_private_key(ec.SECP256R1())
+PARAMETERS = b"-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n"
+
+
+def broken(*, services: str = "Controllers", **keys: bytes) -> str:
+    """`sa_key` is `sa.key`, and `signing_ca_crt` is `signing-ca.crt`."""
+    credentials = {name.replace("_ca_", "-ca.").replace("_", "."): value for name, value in keys.items()}
+    config = ClusterConfig(server="https://127.0.0.1:1", token="t", ca_data=ONE.certificate)
+    return broken_key(Cluster("a", config=config, credentials=credentials, attributes={"services": services}))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"sa_key": pem(RSA)},
+        {"sa_key": pem(RSA, form=TRADITIONAL)},
+        {"sa_key": pem(EC).replace(b"\n", b"\r\n")},
+        {"sa_key": PARAMETERS + pem(EC, form=TRADITIONAL)},
+        {"sa_key": ONE.certificate + b"what it is for\n" + pem(EC)},
+        {"sa_key": b""},
+        {"ca_crt": b"of the cluster\n" + ONE.certificate + OTHER.certificate},
+        {"signing_ca_crt": ONE.certificate, "signing_ca_key": ONE.key},
+        {"signing_ca_crt": ONE.certificate},
+        {"signing_ca_key": b"half a signing CA is none"},
+        {"sa_key": b"of no use to a scheduler", "services": "Scheduler"},
+    ],
+)
+def test_what_an_instance_can_start_with(keys: dict[str, bytes]) -> None:
+    assert broken(**keys) == ""  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"sa_key": b"garbage"}, "'sa.key'"),
+        ({"sa_key": ONE.certificate}, "'sa.key'"),
+        ({"sa_key": pem(EC, password=b"password")}, "without a password"),
+        ({"sa_key": pem(ed25519.Ed25519PrivateKey.generate())}, "no RSA or ECDSA key"),
+        ({"sa_key": pem(EC)[:90]}, "'sa.key'"),
+        ({"ca_crt": b"garbage"}, "'ca.crt'"),
+        ({"ca_crt": pem(EC)}, "'ca.crt'"),
+        ({"ca_crt": ONE.certificate.replace(b"M", b"A")}, "'ca.crt'"),
+        ({"signing_ca_crt": ONE.certificate + OTHER.certificate, "signing_ca_key": ONE.key}, "not one certificate"),
+        ({"signing_ca_crt": b"garbage", "signing_ca_key": ONE.key}, "'signing-ca.crt'"),
+        ({"signing_ca_crt": ONE.certificate, "signing_ca_key": b"garbage"}, "'signing-ca.key'"),
+        ({"signing_ca_crt": ONE.certificate, "signing_ca_key": pem(x25519.X25519PrivateKey.generate())}, "ca.key'"),
+        ({"signing_ca_crt": ONE.certificate, "signing_ca_key": OTHER.key}, "do not fit together"),
+    ],
+)
+def test_what_it_cannot_is_named_with_what_to_do_and_nothing_of_it_is_shown(keys: dict[str, bytes], words: str) -> None:
+    sentence = broken(**keys)  # type: ignore[arg-type]
+    assert words in sentence
+    assert "; put " in sentence
+    for value in keys.values():
+        assert not [line for line in value.decode().splitlines() if line in sentence]
+
+
+def wrapped(der: bytes) -> bytes:
+    return b"-----BEGIN PRIVATE KEY-----\n" + base64.encodebytes(der) + b"-----END PRIVATE KEY-----\n"
+
+
+@given(st.binary() | st.binary().map(wrapped))
+def test_any_bytes_are_told_in_the_same_words(content: bytes) -> None:
+    found = {broken(sa_key=content or b"-"), broken(signing_ca_crt=ONE.certificate, signing_ca_key=content or b"-")}
+    assert found == {broken(sa_key=b"x"), broken(signing_ca_crt=ONE.certificate, signing_ca_key=b"x")}
