@@ -126,8 +126,7 @@ async def _witness(
                 mine=lambda registration: coordinator.may_work(registration["metadata"]["name"]),
                 before_write=coordinator.require_write,
                 mode=settings.source.mode,
-                # Whoever has Leases runs nothing anyway where the management cluster takes no writes.
-                has_to_announce=settings.source.registration is not None or settings.sharding is not None,
+                has_to_announce=settings.has_to_announce,
             )
             registrations.listen(reports.look)
             if isinstance(coordinator, Sharded):

@@ -55,6 +55,14 @@ class Settings:
     sharding: Sharding | None
     """How the fleet is shared with other mcm; None: this one is alone."""
 
+    @property
+    def has_to_announce(self) -> bool:
+        """Whether nothing starts of which a registration cannot be told first, where it is told of instances.
+
+        Whoever has Leases runs nothing anyway where the management cluster takes no writes.
+        """
+        return self.source.registration is not None or self.sharding is not None
+
     @classmethod
     def parse(cls, arguments: Sequence[str] | None = None) -> Settings:
         """Read the command line (default: this process's). Ends the process with status 2 where it is wrong."""

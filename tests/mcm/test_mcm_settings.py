@@ -100,3 +100,13 @@ def test_what_cannot_be_told_of_instances_is_refused(
     with pytest.raises(SystemExit):
         parse(tmp_path, flag)
     assert "invalid choice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "announced"),
+    [([], False), (["--registration=a"], True), (["--cluster-sharding", "--cluster-lease-namespace=b"], True)],
+)
+def test_who_may_not_be_alone_starts_nothing_that_is_not_announced(
+    tmp_path: Path, flags: list[str], announced: bool
+) -> None:
+    assert parse(tmp_path, "--report-status", *flags).has_to_announce is announced
