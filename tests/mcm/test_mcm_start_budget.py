@@ -54,6 +54,18 @@ async def test_fewer_start_at_once_while_processors_are_busy(
     await starts.aclose()
 
 
+async def test_without_a_number_two_start_at_once_for_each_processor(eventually: Eventually) -> None:
+    cpus = usable_cpus()
+    budget = StartBudget(longest_seconds=NEVER, stagger_seconds=0.0, pressure=lambda: 0.0)
+    starts = Starts(budget, count=2 * cpus + 2)
+    await eventually(lambda: len(starts.began) == 2 * cpus)
+    await asyncio.sleep(0)
+    assert len(starts.began) == 2 * cpus
+    starts.over.set()
+    await eventually(lambda: len(starts.began) == 2 * cpus + 2)
+    await starts.aclose()
+
+
 async def test_who_waits_starts_when_it_is_calmer_though_nobody_is_done(eventually: Eventually) -> None:
     pressure = [1.0]
     budget = StartBudget(at_once=3, longest_seconds=NEVER, stagger_seconds=0.0, pressure=lambda: pressure[0])
