@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import datetime as dt
 import shutil
@@ -36,7 +37,7 @@ from controlplane_operator.provisioning import (
     server_url,
     serving_hosts,
 )
-from provider import NAMESPACES, SERVICE_ACCOUNTS, Client, ClusterConfig, NotFound, Resource
+from provider import LEASES, NAMESPACES, SERVICE_ACCOUNTS, Client, ClusterConfig, NotFound, Resource
 from tools.binaries import Binaries
 from workloads import Component, Lifetime, Phase, ProcessRuntime
 
@@ -207,6 +208,19 @@ async def works(client: Client, eventually: Eventually) -> str:
     await client.create(NAMESPACES, manifest("v1", "Namespace", name))
     await eventually(lambda: client.get(SERVICE_ACCOUNTS, "default", namespace=name))
     return name
+
+
+@contextlib.asynccontextmanager
+async def held_by_another(client: Client, program: str) -> AsyncIterator[None]:
+    """Within, somebody else holds the Lease by which programs of this name elect a leader."""
+    now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    spec = {"holderIdentity": "theirs", "leaseDurationSeconds": 600, "renewTime": now, "acquireTime": now}
+    body = manifest("coordination.k8s.io/v1", "Lease", program, namespace="kube-system", spec=spec)
+    await client.create(LEASES, body)
+    try:
+        yield
+    finally:
+        await client.delete(LEASES, program, namespace="kube-system")
 
 
 async def gone(client: Client, resource: Resource, name: str) -> bool:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from provider import CLUSTER_ROLES, CONFIG_MAPS, DEPLOYMENTS, NAMESPACES, PODS, Client, Resource
+from provider.providers.registration import REGISTRATIONS
 
-from .control_planes import gone, manifest, works
+from .control_planes import gone, held_by_another, manifest, works
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.mark.timeout(300)]
 
@@ -34,6 +35,23 @@ def deployment(name: str, *, namespace: str) -> dict[str, Any]:
 def job(name: str, *, namespace: str) -> dict[str, Any]:
     pod = {"spec": {"restartPolicy": "Never", "containers": [{"name": "a", "image": "none"}]}}
     return manifest("batch/v1", "Job", name, namespace=namespace, spec={"template": pod})
+
+
+def command_of(pid: int) -> list[str]:
+    """The program that a process is, and its arguments."""
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
+async def name_controllers(fleet: Fleet, name: str, *names: str) -> None:
+    """Write what the operator does of `spec.controllers.explicit`, the registration's own or its class's."""
+    status = {"controllers": {"explicit": list(names)}}
+    await fleet.client.patch(REGISTRATIONS, name, {"status": status}, subresource="status")
+
+
+async def running_of(fleet: Fleet, name: str) -> dict[str, Any]:
+    """The condition Running of a registration."""
+    conditions: list[dict[str, Any]] = (await fleet.client.get(REGISTRATIONS, name))["status"]["conditions"]
+    return next(found for found in conditions if found["type"] == "Running")
 
 
 async def test_an_instance_gives_a_control_plane_what_kubernetes_promises(
@@ -71,7 +89,7 @@ async def test_flags_of_its_command_line_are_acted_on_by_the_instance(
     name = await fleet.register("a", secret, server=tenants["one"].server, profile="")
     found = await state(name, "Ready")
     assert found["profile"] == "Explicit"
-    command = Path(f"/proc/{found['pid']}/cmdline").read_text().split("\0")
+    command = command_of(found["pid"])
     assert command[command.index("--concurrent-gc-syncs") + 1] == "3"
 
     namespace = await works(one, eventually)
@@ -80,6 +98,21 @@ async def test_flags_of_its_command_line_are_acted_on_by_the_instance(
     await eventually(lambda: one.list(PODS, namespace=namespace), lambda found: found.items)
     assert not (await one.list(REPLICA_SETS, namespace=namespace)).items
     await one.delete(NAMESPACES, namespace)
+
+    # What the registration names one by one counts instead.
+    await name_controllers(fleet, name, "namespace-controller", "serviceaccount-controller")
+    named = "--controllers=namespace-controller,serviceaccount-controller"
+    await state(name, "Ready", lambda found: named in command_of(found["pid"]))
+    await one.delete(NAMESPACES, await works(one, eventually))
+
+    # None runs with a name that is not known, and the registration says so in the program's words.
+    await name_controllers(fleet, name, "namespace-controller", "nope")
+    sentence = 'kube-controller-manager refuses controllers.explicit: "nope" is not in the list of known controllers'
+    await eventually(
+        lambda: running_of(fleet, name),
+        lambda found: (found["status"], found["reason"]) == ("False", "CannotStart") and sentence in found["message"],
+    )
+    await eventually(lambda: not mcm.instances())
 
 
 async def test_flags_that_kube_controller_manager_refuses_are_refused_at_the_start(mcm: Any) -> None:
@@ -93,13 +126,19 @@ async def test_a_scheduler_runs_beside_the_controllers_where_it_is_asked_for(
 ) -> None:
     mcm.start("--scheduler-flag=--kube-api-qps=77")
     secret, server = tenants["one"].controllers_secret(), tenants["one"].server
-    name = await fleet.register("a", secret, server=server, services=("Controllers", "Scheduler"))
+    async with held_by_another(one, "kube-scheduler"):
+        name = await fleet.register("a", secret, server=server, services=("Controllers", "Scheduler"))
+        foreign = ("False", "ForeignControllerManager", fleet.uid_at(server))
+        await eventually(lambda: fleet.told("a"), lambda told: told == foreign)
+        # It is in the way of the scheduler, and of nothing else.
+        await one.delete(NAMESPACES, await works(one, eventually))
+        [pid] = await asyncio.to_thread(mcm.instances)
+        assert "kube-controller-manager" in command_of(pid)[0]
     found = await state(name, "Ready")
     assert set(await asyncio.to_thread(mcm.instances)) == {found["pid"], found["others"]["kube-scheduler"]}
     await eventually(lambda: fleet.told("a"), lambda told: told == ("True", "InstanceRunning", fleet.uid_at(server)))
 
-    scheduler = Path(f"/proc/{found['others']['kube-scheduler']}/cmdline").read_bytes().split(b"\0")
-    assert b"--kube-api-qps=77" in scheduler
+    assert "--kube-api-qps=77" in command_of(found["others"]["kube-scheduler"])
 
     namespace = await works(one, eventually)
     node = f"node-{namespace}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime as dt
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -13,10 +12,10 @@ from typing import Any
 import pytest
 
 from mcm.configuration import component_name
-from provider import LEASES, NAMESPACES, SECRETS, Client, ClusterConfig, Forbidden
+from provider import NAMESPACES, SECRETS, Client, ClusterConfig, Forbidden
 from provider.providers.registration import REGISTRATIONS
 
-from .control_planes import manifest, works
+from .control_planes import held_by_another, manifest, works
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.mark.timeout(300)]
 
@@ -123,17 +122,11 @@ async def test_an_instance_makes_way_for_another_controller_manager(
     mcm.start()
     name = await fleet.register("a", tenants["two"].controllers_secret(), server=tenants["two"].server)
     await state(name, "Ready")
-    now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    spec = {"holderIdentity": "theirs", "leaseDurationSeconds": 600, "renewTime": now, "acquireTime": now}
-    lease = manifest("coordination.k8s.io/v1", "Lease", "kube-controller-manager", namespace="kube-system", spec=spec)
-    await two.create(LEASES, lease)
-    try:
+    async with held_by_another(two, "kube-controller-manager"):
         foreign = ("False", "ForeignControllerManager", fleet.uid_at(tenants["two"].server))
         await eventually(lambda: fleet.told("a"), lambda told: told == foreign)
         # Why it is ended may be told before it is.
         await eventually(lambda: not mcm.instances())
-    finally:
-        await two.delete(LEASES, "kube-controller-manager", namespace="kube-system")
     await state(name, "Ready")
 
 

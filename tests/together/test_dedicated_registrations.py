@@ -14,6 +14,7 @@ from controlplane_operator.components import mcm_name
 from provider import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
+    EVENTS,
     ROLE_BINDINGS,
     ROLES,
     SECRETS,
@@ -61,6 +62,13 @@ class Dedicated:
     async def says(self, kind: str, status: str, reason: str) -> None:
         """Wait until this is its condition of a kind."""
         await self.platform.eventually(lambda: self.condition(kind), lambda found: found == (status, reason))
+
+    async def events(self) -> set[str]:
+        """The reasons of what its mcm wrote of it."""
+        listed = await self.platform.client.list(
+            EVENTS, namespace="default", field_selector=f"involvedObject.uid={self.uid}"
+        )
+        return {found["reason"] for found in listed.items if found["source"].get("component") == "mcm"}
 
     async def runs(self, *, mode: str | None) -> None:
         """Wait until an instance of this mode runs."""
@@ -110,6 +118,7 @@ async def test_it_is_served_by_a_process_tree_of_its_own(platform: Any) -> None:
     assert pids_of(platform.handle.mcm_directory, "kube-controller-manager") == set()
 
     await _may_no_more_than_it_does(platform, own)
+    await platform.eventually(own.events, lambda found: "InstanceStarted" in found)
 
     # Its mcm dies, and with it the instance; both come back.
     before = own.tree()
