@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import time
 import uuid
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from controlplane_operator.credentials import CONTROLLERS_USER, issue_client, render_kubeconfig
 from provider import NAMESPACES, SERVICE_ACCOUNTS, Client, NotFound, Reflector
 from provider.providers.registration import REGISTRATIONS
 
@@ -144,6 +146,34 @@ async def test_edits_in_a_row_come_to_one_restart_and_to_none_where_they_lead_ba
     # A machine that does other things too may need more tries to be that fast.
     assert await any_of(lead_back() for _ in range(5))
     assert await any_of(lead_on(last) for last in ("Nodeless", "Core", "Nodeless", "Core", "Nodeless"))
+
+
+async def test_keys_that_cannot_be_used_end_no_instance_and_are_told(
+    mcm: Any, fleet: Fleet, tenants: Any, state: Any, eventually: Eventually
+) -> None:
+    tenant = tenants["one"]
+    secret, ca = tenant.controllers_secret(), tenant.authorities.serving.certificate
+    one, other = (issue_client(tenant.authorities.client, user=CONTROLLERS_USER) for _ in range(2))
+    pair = dataclasses.replace(one, key=other.key)
+    kubeconfig = render_kubeconfig(server=tenant.server, ca=ca, user=CONTROLLERS_USER, client=pair)
+    mcm.start()
+    name = await fleet.register("a", secret, server=tenant.server)
+    pid = (await state(name, "Ready"))["pid"]
+    for broken, words in (
+        ({"sa.key": b"garbage"}, f"cluster {name} stays as it is: key 'sa.key'"),
+        ({"ca.crt": b"garbage"}, f"cluster {name} stays as it is: key 'ca.crt'"),
+        ({"kubeconfig": kubeconfig}, "cannot be used, what is engaged stays: the client certificate and key"),
+    ):
+        await fleet.put_secret("a", secret | broken)
+        await eventually(lambda words=words: words in mcm.log.read_text())
+    # What can be used is followed again, and by the process that was there all the time.
+    renewals = mcm.log.read_text().count("is renewed")
+    renewed = issue_client(tenant.authorities.client, user=CONTROLLERS_USER, groups=("system:masters",))
+    kubeconfig = render_kubeconfig(server=tenant.server, ca=ca, user=CONTROLLERS_USER, client=renewed)
+    await fleet.put_secret("a", secret | {"kubeconfig": kubeconfig})
+    await eventually(lambda: mcm.log.read_text().count("is renewed") > renewals)
+    after = await state(name, "Ready")
+    assert (after["pid"], after["restarts"], after["exits"]) == (pid, 0, {})
 
 
 async def any_of(tries: Iterable[Awaitable[bool]]) -> bool:
