@@ -11,7 +11,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from typing import Final, NoReturn
 
 from mcm.certificate import ServingCertificate
 from mcm.configuration import PORT
@@ -226,10 +226,14 @@ class Instance:
     async def follow(self, engagement: Engagement) -> None:
         """Follow the changes of the cluster's description until cancelled."""
         changed = asyncio.Event()
-        async with asyncio.TaskGroup() as tasks:
-            _ = tasks.create_task(self._keep_applying(engagement, changed=changed), name="apply changes")
+
+        async def listen() -> None:
             async for _ in engagement.changes():
                 changed.set()
+
+        async with asyncio.TaskGroup() as tasks:
+            _ = tasks.create_task(listen(), name="listen to changes")
+            await self._keep_applying(engagement, changed=changed)
 
     async def wait_followed(self) -> None:
         """Return when the cluster's description has changed since the last call."""
@@ -242,7 +246,7 @@ class Instance:
         await self._runtime.delete(self._component)
         logger.info("instance %s ended and removed", self._component)
 
-    async def _keep_applying(self, engagement: Engagement, *, changed: asyncio.Event) -> None:
+    async def _keep_applying(self, engagement: Engagement, *, changed: asyncio.Event) -> NoReturn:
         backoff = Backoff(initial_seconds=_FIRST_RETRY_SECONDS, maximum_seconds=60.0)
         delay: float | None = None
         while True:

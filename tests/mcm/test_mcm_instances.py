@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,24 @@ async def test_a_change_that_fails_holds_up_no_later_one(
     await world.clusters.add_or_replace(cluster("a", token="last"))
     await eventually(world.file("a", "token").read_bytes, lambda content: content == b"last")
     assert world.pid("a") == pid
+
+
+async def test_a_cancellation_that_is_let_out_does_not_end_the_following_of_changes(
+    world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply, let_out = world.runtime.apply, iter([asyncio.CancelledError()])
+
+    async def let_one_out(component: Component) -> None:
+        if any(file.content == b"second" for file in component.files.values()):
+            for error in let_out:
+                raise error
+        await apply(component)
+
+    monkeypatch.setattr(world.runtime, "apply", let_one_out)
+    await world.clusters.add_or_replace(cluster("a", token="first"))
+    await eventually(lambda: world.pid("a"))
+    await world.clusters.add_or_replace(cluster("a", token="second"))
+    await eventually(world.file("a", "token").read_bytes, lambda content: content == b"second")
 
 
 async def test_what_cannot_be_started_is_told_and_disturbs_no_other(world: World, eventually: Eventually) -> None:
