@@ -146,10 +146,10 @@ class Removal:
         if made:
             provisioner = self._provisioner(control_plane)
             await self._undo(control_plane, policy=policy, provisioner=provisioner, progress=progress)
-            if policy is DeletionPolicy.RETAIN and await self._retention.keep(
-                control_plane, has_data=provisioner.has_data
-            ):
-                return f"its data were kept, by policy {policy}"
+            if policy is DeletionPolicy.RETAIN:
+                progress.step = Step.RETAINING_DATA  # what came before may have been done by an earlier look
+                if await self._retention.keep(control_plane, has_data=provisioner.has_data):
+                    return f"its data were kept, by policy {policy}"
         progress.step = Step.REMOVING_NAMESPACE
         await self._namespaces.remove(control_plane)
         if not made and control_plane.status.endpoint is not None:
