@@ -14,6 +14,7 @@ from provider import EVENTS, NAMESPACES, ROLES, SECRETS, AlreadyExists, ApiError
 
 pytestmark = pytest.mark.integration
 
+_TROUBLES = 'kplane_reconcile_troubles_total{controller="controlplane",reason="ManagementClusterRefused"}'
 _GROUP = "admissionregistration.k8s.io/v1"
 POLICIES = Resource(_GROUP, "ValidatingAdmissionPolicy", "validatingadmissionpolicies", namespaced=False)
 BINDINGS = Resource(_GROUP, "ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", namespaced=False)
@@ -97,9 +98,8 @@ async def test_a_new_control_plane_says_what_is_refused_and_goes_on_when_it_no_l
         assert await condition(field, "refused-new", "Maintained") == {}
         told = await field.eventually(lambda: events(field, "refused-new", "ManagementClusterRefused"))
         # It is tried again meanwhile, and said no more than once.
-        troubles = 'kplane_reconcile_troubles_total{controller="controlplane",reason="ManagementClusterRefused"}'
-        first = (await metrics(field)).get(troubles, 0.0)
-        shown = await field.eventually(lambda: metrics(field), lambda now: now[troubles] >= first + 2, timeout=120.0)
+        first = (await metrics(field)).get(_TROUBLES, 0.0)
+        shown = await field.eventually(lambda: metrics(field), lambda now: now[_TROUBLES] >= first + 2, timeout=120.0)
         assert shown['controller_runtime_reconcile_errors_total{controller="controlplane"}'] > 1
         again = await events(field, "refused-new", "ManagementClusterRefused")
         assert (
@@ -159,9 +159,8 @@ async def test_a_removal_that_is_refused_says_so_in_the_same_words(field: Any) -
 
         await field.eventually(told, lambda found: _WORDS in found.get("message", ""), timeout=120.0)
         # Which step it is that is refused is said as long as it is tried again.
-        failures = 'controller_runtime_reconcile_errors_total{controller="controlplane"}'
-        before = (await metrics(field))[failures]
-        await field.eventually(lambda: metrics(field), lambda now: now[failures] >= before + 2, timeout=120.0)
+        before = (await metrics(field))[_TROUBLES]
+        await field.eventually(lambda: metrics(field), lambda now: now[_TROUBLES] >= before + 2, timeout=120.0)
         deleting = await told()
         assert deleting["message"].startswith("the management cluster refuses what is needed: ")
         assert (deleting["status"], deleting["reason"]) == ("True", "RetainingData")
