@@ -16,6 +16,8 @@ RUN := $(BIN)/python
 # The Python versions that the unit tests run on, where the machine has them, besides the one of $(VENV).
 TESTED := 3.11 3.13
 PYTEST_WORKERS ?= 2
+# So many failures end a run against real programs: each may have waited for minutes, and what CI cuts off leaves no report.
+MAX_FAILURES := 10
 # By another name than MAKE, so that `make -n` does not run the recipes that it stands in.
 SUBMAKE := $(MAKE)
 
@@ -105,20 +107,20 @@ test-unit: venv ## Run the unit tests, on each tested Python that the machine ha
 test-integration: venv binaries helm ## Run the tests against the real programs
 	@mkdir -p reports
 	@echo "== integration tests"
-	@$(RUN) -m pytest -m integration -n $(PYTEST_WORKERS) --dist loadgroup --junit-xml=reports/integration.xml
+	@$(RUN) -m pytest -m integration -n $(PYTEST_WORKERS) --dist loadgroup --maxfail=$(MAX_FAILURES) --junit-xml=reports/integration.xml
 
 .PHONY: e2e
 e2e: venv binaries ## Run the end-to-end suite on an embedded cluster, without pods
 	@mkdir -p reports
 	@echo "== end-to-end tests on an embedded cluster"
-	@$(RUN) -m pytest e2e --k8s=local --k8s-required --k8s-report-dir=reports/e2e-logs --junit-xml=reports/e2e.xml
+	@$(RUN) -m pytest e2e --k8s=local --k8s-required --maxfail=$(MAX_FAILURES) --k8s-report-dir=reports/e2e-logs --junit-xml=reports/e2e.xml
 
 .PHONY: e2e-kind
 e2e-kind: images ## Run the end-to-end suite on a kind cluster; KIND_CLUSTER=, KIND_NODE_IMAGE=, BASE_IMAGE=, DOCKER_BUILD=
 	@echo "== end-to-end tests on kind"
 	@mkdir -p reports; $(RUN) -m tools.binaries kubectl kind >/dev/null; helm="$$($(RUN) -m tools.binaries helm)/helm"; \
 	KPLANE_OPERATOR_IMAGE="kplane-operator:$(IMAGE_TAG)" KPLANE_MCM_IMAGE="kplane-mcm:$(IMAGE_TAG)" HELM="$$helm" \
-		$(RUN) -m pytest e2e --k8s=kind --k8s-required --k8s-report-dir=reports/e2e-kind-logs --junit-xml=reports/e2e-kind.xml
+		$(RUN) -m pytest e2e --k8s=kind --k8s-required --maxfail=$(MAX_FAILURES) --k8s-report-dir=reports/e2e-kind-logs --junit-xml=reports/e2e-kind.xml
 
 .PHONY: images
 images: venv ## Build the images kplane-operator and kplane-mcm; IMAGE_TAG=, BASE_IMAGE=, DOCKER_BUILD=

@@ -37,13 +37,13 @@ def environment(binaries: Binaries) -> dict[str, str]:
     return {**os.environ, "COLUMNS": "200"}
 
 
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(700)
 def test_verifies_every_step_and_leaves_nothing(directory: Path, environment: dict[str, str]) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "cli.main", "demo", "--directory", str(directory)],
         capture_output=True,
         text=True,
-        timeout=1400,
+        timeout=650,
         env=environment,
         check=False,
     )
@@ -55,7 +55,7 @@ def test_verifies_every_step_and_leaves_nothing(directory: Path, environment: di
     assert not directory.exists()
 
 
-@pytest.mark.timeout(800)
+@pytest.mark.timeout(400)
 def test_is_interrupted_without_leaving_anything(directory: Path, environment: dict[str, str]) -> None:
     demo = subprocess.Popen(
         [sys.executable, "-m", "cli.main", "demo", "--directory", str(directory)],
@@ -72,19 +72,19 @@ def test_is_interrupted_without_leaving_anything(directory: Path, environment: d
                 break
         demo.send_signal(signal.SIGINT)
         rest = output.read()
-    assert demo.wait(300) == 130, rest
+    assert demo.wait(200) == 130, rest
     assert "Nothing is left running" in rest
     assert find_processes(directory) == []
 
 
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(700)
 def test_kept_it_runs_until_demo_down(directory: Path, environment: dict[str, str]) -> None:
     command = [sys.executable, "-m", "cli.main"]
     kept = subprocess.run(
         [*command, "demo", "--keep", "--directory", str(directory)],
         capture_output=True,
         text=True,
-        timeout=1400,
+        timeout=500,
         env=environment,
         check=False,
     )
@@ -97,7 +97,7 @@ def test_kept_it_runs_until_demo_down(directory: Path, environment: dict[str, st
         [*command, "demo-down", "--directory", str(directory)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=150,
         env=environment,
         check=False,
     )
