@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import random
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from socket import create_server
 from typing import Any, Final
 
 from e2e.certificates import make_certificate
@@ -21,7 +20,6 @@ __all__ = ["SharedAddress", "as_pod", "as_process"]
 _PROGRAM: Final = Path(__file__).with_name("gateway.py")
 _PORT: Final = 8443
 _FILES: Final = "/gateway"
-_PORTS: Final = range(10240, 16384)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +38,13 @@ def _certificate(platform: Platform, *, names: str) -> tuple[Path, Path]:
     return make_certificate(platform.directory, "gateway", "-subj", "/CN=gateway", "-addext", f"subjectAltName={names}")
 
 
-def _free_port() -> int:
-    """Find a port that nobody listens on, and that the kernel gives to no outgoing connection meanwhile."""
-    for port in random.sample(_PORTS, len(_PORTS)):
-        with contextlib.suppress(OSError), create_server(("127.0.0.1", port)):
-            return port
-    raise OSError(f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free")
+@contextlib.contextmanager
+def _held_port() -> Iterator[int]:
+    """Keep a port for a server with SO_REUSEADDR, as asyncio's are: the kernel gives it to nobody else meanwhile."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -53,14 +52,15 @@ def as_process(platform: Platform, *, path: str, backend: str, ca: bytes) -> Ite
     """Run the gateway here."""
     certificate, key = _certificate(platform, names="IP:127.0.0.1")
     backend_ca = platform.private_file("backend-ca.crt", content=ca)
-    args = [str(_free_port()), str(certificate), str(key), path, backend, str(backend_ca)]
-    process = subprocess.Popen([sys.executable, str(_PROGRAM), *args])
-    try:
-        url = f"https://127.0.0.1:{args[0]}"
-        yield SharedAddress(url, url, certificate.read_bytes())
-    finally:
-        process.kill()
-        process.wait()
+    with _held_port() as port:
+        args = [str(port), str(certificate), str(key), path, backend, str(backend_ca)]
+        process = subprocess.Popen([sys.executable, str(_PROGRAM), *args])
+        try:
+            url = f"https://127.0.0.1:{port}"
+            yield SharedAddress(url, url, certificate.read_bytes())
+        finally:
+            process.kill()
+            process.wait()
 
 
 @contextlib.contextmanager

@@ -6,15 +6,13 @@ import json
 import os
 import subprocess
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-
-from benchmarks.surroundings import free_port
 
 _ROOT = Path(__file__).parents[2]
 _NAMESPACE = "kplane-system"
@@ -124,10 +122,10 @@ class Etcd:
 
     program: Path
     volume: Path
-    name: str = "member-0"
-    client_url: str = field(default_factory=lambda: f"http://127.0.0.1:{free_port()}")
-    peer_url: str = field(default_factory=lambda: f"http://127.0.0.1:{free_port()}")
-    metrics_url: str = field(default_factory=lambda: f"http://127.0.0.1:{free_port()}")
+    name: str
+    client_url: str
+    peer_url: str
+    metrics_url: str
     token: str = "kplane-etcd"
     process: subprocess.Popen[bytes] | None = None
 
@@ -168,9 +166,19 @@ class Etcd:
 
 
 @pytest.fixture
-def etcds(binaries: Any, tmp_path: Path) -> Iterator[list[Etcd]]:
+def etcds(binaries: Any, tmp_path: Path, hold_port: Callable[[], int]) -> Iterator[list[Etcd]]:
     """Three members with a volume each, none of them started."""
-    members = [Etcd(binaries.path("etcd"), tmp_path / f"volume-{i}", name=f"member-{i}") for i in range(3)]
+    members = [
+        Etcd(
+            binaries.path("etcd"),
+            tmp_path / f"volume-{i}",
+            name=f"member-{i}",
+            client_url=f"http://127.0.0.1:{hold_port()}",
+            peer_url=f"http://127.0.0.1:{hold_port()}",
+            metrics_url=f"http://127.0.0.1:{hold_port()}",
+        )
+        for i in range(3)
+    ]
     for member in members:
         member.volume.mkdir()
     yield members

@@ -6,14 +6,13 @@ import datetime as dt
 import http.client
 import ssl
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.surroundings import free_port
 from controlplane_operator.credentials import create_authority, issue_client
 from controlplane_operator.shared_etcd.certificates import (
     authority_of,
@@ -76,9 +75,9 @@ def files(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def member(chart: Any, binaries: Any, files: Path) -> Iterator[Member]:
+def member(chart: Any, binaries: Any, files: Path, hold_port: Callable[[], int]) -> Iterator[Member]:
     (container,) = chart.render().pod_templates()["StatefulSet/kplane-etcd"]["spec"]["containers"]
-    client, peer, metrics = (free_port() for _ in range(3))
+    client, peer, metrics = (hold_port() for _ in range(3))
     # The places and addresses of the pod become those of this machine; nothing else changes.
     here = {
         "$(POD_NAME)": "kplane-etcd-0",

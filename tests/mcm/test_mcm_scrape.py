@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -144,7 +143,7 @@ async def test_what_is_too_much_together_is_left_out(caplog: pytest.LogCaptureFi
     assert f"the metrics of {PROGRAM} of second cannot be read" in caplog.text
 
 
-async def test_clients_that_have_left_are_in_nobodys_way(eventually: Eventually) -> None:
+async def test_clients_that_have_left_are_in_nobodys_way(eventually: Eventually, hold_port: Callable[[], int]) -> None:
     scraper, none = create_autospec(Scraper, instance=True), create_autospec(Overview, instance=True)
     none.summaries.return_value, none.targets.return_value = [], []
     go = asyncio.Semaphore(0)
@@ -154,9 +153,7 @@ async def test_clients_that_have_left_are_in_nobodys_way(eventually: Eventually)
         return {}
 
     scraper.scrape.side_effect = scrape
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    metrics = Metrics(none, scraper=scraper)
+    metrics, port = Metrics(none, scraper=scraper), hold_port()
     metrics.render = AsyncMock(wraps=metrics.render)  # type: ignore[method-assign]
     async with (
         serve_status(Listen("127.0.0.1", port), overview=none, metrics=metrics, sources="x", synced=bool),

@@ -20,7 +20,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from benchmarks.surroundings import free_port
 from controlplane_operator.credentials import KeyPair, create_authority, issue_serving, render_kubeconfig
 from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANES
 from embedded.handle import Handle
@@ -186,8 +185,8 @@ class Pair:
         return [name for number, name in enumerate(names) if number == 0 or names[number - 1] != name]
 
 
-async def start(name: str, *, way: Way, handle: Handle, state: Path, log: Path) -> Operator:
-    listen = f"127.0.0.1:{free_port()}"
+async def start(name: str, *, way: Way, handle: Handle, state: Path, log: Path, port: int) -> Operator:
+    listen = f"127.0.0.1:{port}"
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(*_command(way, handle, state, listen), stderr=errors)
     return Operator(name, way, f"http://{listen}", process)
@@ -232,7 +231,12 @@ def one_directory(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 async def pair(
-    api_server: Handle, eventually: Callable[..., Awaitable[Any]], tmp_path: Path, *, one_directory: bool
+    api_server: Handle,
+    eventually: Callable[..., Awaitable[Any]],
+    hold_port: Callable[[], int],
+    tmp_path: Path,
+    *,
+    one_directory: bool,
 ) -> AsyncIterator[Pair]:
     """Two operators; what they made is gone afterwards, as long as one of them is left."""
     directory = Path(tempfile.mkdtemp(prefix="kplane-election-"))
@@ -249,7 +253,9 @@ async def pair(
                 made = await stack.enter_async_context(way(name, handle=api_server, directory=directory, log=log))
                 operator_log = tmp_path / f"{name}.log"
                 state = directory / ("both" if one_directory else f"of-{name}")
-                operators.append(await start(name, way=made, handle=api_server, state=state, log=operator_log))
+                operators.append(
+                    await start(name, way=made, handle=api_server, state=state, log=operator_log, port=hold_port())
+                )
                 await eventually(operators[-1].ready, timeout=120.0)
                 if name == "first":
                     await eventually(operators[-1].leads)

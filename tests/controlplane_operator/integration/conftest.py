@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from benchmarks.surroundings import free_port, shared_address
+from benchmarks.surroundings import shared_address
 from controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
@@ -115,11 +115,11 @@ class Field:
 
 @contextlib.asynccontextmanager
 async def running_operator(
-    handle: Handle, state: Path, *, shared_etcd: bool = True, dedicated_mcm: McmProgram | None = None
+    handle: Handle, state: Path, *, port: int, shared_etcd: bool = True, dedicated_mcm: McmProgram | None = None
 ) -> AsyncIterator[str]:
-    """Run the operator within; gives the URL of its health and metrics."""
+    """Run the operator within; gives the URL of its health and metrics, at this port."""
     etcd = EtcdAt(handle.tenants_etcd.endpoint, handle.tenants_etcd_credentials)
-    stop, port = asyncio.Event(), free_port()
+    stop = asyncio.Event()
     settings = Settings(
         kubeconfig=handle.operator_kubeconfig,
         state_directory=state,
@@ -138,13 +138,15 @@ async def running_operator(
 
 
 @pytest.fixture
-async def field(api_server: Handle, eventually: Callable[..., Any]) -> AsyncIterator[Field]:
+async def field(
+    api_server: Handle, eventually: Callable[..., Any], hold_port: Callable[[], int]
+) -> AsyncIterator[Field]:
     """A management cluster with our operator running; everything that a test made is deleted afterwards."""
     state = Path(tempfile.mkdtemp(prefix="kplane-operator-"))
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
         made = Field(client, api_server, state, eventually)
         try:
-            async with running_operator(api_server, state) as url:
+            async with running_operator(api_server, state, port=hold_port()) as url:
                 try:
                     yield replace(made, url=url)
                 finally:
@@ -156,15 +158,15 @@ async def field(api_server: Handle, eventually: Callable[..., Any]) -> AsyncIter
 
 @pytest.fixture
 async def mortal_field(
-    api_server: Handle, eventually: Callable[..., Any]
+    api_server: Handle, eventually: Callable[..., Any], hold_port: Callable[[], int]
 ) -> AsyncIterator[tuple[Field, Callable[..., contextlib.AbstractAsyncContextManager[str]]]]:
     """The same without an operator, and what runs one for a while; what it runs goes on without it."""
     state = Path(tempfile.mkdtemp(prefix="kplane-operator-"))
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
         made = Field(client, api_server, state, eventually)
         try:
-            yield made, lambda **settings: running_operator(api_server, state, **settings)
-            async with running_operator(api_server, state):
+            yield made, lambda **settings: running_operator(api_server, state, port=hold_port(), **settings)
+            async with running_operator(api_server, state, port=hold_port()):
                 await _clean(made)
         finally:
             await end_processes(state, grace_seconds=2.0)
@@ -173,12 +175,12 @@ async def mortal_field(
 
 @pytest.fixture
 async def field_without_etcd(
-    api_server: Handle, tmp_path: Path, eventually: Callable[..., Any]
+    api_server: Handle, tmp_path: Path, eventually: Callable[..., Any], hold_port: Callable[[], int]
 ) -> AsyncIterator[Field]:
     """The same with an operator that was given no shared etcd."""
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
         made = Field(client, api_server, tmp_path, eventually)
-        async with running_operator(api_server, tmp_path, shared_etcd=False):
+        async with running_operator(api_server, tmp_path, port=hold_port(), shared_etcd=False):
             yield made
 
 

@@ -9,14 +9,13 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import IO, Any
 
 import aiohttp
 import pytest
 
-from benchmarks.surroundings import free_port
 from controlplane_operator.kinds import CONTROL_PLANES
 from embedded.handle import Handle
 from provider import Client, ClusterConfig, NotFound
@@ -35,10 +34,10 @@ async def state() -> AsyncIterator[Path]:
 
 @contextlib.asynccontextmanager
 async def started(
-    handle: Handle, state: Path, eventually: Any, *, log: IO[bytes] | int = asyncio.subprocess.DEVNULL
+    handle: Handle, state: Path, eventually: Any, *, port: int, log: IO[bytes] | int = asyncio.subprocess.DEVNULL
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run the operator, killed at the end where it has not ended before."""
-    listen = f"127.0.0.1:{free_port()}"
+    listen = f"127.0.0.1:{port}"
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -70,8 +69,9 @@ async def started(
 
 
 async def test_a_killed_operator_finds_everything_as_it_left_it(
-    api_server: Handle, state: Path, eventually: Any
+    api_server: Handle, state: Path, eventually: Any, hold_port: Callable[[], int]
 ) -> None:
+    port = hold_port()
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
         body = {"metadata": {"name": "survivor"}, "spec": {"deletionPolicy": "Destroy"}}
         typed = {"apiVersion": CONTROL_PLANES.api_version, "kind": CONTROL_PLANES.kind, **body}
@@ -88,14 +88,14 @@ async def test_a_killed_operator_finds_everything_as_it_left_it(
                 return True
             return False
 
-        async with started(api_server, state, eventually) as process:
+        async with started(api_server, state, eventually, port=port) as process:
             await client.create(CONTROL_PLANES, typed)
             since = await eventually(ready_since, timeout=120.0)
             before = find_processes(state)
             process.kill()
             await process.wait()
         assert find_processes(state) == before
-        async with started(api_server, state, eventually) as process:
+        async with started(api_server, state, eventually, port=port) as process:
             assert await eventually(ready_since) == since
             assert find_processes(state) == before
             await client.delete(CONTROL_PLANES, "survivor")
@@ -107,7 +107,7 @@ async def test_a_killed_operator_finds_everything_as_it_left_it(
 
 
 async def test_what_is_logged_of_an_object_carries_its_name(
-    api_server: Handle, state: Path, tmp_path: Path, eventually: Any
+    api_server: Handle, state: Path, tmp_path: Path, eventually: Any, hold_port: Callable[[], int]
 ) -> None:
     log = tmp_path / "log"
 
@@ -119,7 +119,7 @@ async def test_what_is_logged_of_an_object_carries_its_name(
     body = {"metadata": {"name": "logged"}, "spec": {"deletionPolicy": "Destroy", "classRef": {"name": "absent"}}}
     async with contextlib.AsyncExitStack() as stack:
         written = stack.enter_context(log.open("wb"))
-        process = await stack.enter_async_context(started(api_server, state, eventually, log=written))
+        process = await stack.enter_async_context(started(api_server, state, eventually, port=hold_port(), log=written))
         client = await stack.enter_async_context(Client(ClusterConfig.load(api_server.admin_kubeconfig)))
         await client.create(CONTROL_PLANES, body)
         found = await eventually(lambda: said().get("ClassNotFound"))

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from benchmarks.surroundings import free_port
 from controlplane_operator import relisting
 from controlplane_operator.operator import run_operator
 from controlplane_operator.settings import EtcdAt, Settings
@@ -81,14 +80,16 @@ async def line(api_server: Handle) -> AsyncIterator[Line]:
 
 
 @pytest.fixture
-async def url(api_server: Handle, line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+async def url(
+    api_server: Handle, line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold_port: Callable[[], int]
+) -> AsyncIterator[str]:
     """Of an operator at the end of the line, whose minutes are seconds."""
     monkeypatch.setattr(relisting, "_PERIOD_SECONDS", 1.0)
     monkeypatch.setattr(relisting, "_STALE_SECONDS", 5.0)
     config = replace(ClusterConfig.load(api_server.operator_kubeconfig), server=f"https://127.0.0.1:{line.port}")
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(json.dumps(config.to_kubeconfig()))
-    stop, port = asyncio.Event(), free_port()
+    stop, port = asyncio.Event(), hold_port()
     settings = Settings(
         kubeconfig=kubeconfig,
         state_directory=tmp_path / "state",
