@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from provider.cancellation import end_tasks
+
 _HOST = "127.0.0.1"
 
 
@@ -22,6 +24,8 @@ class Gate:
         self._target = host, int(port)
         self._inside = inside
         self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[Any]] = set()
+        self._closed = False
         self.url = ""
         self.shut = False
         self.flowing = asyncio.Event()
@@ -40,16 +44,26 @@ class Gate:
         self._writers.clear()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        ends = {writer}
-        with contextlib.suppress(OSError):  # where the server does not take it, this end is closed as well
-            there_reader, there_writer = await asyncio.open_connection(*self._target, ssl=self._inside)
-            ends.add(there_writer)
-            if not self.shut:
-                self._writers |= ends
-                await asyncio.gather(self._forward(reader, there_writer), self._forward(there_reader, writer))
-        self._writers -= ends
-        for end in ends:
-            end.transport.abort()
+        task, ends = asyncio.current_task(), {writer}
+        assert task is not None
+        self._serving.add(task)
+        try:
+            with contextlib.suppress(OSError):  # where the server does not take it, this end is closed as well
+                there_reader, there_writer = await asyncio.open_connection(*self._target, ssl=self._inside)
+                ends.add(there_writer)
+                if not self.shut and not self._closed:
+                    self._writers |= ends
+                    await asyncio.gather(self._forward(reader, there_writer), self._forward(there_reader, writer))
+        finally:
+            self._serving.remove(task)
+            self._writers -= ends
+            for end in ends:
+                end.transport.abort()
+
+    async def aclose(self) -> None:
+        """Break all connections, those too that are being made."""
+        self._closed = True
+        await end_tasks(self._serving)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):  # cut
@@ -73,6 +87,6 @@ def gate_to() -> Callable[..., contextlib.AbstractAsyncContextManager[Gate]]:
             yield gate
         finally:
             listening.close()
-            gate.cut()
+            await gate.aclose()
 
     return opened
