@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
@@ -11,29 +14,50 @@ from mcm.configuration import keys_of
 from mcm.services import Served, served
 from provider import Cluster
 
-__all__ = ["broken_key"]
+__all__ = ["usable_keys"]
 
 _Signer = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 
 
-def broken_key(cluster: Cluster) -> str:
-    """Tell which key of the Secret no instance could start with, and what to do; empty where there is none such.
+def usable_keys(cluster: Cluster, *, former: Cluster) -> tuple[Mapping[str, bytes], tuple[str, ...]]:
+    """Put `former`'s keys in the place of those of the Secret that no instance could start with.
 
-    The sentence shows nothing of them. kube-controller-manager reads them when its controllers start, and ends where
-    one cannot be used (client-go's util/cert and util/keyutil; pkg/controller/certificates/signer/ca_provider.go). Only
-    the form of keys is looked at, which takes less than a millisecond.
+    Returns the credentials, and a sentence on each that it kept: which one, and what to do, but nothing of what it is.
+    What `former` does not have is left out, and what is broken there too is left as it is: nothing better was there.
     """
     if Served.CONTROLLERS not in served(cluster):
-        return ""
-    keys = keys_of(cluster)
+        return cluster.credentials, ()
+    before = _broken(keys_of(former))
+    kept = {names: sentence for names, sentence in _broken(keys_of(cluster)).items() if names not in before}
+    theirs = {name for names in kept for name in names}
+    credentials = {name: value for name, value in cluster.credentials.items() if name not in theirs}
+    credentials |= {name: value for name, value in former.credentials.items() if name in theirs}
+    return credentials, tuple(kept.values())
+
+
+def _broken(keys: Mapping[str, bytes]) -> dict[tuple[str, ...], str]:
+    """Tell of the keys of the Secret that no instance could start with, those together that only work together.
+
+    kube-controller-manager reads them when its controllers start, and ends where one cannot be used (client-go's
+    util/cert and util/keyutil; pkg/controller/certificates/signer/ca_provider.go). Only the form of keys is looked at,
+    which takes less than a millisecond.
+    """
+    found: dict[tuple[str, ...], str] = {}
     if "ca.crt" in keys and not _certificates(keys["ca.crt"]):
-        return "key 'ca.crt' of its Secret has no certificates in PEM form; put the root CA there, or leave it out"
+        found["ca.crt",] = (
+            "key 'ca.crt' of its Secret has no certificates in PEM form; put the root CA there, or leave it out"
+        )
     if "sa.key" in keys and not isinstance(_signer(keys["sa.key"]), rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
-        return (
+        found["sa.key",] = (
             "key 'sa.key' of its Secret has no RSA or ECDSA key in PEM form without a password; put the private key"
             " there that signs tokens of ServiceAccounts"
         )
-    return _broken_authority(keys["signing-ca.crt"], keys["signing-ca.key"]) if "signing-ca.key" in keys else ""
+    if _AUTHORITY[0] in keys and (sentence := _broken_authority(*(keys[name] for name in _AUTHORITY))):
+        found[_AUTHORITY] = sentence
+    return found
+
+
+_AUTHORITY: Final = ("signing-ca.crt", "signing-ca.key")
 
 
 def _broken_authority(certificate: bytes, key: bytes) -> str:

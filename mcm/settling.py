@@ -13,7 +13,7 @@ from api import ControllersProfile
 from mcm.configuration import controllers_named
 from mcm.errors import McmError
 from mcm.flags import NO_FLAGS, Flags
-from mcm.keys import broken_key
+from mcm.keys import usable_keys
 from mcm.programs import Programs
 from mcm.services import served
 from provider import Backoff, Cluster, ClusterNotFound, ClusterNotReady, Fleet, Provider
@@ -21,12 +21,13 @@ from provider.cancellation import asked_to_end
 from provider.providers.registration import PROFILE_ATTRIBUTE, SERVICES_ATTRIBUTE, UID_ATTRIBUTE, VERSION_ATTRIBUTE
 from workloads import WorkloadsError
 
-__all__ = ["Settling", "effective"]
+__all__ = ["Effective", "Settling", "effective"]
 
 logger = logging.getLogger(__name__)
 
 _PATIENCE: Final = 5
 """So many times the wait, a cluster that never stays the same is followed."""
+_KEPT: Final = "cluster %s: %s; until then it keeps what it had there, and follows all else"
 
 
 class Settling:
@@ -36,7 +37,7 @@ class Settling:
     of several edits in a row the last one counts, and where that leads back there is nothing to do. So it is with keys
     and credentials too, as a Secret may be edited in several steps. Clusters that come or go, and the switch to another
     control plane, whose removal somebody may be waiting for, are passed on at once. Keys that no instance could start
-    with replace none that one could (`broken_key`): the cluster stays as it is until they are mended.
+    with replace none that one could at the same address (`usable_keys`); all else that changes is passed on.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Settling:
         async with asyncio.TaskGroup() as tasks:
             await self._provider.run(_Settled(self, fleet, tasks=tasks))
 
-    async def describe(self, cluster: Cluster) -> Cluster:
+    async def describe(self, cluster: Cluster) -> Effective:
         """Describe a cluster by what makes a difference."""
         return await effective(cluster, programs=self._programs, flags=self._flags)
 
@@ -76,17 +77,19 @@ class _Settled:
         self._tasks = tasks
         self._pending: dict[str, Cluster] = {}
         self._waiting: set[str] = set()
+        self._told: dict[str, tuple[str, ...]] = {}
 
     async def add_or_replace(self, cluster: Cluster) -> None:
         """As Fleet's; returns before it is so where that has to settle."""
-        cluster = await self._settling.describe(cluster)
-        name, present = cluster.name, self._present(cluster.name)
-        if present is None or _uid(cluster) != _uid(present):
+        described = await self._settling.describe(cluster)
+        name, present = described.name, self._present(described.name)
+        if present is None or _uid(described) != _uid(present):
             self._pending.pop(name, None)
-            await self._fleet.add_or_replace(cluster)
-        elif (broken := broken_key(cluster)) and not broken_key(present):
-            logger.warning("cluster %s stays as it is: %s", name, broken)
-        elif not cluster.equals(self._pending.get(name, present)):  # else it is told again, which puts nothing off
+            self._told.pop(name, None)
+            await self._fleet.add_or_replace(described)
+            return
+        cluster = self._with_usable_keys(described, former=present)
+        if not cluster.equals(self._pending.get(name, present)):  # else it is told again, which puts nothing off
             self._pending[name] = cluster
             if name not in self._waiting:
                 self._waiting.add(name)
@@ -95,11 +98,17 @@ class _Settled:
     async def remove(self, name: str) -> None:
         """As Fleet's."""
         self._pending.pop(name, None)
+        self._told.pop(name, None)
         await self._fleet.remove(name)
 
     def get(self, name: str) -> Cluster:
-        """As Fleet's."""
-        return self._fleet.get(name)
+        """As Fleet's; of one that is being replaced, what replaces it."""
+        try:
+            return self._fleet.get(name)
+        except ClusterNotReady:
+            if (coming := self._pending.get(name)) is not None:
+                return coming
+            raise
 
     def names(self) -> list[str]:
         """As Fleet's."""
@@ -107,9 +116,23 @@ class _Settled:
 
     def _present(self, name: str) -> Cluster | None:
         try:
-            return self._fleet.get(name)
+            return self.get(name)
         except (ClusterNotFound, ClusterNotReady):
             return None
+
+    def _with_usable_keys(self, cluster: Effective, *, former: Cluster) -> Cluster:
+        """Keep what the instance can go on with, and tell of it once; another address has keys of its own."""
+        told = self._told.pop(cluster.name, ())
+        if cluster.config.server != former.config.server:
+            return cluster
+        credentials, kept = usable_keys(cluster, former=former)
+        if not kept:
+            return cluster
+        self._told[cluster.name] = kept
+        for sentence in kept:
+            if sentence not in told:
+                logger.warning(_KEPT, cluster.name, sentence)
+        return cluster.with_credentials(credentials)
 
     async def _settle(self, name: str) -> None:
         """Pass on what is pending of a cluster until nothing is; what cannot be passed on disturbs no other cluster."""
@@ -145,7 +168,7 @@ def _uid(cluster: Cluster) -> str | None:
     return cluster.attributes.get(UID_ATTRIBUTE)
 
 
-async def effective(cluster: Cluster, *, programs: Programs, flags: Flags = NO_FLAGS) -> Cluster:
+async def effective(cluster: Cluster, *, programs: Programs, flags: Flags = NO_FLAGS) -> Effective:
     """Describe a cluster so that descriptions which come to the same instances are the same.
 
     Services that mcm does not provide are left out, and the profile that counts where none is named is named. The
@@ -160,19 +183,24 @@ async def effective(cluster: Cluster, *, programs: Programs, flags: Flags = NO_F
     compared = dict(attributes)
     if attributes.get(VERSION_ATTRIBUTE) and (version := await _version(cluster, programs=programs)):
         compared[VERSION_ATTRIBUTE] = version
-    return _Effective(cluster, attributes=attributes, compared=compared)
+    return Effective(cluster, attributes=attributes, compared=compared)
 
 
-class _Effective(Cluster):
+class Effective(Cluster):
     """A cluster that goes on as the same one while the attributes `compared` are the same, whatever its own are."""
 
     def __init__(self, cluster: Cluster, *, attributes: Mapping[str, str], compared: Mapping[str, str]) -> None:
         super().__init__(cluster.name, config=cluster.config, credentials=cluster.credentials, attributes=attributes)
         self.compared: Final = compared
 
+    def with_credentials(self, credentials: Mapping[str, bytes]) -> Effective:
+        """The same one with others."""
+        cluster = Cluster(self.name, config=self.config, credentials=credentials)
+        return Effective(cluster, attributes=self.attributes, compared=self.compared)
+
     @override
     def continues(self, previous: Cluster) -> bool:
-        compared = previous.compared if isinstance(previous, _Effective) else previous.attributes
+        compared = previous.compared if isinstance(previous, Effective) else previous.attributes
         return self.compared == compared and self.config.continues(previous.config)
 
 

@@ -198,6 +198,13 @@ class Cluster:
         renamed._name = name  # noqa: SLF001 - a copy of our own
         return renamed
 
+    def with_config(self, config: ClusterConfig) -> Self:
+        """The same description, but for where and how it is reached; nothing is shared with this one."""
+        changed = copy.copy(self)
+        object.__setattr__(changed, "config", config)
+        changed._live = _Live(self._name, config)  # noqa: SLF001 - a copy of our own
+        return changed
+
     def continues(self, previous: Cluster) -> bool:
         """Whether this is the cluster of `previous`, with credentials or a CA that were renewed at most."""
         return self.attributes == previous.attributes and self.config.continues(previous.config)

@@ -35,8 +35,8 @@ Object = Mapping[str, Any]
 class FromSecret:
     """A cluster that `make` makes of the decoded values of one Secret, which is watched by its name.
 
-    While the Secret is missing, is no base64, or `make` raises KubeconfigError, what is engaged stays. So it does where
-    CA, client certificate and key for the same address cannot be used.
+    While the Secret is missing, is no base64, or `make` raises KubeconfigError, what is engaged stays. Where CA, client
+    certificate and key for the same address cannot be used, the former kubeconfig stays, and all else is followed.
     """
 
     namespace: str
@@ -245,8 +245,8 @@ class _Follower:
             await self._stop_secret()
         if answer is None:
             await self._fleet.remove(self.name)
-        elif isinstance(answer, Cluster) and self._may_replace(answer):
-            await self._fleet.add_or_replace(answer)
+        elif isinstance(answer, Cluster):
+            await self._fleet.add_or_replace(self._usable(answer))
 
     def _engaged(self) -> bool:
         try:
@@ -265,22 +265,24 @@ class _Follower:
             log.warning("%s cannot be used, what is engaged stays: %s", self._title, error)
             return KEEP
 
-    def _may_replace(self, cluster: Cluster) -> bool:
-        """Whether it is no worse than what is engaged for the same address.
+    def _usable(self, cluster: Cluster) -> Cluster:
+        """Have it go on with the kubeconfig that is engaged for the same address, where its own cannot be used.
 
         Where nothing is, or for another address, whoever uses the credentials tells of them.
         """
         try:
             present = self._fleet.get(self.name).config
-            if present != cluster.config and present.server == cluster.config.server:
-                require_usable(cluster.config)
         except (ClusterNotFound, ClusterNotReady):
-            pass
+            return cluster
+        if present == cluster.config or present.server != cluster.config.server:
+            return cluster
+        try:
+            require_usable(cluster.config)
         except KubeconfigError as error:
-            where = "Secret {}/{}".format(*self._secret_at) if self._secret_at is not None else "its kubeconfig"
-            log.warning("%s: %s cannot be used, what is engaged stays: %s", self._title, where, error)
-            return False
-        return True
+            where = "Secret {}/{}".format(*self._secret_at) if self._secret_at is not None else "its object"
+            log.warning("%s: the kubeconfig in %s cannot be used, the former one stays: %s", self._title, where, error)
+            return cluster.with_config(present)
+        return cluster
 
     def _made_of(self, wish: FromSecret) -> Cluster | Keep:
         where = f"Secret {wish.namespace}/{wish.name}"

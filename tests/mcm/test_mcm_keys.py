@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane_operator.credentials import KeyPair, create_authority
-from mcm.keys import broken_key
+from mcm.keys import usable_keys
 from provider import Cluster, ClusterConfig
 
 ONE: KeyPair = create_authority("one")
@@ -30,11 +30,18 @@ EC = ec.generate_private_key(ec.SECP256R1())
 PARAMETERS = b"-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n"
 
 
-def broken(*, services: str = "Controllers", **keys: bytes) -> str:
+def cluster(*, services: str = "Controllers", **keys: bytes) -> Cluster:
     """`sa_key` is `sa.key`, and `signing_ca_crt` is `signing-ca.crt`."""
     credentials = {name.replace("_ca_", "-ca.").replace("_", "."): value for name, value in keys.items()}
     config = ClusterConfig(server="https://127.0.0.1:1", token="t", ca_data=ONE.certificate)
-    return broken_key(Cluster("a", config=config, credentials=credentials, attributes={"services": services}))
+    return Cluster("a", config=config, credentials=credentials, attributes={"services": services})
+
+
+def broken(*, services: str = "Controllers", **keys: bytes) -> str:
+    """What is told of these, where there were none before."""
+    credentials, sentences = usable_keys(cluster(services=services, **keys), former=cluster())
+    assert (credentials == {}) is (bool(sentences) or not keys)
+    return " ".join(sentences)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +89,28 @@ def test_what_it_cannot_is_named_with_what_to_do_and_nothing_of_it_is_shown(keys
     assert "; put " in sentence
     for value in keys.values():
         assert not [line for line in value.decode().splitlines() if line in sentence]
+
+
+def test_the_former_ones_are_kept_together_and_only_where_the_new_ones_cannot_be_used() -> None:
+    former = cluster(sa_key=pem(RSA), ca_crt=b"garbage", signing_ca_crt=ONE.certificate, signing_ca_key=ONE.key)
+    misfit = {"signing_ca_crt": ONE.certificate, "signing_ca_key": OTHER.key}
+    told = cluster(sa_key=pem(EC), ca_crt=b"other", new=b"new", **misfit)
+    credentials, (sentence,) = usable_keys(told, former=former)
+    assert credentials == {
+        "sa.key": pem(EC),
+        "ca.crt": b"other",  # no better one was there: the instance tells of it
+        "signing-ca.crt": ONE.certificate,
+        "signing-ca.key": ONE.key,
+        "new": b"new",
+    }
+    assert "do not fit together" in sentence
+
+
+def test_what_nothing_read_before_is_kept_only_where_it_can_be_used() -> None:
+    for value, (kept, sentences) in {pem(RSA): (pem(RSA), 1), b"garbage": (b"other", 0)}.items():
+        former = cluster(services="Scheduler", sa_key=value)
+        credentials, told = usable_keys(cluster(services="Controllers,Scheduler", sa_key=b"other"), former=former)
+        assert (credentials["sa.key"], len(told)) == (kept, sentences)
 
 
 def wrapped(der: bytes) -> bytes:

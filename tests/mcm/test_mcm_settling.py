@@ -129,20 +129,85 @@ async def test_a_secret_that_is_edited_in_several_steps_is_followed_once(world_o
     assert len(world.engaged) == 1
 
 
-async def test_keys_that_no_instance_could_start_with_replace_none_that_one_can(
+def key() -> bytes:
+    return ServingCertificate.create(host="127.0.0.1").key
+
+
+async def test_a_key_that_no_instance_could_start_with_holds_back_nothing_but_itself(
     world_of: Any, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = world_of(0.05)
-    first, second = (ServingCertificate.create(host="127.0.0.1").key for _ in range(2))
+    world, first, second = world_of(0.05), key(), key()
     await world.tell(cluster(credentials={"sa.key": first}))
     await eventually(lambda: len(world.engaged) == 1)
-    await world.tell(cluster(credentials={"sa.key": b"garbage"}, profile="Full"))
-    assert "cluster a stays as it is: key 'sa.key' of its Secret has no RSA or ECDSA key" in caplog.text
+    broken = {"sa.key": b"garbage", "signing-ca.crt": b"garbage", "signing-ca.key": b"garbage", "other": b"new"}
+    for _ in range(2):  # as each write to its registration does
+        await world.tell(cluster(credentials=broken, profile="Full", token="renewed"))
+        await eventually(lambda: len(world.engaged) == 2)
+    present = world.engaged[1]
+    assert (present.attributes["profile"], present.config.token) == ("Full", "renewed")
+    assert present.credentials == {"sa.key": first, "other": b"new"}
+    assert caplog.text.count("key 'sa.key' of its Secret has no RSA or ECDSA key") == 1
+    assert caplog.text.count("key 'signing-ca.crt' of its Secret is not one certificate") == 1
     assert "garbage" not in caplog.text
-    assert world.clusters.get("a").attributes["profile"] == "Nodeless"
-    await world.tell(cluster(credentials={"sa.key": second}))
-    await eventually(lambda: world.clusters.get("a").credentials["sa.key"] == second)
+    await world.tell(cluster(credentials={"sa.key": second}, profile="Full", token="renewed"))
+    await eventually(lambda: world.clusters.get("a").credentials == {"sa.key": second})
+    await world.tell(cluster(credentials={"sa.key": b"garbage"}, profile="Full", token="again"))
+    await eventually(lambda: world.clusters.get("a").config.token == "again")
+    assert world.clusters.get("a").credentials == {"sa.key": second}
+    assert caplog.text.count("key 'sa.key' of its Secret has no RSA or ECDSA key") == 2
+    assert len(world.engaged) == 2
+
+
+async def test_another_address_is_turned_to_whatever_the_keys_are(world_of: Any, eventually: Eventually) -> None:
+    world = world_of(0.05)
+    await world.tell(cluster(credentials={"sa.key": key()}))
+    await eventually(lambda: len(world.engaged) == 1)
+    moved = cluster(credentials={"sa.key": b"garbage"}, server="https://127.0.0.1:2", profile="Nodeless")
+    await world.tell(moved)
+    await eventually(lambda: len(world.engaged) == 2)
+    assert world.engaged[1].equals(moved)
+
+
+async def test_an_edit_that_is_taken_back_is_none_where_keys_break_with_it(
+    world_of: Any, eventually: Eventually
+) -> None:
+    world, good = world_of(0.1), {"sa.key": key()}
+    await world.tell(cluster(credentials=good, profile="Core"))
+    await eventually(lambda: len(world.engaged) == 1)
+    await world.tell(
+        cluster(credentials=good, profile="Full"),
+        cluster(credentials={"sa.key": b"garbage"}, profile="Core", token="renewed"),
+    )
+    await eventually(lambda: world.clusters.get("a").config.token == "renewed")
+    assert world.clusters.get("a").credentials == good
     assert len(world.engaged) == 1
+
+
+async def test_keys_that_break_while_an_instance_ends_do_not_reach_the_next_one(
+    world_of: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, good, ending, ended = world_of(0.05), {"sa.key": key()}, asyncio.Event(), asyncio.Event()
+    engage = world.engage
+
+    async def end() -> None:
+        ending.set()
+        await ended.wait()
+
+    async def engage_slow_end(engagement: Engagement) -> None:
+        engagement.on_close(end)
+        await engage(engagement)
+
+    monkeypatch.setattr(world, "engage", engage_slow_end)
+    await world.tell(cluster(credentials=good, profile="Core"))
+    await eventually(lambda: len(world.engaged) == 1)
+    await world.tell(cluster(credentials=good, profile="Full"))
+    await ending.wait()
+    async with asyncio.timeout(10):  # it settles, and does not wait for that end
+        await world.tell(cluster(credentials={"sa.key": b"garbage"}, profile="Full", token="renewed"))
+    ended.set()
+    await eventually(lambda: len(world.engaged) == 2)
+    await eventually(lambda: world.clusters.get("a").config.token == "renewed")
+    assert world.engaged[1].credentials == world.clusters.get("a").credentials == good
 
 
 async def test_keys_that_are_broken_from_the_beginning_are_left_to_the_instance_to_tell(
@@ -152,9 +217,9 @@ async def test_keys_that_are_broken_from_the_beginning_are_left_to_the_instance_
     for number, broken in enumerate((b"garbage", b"other garbage")):
         await world.tell(cluster(credentials={"sa.key": broken}, profile=("Core", "Full")[number]))
         await eventually(lambda number=number: len(world.engaged) == number + 1)
-    key = ServingCertificate.create(host="127.0.0.1").key
-    await world.tell(cluster(credentials={"sa.key": key}, profile="Full"))
-    await eventually(lambda: world.clusters.get("a").credentials["sa.key"] == key)
+    good = key()
+    await world.tell(cluster(credentials={"sa.key": good}, profile="Full"))
+    await eventually(lambda: world.clusters.get("a").credentials["sa.key"] == good)
 
 
 async def test_what_is_told_again_and_again_is_put_off_by_nothing(

@@ -181,7 +181,7 @@ async def test_a_registration_from_beginning_to_end(client, namespace, managemen
 
 
 @pytest.mark.integration
-async def test_a_key_that_is_not_the_certificates_replaces_nothing(
+async def test_a_key_that_is_not_the_certificates_replaces_none_that_is_and_holds_back_nothing_else(
     client, namespace, management, eventually, caplog, telling, tools
 ):
     one, other = (tools.Authority().issue("somebody") for _ in range(2))
@@ -193,10 +193,17 @@ async def test_a_key_that_is_not_the_certificates_replaces_nothing(
         for key in (other.key, b"garbage"):
             caplog.clear()
             await management.secret("admin", pair=(one.certificate, key))
-            told = f"Secret {namespace}/admin cannot be used, what is engaged stays"
+            told = f"the kubeconfig in Secret {namespace}/admin cannot be used, the former one stays"
             await eventually(lambda told=told: told in caplog.text)
             assert "client-certificate-data and client-key-data" in caplog.text
             assert not [line for line in key.decode().splitlines() if line in caplog.text]
+        await management.secret("admin", pair=(one.certificate, other.key), **{"sa.key": "renewed"})
+        await eventually(lambda: engagement.cluster.credentials.get("sa.key"), lambda key: key == b"renewed")
+        assert engagement.cluster.config.client_key == one.key
+        assert not engagement.closed
+        await management.answer(controllers={"profile": "Full"})
+        await eventually(lambda: clusters.get(management.name).attributes[PROFILE_ATTRIBUTE], lambda is_: is_ == "Full")
+        (engagement,) = clusters.engagements()
         assert engagement.cluster.config.client_key == one.key
         await management.secret("admin", pair=(other.certificate, other.key))
         await eventually(lambda: engagement.cluster.config.client_key == other.key)
