@@ -29,6 +29,8 @@ _LAST_SECONDS: Final = 3.0
 _BYTES_AT_ONCE: Final = 256 << 10
 """Of one instance, each time. What it writes beyond is left out, and that is told: the file has it still."""
 _LINE_LENGTH: Final = 16 << 10
+_START_BYTES: Final = 64
+"""By which a file is known again: its first line begins with a time in microseconds."""
 _LEVELS: Final = {"I": "info", "W": "warning", "E": "error", "F": "error"}
 _KLOG: Final = re.compile(r"[IWEF][0-9]{4} [0-9:.]{15} ")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
@@ -58,7 +60,7 @@ class InstanceLogs:
 
     Instances write to files and not to mcm, so none of them ever waits for whoever reads this. Files are opened before
     they are removed with their instance, and an open file is still read to its end. Lines that come just before a
-    file is cut for its size may be missed here.
+    file is cut for its size may be missed here; that it was cut is told.
     """
 
     def __init__(self, logs: Callable[[], list[InstanceLog]], *, form: LogForm, stream: TextIO) -> None:
@@ -133,18 +135,21 @@ class _OpenFile:
         self._descriptor = descriptor
         self._path = path
         self._offset = 0
+        self._start = b""
         self._rest = b""
 
     def read(self, *, last: bool) -> list[str]:
         """Read the whole lines that were added; with `last` also the one that has no end."""
-        size = os.fstat(self._descriptor).st_size
-        if size < self._offset:  # it was cut short
+        lines: list[str] = []
+        if self._was_cut():
             self._offset, self._rest = 0, b""
+            lines.append(f"the log was cut here; {self._path}.1 has for a while what came before")
+        size = os.fstat(self._descriptor).st_size
         skipped = max(0, size - self._offset - _BYTES_AT_ONCE)
         content = os.pread(self._descriptor, _BYTES_AT_ONCE, self._offset + skipped)
-        self._offset += skipped + len(content)
-        lines: list[str] = []
-        if skipped:
+        if content:
+            self._offset += skipped + len(content)
+        if content and skipped:
             lines.append(f"{skipped} bytes are left out here; {self._path} has them for a while")
             content, self._rest = content.partition(b"\n")[2], b""
         *whole, self._rest = (self._rest + content).split(b"\n")
@@ -152,6 +157,11 @@ class _OpenFile:
             whole.append(self._rest)
             self._rest = b""
         return lines + [line[:_LINE_LENGTH].decode(errors="replace") for line in whole if line]
+
+    def _was_cut(self) -> bool:
+        """Tell by how it starts: it may be longer again by now than it was."""
+        before, self._start = self._start, os.pread(self._descriptor, _START_BYTES, 0)
+        return not self._start.startswith(before)
 
     def close(self) -> None:
         """Let the file go."""

@@ -86,6 +86,29 @@ async def test_a_file_that_was_cut_short_is_read_from_its_start(tmp_path: Path, 
         path.write_text("after\n")
         found.logs.look()
         await eventually(lambda: found.lines[-1] == "[one] after")
+    [told] = [line for line in found.lines if "was cut" in line]
+    assert f"{path}.1" in told
+
+
+@pytest.mark.parametrize("length", [20, 1000], ids=["short lines", "long lines"])
+async def test_a_cut_is_seen_also_where_the_file_is_as_long_again(
+    tmp_path: Path, eventually: Eventually, length: int
+) -> None:
+    def lines(first: int, count: int) -> list[str]:
+        """All of one length, as those of one message that comes again and again are."""
+        return [f"I1122 00:00:{number:09.6f} {'x' * length}" for number in range(first, first + count)]
+
+    found = Directory(tmp_path)
+    async with found.logs.running():
+        path = found.start("one")
+        found.write(path, "\n".join([*lines(0, 50), "half a li"]))
+        await eventually(lambda: len(found.lines) == 50)
+        path.write_text("".join(f"{line}\n" for line in lines(1000, 100)))
+        found.logs.look()
+        await eventually(lambda: found.lines[-1] == f"[one] {lines(1099, 1)[0]}")
+    assert found.lines[:50] == [f"[one] {line}" for line in lines(0, 50)]
+    assert found.lines[51:] == [f"[one] {line}" for line in lines(1000, 100)]
+    assert "was cut" in found.lines[50]
 
 
 async def test_a_flood_is_cut_and_that_is_told(tmp_path: Path, eventually: Eventually) -> None:
