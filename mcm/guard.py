@@ -27,6 +27,8 @@ class GuardPace:
     """Between looks at the API server of an instance that runs."""
     timeout: float = 5.0
     """Of one look."""
+    fresh: float = 1.0
+    """Where an instance had to wait for its turn for longer than this, its API server is looked at again."""
     grace: float = 60.0
     """So long an API server may be away until its instance, which can do nothing meanwhile, is ended. So it is with one
     that mcm fails to look at: nobody sees then who else works there.
@@ -65,7 +67,7 @@ class Guard:
             while True:
                 obstacle = await self._look(engagement)
                 if self._instance.running:
-                    await self._review(obstacle)
+                    await self._review(obstacle, engagement)
                 else:
                     await self._try_start(obstacle, engagement)
                 await self._wait()
@@ -91,28 +93,21 @@ class Guard:
         if obstacle is not None:
             await self._instance.hold(obstacle)
             return
-        async with self._instance.turn() as ends_at:
-            obstacle = await self._look_again(engagement, by=ends_at)
+        looked_at = _now()
+        async with self._instance.turn():
+            if _now() - looked_at > self._pace.fresh:
+                obstacle = await self._look(engagement)
             if obstacle is not None:
                 await self._instance.hold(obstacle)
             else:
                 await self._instance.start(engagement)
                 self._started_at = _now()
 
-    async def _look_again(self, engagement: Engagement, *, by: float) -> Obstacle | None:
-        """Look within a turn: what was seen before is as old as the wait for that was long."""
-        try:
-            async with asyncio.timeout_at(by):
-                return await self._look(engagement)
-        except TimeoutError:
-            server = engagement.cluster.config.server
-            return Obstacle(
-                Reason.API_SERVER_UNREACHABLE,
-                f"its API server at {server} does not answer any more, now that it may start",
-            )
+    async def _review(self, obstacle: Obstacle | None, engagement: Engagement) -> None:
+        async def answers() -> bool:
+            return await self._look(engagement) is None
 
-    async def _review(self, obstacle: Obstacle | None) -> None:
-        await self._liveness.review(answered=obstacle is None)
+        await self._liveness.review(answered=obstacle is None, look=answers)
         if obstacle is None:
             self._away_since = None
             await self._instance.renew_trust()

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, NoReturn
 
 from mcm.certificate import ServingCertificate
@@ -152,14 +152,11 @@ class Instance:
         await self._describe(self.cluster)
 
     @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[float]:
-        """Wait until it may start, and start or hold it within, by the time of the loop that is given.
-
-        Returns when it is ready or has ended, or at that time.
-        """
-        async with self._budget.turn(over=self._under_way) as ends_at:
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait until it may start, and start or hold it within; return when it is ready or has ended, or in seconds."""
+        async with self._budget.turn(over=self._under_way):
             self._under_way.clear()
-            yield ends_at
+            yield
 
     async def start(self, engagement: Engagement) -> None:
         """Start the process by the newest description of the cluster, or tell why that is not possible."""
@@ -186,14 +183,15 @@ class Instance:
         why = f"it took {taken_bytes >> 20} MiB of memory, and may take {limit_bytes >> 20} MiB"
         self._kill(pid, Obstacle(Reason.OUT_OF_MEMORY, why))
 
-    async def end_hung(self, since: float) -> bool:
+    async def end_hung(self, since: float, *, look: Callable[[], Awaitable[bool]]) -> bool:
         """End the process in a turn, where it is still unready since then (`unready_since`); tell whether it was.
 
-        The runtime starts it again, and the turn is that of this start.
+        `look` asks whether its API server answers, without which it is not ended. The runtime starts it again, and the
+        turn is that of this start.
         """
         async with self.turn():
-            pid = self.state.pid
-            if pid is None or self.unready_since != since:
+            answers, pid = await look(), self.state.pid
+            if not answers or pid is None or self.unready_since != since:
                 self._under_way.set()
                 return False
             seconds = time.monotonic() - since
@@ -340,7 +338,9 @@ class Instance:
             if state.phase is not before:
                 unready = state.phase is Phase.UNREADY
                 self.unready_since = time.monotonic() if unready else None
-            over = state.phase in {Phase.READY, Phase.BACKOFF, Phase.ENDED} and self._killed_for is None
+            # What was ended because it hangs has the turn for its next start.
+            hung = self._killed_for is not None and self._killed_for.reason is Reason.KILLED
+            over = state.phase in {Phase.READY, Phase.BACKOFF, Phase.ENDED} and not hung
             if state.phase is Phase.BACKOFF:
                 if before is not Phase.BACKOFF:
                     self._note_end(state)

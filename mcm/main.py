@@ -45,7 +45,7 @@ __all__ = ["main", "run"]
 
 logger = logging.getLogger(__name__)
 
-_LOG_BYTES: Final = 1 << 20
+LOG_BYTES: Final = 1 << 20
 """Of each instance, twice: the directory may be in memory, and there are as many instances as tenants."""
 
 
@@ -66,7 +66,7 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
     config = ClusterConfig.load(settings.kubeconfig) if settings.kubeconfig else ClusterConfig.in_cluster()
     reader = ReaderCertificate.create() if settings.instance_metrics is not InstanceMetrics.NONE else None
     async with (
-        ProcessRuntime(settings.state_dir, programs=settings.programs, log_limit_bytes=_LOG_BYTES) as runtime,
+        ProcessRuntime(settings.state_dir, programs=settings.programs, log_limit_bytes=LOG_BYTES) as runtime,
         Client(config, field_manager="mcm") as client,
         coordinating(settings.sharding, config=config) as coordinator,
     ):

@@ -22,9 +22,9 @@ class StartBudget:
 
     A start is heavy for its first second or two, in which the program is loaded and lists everything. A turn ends when
     its instance is ready or has ended, and `longest_seconds` after it began: an API server that is slow on purpose
-    keeps no other instance from starting, as long as nobody waits for it within for longer. One at a time may start
-    however busy the processors are, as nobody knows for how long they will be. Between any two starts are
-    `stagger_seconds`.
+    keeps no other instance from starting, but for the one look at it that a turn may take, which has a deadline. One at
+    a time may start however busy the processors are, as nobody knows for how long they will be. Between any two starts
+    are `stagger_seconds`.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class StartBudget:
         self._not_before = float("-inf")
 
     @contextlib.asynccontextmanager
-    async def turn(self, *, over: asyncio.Event) -> AsyncIterator[float]:
-        """Start within, by the time of the loop that is given; return when `over` is set, or at that time."""
+    async def turn(self, *, over: asyncio.Event) -> AsyncIterator[None]:
+        """Start within; return when `over` is set, or at the end of the turn, and not before what is within is done."""
         await self._enter()
         try:
             ends_at = asyncio.get_running_loop().time() + self._longest_seconds
-            yield ends_at
+            yield
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(ends_at):
                     await over.wait()

@@ -18,6 +18,7 @@ from mcm.errors import ConfigurationError
 from mcm.fingerprint import fingerprint
 from mcm.flags import NO_FLAGS, Flags
 from mcm.profiles import CORE, NODELESS
+from mcm.services import Served
 from provider import Cluster, ClusterConfig, Impersonation
 from workloads import Address, Component, Lifetime
 
@@ -69,8 +70,11 @@ def test_arguments_of_a_control_plane_with_all_keys() -> None:
     ]
 
 
-def test_it_dies_with_mcm() -> None:
-    assert describe().lifetime is Lifetime.BOUND
+@pytest.mark.parametrize("service", Served)
+def test_it_dies_with_mcm_and_its_log_is_bounded(service: Served) -> None:
+    cluster = Cluster("a", config=ClusterConfig(server="https://127.0.0.1:6443", token="t"))
+    component = service.describe(cluster, address=ADDRESS, serving=SERVING, flags=NO_FLAGS, program=service.program)
+    assert (component.lifetime, component.only_logs) == (Lifetime.BOUND, True)
 
 
 def test_the_kubeconfig_refers_to_files_beside_it() -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from mcm.configuration import ENVIRONMENT
 from mcm.guard import GuardPace
+from mcm.main import LOG_BYTES
 from mcm.programs import Programs
 from mcm.scrape import ScrapeLimits
 from mcm.settings import Settings
 from mcm.settling import Settling
 from provider import Fleet
-from workloads import ProcessRuntime
+from workloads import Pace, ProcessRuntime
 
 
 class Nobody:
@@ -22,10 +24,22 @@ class Nobody:
     async def run(self, fleet: Fleet) -> None: ...
 
 
-def test_an_api_server_is_looked_at_every_10_s_and_may_be_away_for_60() -> None:
-    assert GuardPace() == GuardPace(
-        look=10.0, timeout=5.0, grace=60.0, retry_initial=1.0, retry_maximum=60.0, stable=60.0
-    )
+def test_an_api_server_is_looked_at_every_10_s_and_may_be_away_for_60_and_an_instance_may_hang_for_90() -> None:
+    assert dataclasses.asdict(GuardPace()) == {
+        "look": 10.0,
+        "timeout": 5.0,
+        "fresh": 1.0,
+        "grace": 60.0,
+        "retry_initial": 1.0,
+        "retry_maximum": 60.0,
+        "stable": 60.0,
+        "hung": 90.0,
+        "hung_maximum": 900.0,
+    }
+
+
+def test_a_log_is_cut_above_1_mib_of_which_mcm_looks_each_second() -> None:
+    assert (LOG_BYTES, Pace().log_check) == (1 << 20, 1.0)
 
 
 def test_an_instance_has_2_s_for_its_metrics_and_all_have_5() -> None:

@@ -27,7 +27,7 @@ from workloads import ProcessRuntime
 from .instances_world import program
 
 Eventually = Callable[..., Any]
-PACE = GuardPace(look=0.05, timeout=0.5, grace=0.5, retry_initial=0.05, retry_maximum=0.2, stable=60.0)
+PACE = GuardPace(look=0.05, timeout=0.5, fresh=0.0, grace=0.5, retry_initial=0.05, retry_maximum=0.2, stable=60.0)
 NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}"
 
 
@@ -49,6 +49,7 @@ class FaultServer:
     def __init__(self, directory: Path) -> None:
         self.authority = create_authority("fault")
         self.answer: bytes | None = NOT_FOUND
+        self.after_seconds = 0.0
         self.endless = False
         self.asked = 0
         self.port = 0
@@ -80,6 +81,7 @@ class FaultServer:
             while True:
                 await reader.readuntil(b"\r\n\r\n")
                 self.asked += 1
+                await asyncio.sleep(self.after_seconds)
                 writer.write(self.answer or b"")
                 while self.endless:
                     writer.write(b"[" * 65536)
@@ -231,10 +233,22 @@ async def test_who_came_while_an_instance_waited_for_its_turn_is_seen(
     assert "started for" not in caplog.text
 
 
-async def test_an_api_server_that_is_silent_as_soon_as_it_is_its_turn_gives_that_up(
-    world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("waits", [True, False])
+async def test_an_api_server_that_takes_longer_to_answer_than_a_turn_has_its_instance(
+    world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
-    monkeypatch.setattr(world.instances, "_guard_pace", replace(PACE, timeout=3600.0))
+    monkeypatch.setattr(world.instances, "_guard_pace", replace(PACE, timeout=30.0, fresh=0.0 if waits else 30.0))
+    monkeypatch.setattr(world.budget, "_longest_seconds", 0.05)
+    world.server.after_seconds = 0.3
+    await world.add()
+    await eventually(lambda: world.summary().pid)
+    assert world.server.asked == (2 if waits else 1)
+    assert Reason.API_SERVER_UNREACHABLE not in [reason for _, reason, _ in world.heard.told]
+
+
+async def test_an_api_server_that_is_silent_as_soon_as_it_is_its_turn_gives_that_up(
+    world: World, eventually: Eventually
+) -> None:
     over = asyncio.Event()
     async with world.budget.turn(over=over):
         await world.add()
@@ -242,7 +256,6 @@ async def test_an_api_server_that_is_silent_as_soon_as_it_is_its_turn_gives_that
         world.server.answer = None
         over.set()
     await eventually(lambda: world.heard.last()[0] is Reason.API_SERVER_UNREACHABLE)
-    assert "does not answer any more" in world.heard.last()[1]
     async with asyncio.timeout(60.0), world.budget.turn(over=over):
         assert world.summary().pid is None
 

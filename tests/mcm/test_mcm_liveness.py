@@ -150,22 +150,68 @@ async def test_no_instance_is_ended_for_its_health_while_its_api_server_is_away(
         assert now() - began >= 0.5
 
 
-async def test_an_instance_that_hangs_again_and_again_is_given_more_time() -> None:
+async def test_no_instance_is_ended_whose_api_server_is_silent_when_its_turn_comes(
+    world_of: Any, eventually: Eventually
+) -> None:
+    async with world_of(hung=0.1) as world:
+        pid, over = world.summary.pid, asyncio.Event()
+        async with world.budget.turn(over=over):
+            world.broken.touch()
+            await eventually(lambda: world.budget._door.locked())
+            looks, world.away = world.looks, True
+            over.set()
+        await eventually(lambda: world.looks > looks + 1)
+        assert (world.summary.pid, world.summary.exits) == (pid, {})
+        assert world.phase is Phase.UNREADY
+
+
+@pytest.mark.parametrize(("failing", "ended_after"), [(20, 90.0), (8, 110.0), (3, 250.0), (2, None)])
+async def test_the_time_in_which_an_api_server_answers_adds_up(failing: int, ended_after: float | None) -> None:
+    """Of each so many looks the last one fails: the time between two counts where both were answered."""
+    liveness, instance, clock = hanging()
+    for look in range(1, 200):
+        await liveness.review(answered=look % failing != 0, look=answers)
+        if instance.end_hung.await_count:
+            break
+        clock[0] += 10.0
+    assert (clock[0] - instance.unready_since if instance.end_hung.await_count else None) == ended_after
+
+
+async def test_what_was_unready_and_came_back_has_all_the_time_again() -> None:
+    liveness, instance, clock = hanging()
+    for _ in range(9):
+        await liveness.review(answered=True, look=answers)
+        clock[0] += 10.0
+    instance.unready_since = clock[0] - 1.0
+    await liveness.review(answered=True, look=answers)
+    assert instance.end_hung.await_count == 0
+
+
+def hanging() -> tuple[Liveness, Any, list[float]]:
+    """What looks at an instance that is unready from now on, the instance, and the clock."""
     clock = [1000.0]
     instance = create_autospec(Instance, instance=True, unready_since=clock[0])
     instance.end_hung.return_value = True
-    liveness = Liveness(instance, initial_seconds=90.0, maximum_seconds=200.0, now=lambda: clock[0])
+    return Liveness(instance, initial_seconds=90.0, maximum_seconds=200.0, now=lambda: clock[0]), instance, clock
+
+
+async def answers() -> bool:
+    return True
+
+
+async def test_an_instance_that_hangs_again_and_again_is_given_more_time() -> None:
+    liveness, instance, clock = hanging()
 
     async def ended_after() -> float:
         began = instance.unready_since = clock[0]
         ends = instance.end_hung.await_count
         while instance.end_hung.await_count == ends:
-            await liveness.review(answered=True)
+            await liveness.review(answered=True, look=answers)
             clock[0] += 10.0
         return clock[0] - 10.0 - began
 
     assert [await ended_after() for _ in range(4)] == [90.0, 180.0, 200.0, 200.0]
     instance.unready_since = None
     clock[0] += 400.0
-    await liveness.review(answered=True)
+    await liveness.review(answered=True, look=answers)
     assert await ended_after() == 90.0

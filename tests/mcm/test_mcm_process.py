@@ -7,11 +7,13 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mcm.configuration import component_name
+from mcm.main import LOG_BYTES
 from provider import NAMESPACES, SECRETS, Client, ClusterConfig, Forbidden
 from provider.providers.registration import REGISTRATIONS
 
@@ -31,6 +33,9 @@ async def test_a_deleted_registration_leaves_nothing(
     found = await state(name, "Ready")
     assert found["profile"] == "Core"
     assert await asyncio.to_thread(mcm.instances) == [found["pid"]]
+    limits = Path(f"/proc/{found['pid']}/limits").read_text()
+    [line] = [line for line in limits.splitlines() if line.startswith("Max file size")]
+    assert line.split()[3:5] == [str(4 * LOG_BYTES)] * 2
     _, metrics = await asyncio.to_thread(mcm.get, "/metrics")
     assert f'mcm_instance_up{{cluster="{name}"}} 1.0' in metrics
     assert f'mcm_instance_pss_bytes{{cluster="{name}"}}' in metrics

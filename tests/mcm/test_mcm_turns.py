@@ -132,6 +132,19 @@ async def test_a_restart_by_an_exchanged_authority_waits_for_its_turn_and_is_one
     assert len(world.pids) == 2
 
 
+async def test_what_is_ended_for_its_memory_leaves_its_turn_to_the_others(
+    world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world.budget, "_longest_seconds", 3600.0)
+    await world.put()
+    await eventually(lambda: world.instance.running)
+    world.instance.end_above(world.pids[0], taken_bytes=2 << 20, limit_bytes=1 << 20)
+    over = asyncio.Event()
+    over.set()
+    async with asyncio.timeout(10.0), world.budget.turn(over=over):
+        pass
+
+
 async def test_a_restart_that_fails_is_tried_again(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
