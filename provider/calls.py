@@ -6,11 +6,12 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Final, TypeVar
 
 import aiohttp
 
-from provider.errors import TooManyRequests
+from provider.errors import TooManyRequests, Unreachable
 from provider.limits import AnswerLimits, Intake
 from provider.transport import Request, Transport
 from provider.waiting import unanswered
@@ -76,11 +77,21 @@ class Calls:
                         await asyncio.sleep(pause)
 
     async def _once(self, request: Request, read: Callable[[aiohttp.ClientResponse], Awaitable[T]]) -> T:
-        seconds: float | None = None
-        if self._before_write is not None and request.method != "GET":
-            seconds = self._before_write()
+        if self._before_write is None or request.method == "GET":
+            return await self._exchange(request, read, seconds=None)
+        seconds = self._before_write()
         if seconds is not None:
             request = request.within(seconds)
+        try:
+            # Asked again when a connection is there, and the process may have been stopped meanwhile.
+            return await self._exchange(replace(request, before_sending=self._before_write), read, seconds=seconds)
+        except Unreachable:
+            self._before_write()  # where that kept it from being sent, it says so
+            raise
+
+    async def _exchange(
+        self, request: Request, read: Callable[[aiohttp.ClientResponse], Awaitable[T]], *, seconds: float | None
+    ) -> T:
         async with asyncio.timeout(seconds), self._transport.exchange(request) as response:
             if not 200 <= response.status < 300:
                 with self._limits.intake(server=self._transport.config.server) as intake:

@@ -48,9 +48,10 @@ class Client:
     A reconcile whose call stays unanswered leaves its worker to others (see `Controller`), unless `keeps_worker`: that
     is for the server that all reconciles work with, which more of them at once would only make slower.
 
-    `before_write` is called before each request that may change something is sent; what it raises keeps it from being
-    sent. So whoever may write only while a Lease is held cannot forget to look. Where it returns a number, the request
-    may take so many seconds at most: the server is told so as well, and gives up when they are over.
+    `before_write` is called before each request that may change something, and once more when its body is about to be
+    sent; what it raises keeps it from being sent. So whoever may write only while a Lease is held cannot forget it.
+    Where it returns a number, the request may take so many seconds at most: the server is told so as well, and gives up
+    when they are over.
     """
 
     def __init__(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 import aiohttp
+from aiohttp.abc import AbstractStreamWriter
 from multidict import CIMultiDict
 from typing_extensions import override
 from yarl import URL
@@ -32,6 +33,8 @@ class Request:
     body: bytes | None = None
     content_type: str = "application/json"
     accept: str = "application/json"
+    before_sending: Callable[[], object] | None = None
+    """Called right before the body is sent; what it raises keeps the request from being sent, told as Unreachable."""
 
     @override
     def __str__(self) -> str:
@@ -177,7 +180,7 @@ class Transport:
             URL(f"{shown.server}{request.path}{query}", encoded=True),
             timeout=self._timeout,
             headers=headers,
-            data=request.body,
+            data=_payload(request),
         )
 
     def _join(self, exchange: _Exchange, *, shown: ClusterConfig) -> Peer:
@@ -192,6 +195,25 @@ class Transport:
         peer.users += 1
         exchange.peers.append(peer)
         return peer
+
+
+class _CheckedBody(aiohttp.BytesPayload):
+    """A body that is looked at once more, when all that a request waits for has come."""
+
+    def __init__(self, body: bytes, *, check: Callable[[], object]) -> None:
+        super().__init__(body)
+        self._check = check
+
+    @override
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        self._check()
+        await super().write_with_length(writer, content_length)
+
+
+def _payload(request: Request) -> bytes | aiohttp.BytesPayload | None:
+    if request.body is None or request.before_sending is None:
+        return request.body
+    return _CheckedBody(request.body, check=request.before_sending)
 
 
 def _drop(response: aiohttp.ClientResponse) -> None:

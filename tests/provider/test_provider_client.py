@@ -18,6 +18,7 @@ from provider import (
     Client,
     ClusterConfig,
     KubeconfigError,
+    LeaseLost,
     ProviderError,
     ServerError,
     TooManyRequests,
@@ -337,6 +338,23 @@ async def test_pages_that_expire_become_one_request(fault_server, tools):
     async with Client(server.config) as client:
         found = await client.list(NAMESPACES)
     assert (len(found.items), found.resource_version) == (2, "9")
+
+
+@pytest.mark.parametrize("call", ["create", "delete"])
+async def test_what_may_no_longer_be_written_is_not_sent_however_far_it_got(fault_server, tools, call):
+    """As where the process is stopped while a connection is made, and goes on when its Lease is somebody else's."""
+    server, asked = await fault_server(always(tools.http(OBJECT))), []
+
+    def check():
+        asked.append("write")
+        if len(asked) > 1:
+            raise LeaseLost("it is somebody else's")
+
+    async with Client(server.config, before_write=check) as client:
+        with pytest.raises(LeaseLost):
+            await (client.create(NAMESPACES, OBJECT) if call == "create" else client.delete(NAMESPACES, "a"))
+        await client.get(NAMESPACES, "a")
+    assert [request.method for request in server.asked] == ["GET"]
 
 
 async def test_bodies_that_are_no_json_are_refused_here(fault_server, tools):
