@@ -66,12 +66,14 @@ class Gate:
         await end_tasks(self._serving)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.set_write_buffer_limits(high=1)  # drained is gone; 0 stops TLS for good
         with contextlib.suppress(OSError):  # cut
             while data := await reader.read(65536):
                 await self.flowing.wait()
                 writer.write(data)
                 await writer.drain()
-        writer.close()
+        # Not closed: Python 3.11.2 cannot abort a TLS transport after that.
+        writer.transport.abort()
 
 
 @pytest.fixture
