@@ -16,6 +16,8 @@ from provider import Cluster
 
 __all__ = ["usable_keys"]
 
+_AUTHORITY: Final = ("signing-ca.crt", "signing-ca.key")
+
 _Signer = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 
 
@@ -55,9 +57,6 @@ def _broken(keys: Mapping[str, bytes]) -> dict[tuple[str, ...], str]:
     if _AUTHORITY[0] in keys and (sentence := _broken_authority(*(keys[name] for name in _AUTHORITY))):
         found[_AUTHORITY] = sentence
     return found
-
-
-_AUTHORITY: Final = ("signing-ca.crt", "signing-ca.key")
 
 
 def _broken_authority(certificate: bytes, key: bytes) -> str:
