@@ -77,16 +77,26 @@ class Calls:
                         await asyncio.sleep(pause)
 
     async def _once(self, request: Request, read: Callable[[aiohttp.ClientResponse], Awaitable[T]]) -> T:
-        if self._before_write is None or request.method == "GET":
+        ask = self._before_write
+        if ask is None or request.method == "GET":
             return await self._exchange(request, read, seconds=None)
-        seconds = self._before_write()
+        seconds, refusals = ask(), list[Exception]()
         if seconds is not None:
             request = request.within(seconds)
+
+        def ask_again() -> None:
+            # A connection was waited for, and the process may have been stopped meanwhile.
+            try:
+                ask()
+            except Exception as refusal:
+                refusals.append(refusal)
+                raise
+
         try:
-            # Asked again when a connection is there, and the process may have been stopped meanwhile.
-            return await self._exchange(replace(request, before_sending=self._before_write), read, seconds=seconds)
+            return await self._exchange(replace(request, before_sending=ask_again), read, seconds=seconds)
         except Unreachable:
-            self._before_write()  # where that kept it from being sent, it says so
+            for refusal in refusals:
+                raise refusal from None
             raise
 
     async def _exchange(
