@@ -68,13 +68,15 @@ class Operators:
 
     def _processes(self, module: str) -> list[int]:
         """Find processes of this embedded cluster alone: others may run on the same machine."""
-        found = []
+        parents: dict[int, int] = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal():
                 try:
                     arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                    parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 except OSError:
                     continue  # it has ended meanwhile
                 if module in arguments and any(str(self.directory) in argument for argument in arguments):
-                    found.append(int(entry.name))
-        return found
+                    parents[int(entry.name)] = parent
+        # A child has its parent's arguments until it becomes the program that it is for.
+        return [pid for pid, parent in parents.items() if parent not in parents]

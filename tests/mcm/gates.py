@@ -63,6 +63,8 @@ class Gate:
     async def aclose(self) -> None:
         """Break all connections, those too that are being made."""
         self._closed = True
+        for _ in range(10):  # what was accepted begins to be served in the loop's next rounds
+            await asyncio.sleep(0)
         await end_tasks(self._serving)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
