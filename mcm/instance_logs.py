@@ -149,9 +149,9 @@ class _OpenFile:
         content = os.pread(self._descriptor, _BYTES_AT_ONCE, self._offset + skipped)
         if content:
             self._offset += skipped + len(content)
-        if content and skipped:
-            lines.append(f"{skipped} bytes are left out here; {self._path} has them for a while")
-            content, self._rest = content.partition(b"\n")[2], b""
+            if skipped:
+                lines.append(f"{skipped} bytes are left out here; {self._path} has them for a while")
+                content, self._rest = content.partition(b"\n")[2], b""
         *whole, self._rest = (self._rest + content).split(b"\n")
         if last or len(self._rest) > _LINE_LENGTH:
             whole.append(self._rest)

@@ -84,18 +84,17 @@ class Watchdog:
             task.result()
 
     async def _keep(self) -> NoReturn:
-        failures, pause, problem = 0, _FIRST_PAUSE_SECONDS, ""
+        failures, problem = 0, ""
         give_up_at = time.monotonic() + _PATIENCE_SECONDS
         while failures < _TRIES or time.monotonic() < give_up_at:
             known = self._known
             problem = await self._try()
             logger.error("the process that ends components in time is replaced: %s", problem)
             if self._known > known:
-                failures, pause = 0, _FIRST_PAUSE_SECONDS
-                give_up_at = time.monotonic() + _PATIENCE_SECONDS
+                failures, give_up_at = 0, time.monotonic() + _PATIENCE_SECONDS
             else:
-                await asyncio.sleep(pause)
-                failures, pause = failures + 1, min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                await asyncio.sleep(min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**failures))
+                failures += 1
         raise RuntimeFailure(f"No process can be had that would end components in time: {problem}.")
 
     async def _try(self) -> str:
