@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -15,9 +16,26 @@ from hypothesis import settings
 
 pytest_plugins = ["embedded.pytest_plugin"]
 
-# How long an example takes depends on what else the machine does: no test is about that.
-settings.register_profile("kplane", deadline=None)
-settings.load_profile("kplane")
+# How long an example takes depends on what else the machine does, so there is no deadline. `make test` tries the same
+# examples in each run; the nightly run tries new ones, and a failure prints what repeats it.
+settings.register_profile("kplane", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("nightly", deadline=None, derandomize=False, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kplane"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a module together if they share a fixture of the module: each process would make its own."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None and _shares_with_its_module(item):
+            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(item.config.rootpath).as_posix()))
+
+
+def _shares_with_its_module(item: pytest.Item) -> bool:
+    if not isinstance(item, pytest.Function):
+        return False
+    definitions = item._fixtureinfo.name2fixturedefs.values()
+    return any(found[-1].scope in ("module", "class") for found in definitions)
 
 
 @pytest.fixture
