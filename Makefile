@@ -72,23 +72,47 @@ demo: venv binaries ## Run the main job on an embedded cluster; KEEP=1 leaves it
 demo-down: venv ## End what `make demo KEEP=1` left running
 	@$(RUN) -m cli.main demo-down
 
+# The steps of `make test` and of `make test-all`, in their order; each writes its durations into reports/.
+QUICK := lint test-unit test-integration e2e-smoke
+WHOLE := lint test-unit-all test-integration-all e2e
+
+# The exit code of pytest when it selects none of the tests that it was given: all are integration tests.
+NO_TESTS := 5
+
+.PHONY: check
+check: lint ## Lint, and run the unit tests that what changed since main can break; SINCE=commit
+	@tests=$$($(RUN) -m tools.changed $(SINCE)); \
+	echo "== unit tests of what changed: $$(wc -w <<< "$$tests") files"; \
+	[ -z "$$tests" ] || $(RUN) -m pytest -m "not integration" -n $(PYTEST_WORKERS) --dist loadgroup $$tests || [ "$$?" = $(NO_TESTS) ]
+
 .PHONY: test
-test: lint test-unit test-integration e2e ## Run everything that has to pass: lint, unit, integration, end-to-end tests
+test: no-reports $(QUICK) ## Run what has to pass before each commit lands: lint, unit, integration and smoke tests
+	@$(RUN) -m tools.durations test
+
+.PHONY: test-all
+test-all: no-reports $(WHOLE) ## Run everything: the slow tests, each tested Python and the whole end-to-end suite too
+	@$(RUN) -m tools.durations test-all
+
+.PHONY: no-reports
+no-reports:
+	@rm -f reports/*.xml
 
 .PHONY: lint
 lint: venv ## Check style, types and the directions between packages
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	@$(RUN) -m tools.steps lint "$(BIN)/ruff check ." "$(BIN)/ruff format --check ." "$(BIN)/mypy" "$(BIN)/lint-imports"
 
 .PHONY: test-unit
-test-unit: venv ## Run the unit tests, on each tested Python that the machine has
-	@mkdir -p reports
+test-unit: venv ## Run the unit tests, on the Python of .venv
+	@echo "== unit tests"
+	@$(RUN) -m pytest -m "not integration" -n $(PYTEST_WORKERS) --dist loadgroup --junit-xml=reports/unit.xml
+
+.PHONY: test-unit-all
+test-unit-all: venv ## Run the unit tests, on each tested Python that the machine has
 	@ran=""; failed=""; \
 	run() { \
 		echo "== unit tests on Python $$2"; ran="$$ran $$2"; \
-		"$$1/bin/python" -m pytest -m "not integration" -n $(PYTEST_WORKERS) --junit-xml="reports/unit-$$2.xml" || failed="$$failed $$2"; \
+		"$$1/bin/python" -m pytest -m "not integration" -n $(PYTEST_WORKERS) --dist loadgroup --junit-xml="reports/unit-$$2.xml" \
+			|| failed="$$failed $$2"; \
 	}; \
 	main=$$($(RUN) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
 	run $(VENV) "$$main"; \
@@ -103,22 +127,34 @@ test-unit: venv ## Run the unit tests, on each tested Python that the machine ha
 	echo "== unit tests ran on Python$$ran (tested where the machine has it: $(TESTED))$${failed:+; FAILED on$$failed}"; \
 	[ -z "$$failed" ]
 
+INTEGRATION = $(RUN) -m pytest -n $(PYTEST_WORKERS) --dist loadgroup --maxfail=$(MAX_FAILURES) --junit-xml=reports/integration.xml
+
 .PHONY: test-integration
-test-integration: venv binaries helm ## Run the tests against the real programs
-	@mkdir -p reports
+test-integration: venv binaries helm ## Run the tests against the real programs, without the slow ones
 	@echo "== integration tests"
-	@$(RUN) -m pytest -m integration -n $(PYTEST_WORKERS) --dist loadgroup --maxfail=$(MAX_FAILURES) --junit-xml=reports/integration.xml
+	@$(INTEGRATION) -m "integration and not slow"
+
+.PHONY: test-integration-all
+test-integration-all: venv binaries helm ## Run all tests against the real programs
+	@echo "== integration tests, with the slow ones"
+	@$(INTEGRATION) -m integration
+
+E2E = $(RUN) -m pytest e2e --k8s=local --k8s-required --maxfail=$(MAX_FAILURES) --k8s-report-dir=reports/e2e-logs --junit-xml=reports/$@.xml
+
+.PHONY: e2e-smoke
+e2e-smoke: venv binaries ## Run one end-to-end test for each promise of README.md, on an embedded cluster
+	@echo "== end-to-end smoke tests on an embedded cluster"
+	@$(E2E) -m smoke
 
 .PHONY: e2e
 e2e: venv binaries ## Run the end-to-end suite on an embedded cluster, without pods
-	@mkdir -p reports
 	@echo "== end-to-end tests on an embedded cluster"
-	@$(RUN) -m pytest e2e --k8s=local --k8s-required --maxfail=$(MAX_FAILURES) --k8s-report-dir=reports/e2e-logs --junit-xml=reports/e2e.xml
+	@$(E2E)
 
 .PHONY: e2e-kind
 e2e-kind: images ## Run the end-to-end suite on a kind cluster; KIND_CLUSTER=, KIND_NODE_IMAGE=, BASE_IMAGE=, DOCKER_BUILD=
 	@echo "== end-to-end tests on kind"
-	@mkdir -p reports; $(RUN) -m tools.binaries kubectl kind >/dev/null; helm="$$($(RUN) -m tools.binaries helm)/helm"; \
+	@$(RUN) -m tools.binaries kubectl kind >/dev/null; helm="$$($(RUN) -m tools.binaries helm)/helm"; \
 	KPLANE_OPERATOR_IMAGE="kplane-operator:$(IMAGE_TAG)" KPLANE_MCM_IMAGE="kplane-mcm:$(IMAGE_TAG)" HELM="$$helm" \
 		$(RUN) -m pytest e2e --k8s=kind --k8s-required --maxfail=$(MAX_FAILURES) --k8s-report-dir=reports/e2e-kind-logs --junit-xml=reports/e2e-kind.xml
 
