@@ -44,6 +44,7 @@ def test_kubectl_get_shows_what_matters(acme: Tenant, session_platform: Platform
     assert session_platform.get("ControlPlane", acme.name)["status"]["endpoint"] in line.split()
 
 
+@pytest.mark.smoke("A kubeconfig for it lies in a Secret")
 def test_the_published_kubeconfig_is_an_administrators(acme: Tenant) -> None:
     """Whoever has the kubeconfig may do everything in the control plane, with nothing but kubectl."""
     assert acme.kubectl("auth", "can-i", "*", "*", "--all-namespaces").strip() == "yes"
@@ -63,6 +64,7 @@ def test_the_secret_has_every_key_it_promises(acme: Tenant, session_platform: Pl
     assert published["ca.crt"].startswith(b"-----BEGIN CERTIFICATE-----")
 
 
+@pytest.mark.smoke("own CRDs")
 def test_types_of_ones_own_are_ones_own(acme: Tenant, globex: Tenant) -> None:
     """A tenant adds a CustomResourceDefinition and uses it; no other tenant sees that it exists."""
     acme.kubectl.apply(widgets("acme.example.com"))
@@ -86,6 +88,7 @@ def test_the_same_name_is_another_object_elsewhere(acme: Tenant, globex: Tenant)
     assert (acme.kept("owner"), globex.kept("owner")) == (acme.name, globex.name)
 
 
+@pytest.mark.smoke("own certificates")
 def test_credentials_of_one_tenant_open_no_other(acme: Tenant, globex: Tenant, session_platform: Platform) -> None:
     """A kubeconfig that leaks is good for its own control plane alone."""
     ours, theirs = (
@@ -97,7 +100,10 @@ def test_credentials_of_one_tenant_open_no_other(acme: Tenant, globex: Tenant, s
     assert re.search(r"Unauthorized|must be logged in|asked for the client to provide credentials", said), said
 
 
-@pytest.mark.parametrize("mode", ["Virtual", "Dedicated"])
+@pytest.mark.parametrize(
+    "mode",
+    ["Virtual", pytest.param("Dedicated", marks=pytest.mark.smoke("dedicated: with an etcd of its own"))],
+)
 def test_a_control_plane_needs_no_class(platform: Platform, mode: str) -> None:
     """A name and a mode are enough for an API server; its controllers wait until somebody registers it."""
     name = platform.name("plain")

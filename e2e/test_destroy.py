@@ -38,6 +38,7 @@ def neighbours(platform: Platform, unregistered: str) -> dict[str, Tenant]:
     return tenants
 
 
+@pytest.mark.smoke("its data below its own prefix of a shared etcd")
 def test_nothing_of_others_goes_with_it(platform: Platform, neighbours: dict[str, Tenant], unregistered: str) -> None:
     """The neighbours' objects are the same ones in the same version; the next control plane of the name is empty."""
     destroyed = neighbours.pop("a")

@@ -85,6 +85,7 @@ def _serves(platform: Platform, name: str, *, host: Host) -> None:
     host.tenant.kubectl("delete", "deployment,replicaset,pods", "--all", "-n", "default", "--force", "--grace-period=0")
 
 
+@pytest.mark.smoke("adopted: somebody else's API server")
 def test_an_existing_api_server_is_adopted(platform: Platform, host: Host) -> None:
     """With `endpointRef` kplane publishes kubeconfigs for an API server that it does not run, and runs its controllers.
 

@@ -22,6 +22,7 @@ def alone(module_platform: Platform, unregistered: str) -> Tenant:
     return module_platform.tenant(name)
 
 
+@pytest.mark.smoke("resolves registrations")
 def test_a_class_registers_its_control_planes(acme: Tenant, session_platform: Platform) -> None:
     """With `defaultServices` in the class nobody writes registrations; they come and go with the control plane."""
     found = session_platform.get("ControlPlaneRegistration", acme.name)

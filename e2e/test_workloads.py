@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from e2e.tenant import Tenant
 from e2e.waiting import eventually
 
 
+@pytest.mark.smoke("an unmodified kube-controller-manager works for it")
 def test_a_deployment_gets_its_replicas(acme: Tenant) -> None:
     """A Deployment becomes a ReplicaSet and Pods, is scaled, and takes both along when it goes."""
     acme.add_namespace("shop")
