@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import settings
 
 from tools.upstreams import KUBERNETES
 
@@ -36,14 +37,17 @@ def scripts(path: Path) -> list[str]:
     return [step["run"].replace("\\\n", " ") for step in steps(path) if "run" in step]
 
 
-def test_there_are_workflows_for_changes_and_for_releases() -> None:
-    assert [path.name for path in WORKFLOWS] == ["ci.yaml", "release.yaml"]
+def test_there_are_workflows_for_changes_for_each_night_and_for_releases() -> None:
+    assert [path.name for path in WORKFLOWS] == ["ci.yaml", "nightly.yaml", "release.yaml"]
 
 
 @each_workflow
 def test_make_targets_exist(path: Path) -> None:
     targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    lines = [line.strip() for script in scripts(path) for line in script.splitlines()]
+    texts = [
+        (ROOT / script).read_text().replace("exec ", "") if script == ".ci/run" else script for script in scripts(path)
+    ]
+    lines = [line.strip() for text in texts for line in text.splitlines()]
     called = {word for line in lines if line.startswith("make ") for word in line.split()[1:] if "=" not in word}
     assert called, "no step calls make"
     assert called <= targets
@@ -93,7 +97,40 @@ def test_workflow_may_only_read_unless_a_job_says_more(path: Path) -> None:
 @each_workflow
 def test_jobs_end(path: Path) -> None:
     for name, job in load(path)["jobs"].items():
-        assert "uses" in job or job["timeout-minutes"] <= 60, name
+        assert "uses" in job or job["timeout-minutes"] <= (120 if name == "test-all" else 60), name
+
+
+def test_a_change_is_checked_on_each_tested_python() -> None:
+    job = load(ROOT / ".github" / "workflows" / "ci.yaml")["jobs"]["check"]
+    tested = re.search(r"^TESTED := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert tested is not None
+    assert job["strategy"]["matrix"]["python"] == tested[1].split()
+    assert ".ci/run" in [step.get("run") for step in job["steps"]]
+    nightly = load(ROOT / ".github" / "workflows" / "nightly.yaml")["jobs"]["test-all"]
+    [versions] = [
+        step["with"]["python-version"] for step in nightly["steps"] if "python-version" in step.get("with", {})
+    ]
+    assert versions.split() == tested[1].split()
+
+
+def test_a_release_waits_for_the_whole_run() -> None:
+    """A job that is skipped would let the release pass, so none of them has a condition."""
+    nightly, release = (
+        load(ROOT / ".github" / "workflows" / f"{name}.yaml")["jobs"] for name in ("nightly", "release")
+    )
+    assert release["nightly"]["uses"] == "./.github/workflows/nightly.yaml"
+    assert release["ci"]["uses"] == "./.github/workflows/ci.yaml"
+    assert {"ci", "nightly"} <= set(release["images"]["needs"])
+    assert "images" in release["publish"]["needs"]
+    runs = {step["run"]: name for name, job in nightly.items() for step in job["steps"] if "run" in step}
+    assert runs == {"make test-all": "test-all", "make e2e-kind": "e2e-kind"}
+    assert not any("if" in job for job in (*nightly.values(), *release.values()))
+
+
+def test_the_night_tries_new_examples() -> None:
+    profile = load(ROOT / ".github" / "workflows" / "nightly.yaml")["env"]["HYPOTHESIS_PROFILE"]
+    assert settings.get_profile(profile).derandomize is False
+    assert settings.get_profile("kplane").derandomize is True
 
 
 def test_release_builds_what_the_dockerfile_has() -> None:
@@ -107,7 +144,7 @@ def test_release_builds_what_the_dockerfile_has() -> None:
 
 
 def test_kind_runs_our_minor_version_of_kubernetes() -> None:
-    image = load(ROOT / ".github" / "workflows" / "ci.yaml")["jobs"]["e2e-kind"]["env"]["KIND_NODE_IMAGE"]
+    image = load(ROOT / ".github" / "workflows" / "nightly.yaml")["jobs"]["e2e-kind"]["env"]["KIND_NODE_IMAGE"]
     found = re.fullmatch(r"kindest/node:v(\d+\.\d+)\.\d+@sha256:[0-9a-f]{64}", image)
     assert found, image
     assert KUBERNETES.version.startswith(f"{found[1]}.")
