@@ -32,12 +32,18 @@ USING = """
 
     def test_without(): pass
 """
+ENVIRONMENT = {
+    "USE_EXISTING_CLUSTER": "true",
+    "KIND_CLUSTER": "mine",
+    "KIND_NODE_IMAGE": "node:1",
+    "KIND_KEEP": "maybe",
+}
 
 
 @pytest.fixture
 def pytester(pytester: pytest.Pytester) -> pytest.Pytester:
-    # Else pytest-asyncio warns.
-    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
+    # pytest-asyncio warns without a loop scope. To load hypothesis takes three quarters of such a run.
+    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\naddopts = -p no:hypothesispytest")
     return pytester
 
 
@@ -61,10 +67,6 @@ def test_says_what_it_took_and_why_after_the_collection(stand_ins, pytester: pyt
 
 @pytest.mark.parametrize("workers", [(), ("-n1",)])
 @pytest.mark.parametrize(
-    "environment",
-    [{"USE_EXISTING_CLUSTER": "true"}, {"KIND_CLUSTER": "mine", "KIND_NODE_IMAGE": "node:1"}, {"KIND_KEEP": "maybe"}],
-)
-@pytest.mark.parametrize(
     ("tests", "args", "passed"),
     [
         ("def test_of_a_unit(): pass", (), 1),
@@ -77,7 +79,6 @@ def test_does_nothing_where_no_test_wants_a_cluster(
     stand_ins,
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
-    environment: dict[str, str],
     tests: str,
     args: tuple[str, ...],
     passed: int,
@@ -86,7 +87,7 @@ def test_does_nothing_where_no_test_wants_a_cluster(
     """Whatever the environment names: it is for other runs."""
     stand_ins.write_kubectl()
     stand_ins.write_kind("mine")
-    for name, value in environment.items():
+    for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     pytester.makepyfile(tests)
     run = pytester.runpytest_subprocess if workers else pytester.runpytest
@@ -95,6 +96,20 @@ def test_does_nothing_where_no_test_wants_a_cluster(
     outcome.assert_outcomes(passed=passed)
     outcome.stdout.no_fnmatch_line("k8s: *")
     assert stand_ins.calls("kind") + stand_ins.calls("kubectl") == []
+
+
+@pytest.mark.parametrize(("args", "program"), [((), "kubectl"), (("--k8s=kind",), "kind")])
+def test_a_choice_leaves_a_trace_in_that_environment(
+    stand_ins, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], program: str
+) -> None:
+    """So the test above would see one."""
+    stand_ins.write_kubectl()
+    stand_ins.write_kind("mine")
+    for name, value in (ENVIRONMENT | {"KIND_KEEP": ""}).items():
+        monkeypatch.setenv(name, value)
+    pytester.makepyfile("def test_with(k8s): pass")
+    pytester.runpytest(*args)
+    assert stand_ins.calls(program)
 
 
 def test_leaves_a_marker_needs_to_the_project(stand_ins, pytester: pytest.Pytester) -> None:
@@ -124,21 +139,22 @@ def test_skips_what_needs_more_than_there_is(stand_ins, pytester: pytest.Pyteste
     outcome.stdout.fnmatch_lines(["SKIPPED * needs images, pods; k8s: local (--k8s=local; programs found in *"])
 
 
-@pytest.mark.parametrize("workers", [(), ("-n1",)])
 @pytest.mark.parametrize(
-    ("mark", "says"),
+    ("mark", "says", "workers"),
     [
-        ('"nodes", "pods"', "'nodes' is no capability"),
-        ("", "it takes the names of capabilities"),
-        ("pods=True", "it takes the names of capabilities"),
-        ("['pods']", "['pods'] is no capability"),
+        ('"nodes", "pods"', "'nodes' is no capability", ()),
+        ('"nodes", "pods"', "'nodes' is no capability", ("-n1",)),
+        ("", "it takes the names of capabilities", ()),
+        ("pods=True", "it takes the names of capabilities", ()),
+        ("['pods']", "['pods'] is no capability", ()),
     ],
 )
 def test_knows_its_capabilities(
     stand_ins, pytester: pytest.Pytester, mark: str, says: str, workers: tuple[str, ...]
 ) -> None:
     pytester.makepyfile(f"import pytest\n\n@pytest.mark.k8s_needs({mark})\ndef test_wrong(): pass")
-    outcome = pytester.runpytest_subprocess(*workers)
+    run = pytester.runpytest_subprocess if workers else pytester.runpytest
+    outcome = run(*workers)
     assert outcome.ret == pytest.ExitCode.USAGE_ERROR
     text = outcome.stderr.str()
     assert f"test_knows_its_capabilities.py::test_wrong: the marker `k8s_needs`: {says}. Known are api: " in text
