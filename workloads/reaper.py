@@ -44,7 +44,17 @@ def main() -> None:
             *lines, text = (text + found).split(b"\n")
             if lines:
                 until = _take(lines[-1])
-    while _kill({marker}, all_below=True):
+    _end_all(marker)
+
+
+def _end_all(marker: bytes) -> None:
+    """Kill everything below the marker, until two looks in a row find nothing.
+
+    One look may miss a process: in the middle of exec(2) it has no environment for some microseconds.
+    """
+    quiet = 0
+    while quiet < 2:
+        quiet = 0 if _kill({marker}, all_below=True) else quiet + 1
         time.sleep(_AGAIN_SECONDS)
 
 

@@ -82,6 +82,24 @@ async def test_what_is_late_is_looked_for_closely_only_while_there_is_any(sandbo
     assert reaper._end_late({marker + b"late": 0.0, marker + b"soon": soon}) <= 0.1
 
 
+async def test_what_one_look_misses_is_ended_by_the_next(sandbox, is_running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process has no environment while it becomes another program, and the supervisor may die just then."""
+    monkeypatch.setattr("workloads.reaper._AGAIN_SECONDS", 0.01)
+    kill, looks = reaper._kill, []
+
+    def miss_once(markers: set[bytes], *, all_below: bool) -> int:
+        looks.append(0 if not looks else kill(markers, all_below=all_below))
+        return looks[-1]
+
+    monkeypatch.setattr("workloads.reaper._kill", miss_once)
+    async with sandbox.runtime() as runtime:
+        await runtime.apply(sandbox.shell("missed", "exec sleep 1000"))
+        pid = runtime.state("missed").pid
+        reaper._end_all(f"{MARKER_VARIABLE}={sandbox.directory}/".encode())
+        await sandbox.gone(pid)
+    assert looks[-2:] == [0, 0]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_that_is_meant_for_the_supervisor_ends_no_reaper(sandbox, number: signal.Signals) -> None:
     async with watched(sandbox, {}) as watchdog:
