@@ -100,10 +100,7 @@ def test_credentials_of_one_tenant_open_no_other(acme: Tenant, globex: Tenant, s
     assert re.search(r"Unauthorized|must be logged in|asked for the client to provide credentials", said), said
 
 
-@pytest.mark.parametrize(
-    "mode",
-    ["Virtual", pytest.param("Dedicated", marks=pytest.mark.smoke("dedicated: with an etcd of its own"))],
-)
+@pytest.mark.parametrize("mode", ["Virtual", "Dedicated"])
 def test_a_control_plane_needs_no_class(platform: Platform, mode: str) -> None:
     """A name and a mode are enough for an API server; its controllers wait until somebody registers it."""
     name = platform.name("plain")

@@ -19,7 +19,10 @@ def pair(platform: Platform, unregistered: str) -> tuple[Tenant, Tenant]:
     return platform.tenant(names["Virtual"]), platform.tenant(names["Dedicated"])
 
 
-@pytest.mark.smoke("moves the controllers: they end at the old one before they start at the new one")
+@pytest.mark.smoke(
+    "dedicated: with an etcd of its own",
+    "moves the controllers: they end at the old one before they start at the new one",
+)
 def test_the_controllers_follow_the_registration(platform: Platform, pair: tuple[Tenant, Tenant]) -> None:
     """One edit of `spec.controlPlaneRef` ends the controllers at the old control plane and starts them at the new."""
     virtual, dedicated = pair

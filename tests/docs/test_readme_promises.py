@@ -28,4 +28,4 @@ def test_each_smoke_test_shows_another_promise_of_readme() -> None:
 
 def test_no_smoke_test_is_without_a_promise() -> None:
     text = "".join(path.read_text() for path in (ROOT / "e2e").glob("test_*.py"))
-    assert text.count("mark.smoke") == len(promises())
+    assert text.count("mark.smoke") == text.count("pytest.mark.smoke(") - text.count("pytest.mark.smoke()")
