@@ -83,7 +83,7 @@ NO_TESTS := 5
 check: lint ## Lint, and run the unit tests that what changed since main can break; SINCE=commit
 	@tests=$$($(RUN) -m tools.changed $(SINCE)); \
 	echo "== unit tests of what changed: $$(wc -w <<< "$$tests") files"; \
-	[ -z "$$tests" ] || $(RUN) -m pytest -m "not integration" -n $(PYTEST_WORKERS) --dist loadgroup $$tests || [ "$$?" = $(NO_TESTS) ]
+	[ -z "$$tests" ] || $(RUN) -m pytest -m "not integration and not slow" -n $(PYTEST_WORKERS) --dist loadgroup $$tests || [ "$$?" = $(NO_TESTS) ]
 
 .PHONY: test
 test: no-reports $(QUICK) ## Run what has to pass before each commit lands: lint, unit, integration and smoke tests
@@ -104,7 +104,7 @@ lint: venv ## Check style, types and the directions between packages
 .PHONY: test-unit
 test-unit: venv ## Run the unit tests, on the Python of .venv
 	@echo "== unit tests"
-	@$(RUN) -m pytest -m "not integration" -n $(PYTEST_WORKERS) --dist loadgroup --junit-xml=reports/unit.xml
+	@$(RUN) -m pytest -m "not integration and not slow" -n $(PYTEST_WORKERS) --dist loadgroup --junit-xml=reports/unit.xml
 
 .PHONY: test-unit-all
 test-unit-all: venv ## Run the unit tests, on each tested Python that the machine has
