@@ -154,7 +154,7 @@ e2e: venv binaries ## Run the end-to-end suite on an embedded cluster, without p
 .PHONY: e2e-kind
 e2e-kind: images ## Run the end-to-end suite on a kind cluster; KIND_CLUSTER=, KIND_NODE_IMAGE=, BASE_IMAGE=, DOCKER_BUILD=
 	@echo "== end-to-end tests on kind"
-	@$(RUN) -m tools.binaries kubectl kind >/dev/null; helm="$$($(RUN) -m tools.binaries helm)/helm"; \
+	@mkdir -p reports; $(RUN) -m tools.binaries kubectl kind >/dev/null; helm="$$($(RUN) -m tools.binaries helm)/helm"; \
 	KPLANE_OPERATOR_IMAGE="kplane-operator:$(IMAGE_TAG)" KPLANE_MCM_IMAGE="kplane-mcm:$(IMAGE_TAG)" HELM="$$helm" \
 		$(RUN) -m pytest e2e --k8s=kind --k8s-required --maxfail=$(MAX_FAILURES) --k8s-report-dir=reports/e2e-kind-logs --junit-xml=reports/e2e-kind.xml
 

@@ -1,9 +1,9 @@
 """Names the files of tests that a change can break, for `make check`.
 
 A test file depends on what it and the `conftest.py` files above it import, directly or not. A name that a package
-only hands on, as `from provider import Client`, counts as an import of the module that defines it: otherwise each
-change below `provider` would concern everybody. A file that is not Python counts as a part of the package that it
-lies in, and concerns the tests that name it.
+only hands on, as `from provider import Client`, counts as an import of the module that defines it. Otherwise each
+change below `provider` would concern everybody. A file that is not Python counts as a part of its package, and
+concerns the tests that name it. If it has no package, it concerns the tests that name its top folder too.
 """
 
 from __future__ import annotations
@@ -109,13 +109,14 @@ def changed_files(root: Path, *, base: str | None = None) -> set[Path]:
 def concerned(root: Path, changed: set[Path]) -> list[Path]:
     """Return the files of tests that the changed files can break."""
     imports = Imports.of(root)
-    data = {path for path in changed if path.suffix != ".py"}
-    changed = changed | {package for path in data if (package := _package_of(path, root=root)) is not None}
-    names = {path.name for path in data}
+    packages = {path: _package_of(path, root=root) for path in changed if path.suffix != ".py"}
+    changed = changed | {package for package in packages.values() if package is not None}
+    names = {path.name for path in packages}
+    names |= {f'"{path.relative_to(root).parts[0]}"' for path, package in packages.items() if package is None}
     found = []
     for test in sorted((root / "tests").rglob("test_*.py")):
-        conftests = [above / "conftest.py" for above in test.parents if (above / "conftest.py").is_file()]
-        if imports.all_of([test, *conftests]) & changed or any(name in test.read_text() for name in names):
+        files = [test, *(above / "conftest.py" for above in test.parents if (above / "conftest.py").is_file())]
+        if imports.all_of(files) & changed or any(name in file.read_text() for file in files for name in names):
             found.append(test)
     return found
 

@@ -20,6 +20,7 @@ FILES = {
     "below/space/part/__init__.py": "",
     "below/space/part/thing.py": "from pkg.deep import anything\n",
     "docs/guide.md": "",
+    "charts/one/values.yaml": "",
     "tests/conftest.py": "",
     "tests/one/conftest.py": "from .shared import fixture\n",
     "tests/one/shared.py": "def fixture():\n    from space.part import thing\n",
@@ -28,6 +29,7 @@ FILES = {
     "tests/two/test_of_far.py": "from pkg import far\n",
     "tests/two/test_of_package.py": "import pkg\n",
     "tests/two/test_of_guide.py": "GUIDE = 'guide.md'\n",
+    "tests/two/test_of_charts.py": 'CHARTS = ROOT / "charts"\n',
 }
 
 
@@ -51,10 +53,11 @@ def repository(tmp_path: Path) -> Path:
         ("pkg/data/values.yaml", {"package"}),
         ("below/space/part/thing.py", {"shared"}),
         ("docs/guide.md", {"guide"}),
+        ("charts/one/values.yaml", {"charts"}),
         ("tests/one/shared.py", {"shared"}),
         ("tests/one/conftest.py", {"shared"}),
         ("tests/two/test_of_far.py", {"far"}),
-        ("tests/conftest.py", {"shared", "near", "far", "package", "guide"}),
+        ("tests/conftest.py", {"shared", "near", "far", "package", "guide", "charts"}),
         ("pkg/deleted.py", set()),
     ],
 )
