@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from api.names import controllers_secret_name, kubeconfig_secret_name, label_value, management_namespace
@@ -34,6 +34,7 @@ def test_every_name_gives_a_dns_label(namer: Callable[[str], str], name: str) ->
 
 
 @pytest.mark.parametrize("namer", [*NAMERS, label_value])
+@settings(max_examples=40)
 @given(name=OBJECT_NAMES, other=OBJECT_NAMES)
 @example(name="a.b", other="a-b")
 @example(name="a" * 64, other="a" * 65)

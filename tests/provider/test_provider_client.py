@@ -104,23 +104,23 @@ async def test_an_endless_answer_is_refused_in_time(fault_server, tools):
 
 async def test_a_silent_server_costs_the_deadline_and_no_more(fault_server):
     async def answer(asked, writer):
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     server = await fault_server(answer)
     begun = time.monotonic()
-    error = await failure(server, timeout_seconds=1.0)
-    assert 0.9 < time.monotonic() - begun < 30, "of the 60 s that the server takes"
+    error = await failure(server, timeout_seconds=0.5)
+    assert time.monotonic() - begun > 0.45
     assert error.timed_out
 
 
 async def test_a_server_that_never_ends_its_handshake_costs_the_connect_deadline():
     silent = socket.create_server(("127.0.0.1", 0))
     port = silent.getsockname()[1]
-    begun = time.monotonic()
-    async with Client(ClusterConfig(f"https://127.0.0.1:{port}"), connect_timeout_seconds=0.3) as client:
+    # A call may take longer than this test, so it is the other deadline that ends it.
+    patience = {"timeout_seconds": 3600.0, "connect_timeout_seconds": 0.3}
+    async with Client(ClusterConfig(f"https://127.0.0.1:{port}"), **patience) as client:
         with pytest.raises(Unreachable, match="no connection") as caught:
             await client.probe()
-    assert time.monotonic() - begun < 20, "of the 30 s that a call may take"
     assert caught.value.timed_out
     silent.close()
 
@@ -172,11 +172,11 @@ async def test_retries_429_when_the_server_says_so(fault_server, tools):
 
 
 async def test_429_beyond_the_deadline_is_told_at_once(fault_server, tools):
-    server = await fault_server(always(tools.http({"kind": "Status"}, status=429, headers="Retry-After: 30\r\n")))
-    begun = time.monotonic()
-    error = await failure(server, error=TooManyRequests)
-    assert time.monotonic() - begun < 15, "of the 20 s that the call may take"
-    assert error.retry_after_seconds == 30
+    server = await fault_server(always(tools.http({"kind": "Status"}, status=429, headers="Retry-After: 9999\r\n")))
+    # Whoever waited for one of the two would do so for longer than a test may take.
+    error = await failure(server, error=TooManyRequests, timeout_seconds=3600.0)
+    assert error.retry_after_seconds == 9999
+    assert len(server.asked) == 1
 
 
 @pytest.mark.parametrize(

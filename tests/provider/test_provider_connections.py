@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import os
 import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,8 +77,9 @@ async def test_a_server_is_trusted_only_by_whom_its_ca_is_named(fault_server, to
         await read(other, connections)
 
 
-async def test_connections_are_made_anew_after_their_time(fault_server, tools, eventually):
-    answering, made = asyncio.Event(), set()
+async def test_connections_are_made_anew_after_their_time(fault_server, tools, eventually, monkeypatch):
+    answering, made, now = asyncio.Event(), set(), 1000.0
+    monkeypatch.setattr("provider.connections.time", SimpleNamespace(monotonic=lambda: now))
 
     async def answer(asked, writer):
         made.add(writer)
@@ -86,19 +88,18 @@ async def test_connections_are_made_anew_after_their_time(fault_server, tools, e
         writer.write(tools.http(OBJECT))
 
     server = await fault_server(answer)
-    connections = Connections(lifetime_seconds=2.0)
+    connections = Connections(lifetime_seconds=60.0)
     slow = asyncio.create_task(read(dataclasses.replace(server.config, token="slow"), connections))
     await eventually(lambda: made)
     quick = dataclasses.replace(server.config, token="quick")
     await read(quick, connections)
     await read(quick, connections)
+    now += 59.0
+    await read(quick, connections)
     assert len(made) == 2
-
-    async def made_anew():
-        await read(quick, connections)
-        return len(made) > 2
-
-    await eventually(made_anew)
+    now += 2.0
+    await read(quick, connections)
+    assert len(made) == 3
     answering.set()
     await slow
     await connections.aclose()

@@ -120,7 +120,7 @@ async def test_one_request_is_enough_for_what_is_there_and_what_changes(play, ev
 
 @pytest.mark.parametrize(
     ("refusal", "patience"),
-    [(400, 30.0), (422, 30.0), ([event("ADDED", item("a", 1)), "stall"], 2.0)],
+    [(400, 30.0), (422, 30.0), ([event("ADDED", item("a", 1)), "stall"], 1.0)],
     ids=["400", "422", "without an end"],
 )
 async def test_a_server_that_cannot_stream_what_is_there_is_asked_for_pages_and_not_for_a_stream_again(

@@ -86,7 +86,7 @@ async def test_ipv6_addresses_keep_their_scope(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_a_client_whose_host_has_silent_name_servers_gives_up_in_time(name_servers: NameServers) -> None:
-    async with Client(ClusterConfig(server="https://api.dead"), timeout_seconds=2.0) as client:
+    async with Client(ClusterConfig(server="https://api.dead"), timeout_seconds=1.0) as client:
         with pytest.raises(Unreachable) as failed:
             await client.probe()
     assert failed.value.timed_out

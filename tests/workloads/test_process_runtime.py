@@ -155,7 +155,7 @@ async def test_stop_keeps_data_and_address(runtime, sandbox) -> None:
 
 
 async def test_stopping_one_does_not_hold_up_another(runtime, sandbox) -> None:
-    await runtime.apply(sandbox.shell("slow", STUBBORN, data=True, grace_seconds=2.0))
+    await runtime.apply(sandbox.shell("slow", STUBBORN, data=True, grace_seconds=600.0))
     await sandbox.text(sandbox.directory / "slow/data/child")
     stopping = asyncio.create_task(runtime.stop("slow"))
     await sandbox.phase(runtime, "slow", Phase.STOPPING)
@@ -163,6 +163,7 @@ async def test_stopping_one_does_not_hold_up_another(runtime, sandbox) -> None:
         await runtime.apply(sandbox.shell(name, FOREVER))
         await runtime.stop(name)
     assert not stopping.done()
+    os.kill(runtime.state("slow").pid, signal.SIGKILL)
     await stopping
 
 

@@ -13,7 +13,7 @@ CHAIN = """exec sh -c 'exec sh -c "exec sleep 1000"'"""
 
 def test_a_process_is_found_while_it_turns_into_another_program(tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "KPLANE_COMPONENT": f"{tmp_path}/component"}
-    for _ in range(100):
+    for _ in range(30):
         process = subprocess.Popen(["sh", "-c", CHAIN], env=environment)
         try:
             assert [find_processes(tmp_path) for _ in range(3)] == [[process.pid]] * 3

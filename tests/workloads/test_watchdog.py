@@ -58,7 +58,7 @@ async def test_what_is_late_is_ended_with_all_its_processes_and_nothing_else(
 async def test_a_reaper_that_dies_or_hangs_is_replaced(
     sandbox, eventually, is_running, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    monkeypatch.setattr("workloads.watchdog._SILENT_SECONDS", 1.0)
+    monkeypatch.setattr("workloads.watchdog._SILENT_SECONDS", 0.5)
     until = {"plain": 60.0}
     async with sandbox.runtime() as runtime, watched(sandbox, until) as watchdog:
         await runtime.apply(sandbox.shell("plain", FOREVER))
@@ -153,6 +153,7 @@ async def test_a_machine_without_room_for_a_process_is_given_time(sandbox, monke
 async def test_where_no_reaper_can_be_kept_that_is_told(sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workloads.watchdog._SILENT_SECONDS", 0.2)
     monkeypatch.setattr("workloads.watchdog._PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("workloads.watchdog._FIRST_PAUSE_SECONDS", 0.02)
     monkeypatch.setattr("workloads.watchdog.sys.executable", "/bin/false")
     failed = asyncio.Event()
     watchdog = Watchdog(sandbox.directory, until=dict)
@@ -167,6 +168,7 @@ async def test_where_no_reaper_can_be_kept_that_is_told(sandbox, monkeypatch: py
         await watchdog.tell()
 
 
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # the supervisor has one of its own
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 async def test_components_end_though_their_supervisor_is_stopped_or_dead(
     sandbox, is_running, eventually, number: signal.Signals
@@ -181,7 +183,7 @@ async def test_components_end_though_their_supervisor_is_stopped_or_dead(
         began = time.monotonic()
         if number is signal.SIGSTOP:
             # It goes on for longer than it may run without being allowed again.
-            await eventually(lambda: time.monotonic() - began > 3.5)
+            await eventually(lambda: time.monotonic() - began > 2.1)
             assert is_running(pid)
         supervisor.send_signal(number)
         await sandbox.gone(pid)
