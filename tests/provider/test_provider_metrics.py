@@ -113,6 +113,7 @@ async def test_a_controller_that_is_added_by_hand_is_counted_too_and_has_a_name_
     await eventually(lambda: by_hand.queue.depths().get("a") == 2)
     found = await samples(Metrics(manager))
     assert found["multicluster_queue_depth", (("cluster", "a"), ("controller", "by hand"))] == 2
+    assert found["workqueue_depth", (("controller", "by hand"), ("name", "by hand"))] == 2
     release.set()
     labels = (("controller", "by hand"), ("result", "success"))
     assert found["controller_runtime_reconcile_total", labels] == 1

@@ -338,5 +338,8 @@ json_values = st.recursive(
 @given(st.dictionaries(st.sampled_from(sorted(status("ns"))), json_values), json_values)
 def test_no_status_is_too_odd(fields, spec):
     registration = {"metadata": {"name": "a", "generation": 1}, "spec": spec, "status": {**status("ns"), **fields}}
-    read_wish(registration, services=frozenset({"controllers"}))
-    read_wish({**registration, "status": fields.get("ready")}, services=frozenset({"controllers"}))
+    for each in (registration, {**registration, "status": fields.get("ready")}):
+        wish = read_wish(each, services=frozenset({"controllers"}))
+        # Whoever is given a cluster is given all that it takes to reach it, in texts.
+        for text in (wish.endpoint, wish.namespace, wish.secret) if hasattr(wish, "endpoint") else ():
+            assert isinstance(text, str) and text  # noqa: PT018

@@ -179,5 +179,6 @@ async def test_a_client_leaves_the_worker_of_its_reconcile_unless_told_to_keep_i
 
 
 async def test_outside_of_a_reconcile_it_is_of_no_effect() -> None:
-    with unanswered(patience_seconds=0.0):
-        await asyncio.sleep(0.01)
+    timers = asyncio.get_running_loop()._scheduled
+    with unanswered(patience_seconds=3600.0):
+        assert timers == [], "nothing is there to be let go of"
