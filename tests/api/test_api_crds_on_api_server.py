@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from api import ControlPlaneEndpoint
 from api.generate import KINDS
-from embedded.errors import KubectlFailed
+from provider import Client, ClusterConfig, Invalid, NotFound, Resource
 
 if TYPE_CHECKING:
     from embedded.handle import Handle
@@ -21,20 +21,16 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 KIND_IDS = [kind.resource.kind for kind in KINDS]
+RESOURCES = {
+    each.kind: Resource(f"{each.group}/{each.version}", each.kind, each.plural, each.scope == "Namespaced")
+    for each in (kind.resource for kind in KINDS)
+}
+CONTROL_PLANES = RESOURCES["ControlPlane"]
 
 
 @pytest.fixture
 def kube(api_server: Handle) -> Kubectl:
     return api_server.kubectl
-
-
-@pytest.fixture
-async def control_plane(kube: Kubectl) -> AsyncIterator[str]:
-    """Name of a control plane `spec: {virtual: {clusterPath: crd-test-path}}` that is there during the test."""
-    name = "crd-test"
-    await create(kube, manifest("ControlPlane", name, {"virtual": {"clusterPath": "crd-test-path"}}))
-    yield name
-    await kube.run("delete", "controlplane", name, "--ignore-not-found", "--cascade=orphan")
 
 
 def manifest(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -46,15 +42,46 @@ def manifest(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def create(kube: Kubectl, body: dict[str, Any], *options: str) -> dict[str, Any]:
-    created: dict[str, Any] = json.loads(
-        await kube.run("create", *options, "-o", "json", "-f", "-", stdin=json.dumps(body))
-    )
-    return created
+Create = Callable[..., Awaitable[dict[str, Any]]]
+Patch = Callable[..., Awaitable[None]]
 
 
-async def patch(kube: Kubectl, name: str, body: dict[str, Any], *options: str) -> None:
-    await kube.run("patch", "controlplane", name, "--type=merge", "-p", json.dumps(body), *options)
+@pytest.fixture
+async def client(api_server: Handle) -> AsyncIterator[Client]:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+        yield client
+
+
+@pytest.fixture
+def create(client: Client) -> Create:
+    """`await create(body, dry_run=True)`: what the API server makes of it. It refuses unknown fields."""
+
+    async def post(body: dict[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+        query = "?fieldValidation=Strict" + ("&dryRun=All" if dry_run else "")
+        created: dict[str, Any] = await client.request("POST", f"{RESOURCES[body['kind']].path()}{query}", body=body)
+        return created
+
+    return post
+
+
+@pytest.fixture
+def patch(client: Client) -> Patch:
+    """`await patch(name, body, subresource="")`: merges it into a control plane."""
+
+    async def merge(name: str, body: dict[str, Any], **options: str) -> None:
+        await client.patch(CONTROL_PLANES, name, body, **options)
+
+    return merge
+
+
+@pytest.fixture
+async def control_plane(client: Client, create: Create) -> AsyncIterator[str]:
+    """Name of a control plane `spec: {virtual: {clusterPath: crd-test-path}}` that is there during the test."""
+    name = "crd-test"
+    await create(manifest("ControlPlane", name, {"virtual": {"clusterPath": "crd-test-path"}}))
+    yield name
+    with contextlib.suppress(NotFound):
+        await client.delete(CONTROL_PLANES, name)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
@@ -74,8 +101,8 @@ async def test_the_api_server_keeps_the_crd_as_it_was_generated(kind: Any, kube:
     assert stored["spec"]["versions"] == generated["spec"]["versions"]
 
 
-async def test_accepted_by_the_api_server(accepted: dict[str, Any], kube: Kubectl) -> None:
-    created = await create(kube, accepted, "--dry-run=server")
+async def test_accepted_by_the_api_server(accepted: dict[str, Any], create: Create) -> None:
+    created = await create(accepted, dry_run=True)
     for field, value in accepted["spec"].items():
         match value:
             case dict():
@@ -84,9 +111,9 @@ async def test_accepted_by_the_api_server(accepted: dict[str, Any], kube: Kubect
                 assert created["spec"][field] == value
 
 
-async def test_refused_by_the_api_server_naming_the_field(refusal: Any, kube: Kubectl) -> None:
-    with pytest.raises(KubectlFailed) as caught:
-        await create(kube, refusal.manifest, "--dry-run=server")
+async def test_refused_by_the_api_server_naming_the_field(refusal: Any, create: Create) -> None:
+    with pytest.raises(Invalid) as caught:
+        await create(refusal.manifest, dry_run=True)
     message = str(caught.value)
     assert f"{refusal.field}:" in message
     assert refusal.says in message
@@ -105,10 +132,10 @@ async def test_refused_by_the_api_server_naming_the_field(refusal: Any, kube: Ku
     ],
     ids=lambda url: url[:40],
 )
-async def test_a_url_that_models_and_api_server_accept(url: str, kube: Kubectl) -> None:
+async def test_a_url_that_models_and_api_server_accept(url: str, create: Create) -> None:
     body = manifest("ControlPlaneEndpoint", "crd-test", {"endpoint": url})
     assert ControlPlaneEndpoint.model_validate(body).spec.endpoint == url
-    assert (await create(kube, body, "--dry-run=server"))["spec"] == {"endpoint": url}
+    assert (await create(body, dry_run=True))["spec"] == {"endpoint": url}
 
 
 @pytest.mark.parametrize(
@@ -135,82 +162,86 @@ async def test_a_url_that_models_and_api_server_accept(url: str, kube: Kubectl) 
     ],
     ids=lambda url: url[:40],
 )
-async def test_a_url_that_models_and_api_server_refuse(url: str, kube: Kubectl) -> None:
+async def test_a_url_that_models_and_api_server_refuse(url: str, create: Create) -> None:
     body = manifest("ControlPlaneEndpoint", "crd-test", {"endpoint": url})
     with pytest.raises(ValidationError, match=r"spec\.endpoint"):
         ControlPlaneEndpoint.model_validate(body)
-    with pytest.raises(KubectlFailed, match=r"spec\.endpoint:"):
-        await create(kube, body, "--dry-run=server")
+    with pytest.raises(Invalid, match=r"spec\.endpoint:"):
+        await create(body, dry_run=True)
 
 
-async def test_defaults_of_a_control_plane(kube: Kubectl) -> None:
-    created = await create(kube, manifest("ControlPlane", "crd-defaults", {}), "--dry-run=server")
+async def test_defaults_of_a_control_plane(create: Create) -> None:
+    created = await create(manifest("ControlPlane", "crd-defaults", {}), dry_run=True)
     assert created["spec"] == {"mode": "Virtual"}
 
 
-async def test_defaults_of_a_class(kube: Kubectl) -> None:
-    created = await create(kube, manifest("ControlPlaneClass", "crd-defaults", {}), "--dry-run=server")
+async def test_defaults_of_a_class(create: Create) -> None:
+    created = await create(manifest("ControlPlaneClass", "crd-defaults", {}), dry_run=True)
     assert created["spec"] == {
         "auth": {"model": "token", "defaultRole": "cluster-admin", "lifetime": "24h"},
     }
 
 
-async def test_a_class_that_says_half_gets_the_other_half(kube: Kubectl) -> None:
+async def test_a_class_that_says_half_gets_the_other_half(create: Create) -> None:
     body = manifest("ControlPlaneClass", "crd-defaults", {"auth": {"defaultRole": "view"}})
-    created = await create(kube, body, "--dry-run=server")
+    created = await create(body, dry_run=True)
     assert created["spec"]["auth"] == {"model": "token", "defaultRole": "view", "lifetime": "24h"}
 
 
-async def test_the_mode_cannot_be_changed(control_plane: str, kube: Kubectl) -> None:
-    with pytest.raises(KubectlFailed, match=r"spec\.mode: .*create a second ControlPlane of the other mode"):
-        await patch(kube, control_plane, {"spec": {"mode": "Dedicated", "virtual": None}})
+async def test_the_mode_cannot_be_changed(control_plane: str, patch: Patch) -> None:
+    with pytest.raises(Invalid, match=r"spec\.mode: .*create a second ControlPlane of the other mode"):
+        await patch(control_plane, {"spec": {"mode": "Dedicated", "virtual": None}})
 
 
 @pytest.mark.parametrize(
     "virtual", [{"clusterPath": "another"}, {"clusterPath": None}, None], ids=["changed", "removed", "settings-removed"]
 )
-async def test_a_path_in_use_cannot_be_changed(virtual: Any, control_plane: str, kube: Kubectl) -> None:
-    await patch(kube, control_plane, {"status": {"clusterPath": "crd-test-path"}}, "--subresource=status")
-    with pytest.raises(KubectlFailed, match=r"spec\.virtual\.clusterPath: .*create a second ControlPlane"):
-        await patch(kube, control_plane, {"spec": {"virtual": virtual}})
+async def test_a_path_in_use_cannot_be_changed(virtual: Any, control_plane: str, patch: Patch) -> None:
+    await patch(control_plane, {"status": {"clusterPath": "crd-test-path"}}, subresource="status")
+    with pytest.raises(Invalid, match=r"spec\.virtual\.clusterPath: .*create a second ControlPlane"):
+        await patch(control_plane, {"spec": {"virtual": virtual}})
 
 
-async def test_a_path_cannot_be_given_to_one_that_uses_its_name(control_plane: str, kube: Kubectl) -> None:
-    await patch(kube, control_plane, {"spec": {"virtual": None}})
-    await patch(kube, control_plane, {"status": {"clusterPath": control_plane}}, "--subresource=status")
-    with pytest.raises(KubectlFailed, match=r"spec\.virtual\.clusterPath: .*create a second ControlPlane"):
-        await patch(kube, control_plane, {"spec": {"virtual": {"clusterPath": "another"}}})
-    await patch(kube, control_plane, {"spec": {"virtual": {"clusterPath": control_plane}}})
+async def test_a_path_cannot_be_given_to_one_that_uses_its_name(control_plane: str, patch: Patch) -> None:
+    await patch(control_plane, {"spec": {"virtual": None}})
+    await patch(control_plane, {"status": {"clusterPath": control_plane}}, subresource="status")
+    with pytest.raises(Invalid, match=r"spec\.virtual\.clusterPath: .*create a second ControlPlane"):
+        await patch(control_plane, {"spec": {"virtual": {"clusterPath": "another"}}})
+    await patch(control_plane, {"spec": {"virtual": {"clusterPath": control_plane}}})
 
 
-async def test_a_path_that_nothing_lies_under_can_be_corrected(control_plane: str, kube: Kubectl) -> None:
-    await patch(kube, control_plane, {"spec": {"virtual": {"clusterPath": "another"}}})
+async def test_a_path_that_nothing_lies_under_can_be_corrected(control_plane: str, patch: Patch, kube: Kubectl) -> None:
+    await patch(control_plane, {"spec": {"virtual": {"clusterPath": "another"}}})
     found = await kube.get("controlplane", control_plane)
     assert found["spec"]["virtual"] == {"clusterPath": "another"}
 
 
-async def test_other_fields_can_be_changed_while_the_path_is_in_use(control_plane: str, kube: Kubectl) -> None:
-    await patch(kube, control_plane, {"status": {"clusterPath": "crd-test-path"}}, "--subresource=status")
-    await patch(kube, control_plane, {"spec": {"deletionPolicy": "Destroy"}, "metadata": {"labels": {"a": "b"}}})
-    await patch(kube, control_plane, {"status": {"phase": "Ready"}}, "--subresource=status")
+async def test_other_fields_can_be_changed_while_the_path_is_in_use(
+    control_plane: str, patch: Patch, kube: Kubectl
+) -> None:
+    await patch(control_plane, {"status": {"clusterPath": "crd-test-path"}}, subresource="status")
+    await patch(control_plane, {"spec": {"deletionPolicy": "Destroy"}, "metadata": {"labels": {"a": "b"}}})
+    await patch(control_plane, {"status": {"phase": "Ready"}}, subresource="status")
     found = await kube.get("controlplane", control_plane)
     assert (found["spec"]["deletionPolicy"], found["status"]["phase"]) == ("Destroy", "Ready")
 
 
 async def test_a_path_edited_while_the_operator_wrote_the_status_does_not_block_deletion(
-    control_plane: str, kube: Kubectl
+    control_plane: str, patch: Patch, kube: Kubectl
 ) -> None:
-    await patch(kube, control_plane, {"metadata": {"finalizers": ["kplane.dev/crd-test"]}})
-    await patch(kube, control_plane, {"status": {"clusterPath": "before-the-edit"}}, "--subresource=status")
+    await patch(control_plane, {"metadata": {"finalizers": ["kplane.dev/crd-test"]}})
+    await patch(control_plane, {"status": {"clusterPath": "before-the-edit"}}, subresource="status")
     await kube.run("delete", "controlplane", control_plane, "--wait=false")
-    await patch(kube, control_plane, {"status": {"phase": "Terminating"}}, "--subresource=status")
-    await patch(kube, control_plane, {"metadata": {"finalizers": None}})
+    await patch(control_plane, {"status": {"phase": "Terminating"}}, subresource="status")
+    await patch(control_plane, {"metadata": {"finalizers": None}})
     assert control_plane not in await kube.names("controlplane")
 
 
-async def test_an_edit_of_the_spec_leaves_the_status_and_the_other_way_round(control_plane: str, kube: Kubectl) -> None:
-    await patch(kube, control_plane, {"status": {"phase": "Ready"}})
-    await patch(kube, control_plane, {"spec": {"deletionPolicy": "Destroy"}}, "--subresource=status")
+async def test_an_edit_of_the_spec_leaves_the_status_and_the_other_way_round(
+    control_plane: str, patch: Patch, kube: Kubectl
+) -> None:
+    await patch(control_plane, {"status": {"phase": "Ready"}})
+    await patch(control_plane, {"spec": {"deletionPolicy": "Destroy"}}, subresource="status")
     found = await kube.get("controlplane", control_plane)
     assert "status" not in found
     assert "deletionPolicy" not in found["spec"]
@@ -243,10 +274,10 @@ async def test_two_managers_own_a_condition_each(control_plane: str, kube: Kubec
         ("cpr", ["NAME", "CONTROL PLANE", "READY", "RUNNING", "AGE"], {"SERVICES", "ENDPOINT"}),
     ],
 )
-async def test_columns(kind: str, columns: list[str], wide: set[str], kube: Kubectl) -> None:
+async def test_columns(kind: str, columns: list[str], wide: set[str], create: Create, kube: Kubectl) -> None:
     specs: dict[str, dict[str, Any]] = {"ControlPlaneRegistration": {"controlPlaneRef": {"name": "x"}}}
     (full,) = [k.resource.kind for k in KINDS if kind in k.resource.short_names]
-    await create(kube, manifest(full, "crd-columns", specs.get(full, {})))
+    await create(manifest(full, "crd-columns", specs.get(full, {})))
     try:
         narrow = await kube.run("get", kind, "crd-columns")
         all_columns = await kube.run("get", kind, "crd-columns", "-o", "wide")
@@ -260,7 +291,7 @@ def _header(table: str) -> list[str]:
     return [column.strip() for column in table.splitlines()[0].split("   ") if column.strip()]
 
 
-async def test_what_a_person_sees_of_a_control_plane(control_plane: str, kube: Kubectl) -> None:
+async def test_what_a_person_sees_of_a_control_plane(control_plane: str, patch: Patch, kube: Kubectl) -> None:
     ready = {
         "type": "Ready",
         "status": "False",
@@ -268,7 +299,7 @@ async def test_what_a_person_sees_of_a_control_plane(control_plane: str, kube: K
         "message": "",
         "lastTransitionTime": "2026-05-04T12:00:00Z",
     }
-    await patch(kube, control_plane, {"status": {"phase": "Pending", "conditions": [ready]}}, "--subresource=status")
+    await patch(control_plane, {"status": {"phase": "Pending", "conditions": [ready]}}, subresource="status")
     _, row = (await kube.run("get", "cp", control_plane)).splitlines()
     assert row.split()[:4] == [control_plane, "Virtual", "Pending", "False"]
 
@@ -278,8 +309,8 @@ async def test_the_category_lists_them(control_plane: str, kube: Kubectl) -> Non
     assert f"controlplane.controlplane.kplane.dev/{control_plane}" in listed.splitlines()
 
 
-async def test_control_planes_are_found_by_a_field(control_plane: str, kube: Kubectl) -> None:
-    await patch(kube, control_plane, {"spec": {"classRef": {"name": "crd-test-class"}}})
+async def test_control_planes_are_found_by_a_field(control_plane: str, patch: Patch, kube: Kubectl) -> None:
+    await patch(control_plane, {"spec": {"classRef": {"name": "crd-test-class"}}})
     assert await kube.names("cp", "--field-selector=spec.classRef.name=crd-test-class") == [control_plane]
 
 
