@@ -10,7 +10,8 @@ import pytest
 
 from workloads import DATA, Component, Phase, Port, Probe, run_program
 
-pytestmark = pytest.mark.integration
+# The other tests of this directory run on each loop; what etcd does depends on none.
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_factories=["uvloop"])]
 
 
 async def test_etcd_survives_its_own_crash_and_that_of_its_supervisor(sandbox, binaries) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -113,11 +113,15 @@ def container() -> Callable[..., Any]:
     return _container
 
 
-@pytest.fixture
-async def cluster(api_server: Handle, tmp_path, eventually) -> AsyncIterator[Cluster]:
+@pytest.fixture(scope="module")
+def controllers(api_server: Handle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The controllers of workloads, which the API server of the session is without."""
     credentials = Credentials(api_server.directory / "credentials", host="127.0.0.1")
     kubeconfig = credentials.kubeconfig(api_server.server, user="controllers", groups=ADMINISTRATOR_GROUPS)
-    async with ProcessRuntime(tmp_path / "controllers", programs=api_server.programs) as processes:
+    processes = ProcessRuntime(tmp_path_factory.mktemp("controllers"), programs=api_server.programs)
+
+    async def start() -> None:
+        await processes.__aenter__()
         address = await processes.reserve("controllers", ports=["https"])
         await processes.apply(
             Component(
@@ -134,5 +138,15 @@ async def cluster(api_server: Handle, tmp_path, eventually) -> AsyncIterator[Clu
                 lifetime=Lifetime.BOUND,
             )
         )
-        async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
-            yield Cluster(client, eventually)
+
+    # A loop of its own: that of a test ends with the test.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(start())
+        yield
+        runner.run(processes.__aexit__(None, None, None))
+
+
+@pytest.fixture
+async def cluster(api_server: Handle, controllers: None, eventually: Callable) -> AsyncIterator[Cluster]:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+        yield Cluster(client, eventually)

@@ -309,7 +309,7 @@ async def test_secrets_for_pulling_images_stay_for_what_is_being_made(cluster, m
             await copied.wait()
             ending = group.create_task(runtime.delete(f"{namespace}--last"))
             # It has to wait for the other one at its end; with nobody to wait for it would be through.
-            await asyncio.wait((ending,), timeout=3.0)
+            await cluster.eventually(lambda: ending.done() or runtime._pulling._users[namespace] == 2)
             go_on.set()
         await cluster.client.get(SECRETS, "mine", namespace=namespace)
         await runtime.delete(f"{namespace}--next")
