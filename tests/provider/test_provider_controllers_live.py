@@ -153,11 +153,11 @@ async def test_each_predicate_sees_its_kind_and_the_filter_all(client, namespace
 
 async def test_metadata_is_all_that_metadata_watches_give_and_they_share_it(client, namespace, manager, eventually):
     """Criterion 18: objects have apiVersion, kind and metadata only; two controllers share one metadata informer."""
-    seen = {"one": {}, "two": {}}
+    seen, of_test = {"one": {}, "two": {}}, mine(namespace)
 
     def note(objects):
         def handler(cluster, event):
-            if event.namespace == namespace:
+            if of_test(event):
                 objects[cluster.name] = event.object
             return []
 

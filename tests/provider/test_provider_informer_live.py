@@ -158,7 +158,7 @@ async def test_a_rotated_token_is_used_by_the_next_watch_which_goes_on_where_the
 
     seen = []
     async with Counting(await issue()) as counting:
-        informer = Informer(counting, CONFIG_MAPS, watch_seconds=2)
+        informer = Informer(counting, CONFIG_MAPS, watch_seconds=1)
         informer.start()
         informer.add_handler(lambda event: event.namespace == namespace and seen.append((event.kind, event.name)))
         try:

@@ -54,7 +54,7 @@ async def test_what_went_while_nobody_watched_is_deleted(client, namespace, even
     for name in ("stays", "goes"):
         await client.create(CONFIG_MAPS, {"metadata": {"name": name, "labels": {"mine": "1"}}}, namespace=namespace)
     events, handler = recorder()
-    reflector = Reflector(client, CONFIG_MAPS, namespace=namespace, label_selector="mine", relist_seconds=1.5)
+    reflector = Reflector(client, CONFIG_MAPS, namespace=namespace, label_selector="mine", relist_seconds=1.0)
     async with running(reflector, handler):
         await asyncio.wait_for(reflector.synced.wait(), 60)
         # As if its deletion had never been told.
@@ -118,7 +118,7 @@ async def test_one_object_with_permission_on_its_name_only(client, namespace, se
             await limited.list(SECRETS, namespace=namespace)
         with pytest.raises(Forbidden):
             await limited.get(SECRETS, "other", namespace=namespace)
-        reflector = Reflector(limited, SECRETS, namespace=namespace, name="mine", watch_seconds=1.5)
+        reflector = Reflector(limited, SECRETS, namespace=namespace, name="mine", watch_seconds=1.0)
         async with running(reflector, handler):
             await asyncio.wait_for(reflector.synced.wait(), 60)
             assert reflector.store == {}
