@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from provider import (
+    LEASES,
     NAMESPACES,
     AlreadyExists,
     Client,
@@ -30,6 +31,8 @@ from provider import (
     NotFound,
     Resource,
 )
+from provider.coordinator.peers import PART_OF
+from provider.lease import clock
 
 
 @dataclass(frozen=True)
@@ -205,6 +208,52 @@ async def fault_server(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[
 
     async with stack:
         yield start
+
+
+class Clock:
+    """A clock for `now=` that a test sets forward, so that a Lease runs out without a wait, or holds still."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+        self._stopped_at: float | None = None
+
+    def __call__(self) -> float:
+        return clock() + self._ahead if self._stopped_at is None else self._stopped_at
+
+    def skip(self, seconds: float) -> None:
+        self._ahead += seconds
+        if self._stopped_at is not None:
+            self._stopped_at += seconds
+
+    def stop(self, at: float | None = None) -> None:
+        """Hold still from now on, at this time."""
+        self._stopped_at = self() if at is None else at
+
+
+@pytest.fixture
+def stepped_clock() -> Clock:
+    """A clock that stands still until the test calls `skip(seconds)`."""
+    made = Clock()
+    made.stop()
+    return made
+
+
+@pytest.fixture
+def running_clock() -> Clock:
+    """A clock that runs like any other until the test stops it."""
+    return Clock()
+
+
+@pytest.fixture
+def free_leases(client: Client, namespace: str) -> Callable[..., Awaitable[None]]:
+    """`await free_leases(*names)`: fences that nobody has held; one that is missing is not held at once."""
+
+    async def make(*names: str) -> None:
+        for name in names:
+            # Without the labels no peer would watch it.
+            await client.create(LEASES, {"metadata": {"name": name, "namespace": namespace, "labels": PART_OF}})
+
+    return make
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from provider import LEASES, Client, ClusterConfig, Election, Forbidden, Lease, LeaseLost, LeaseTimings, NotFound
+from provider.lease import clock
 
 pytestmark = pytest.mark.integration
 
 TIMINGS = LeaseTimings(duration_seconds=60, renew_deadline_seconds=40, retry_seconds=0.3)
 """So long that none runs out during a test, whatever else the machine does."""
-BRIEF = LeaseTimings(duration_seconds=2, renew_deadline_seconds=1.4, retry_seconds=0.3)
 RULE = {
     "apiGroups": ["coordination.k8s.io"],
     "resources": ["leases"],
@@ -31,8 +31,9 @@ async def limited(service_account: Callable[..., Awaitable[ClusterConfig]]) -> A
 
 @pytest.fixture
 def lease(limited: Client, namespace: str) -> Callable[..., Lease]:
-    def make(identity: str, *, name: str = "mine", timings: LeaseTimings = TIMINGS) -> Lease:
-        return Lease(limited, namespace=namespace, name=name, identity=identity, timings=timings, labels={"of": "test"})
+    def make(identity: str, *, name: str = "mine", now: Callable[[], float] = clock) -> Lease:
+        options = {"timings": TIMINGS, "labels": {"of": "test"}, "now": now}
+        return Lease(limited, namespace=namespace, name=name, identity=identity, **options)
 
     return make
 
@@ -67,13 +68,18 @@ async def test_an_empty_lease_is_held_at_once_and_given_back(
 
 
 async def test_one_that_was_not_there_is_made_and_held_later(
-    client: Client, namespace: str, lease: Callable[..., Lease], eventually: Callable[..., Awaitable[Any]]
+    client: Client, namespace: str, lease: Callable[..., Lease], stepped_clock: Any
 ) -> None:
-    first, second = lease("first", timings=BRIEF), lease("second")
+    first, second = lease("first", now=stepped_clock), lease("second")
     assert not await first.try_acquire()
     assert (await client.get(LEASES, "mine", namespace=namespace))["metadata"]["labels"] == {"of": "test"}
     assert not await second.try_acquire()
-    await eventually(first.try_acquire)
+    # Renewed on the way, as it would run out otherwise.
+    for _ in range(2):
+        stepped_clock.skip(TIMINGS.duration_seconds / 2 - 1)
+        assert not await first.try_acquire()
+    stepped_clock.skip(2)
+    assert await first.try_acquire()
     assert not await second.try_acquire()
 
 
