@@ -15,7 +15,7 @@ from mcm.settings import Settings
 from mcm.sharding import SHARDS
 from provider import LEASES, Client, ClusterConfig, Forbidden, Manager
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 RBAC = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount"}
 NAMESPACE = "kplane-system"

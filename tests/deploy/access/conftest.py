@@ -3,36 +3,64 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from embedded.errors import KubectlFailed
 from embedded.handle import Handle
 from embedded.kubectl import Kubectl
-from provider import ApiError, Client, ClusterConfig
+from provider import ApiError, Client, ClusterConfig, Impersonation
 from provider.providers.registration import REGISTRATIONS
+from provider.resources import (
+    CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
+    DEPLOYMENTS,
+    EVENTS,
+    LEASES,
+    NAMESPACES,
+    ROLE_BINDINGS,
+    ROLES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+)
 
-OPERATOR = "system:serviceaccount:kplane-system:kplane-operator"
-MCM = "system:serviceaccount:kplane-system:kplane-mcm"
+RELEASE = "kplane-access"
+"""Of its own: deploy/rbac, which the shared cluster has, uses names of the release kplane."""
+OPERATOR_ACCOUNT = f"{RELEASE}-operator"
+MCM_ACCOUNT = f"{RELEASE}-mcm"
+OPERATOR = f"system:serviceaccount:kplane-system:{OPERATOR_ACCOUNT}"
+MCM = f"system:serviceaccount:kplane-system:{MCM_ACCOUNT}"
 
 TENANT = "kplane-cp-access"
-FOREIGN = "kplane-cp-foreign"
+FOREIGN = "kplane-cp-access-foreign"
 OTHER = "access-other"
 MARK = {"controlplane.kplane.dev/name": "access"}
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
-KINDS = {
-    "ClusterRole",
-    "ClusterRoleBinding",
-    "Role",
-    "RoleBinding",
-    "ServiceAccount",
-    "ValidatingAdmissionPolicy",
-    "ValidatingAdmissionPolicyBinding",
+RBAC = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount"}
+POLICIES = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+
+RESOURCES = {
+    resource.kind: resource
+    for resource in (
+        NAMESPACES,
+        SECRETS,
+        DEPLOYMENTS,
+        SERVICES,
+        SERVICE_ACCOUNTS,
+        EVENTS,
+        LEASES,
+        ROLES,
+        ROLE_BINDINGS,
+        CLUSTER_ROLES,
+        CLUSTER_ROLE_BINDINGS,
+    )
 }
 
 
@@ -42,7 +70,7 @@ def namespace(name: str, **labels: str) -> dict[str, Any]:
 
 def unlabelled(**labels: str) -> dict[str, Any]:
     """A control plane's namespace of which somebody took the label off."""
-    found = namespace("kplane-cp-unlabelled", **labels)
+    found = namespace("kplane-cp-access-unlabelled", **labels)
     found["metadata"]["annotations"] = {"controlplane.kplane.dev/uid": "a-uid"}
     return found
 
@@ -67,7 +95,7 @@ def service(namespace: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": 6443}]}}
 
 
-def lease(namespace: str, name: str = "kplane-operator") -> dict[str, Any]:
+def lease(namespace: str, name: str = OPERATOR_ACCOUNT) -> dict[str, Any]:
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -130,7 +158,7 @@ def cluster_binding(
 
 
 def binding(
-    namespace: str, name: str = "kplane-registration-0123", *, user: str = "kplane-mcm", home: str = "kplane-system"
+    namespace: str, name: str = "kplane-registration-0123", *, user: str = MCM_ACCOUNT, home: str = "kplane-system"
 ) -> dict[str, Any]:
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -139,82 +167,6 @@ def binding(
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "kplane-registration-0123"},
         "subjects": [{"kind": "ServiceAccount", "name": user, "namespace": home}],
     }
-
-
-@pytest.fixture
-def kube(api_server: Handle) -> Kubectl:
-    return api_server.kubectl
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def installed(chart: Any, api_server: Handle) -> AsyncIterator[None]:
-    """RBAC and the admission policy of the chart, in force, and namespaces to try them on."""
-    kube = api_server.kubectl
-    parts = [item for item in chart.render().manifests if item["kind"] in KINDS]
-    objects = [
-        namespace(TENANT, **MARK, **RESTRICTED),
-        namespace(FOREIGN),
-        namespace(OTHER, **MARK),
-        unlabelled(),
-        secret(OTHER),
-        secret(TENANT),
-        role(OTHER, name="theirs"),
-        role(OTHER),
-        account(TENANT),
-        # So that the escalation check of RBAC lets the operator bind it.
-        cluster_role(),
-        # It writes the status of the registration by these rights.
-        cluster_role("test-dedicated", resources=["controlplaneregistrations/status"], verbs=["patch"]),
-        cluster_binding("test-dedicated"),
-        {
-            "apiVersion": "controlplane.kplane.dev/v1alpha1",
-            "kind": "ControlPlaneRegistration",
-            "metadata": {"name": "access"},
-            "spec": {"controlPlaneRef": {"name": "access"}, "services": ["Controllers"]},
-        },
-    ]
-    listed = {"apiVersion": "v1", "kind": "List", "items": [*parts, *objects]}
-    manifest = json.dumps(listed)
-    await kube.run("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=manifest)
-    await kube.run(*STATUS_PATCH, json.dumps({"status": RESOLVED}))
-    try:
-        async with asyncio.timeout(120):
-            while not await in_force(kube):
-                pass
-        yield
-    finally:
-        await kube.run("delete", "-f", "-", "--wait", "--timeout=120s", "--ignore-not-found", stdin=manifest)
-
-
-async def in_force(kube: Kubectl) -> bool:
-    """Tell whether the API server has seen all that was written: who may write at all is held up by a policy only."""
-    if await refusal(kube, "put", lease("kplane-system")):
-        return False
-    told = [await refusal(kube, "create", secret(FOREIGN))]
-    told += [await status_refusal(kube, name, {"ready": False}) for name in ("kplane-mcm", ACCOUNT)]
-    policies = ("kplane-operator", "kplane-mcm", "kplane-mcm")
-    return all(f"ValidatingAdmissionPolicy '{policy}'" in why for policy, why in zip(policies, told, strict=True))
-
-
-async def refusal(kube: Kubectl, verb: str, body: dict[str, Any]) -> str:
-    """Do it as the operator, without effect; what the API server says against it, and nothing where it is allowed."""
-    match verb:
-        case "create":
-            args = ["create", "-f", "-"]
-        case "apply":
-            args = ["apply", "--server-side", "-f", "-"]
-        case "put":
-            # As the operator does: by its name, whether it is there or not.
-            where = body["metadata"]
-            group = f"/apis/{body['apiVersion']}/namespaces/{where['namespace']}"
-            args = ["replace", f"--raw={group}/leases/{where['name']}?dryRun=All", "-f", "-"]
-        case _:
-            args = [verb, "-f", "-"]
-    try:
-        await kube.run(*args, "--dry-run=server", f"--as={OPERATOR}", stdin=json.dumps(body))
-    except KubectlFailed as failure:
-        return str(failure)
-    return ""
 
 
 STATUS_PATCH = ("patch", "controlplaneregistration", "access", "--subresource=status", "--type=merge", "-p")
@@ -237,15 +189,133 @@ RESOLVED = {
 }
 
 
-async def status_refusal(kube: Kubectl, name: str, status: dict[str, Any]) -> str:
-    """Patch the status of the registration as a ServiceAccount; what the API server says against it."""
-    token = await kube.run("create", "token", name, f"--namespace={TENANT if name == ACCOUNT else 'kplane-system'}")
-    admin = ClusterConfig.load(kube.kubeconfig)
-    async with Client(ClusterConfig(server=admin.server, ca_data=admin.ca_data, token=token.strip())) as client:
+@pytest.fixture
+def kube(api_server: Handle) -> Kubectl:
+    return api_server.kubectl
+
+
+@contextlib.asynccontextmanager
+async def applied(kube: Kubectl, objects: list[dict[str, Any]]) -> AsyncIterator[None]:
+    """Have objects in the cluster for a while; namespaces may take longer to go."""
+    manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+    await kube.run("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=manifest)
+    try:
+        yield
+    finally:
+        await kube.run("delete", "-f", "-", "--wait=false", "--ignore-not-found", stdin=manifest)
+
+
+def parts(chart: Any, kinds: set[str]) -> list[dict[str, Any]]:
+    return [item for item in chart.render(release=RELEASE).manifests if item["kind"] in kinds]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def granted(chart: Any, api_server: Handle) -> AsyncIterator[None]:
+    """RBAC of the chart."""
+    async with applied(api_server.kubectl, parts(chart, RBAC)):
+        yield
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tokens(chart: Any, api_server: Handle) -> AsyncIterator[dict[str, str]]:
+    """RBAC and the admission policies of the chart, in force; namespaces to try them on; tokens of the accounts."""
+    kube = api_server.kubectl
+    objects = [
+        namespace(TENANT, **MARK, **RESTRICTED),
+        namespace(FOREIGN),
+        namespace(OTHER, **MARK),
+        unlabelled(),
+        secret(OTHER),
+        secret(TENANT),
+        role(OTHER, name="theirs"),
+        role(OTHER),
+        account(TENANT),
+        # So that the escalation check of RBAC lets the operator bind it.
+        cluster_role(),
+        # It writes the status of the registration by these rights.
+        cluster_role("test-dedicated", resources=["controlplaneregistrations/status"], verbs=["patch"]),
+        cluster_binding("test-dedicated"),
+        {
+            "apiVersion": "controlplane.kplane.dev/v1alpha1",
+            "kind": "ControlPlaneRegistration",
+            "metadata": {"name": "access"},
+            "spec": {"controlPlaneRef": {"name": "access"}, "services": ["Controllers"]},
+        },
+    ]
+    async with applied(kube, [*parts(chart, RBAC | POLICIES), *objects]):
+        await kube.run(*STATUS_PATCH, json.dumps({"status": RESOLVED}))
+        found = {
+            name: (await kube.run("create", "token", name, f"--namespace={home}")).strip()
+            for name, home in (
+                (OPERATOR_ACCOUNT, "kplane-system"),
+                (MCM_ACCOUNT, "kplane-system"),
+                (ACCOUNT, TENANT),
+            )
+        }
+        async with acting(api_server) as operator, asyncio.timeout(120):
+            while not await in_force(api_server, operator, found):
+                pass
+        yield found
+
+
+def acting(api_server: Handle) -> Client:
+    """Send requests as the operator."""
+    admin = ClusterConfig.load(api_server.admin_kubeconfig)
+    return Client(replace(admin, impersonation=Impersonation(OPERATOR)))
+
+
+@pytest.fixture
+async def operator(api_server: Handle, tokens: dict[str, str]) -> AsyncIterator[Client]:
+    async with acting(api_server) as client:
+        yield client
+
+
+async def in_force(api_server: Handle, operator: Client, tokens: dict[str, str]) -> bool:
+    """Tell whether the API server has seen all that was written: who may write at all is held up by a policy only."""
+    if await refusal(operator, "put", lease("kplane-system")):
+        return False
+    told = [await refusal(operator, "create", secret(FOREIGN))]
+    told += [await status_refusal(api_server, tokens[name], {"ready": False}) for name in (MCM_ACCOUNT, ACCOUNT)]
+    policies = (OPERATOR_ACCOUNT, MCM_ACCOUNT, MCM_ACCOUNT)
+    return all(f"ValidatingAdmissionPolicy '{policy}'" in why for policy, why in zip(policies, told, strict=True))
+
+
+async def refusal(operator: Client, verb: str, body: dict[str, Any]) -> str:
+    """Do it as the operator, without effect; what the API server says against it, and nothing where it is allowed."""
+    resource, where = RESOURCES[body["kind"]], body["metadata"]
+    path = resource.path(None if verb == "create" else where["name"], namespace=where.get("namespace"))
+    params: dict[str, Any] = {"dryRun": "All"}
+    try:
+        match verb:
+            case "create":
+                await operator.request("POST", path, body=body, params=params)
+            case "apply":
+                apply = {**params, "fieldManager": "kubectl", "force": True}
+                await operator.request(
+                    "PATCH", path, body=body, params=apply, content_type="application/apply-patch+yaml"
+                )
+            case "put":
+                # As the operator does: by its name, whether it is there or not.
+                await operator.request("PUT", path, body=body, params=params)
+            case "delete":
+                await operator.request("DELETE", path, params=params)
+            case _:
+                raise AssertionError(verb)
+    except ApiError as error:
+        return str(error)
+    return ""
+
+
+async def status_refusal(api_server: Handle, token: str, status: dict[str, Any]) -> str:
+    """Patch the status of the registration with a token; what the API server says against it."""
+    config = ClusterConfig.load(api_server.admin_kubeconfig)
+    bearer = ClusterConfig(server=config.server, ca_data=config.ca_data, token=token)
+    async with Client(config) as admin, Client(bearer) as client:
         try:
             await client.patch(REGISTRATIONS, "access", {"status": status}, subresource="status")
         except ApiError as error:
             return str(error)
         finally:
-            await kube.run(*STATUS_PATCH, json.dumps({"status": {"instance": None, **RESOLVED}}))
+            before = {"status": {"instance": None, **RESOLVED}}
+            await admin.patch(REGISTRATIONS, "access", before, subresource="status")
     return ""

@@ -7,14 +7,19 @@ from typing import Any
 
 import pytest
 
+from embedded.handle import Handle
 from embedded.kubectl import Kubectl
+from provider import Client
 
 from .conftest import (
     ACCOUNT,
     FOREIGN,
     MARK,
+    MCM_ACCOUNT,
+    OPERATOR_ACCOUNT,
     OTHER,
     READY,
+    RELEASE,
     RESTRICTED,
     RUNNING,
     SECRET,
@@ -36,7 +41,7 @@ from .conftest import (
     unlabelled,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("installed")]
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("chart-access")]
 
 EVENT_VERBS = ["get", "create", "patch"]
 
@@ -51,8 +56,8 @@ ALLOWED = [
     ("create", deployment(TENANT)),
     ("create", service(TENANT)),
     ("create", role(TENANT)),
-    ("create", secret("kplane-system", "kplane-etcd-server", type="Opaque")),
-    ("create", secret("kplane-system", "kplane-etcd-credentials", type="Opaque")),
+    ("create", secret("kplane-system", f"{RELEASE}-etcd-server", type="Opaque")),
+    ("create", secret("kplane-system", f"{RELEASE}-etcd-credentials", type="Opaque")),
     ("create", role(OTHER, name="kplane-registration-4567")),
     ("delete", role(OTHER)),
     ("create", binding(OTHER)),
@@ -83,7 +88,7 @@ DENIED = [
     ("apply", secret(OTHER, data={"key": "dmFsdWU="})),
     ("delete", secret(OTHER)),
     ("create", secret("kplane-system", "another")),
-    ("create", secret("kplane-system", "kplane-etcd-server", type="example.org/other")),
+    ("create", secret("kplane-system", f"{RELEASE}-etcd-server", type="example.org/other")),
     ("create", role(OTHER, name="another")),
     ("delete", role(OTHER, name="theirs")),
     ("create", role(OTHER, name="kplane-registration-4567", resourceNames=None)),
@@ -111,11 +116,11 @@ DENIED = [
     ("create", cluster_role("kplane-registration-4567", resources=["controlplanes"])),
     ("create", cluster_role("kplane-registration-4567", apiGroups=[""], resources=["secrets"], verbs=["get"])),
     ("create", cluster_binding("another", role="kplane-registration-0123")),
-    ("create", cluster_binding(role="kplane-mcm")),
+    ("create", cluster_binding(role=MCM_ACCOUNT)),
     ("create", cluster_binding(user="default")),
     ("create", cluster_binding(namespace="kplane-system")),
-    ("delete", cluster_role("kplane-mcm")),
-    ("delete", cluster_binding("kplane-mcm")),
+    ("delete", cluster_role(MCM_ACCOUNT)),
+    ("delete", cluster_binding(MCM_ACCOUNT)),
 ]
 
 
@@ -126,37 +131,38 @@ def describe(body: Any) -> str:
     return f"{body['kind']} {metadata.get('namespace', '')}/{metadata['name']}"
 
 
-async def test_the_operator_writes_what_it_has_to(kube: Kubectl) -> None:
-    refused = {f"{verb} {describe(body)}": await refusal(kube, verb, body) for verb, body in ALLOWED}
+async def test_the_operator_writes_what_it_has_to(operator: Client) -> None:
+    refused = {f"{verb} {describe(body)}": await refusal(operator, verb, body) for verb, body in ALLOWED}
     assert {what: why for what, why in refused.items() if why} == {}
 
 
-async def test_the_operators_token_is_worth_nothing_elsewhere(kube: Kubectl) -> None:
+async def test_the_operators_token_is_worth_nothing_elsewhere(operator: Client) -> None:
     """RBAC alone would allow all of this, as it cannot tell namespaces by their names."""
-    refused = [(f"{verb} {describe(body)}", await refusal(kube, verb, body)) for verb, body in DENIED]
-    assert [what for what, why in refused if "ValidatingAdmissionPolicy 'kplane-operator'" not in why] == []
+    refused = [(f"{verb} {describe(body)}", await refusal(operator, verb, body)) for verb, body in DENIED]
+    assert [what for what, why in refused if f"ValidatingAdmissionPolicy '{OPERATOR_ACCOUNT}'" not in why] == []
 
 
-async def test_a_refusal_says_what_is_wrong(kube: Kubectl) -> None:
-    why = await refusal(kube, "create", deployment("default"))
+async def test_a_refusal_says_what_is_wrong(operator: Client) -> None:
+    why = await refusal(operator, "create", deployment("default"))
     assert (
         "the operator of kplane writes to namespaces of control planes, and not deployments in namespace default" in why
     )
 
 
+@pytest.mark.usefixtures("tokens")
 async def test_nobody_else_is_held_up(kube: Kubectl) -> None:
     await kube.run("create", "--dry-run=server", "-f", "-", stdin=json.dumps(deployment("default")))
 
 
-@pytest.mark.parametrize("name", ["kplane-mcm", ACCOUNT])
-async def test_mcm_tells_of_its_instance(kube: Kubectl, name: str) -> None:
+@pytest.mark.parametrize("name", [MCM_ACCOUNT, ACCOUNT])
+async def test_mcm_tells_of_its_instance(api_server: Handle, tokens: dict[str, str], name: str) -> None:
     said: list[dict[str, Any]] = [
         {"instance": {"controlPlaneUID": "uid-1", "version": "v1.36.3"}, "conditions": [READY, RUNNING]},
         {"conditions": [RUNNING, READY]},
         {"conditions": [READY], "instance": None},
         {"instance": {}},
     ]
-    assert [await status_refusal(kube, name, status) for status in said] == [""] * len(said)
+    assert [await status_refusal(api_server, tokens[name], status) for status in said] == [""] * len(said)
 
 
 @pytest.mark.parametrize(
@@ -176,11 +182,14 @@ async def test_mcm_tells_of_its_instance(kube: Kubectl, name: str) -> None:
     ],
     ids=lambda status: json.dumps(status)[:60],
 )
-async def test_mcms_token_changes_nothing_that_the_operator_decides(kube: Kubectl, status: dict[str, Any]) -> None:
+async def test_mcms_token_changes_nothing_that_the_operator_decides(
+    api_server: Handle, tokens: dict[str, str], status: dict[str, Any]
+) -> None:
     """By its server's address and by its Secret the controllers of a tenant could be led to somebody else."""
-    for name in ("kplane-mcm", ACCOUNT):
-        assert "ValidatingAdmissionPolicy 'kplane-mcm'" in await status_refusal(kube, name, status)
+    for name in (MCM_ACCOUNT, ACCOUNT):
+        why = await status_refusal(api_server, tokens[name], status)
+        assert f"ValidatingAdmissionPolicy '{MCM_ACCOUNT}'" in why
 
 
-async def test_others_write_the_status_of_registrations_as_before(kube: Kubectl) -> None:
-    assert await status_refusal(kube, "kplane-operator", {"ready": False}) == ""
+async def test_others_write_the_status_of_registrations_as_before(api_server: Handle, tokens: dict[str, str]) -> None:
+    assert await status_refusal(api_server, tokens[OPERATOR_ACCOUNT], {"ready": False}) == ""

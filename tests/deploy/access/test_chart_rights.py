@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from embedded.kubectl import Kubectl
 
-from .conftest import MCM, OPERATOR, TENANT
+from .conftest import MCM, MCM_ACCOUNT, OPERATOR, OPERATOR_ACCOUNT, TENANT
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("installed")]
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("chart-access"), pytest.mark.usefixtures("granted")]
 
 
 async def may(kube: Kubectl, user: str, questions: Sequence[tuple[str, str, str]]) -> list[str]:
@@ -52,7 +53,7 @@ def told(questions: Sequence[tuple[str, str, str]]) -> list[str]:
 
 OURS = "controlplane.kplane.dev"
 
-LEASE = "coordination.k8s.io/leases:kplane-operator"
+LEASE = f"coordination.k8s.io/leases:{OPERATOR_ACCOUNT}"
 
 OPERATOR_MAY = [
     *[(verb, f"{OURS}/controlplanes", "") for verb in ("get", "list", "watch", "patch")],
@@ -124,8 +125,8 @@ OPERATOR_MAY_NOT = [
     ],
     ("impersonate", "users", ""),
     ("impersonate", "serviceaccounts", "kplane-system"),
-    ("delete", "admissionregistration.k8s.io/validatingadmissionpolicies:kplane-operator", ""),
-    ("patch", "admissionregistration.k8s.io/validatingadmissionpolicybindings:kplane-operator", ""),
+    ("delete", f"admissionregistration.k8s.io/validatingadmissionpolicies:{OPERATOR_ACCOUNT}", ""),
+    ("patch", f"admissionregistration.k8s.io/validatingadmissionpolicybindings:{OPERATOR_ACCOUNT}", ""),
     ("patch", "apiextensions.k8s.io/customresourcedefinitions", ""),
 ]
 
@@ -138,7 +139,7 @@ MCM_MAY = [
     *[(verb, LEASES, "kplane-system") for verb in ("list", "watch")],
     *[
         (verb, f"{LEASES}:{name}", "kplane-system")
-        for name in ("kplane-mcm-shard-0", "kplane-mcm-shard-15", "kplane-mcm-peer-kplane-mcm-0")
+        for name in (f"{MCM_ACCOUNT}-shard-0", f"{MCM_ACCOUNT}-shard-15", f"{MCM_ACCOUNT}-peer-{MCM_ACCOUNT}-0")
         for verb in ("get", "create", "update", "patch", "delete")
     ],
 ]
@@ -155,7 +156,7 @@ MCM_MAY_NOT = [
     ("list", "pods", "kplane-system"),
     *[("create", "events", where) for where in (TENANT, "kplane-system", "")],
     *[(verb, "events", "default") for verb in ("list", "delete", "update")],
-    *[(verb, f"{LEASES}:kplane-operator", "kplane-system") for verb in ("get", "update", "patch", "delete")],
+    *[(verb, f"{LEASES}:{OPERATOR_ACCOUNT}", "kplane-system") for verb in ("get", "update", "patch", "delete")],
     *[("create", LEASES, where) for where in (TENANT, "kplane-system", "kube-system", "")],
 ]
 
@@ -166,6 +167,8 @@ MCM_MAY_NOT = [
     ids=["operator", "mcm"],
 )
 async def test_rights_are_those_that_are_needed(
-    user: str, yes: list[tuple[str, str, str]], no: list[tuple[str, str, str]], kube: Kubectl
+    user: str, yes: list[tuple[str, str, str]], no: list[tuple[str, str, str]], kube: Kubectl, eventually: Any
 ) -> None:
+    # What RBAC allows is known some moments after it was written.
+    await eventually(lambda: may(kube, user, yes), lambda allowed: allowed == told(yes))
     assert await may(kube, user, [*yes, *no]) == told(yes)
