@@ -43,6 +43,7 @@ def test_ends_with_all_that_it_runs(directory: Path, binaries: Binaries) -> None
     assert not (directory / "ready.json").exists()
 
 
+@pytest.mark.slow
 async def test_ends_when_whoever_started_it_is_gone(directory: Path, binaries: Binaries, eventually) -> None:
     daemon = _started(directory, binaries)
     # What the kernel does with the pipe of a process that dies, however it dies.

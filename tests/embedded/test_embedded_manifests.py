@@ -35,7 +35,8 @@ class _Slow(Client):
         return self._states[min(seen, len(self._states)) - 1]
 
 
-async def test_waits_through_every_state_before_service() -> None:
+async def test_waits_through_every_state_before_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedded.manifests._POLL_SECONDS", 0.0)
     client = _Slow(_SEEN_BY_NOBODY, _WITHOUT_CONDITIONS, _REFUSED, _SERVED)
     await install(client, timeout_seconds=10.0)
     assert client.reads == {crd["metadata"]["name"]: 4 for crd in crd_manifests()}

@@ -44,6 +44,7 @@ async def test_comes_back_over_the_same_directory_with_its_data_and_its_credenti
     assert find_processes(directory) == []
 
 
+@pytest.mark.slow
 async def test_two_run_at_once_and_know_nothing_of_each_other(directory: Path, binaries: Binaries) -> None:
     async with contextlib.AsyncExitStack() as stack:
         first, second = [
@@ -59,11 +60,10 @@ async def test_two_run_at_once_and_know_nothing_of_each_other(directory: Path, b
     assert find_processes(directory) == []
 
 
-async def test_refuses_a_directory_that_is_in_use(directory: Path, binaries: Binaries) -> None:
-    async with ManagementCluster(directory, binaries=binaries, operators=False, fsync=False) as cluster:
-        with pytest.raises(DirectoryInUse, match="already"):
-            await ManagementCluster(directory, binaries=binaries, operators=False).__aenter__()
-        assert "default" in await cluster.handle.kubectl.names("namespaces")
+async def test_refuses_a_directory_that_is_in_use(api_server: Handle, binaries: Binaries) -> None:
+    with pytest.raises(DirectoryInUse, match="already"):
+        await ManagementCluster(api_server.directory, binaries=binaries, operators=False).__aenter__()
+    assert "default" in await api_server.kubectl.names("namespaces")
 
 
 async def test_serves_our_kinds_and_keeps_credentials_private(api_server: Handle) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.metadata
 import re
 import shlex
@@ -73,6 +74,7 @@ def copied(instructions: list[str]) -> list[str]:
     return [word for line in lines for word in line[1:-1] if not word.startswith("--")]
 
 
+@functools.cache
 def imports_of(package: str) -> frozenset[str]:
     """The top-level modules that a package of ours imports anywhere, other than those of Python."""
 

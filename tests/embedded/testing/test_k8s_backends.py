@@ -75,6 +75,7 @@ def test_the_example_of_the_documentation_works_without_kplanes_operators(pytest
     assert find_processes(directory) == []
 
 
+@pytest.mark.slow
 def test_a_project_may_have_packages_of_the_same_names(pytester: pytest.Pytester) -> None:
     for name in ("api", "controlplane_operator", "crds", "deploy", "mcm", "provider"):
         pytester.mkpydir(name)
@@ -90,6 +91,7 @@ def test_a_project_may_have_packages_of_the_same_names(pytester: pytest.Pytester
     pytester.runpytest_subprocess("--k8s=local").assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_runs_kplanes_operators_for_those_who_ask(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("""
         import pytest
