@@ -17,7 +17,7 @@ from mcm.reports import Reports
 from provider import Client, Cluster, ClusterConfig, Conflict, Forbidden, Resource
 from provider.providers.registration import REGISTRATIONS
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 Eventually = Callable[..., Any]
 UID = "uid-1"

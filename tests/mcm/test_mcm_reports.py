@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -16,20 +17,41 @@ from api import RegistrationMode
 from mcm.errors import NotAnnounced, RegistrationWithdrawn
 from mcm.report import Reason
 from mcm.reports import Reports
-from provider import Client, Cluster, ClusterConfig, ClusterNotOwned, Conflict, Forbidden, NotFound, Reflector, Resource
+from provider import (
+    Backoff,
+    Client,
+    Cluster,
+    ClusterConfig,
+    ClusterNotOwned,
+    Conflict,
+    Forbidden,
+    NotFound,
+    Reflector,
+    Resource,
+)
 from provider.providers.registration import REGISTRATIONS
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 Eventually = Callable[..., Any]
+_SHORTEST_SECONDS = 0.02
+"""Between two writes about an instance that goes to and fro; 0.5 s in production."""
+_WRITES = 6
 
 
 class Faulty(Client):
     """Counts its writes, and may meet faults that a real API server shows to nobody on demand."""
 
-    writes = 0
     fault: Exception | None = None
     silent = False
+
+    def __init__(self, config: ClusterConfig) -> None:
+        super().__init__(config)
+        self.written_at: list[float] = []
+
+    @property
+    def writes(self) -> int:
+        return len(self.written_at)
 
     @override
     async def list(self, resource: Resource, **options: Any) -> Any:
@@ -43,7 +65,7 @@ class Faulty(Client):
             raise self.fault
         if self.silent:
             await asyncio.Event().wait()
-        self.writes += 1
+        self.written_at.append(time.monotonic())
         return await super().apply(resource, body, **options)
 
 
@@ -201,18 +223,26 @@ async def test_only_transitions_are_written(desk: Desk, eventually: Eventually) 
 
 
 async def test_an_instance_that_goes_to_and_fro_is_told_of_less_and_less_often(
-    desk: Desk, eventually: Eventually
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    drawn = itertools.count(1)
+
+    def the_last_one_is_long(_low: float, high: float) -> float:
+        return high if next(drawn) < _WRITES else 1e6
+
+    pace = {"initial_seconds": _SHORTEST_SECONDS, "maximum_seconds": 60.0, "uniform": the_last_one_is_long}
+    monkeypatch.setattr("mcm.reports.Backoff", lambda **_: Backoff(**pace))
     async with desk.reports.running():
         await desk.reports.announce(desk.cluster)
-        began = asyncio.get_running_loop().time()
         for number in itertools.count():
             desk.reports.say(desk.name, Reason.UNREADY if number % 2 else Reason.INSTANCE_RUNNING)
             await asyncio.sleep(0.01)
-            if asyncio.get_running_loop().time() - began > 4.0:
+            if desk.client.writes == _WRITES:
                 break
-        assert desk.client.writes <= 6
-        # And its end is told at once.
+        gaps = [after - before for before, after in itertools.pairwise(desk.client.written_at)]
+        # It waits from the end of the write before, so that each gap is longer than the wait.
+        assert all(gap >= _SHORTEST_SECONDS * 2**number for number, gap in enumerate(gaps)), gaps
+        # And its end is told at once, though the next wait, of hours, has just begun.
         await desk.reports.end(desk.name)
         assert await desk.running() == ("False", "Ended")
 
@@ -362,16 +392,16 @@ async def test_who_does_not_hold_its_lease_any_more_writes_nothing(desk: Desk, e
     ("fault", "unseen"), [(None, False), (Conflict(409, "Conflict", "it was changed"), False), (None, True)]
 )
 async def test_nobody_waits_for_a_silent_api_until_the_lease_is_over(
-    desk: Desk, fault: Exception | None, unseen: bool
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, fault: Exception | None, unseen: bool
 ) -> None:
     """What ended has to be known to have ended before that, or mcm would end itself."""
+    monkeypatch.setattr("mcm.reports._DEADLINE_SECONDS", 3600.0)  # of any other request: this test would not end
     async with desk.reports.running():
         await desk.reports.announce(desk.cluster)
         desk.client.fault, desk.unseen = fault, unseen
-        desk.client.silent, desk.seconds_left = True, 0.8
-        began = asyncio.get_running_loop().time()
+        desk.client.silent, desk.seconds_left = True, 0.4
         await desk.reports.end(desk.name)
-        assert asyncio.get_running_loop().time() - began < 4.0  # and not for the 5 s of any other request
+        assert await desk.running() == ("False", "Starting")
 
 
 async def test_what_starts_is_called_by_its_program(desk: Desk) -> None:
