@@ -61,16 +61,19 @@ async def misbehaving(directory: Path, answer: Answer) -> AsyncIterator[tuple[st
         task = asyncio.current_task()
         assert task is not None
         tasks.add(task)
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            while True:
-                path = (await reader.readuntil(b"\r\n\r\n")).split()[1]
-                if b"/leases/" in path:
-                    writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
-                elif path.startswith((b"/healthz", b"/readyz", b"/livez")):
-                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-                else:
-                    await answer(writer)
-        writer.close()
+        try:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                while True:
+                    path = (await reader.readuntil(b"\r\n\r\n")).split()[1]
+                    if b"/leases/" in path:
+                        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
+                    elif path.startswith((b"/healthz", b"/readyz", b"/livez")):
+                        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                    else:
+                        await answer(writer)
+        finally:
+            tasks.discard(task)
+            writer.transport.abort()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     address = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
