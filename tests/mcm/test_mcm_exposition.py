@@ -77,7 +77,9 @@ def test_no_text_breaks_what_is_told_of_others(text: str) -> None:
 
 @given(st.text(alphabet='{}",\\= ax1#\t'))
 def test_what_looks_like_a_sample_ends_in_time(text: str) -> None:
-    list(read_samples(["x{" + text * 50, "x{" + 'a="b",' * 5000 + text]))
+    found = list(read_samples(["x{" + text * 50, "x{" + 'a="b",' * 5000 + text, "good 1"]))
+    assert {sample.name for sample in found[:-1]} <= {"x"}
+    assert (found[-1].name, found[-1].value) == ("good", "1")
 
 
 def test_the_digest_sums_over_queues_and_verbs_and_tells_codes_by_their_class() -> None:

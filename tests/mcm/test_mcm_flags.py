@@ -43,6 +43,8 @@ def script(directory: Path, text: str) -> Path:
 )
 async def test_what_kube_controller_manager_takes_is_let_pass(binaries: Any, arguments: tuple[str, ...]) -> None:
     await check(*arguments, directories=binaries.directories)
+    with pytest.raises(ConfigurationError, match=f"/{PROGRAM} refuses its flags: unknown flag: --nope"):
+        await check(*arguments, "--nope", directories=binaries.directories)
 
 
 @pytest.mark.integration
