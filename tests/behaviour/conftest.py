@@ -95,7 +95,7 @@ class Tenant:
                 await self.run_pods()
             return await self.get(kind, name)
 
-        found: dict[str, Any] = await self.eventually(look, accept, timeout=20.0)
+        found: dict[str, Any] = await self.eventually(look, accept)
         return found
 
     def _place(self, resource: Resource) -> str | None:

@@ -24,7 +24,7 @@ Object = dict[str, Any]
 
 DEPLOYMENT, REPLICA_SET, STATEFUL_SET = "apps/v1/Deployment", "apps/v1/ReplicaSet", "apps/v1/StatefulSet"
 JOB, CRON_JOB = "batch/v1/Job", "batch/v1/CronJob"
-CONFIG_MAP, NAMESPACE, POD = "v1/ConfigMap", "v1/Namespace", "v1/Pod"
+CLAIM, CONFIG_MAP, NAMESPACE, POD = "v1/PersistentVolumeClaim", "v1/ConfigMap", "v1/Namespace", "v1/Pod"
 REQUEST = "certificates.k8s.io/v1/CertificateSigningRequest"
 HOLD = "example.com/hold"
 
@@ -50,13 +50,16 @@ def true_conditions(found: Object) -> set[str]:
 async def test_a_namespace_ends_when_the_last_finalizer_in_it_is_gone(tenant: Any) -> None:
     await tenant.create(CONFIG_MAP, "held", metadata={"finalizers": [HOLD]})
     await tenant.create(CONFIG_MAP, "free")
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    claim = await tenant.create(CLAIM, "data", spec=spec)
+    assert claim["metadata"]["finalizers"] == ["kubernetes.io/pvc-protection"]  # which a controller takes away
     await tenant.delete(NAMESPACE, tenant.namespace)
     remaining = "NamespaceFinalizersRemaining"
     said = await tenant.settled(NAMESPACE, tenant.namespace, lambda found: remaining in true_conditions(found))
     assert said["status"]["phase"] == "Terminating"
     assert await tenant.names(CONFIG_MAP) == ["held"]
     await tenant.patch(CONFIG_MAP, "held", {"metadata": {"finalizers": None}})
-    await tenant.eventually(lambda: tenant.is_gone(NAMESPACE, tenant.namespace), timeout=30.0)
+    await tenant.eventually(lambda: tenant.is_gone(NAMESPACE, tenant.namespace))
 
 
 async def test_an_owner_that_is_deleted_in_the_foreground_goes_after_its_dependents(tenant: Any) -> None:
@@ -134,6 +137,9 @@ async def test_an_aggregated_role_has_the_rules_of_those_that_it_selects(tenant:
     await tenant.settled(kind, whole, lambda found: found["rules"] == [rule])
     await tenant.delete(kind, part)
     await tenant.settled(kind, whole, lambda found: not found["rules"])
+    # Those of Kubernetes itself are put together in the same way.
+    found = await tenant.settled(kind, "admin", lambda found: found["rules"])
+    assert any("deployments" in rule.get("resources", ()) for rule in found["rules"])
 
 
 async def test_a_deployment_rolls_out_and_back(tenant: Any, kubectl: Callable[..., Awaitable[str]]) -> None:
@@ -176,7 +182,7 @@ async def test_a_stateful_set_makes_its_pods_in_order_and_keeps_their_claims(ten
     assert second["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == "data-db-1"
     await tenant.patch(STATEFUL_SET, "db", {"spec": {"replicas": 1}})
     await tenant.eventually(lambda: tenant.names(POD), lambda names: names == ["db-0"])
-    assert await tenant.names("v1/PersistentVolumeClaim") == ["data-db-0", "data-db-1"]
+    assert await tenant.names(CLAIM) == ["data-db-0", "data-db-1"]
 
 
 async def test_a_job_is_complete_when_its_pods_have_succeeded(tenant: Any) -> None:
@@ -207,7 +213,7 @@ async def test_a_finished_job_goes_with_its_pods_when_its_time_to_live_is_over(t
     await tenant.create(JOB, "brief", spec={"ttlSecondsAfterFinished": 1, "template": template})
     await tenant.eventually(lambda: tenant.names(POD), lambda names: len(names) == 1)
     await tenant.run_pods(phase="Succeeded")
-    await tenant.eventually(lambda: tenant.is_gone(JOB, "brief"), timeout=20.0)
+    await tenant.eventually(lambda: tenant.is_gone(JOB, "brief"))
     await tenant.eventually(lambda: tenant.names(POD), lambda names: not names)
 
 

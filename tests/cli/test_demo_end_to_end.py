@@ -19,7 +19,12 @@ from tools.binaries import Binaries
 from workloads import find_processes
 
 # One after the other: each starts ten API servers and controller managers.
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("binaries"), pytest.mark.xdist_group("demo")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("binaries"),
+    pytest.mark.xdist_group("demo"),
+]
 
 STEPS = 11
 

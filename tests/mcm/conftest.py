@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from provider import ClusterConfig
+from provider import Backoff, ClusterConfig
 from workloads import Pace, ProcessRuntime
 
 from .control_planes import one, tenants, two
 from .gates import gate_to
 from .instances_world import world
-from .mcm_process import mcm, mcm_of, state
+from .mcm_process import mcm, mcm_of, shared_mcm, started_mcm, state
 from .registrations import fleet
 
-__all__ = ["fleet", "gate_to", "mcm", "mcm_of", "one", "state", "tenants", "two", "world"]
+__all__ = [
+    "fleet",
+    "gate_to",
+    "mcm",
+    "mcm_of",
+    "one",
+    "shared_mcm",
+    "started_mcm",
+    "state",
+    "tenants",
+    "two",
+    "world",
+]
 
 
 @pytest.fixture
@@ -25,6 +37,16 @@ async def runtime(tmp_path: Path) -> AsyncIterator[ProcessRuntime]:
     """Runs programs that a test writes into its directory, and is quick to start them again."""
     async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=Pace(restart_base=0.05)) as found:
         yield found
+
+
+@pytest.fixture(autouse=True)
+def _retried_soon() -> Iterator[None]:
+    """Retries sooner than production does. A test that undoes its `monkeypatch` does not end that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mcm.instance._FIRST_RETRY_SECONDS", 0.05)
+        for module in ("instances", "settling"):
+            patch.setattr(f"mcm.{module}.Backoff", lambda **_: Backoff(initial_seconds=0.05, maximum_seconds=1.0))
+        yield
 
 
 @pytest.fixture

@@ -28,6 +28,8 @@ class Gate:
         self._closed = False
         self.url = ""
         self.shut = False
+        self.turned_away = 0
+        """How many came while it was shut."""
         self.flowing = asyncio.Event()
         """Cleared: connections are there, and nothing comes through until it is set again."""
         self.flowing.set()
@@ -51,6 +53,7 @@ class Gate:
             with contextlib.suppress(OSError):  # where the server does not take it, this end is closed as well
                 there_reader, there_writer = await asyncio.open_connection(*self._target, ssl=self._inside)
                 ends.add(there_writer)
+                self.turned_away += self.shut
                 if not self.shut and not self._closed:
                     self._writers |= ends
                     await asyncio.gather(self._forward(reader, there_writer), self._forward(there_reader, writer))

@@ -9,12 +9,13 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +28,23 @@ from workloads import find_processes
 Eventually = Callable[..., Any]
 Samples = dict[tuple[str, str], dict[str, float]]
 
+_QUICK = Path(__file__).with_name("quick_mcm.py")
+
 
 class Mcm:
     """mcm as a process of its own, with everything that one may look at from outside."""
 
-    def __init__(self, directory: Path, *, kubeconfig: Path, programs: tuple[Path, ...], port: int) -> None:
+    def __init__(
+        self, directory: Path, *, kubeconfig: Path, programs: tuple[Path, ...], port: int, quick: bool = False
+    ) -> None:
+        """With `quick`, its waits are shorter than in production."""
         self.state = directory / "state"
         self.log = directory / "mcm.log"
         self.output = directory / "mcm.out"
         self.url = f"http://127.0.0.1:{port}"
+        command = (str(_QUICK),) if quick else ("-m", "mcm.main")
         self._command = [
-            *(sys.executable, "-m", "mcm.main", f"--kubeconfig={kubeconfig}", f"--state-dir={self.state}"),
+            *(sys.executable, *command, f"--kubeconfig={kubeconfig}", f"--state-dir={self.state}"),
             *(f"--programs-dir={path}" for path in programs),
             f"--listen={self.url.removeprefix('http://')}",
             "--report-status",
@@ -86,11 +93,15 @@ def mcm_of(
 ) -> Iterator[Callable[..., Mcm]]:
     """`mcm_of(kubeconfig)`: mcm with the identity of a kubeconfig, not started yet; in the end nothing is left.
 
-    `programs` are directories with its programs, in place of all that there are.
+    `programs` are directories with its programs, in place of all that there are. With `quick`, its waits are short.
     """
 
-    def make(kubeconfig: Path, *, programs: tuple[Path, ...] = binaries.directories) -> Mcm:
-        return stack.enter_context(_mcm(kubeconfig, programs=programs, port=hold_port(), request=request))
+    def make(kubeconfig: Path, *, programs: tuple[Path, ...] = binaries.directories, quick: bool = False) -> Mcm:
+        made = _mcm(kubeconfig, programs=programs, port=hold_port(), quick=quick, at_end=show)
+        return stack.enter_context(made)
+
+    def show(found: Mcm) -> None:
+        _show_logs(found, item=request.node)
 
     with contextlib.ExitStack() as stack:
         yield make
@@ -102,19 +113,52 @@ def mcm(api_server: Any, mcm_of: Callable[[Path], Mcm]) -> Mcm:
     return mcm_of(api_server.mcm_kubeconfig)
 
 
+@pytest.fixture(scope="module")
+def started_mcm(api_server: Any, binaries: Binaries, request: pytest.FixtureRequest) -> Iterator[Mcm]:
+    """Starts mcm once for a module, with short waits, and with the flags that the module names in `MCM_FLAGS`."""
+    with socket.socket() as held:
+        # As `hold_port` does it, which is for one test.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        with _mcm(api_server.mcm_kubeconfig, programs=binaries.directories, port=port, quick=True) as found:
+            found.start(*getattr(request.module, "MCM_FLAGS", ()))
+            yield found
+
+
+@pytest.fixture
+async def shared_mcm(started_mcm: Mcm, request: pytest.FixtureRequest, eventually: Eventually) -> AsyncIterator[Mcm]:
+    """Lends the mcm of the module to one test, after which it has nothing left of the registrations of that test.
+
+    Ask for it before `fleet`, so that the registrations are gone first. Tests that end mcm, or need other flags, take
+    `mcm` in a module of their own: two at once would both serve each registration.
+    """
+    yield started_mcm
+    try:
+        await eventually(lambda: not started_mcm.instances() and not started_mcm.directories())
+        await eventually(lambda: asyncio.to_thread(started_mcm.clusters), lambda found: not found)
+    finally:
+        _show_logs(started_mcm, item=request.node)
+
+
 @contextlib.contextmanager
-def _mcm(kubeconfig: Path, *, programs: tuple[Path, ...], port: int, request: pytest.FixtureRequest) -> Iterator[Mcm]:
+def _mcm(
+    kubeconfig: Path,
+    *,
+    programs: tuple[Path, ...],
+    port: int,
+    quick: bool,
+    at_end: Callable[[Mcm], None] = lambda _: None,
+) -> Iterator[Mcm]:
     directory = Path(tempfile.mkdtemp(prefix="kplane-test-"))
-    found = Mcm(directory, kubeconfig=kubeconfig, programs=programs, port=port)
+    found = Mcm(directory, kubeconfig=kubeconfig, programs=programs, port=port, quick=quick)
     try:
         yield found
         if found.process is not None and found.process.poll() is None:
             assert found.end() == 0, found.log.read_text()
         assert not found.instances()
     finally:
-        for log in (found.log, *sorted(found.state.rglob("log"))):
-            if log.is_file():
-                request.node.add_report_section("teardown", str(log), log.read_text()[-20_000:])
+        at_end(found)
         if found.process is not None and found.process.poll() is None:
             found.process.kill()
             found.process.wait()
@@ -122,6 +166,12 @@ def _mcm(kubeconfig: Path, *, programs: tuple[Path, ...], port: int, request: py
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _show_logs(mcm: Mcm, *, item: pytest.Item) -> None:
+    for log in (mcm.log, *sorted(mcm.state.rglob("log"))):
+        if log.is_file():
+            item.add_report_section("teardown", str(log), log.read_text()[-20_000:])
 
 
 @pytest.fixture

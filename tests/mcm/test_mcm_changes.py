@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,11 @@ Eventually = Callable[..., Any]
 Fleet = Any
 Told = tuple[str, str, str]
 """Status and reason of Running, and the control plane that the instance is for."""
-_IN_A_ROW_SECONDS = 1.5
-"""Edits that take no longer are one to mcm, which waits for 2 s after each."""
+
+
+@pytest.fixture
+def mcm(shared_mcm: Any) -> Any:
+    return shared_mcm
 
 
 @contextlib.asynccontextmanager
@@ -71,7 +73,6 @@ async def test_a_switched_registration_has_one_instance_at_any_time(
     mcm: Any, fleet: Fleet, tenants: Any, one: Client, two: Client, state: Any, eventually: Eventually
 ) -> None:
     there, here = fleet.uid_at(tenants["one"].server), fleet.uid_at(tenants["two"].server)
-    mcm.start()
     name = await fleet.register("a", tenants["one"].controllers_secret(), server=tenants["one"].server)
     old = (await state(name, "Ready"))["pid"]
     await works(one, eventually)
@@ -106,48 +107,6 @@ async def test_a_switched_registration_has_one_instance_at_any_time(
         await one.get(SERVICE_ACCOUNTS, "default", namespace=lonely)
 
 
-async def test_edits_in_a_row_come_to_one_restart_and_to_none_where_they_lead_back(
-    mcm: Any, fleet: Fleet, tenants: Any, state: Any, eventually: Eventually
-) -> None:
-    server = tenants["one"].server
-
-    def told_of(words: str) -> int:
-        return int(mcm.log.read_text().count(words))
-
-    async def edit(*profiles: str) -> bool:
-        """Ask for one profile after the other; whether that was fast enough to be one change."""
-        began = time.monotonic()
-        for profile in profiles:
-            await fleet.resolve("a", server=server, secret="a", profile=profile)
-        return time.monotonic() - began < _IN_A_ROW_SECONDS
-
-    async def lead_back() -> bool:
-        before, renewals = await state(name, "Ready"), told_of("is renewed")
-        fast = await edit("Full", "Nodeless", "Core")
-        # The last edit is followed no earlier than those before it, and says nothing new to the instance.
-        services = ("Controllers", "Workloads")
-        await fleet.resolve("a", server=server, secret="a", profile="Core", services=services)
-        await fleet.put_secret("a", tenants["one"].controllers_secret())
-        await eventually(lambda: told_of("is renewed") > renewals)
-        after = await state(name, "Ready", lambda found: found["profile"] == "Core")
-        assert not fast or after["pid"] == before["pid"]
-        return fast
-
-    async def lead_on(last: str) -> bool:
-        before, engaged = await state(name, "Ready"), told_of(f"cluster {name}: engaged")
-        fast = await edit("Full", before["profile"], last)
-        after = await state(name, "Ready", lambda found: found["profile"] == last)
-        assert after["pid"] != before["pid"]
-        assert not fast or told_of(f"cluster {name}: engaged") == engaged + 1
-        return fast
-
-    mcm.start()
-    name = await fleet.register("a", tenants["one"].controllers_secret(), server=server, profile="Core")
-    # A machine that does other things too may need more tries to be that fast.
-    assert await any_of(lead_back() for _ in range(5))
-    assert await any_of(lead_on(last) for last in ("Nodeless", "Core", "Nodeless", "Core", "Nodeless"))
-
-
 async def test_keys_that_cannot_be_used_end_no_instance_and_are_told(
     mcm: Any, fleet: Fleet, tenants: Any, state: Any, eventually: Eventually
 ) -> None:
@@ -156,7 +115,6 @@ async def test_keys_that_cannot_be_used_end_no_instance_and_are_told(
     one, other = (issue_client(tenant.authorities.client, user=CONTROLLERS_USER) for _ in range(2))
     pair = dataclasses.replace(one, key=other.key)
     kubeconfig = render_kubeconfig(server=tenant.server, ca=ca, user=CONTROLLERS_USER, client=pair)
-    mcm.start()
     name = await fleet.register("a", secret, server=tenant.server)
     pid = (await state(name, "Ready"))["pid"]
 
@@ -179,11 +137,3 @@ async def test_keys_that_cannot_be_used_end_no_instance_and_are_told(
     await eventually(lambda: renewals() == first + 2)
     after = await state(name, "Ready")
     assert (after["pid"], after["restarts"], after["exits"]) == (pid, 0, {})
-
-
-async def any_of(tries: Iterable[Awaitable[bool]]) -> bool:
-    """Whether one of them succeeds; those after it are not tried."""
-    for each in tries:
-        if await each:
-            return True
-    return False

@@ -9,20 +9,30 @@ from typing import Any
 
 import pytest
 
-from provider import CLUSTER_ROLES, CONFIG_MAPS, DEPLOYMENTS, NAMESPACES, PODS, Client, Resource
+from provider import DEPLOYMENTS, NAMESPACES, PODS, Client, Resource
 from provider.providers.registration import REGISTRATIONS
 
-from .control_planes import gone, held_by_another, manifest, works
+from .control_planes import held_by_another, manifest, works
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.mark.timeout(300)]
 
 Eventually = Callable[..., Any]
 Fleet = Any
 
-CLAIMS = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims", namespaced=True)
+MCM_FLAGS = (
+    "--controllers=*,-deployment-controller",
+    *("--concurrent-gc-syncs", "3"),
+    "--scheduler-flag=--kube-api-qps=77",
+)
+
 NODES = Resource("v1", "Node", "nodes", namespaced=False)
 JOBS = Resource("batch/v1", "Job", "jobs", namespaced=True)
 REPLICA_SETS = Resource("apps/v1", "ReplicaSet", "replicasets", namespaced=True)
+
+
+@pytest.fixture
+def mcm(shared_mcm: Any) -> Any:
+    return shared_mcm
 
 
 def deployment(name: str, *, namespace: str) -> dict[str, Any]:
@@ -54,37 +64,9 @@ async def running_of(fleet: Fleet, name: str) -> dict[str, Any]:
     return next(found for found in conditions if found["type"] == "Running")
 
 
-async def test_an_instance_gives_a_control_plane_what_kubernetes_promises(
-    mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
-) -> None:
-    mcm.start()
-    name = await fleet.register("a", tenants["one"].controllers_secret(), server=tenants["one"].server)
-    await state(name, "Ready")
-
-    namespace = await works(one, eventually)
-    root = await eventually(lambda: one.get(CONFIG_MAPS, "kube-root-ca.crt", namespace=namespace))
-    assert root["data"]["ca.crt"].encode() == tenants["one"].authorities.serving.certificate
-
-    await one.create(DEPLOYMENTS, deployment("web", namespace=namespace))
-    pods = await eventually(lambda: one.list(PODS, namespace=namespace), lambda found: len(found.items) == 3)
-    assert {pod["metadata"]["ownerReferences"][0]["kind"] for pod in pods.items} == {"ReplicaSet"}
-
-    # Which is put together of others, one after the other.
-    await eventually(
-        lambda: one.get(CLUSTER_ROLES, "admin"),
-        lambda role: any("deployments" in rule.get("resources", ()) for rule in role["rules"]),
-    )
-
-    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
-    await one.create(CLAIMS, manifest("v1", "PersistentVolumeClaim", "data", namespace=namespace, spec=claim))
-    await one.delete(NAMESPACES, namespace)
-    await eventually(lambda: gone(one, NAMESPACES, namespace))
-
-
 async def test_flags_of_its_command_line_are_acted_on_by_the_instance(
     mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
 ) -> None:
-    mcm.start("--controllers=*,-deployment-controller", "--concurrent-gc-syncs", "3")
     secret = tenants["one"].controllers_secret()
     name = await fleet.register("a", secret, server=tenants["one"].server, profile="")
     found = await state(name, "Ready")
@@ -115,16 +97,9 @@ async def test_flags_of_its_command_line_are_acted_on_by_the_instance(
     await eventually(lambda: not mcm.instances())
 
 
-async def test_flags_that_kube_controller_manager_refuses_are_refused_at_the_start(mcm: Any) -> None:
-    mcm.start("--nope")
-    assert await asyncio.to_thread(mcm.process.wait, 90.0) == 1
-    assert "kube-controller-manager refuses its flags: unknown flag: --nope" in mcm.log.read_text()
-
-
 async def test_a_scheduler_runs_beside_the_controllers_where_it_is_asked_for(
     mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
 ) -> None:
-    mcm.start("--scheduler-flag=--kube-api-qps=77")
     secret, server = tenants["one"].controllers_secret(), tenants["one"].server
     async with held_by_another(one, "kube-scheduler"):
         name = await fleet.register("a", secret, server=server, services=("Controllers", "Scheduler"))
@@ -168,3 +143,12 @@ async def test_a_scheduler_runs_beside_the_controllers_where_it_is_asked_for(
     assert not await asyncio.to_thread(mcm.instances)
     await one.delete(NODES, node)
     await one.delete(NAMESPACES, namespace)
+
+
+async def test_flags_that_kube_controller_manager_refuses_are_refused_at_the_start(
+    mcm_of: Any, api_server: Any
+) -> None:
+    mcm = mcm_of(api_server.mcm_kubeconfig)
+    mcm.start("--nope")
+    assert await asyncio.to_thread(mcm.process.wait, 90.0) == 1
+    assert "kube-controller-manager refuses its flags: unknown flag: --nope" in mcm.log.read_text()

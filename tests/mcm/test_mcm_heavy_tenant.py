@@ -14,7 +14,12 @@ from provider import CONFIG_MAPS, NAMESPACES, Client
 
 from .control_planes import works
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("mcm_heavy_tenant"),
+    pytest.mark.timeout(300),
+]
 
 Eventually = Callable[..., Any]
 

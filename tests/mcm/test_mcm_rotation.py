@@ -35,7 +35,12 @@ from provider import (
 from .control_planes import gone, manifest, works
 from .mcm_process import samples
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("mcm_rotation"),
+    pytest.mark.timeout(300),
+]
 
 Eventually = Callable[..., Any]
 Fleet = Any

@@ -23,7 +23,12 @@ from mcm.sharding import SHARDS
 from provider import NAMESPACES, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, Client, ClusterConfig, ProviderError
 from provider.coordinator.rendezvous import slot_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.mark.timeout(420)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("mcm_sharding_live"),
+    pytest.mark.timeout(420),
+]
 
 Eventually = Callable[..., Any]
 

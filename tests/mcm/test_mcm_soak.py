@@ -26,7 +26,7 @@ from provider.providers.registration import REGISTRATIONS
 from workloads import find_processes
 from workloads.proctable import marked_processes
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm")]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.xdist_group("mcm_soak")]
 
 Eventually = Callable[..., Any]
 

@@ -114,7 +114,8 @@ async def test_events_and_logs_tell_of_instances_and_no_registration_is_written_
     assert len(found["process_cpu_seconds_total", name]) == len(found["process_cpu_seconds_total", ""]) == 1
 
     os.kill(old, signal.SIGKILL)
-    await state(name, "Ready", lambda found: found["pid"] != old and "SIGKILL" in found["lastError"])
+    found = await state(name, "Ready", lambda found: found["pid"] != old and "SIGKILL" in found["lastError"])
+    assert (found["restarts"], found["exits"]["Killed"], found["message"]) == (1, 1, "")
     table = (await asyncio.to_thread(mcm.get, "/clusters?format=table"))[1].splitlines()
     [row] = [line for line in table if line.startswith(name)]
     assert "was ended by signal SIGKILL" in row

@@ -1,0 +1,12 @@
+"""Runs mcm with shorter waits than in production, so that its tests wait for what it does and not for its clock."""
+
+from __future__ import annotations
+
+import functools
+
+from mcm import main as command
+from mcm.guard import GuardPace
+
+if __name__ == "__main__":
+    command.GuardPace = functools.partial(GuardPace, look=1.0, retry_maximum=2.0)  # type: ignore[assignment,misc]
+    command.main()

@@ -1,0 +1,58 @@
+"""The end of mcm as a process, by which its instances end too."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mcm.configuration import component_name
+from provider import Client
+from provider.providers.registration import REGISTRATIONS
+
+from .control_planes import works
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.mark.timeout(300)]
+
+Eventually = Callable[..., Any]
+Fleet = Any
+
+
+async def test_instances_die_with_a_killed_mcm_and_a_new_one_starts_them_again(
+    mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
+) -> None:
+    mcm.start()
+    kept = await fleet.register("kept", tenants["one"].controllers_secret(), server=tenants["one"].server)
+    deleted = await fleet.register("deleted", tenants["two"].controllers_secret(), server=tenants["two"].server)
+    left = await fleet.register("left", tenants["two"].controllers_secret(), server=tenants["two"].server)
+    old = {(await state(name, "Ready"))["pid"] for name in (kept, deleted, left)}
+    running = ("True", "InstanceRunning", fleet.uid_at(tenants["two"].server))
+    await eventually(lambda: fleet.told("left"), lambda told: told == running)
+    assert await asyncio.to_thread(mcm.end, signal.SIGKILL) == -signal.SIGKILL
+    await eventually(lambda: not mcm.instances())
+    await fleet.client.delete(REGISTRATIONS, deleted)
+    await fleet.withdraw("left")
+    assert await fleet.told("left") == running
+
+    mcm.start()
+    found = await state(kept, "Ready")
+    assert found["pid"] not in old
+    assert mcm.directories() == [component_name(kept)]
+    await eventually(lambda: fleet.told("left"), lambda told: told == ("False", "Ended", ""))
+    await works(one, eventually)
+
+
+async def test_sigterm_ends_every_instance(mcm: Any, fleet: Fleet, tenants: Any, state: Any) -> None:
+    mcm.start()
+    for stem in ("one", "two"):
+        await fleet.register(stem, tenants[stem].controllers_secret(), server=tenants[stem].server)
+    for stem in ("one", "two"):
+        await state(fleet.name(stem), "Ready")
+    assert len(await asyncio.to_thread(mcm.instances)) == 2
+    assert await asyncio.to_thread(mcm.end) == 0
+    assert not mcm.instances()
+    assert not mcm.directories()
+    assert {await fleet.told(stem) for stem in ("one", "two")} == {("False", "Ended", "")}

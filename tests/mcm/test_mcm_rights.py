@@ -1,0 +1,45 @@
+"""What mcm may do on the management cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from provider import NAMESPACES, SECRETS, Client, ClusterConfig, Forbidden
+from provider.providers.registration import REGISTRATIONS
+
+pytestmark = pytest.mark.integration
+
+Eventually = Callable[..., Any]
+Fleet = Any
+
+
+async def test_mcm_may_read_registrations_and_single_secrets_and_write_a_status_only(
+    api_server: Any, fleet: Fleet, kubeconfig: str, eventually: Eventually
+) -> None:
+    name = await fleet.register("a", {"kubeconfig": kubeconfig.encode()}, server="https://127.0.0.1:1")
+    await fleet.client.create(SECRETS, {"metadata": {"name": "other", "namespace": fleet.namespace}})
+    async with Client(ClusterConfig.load(api_server.mcm_kubeconfig)) as mcm:
+        before = await fleet.client.get(REGISTRATIONS, name)
+        # The API server goes by a binding some milliseconds after it was written.
+        assert (await eventually(lambda: mcm.get(SECRETS, "a", namespace=fleet.namespace)))["data"]
+        for attempt in (
+            mcm.get(SECRETS, "other", namespace=fleet.namespace),
+            mcm.list(SECRETS, namespace=fleet.namespace),
+            mcm.list(SECRETS),
+            mcm.delete(SECRETS, "a", namespace=fleet.namespace),
+            mcm.delete(REGISTRATIONS, name),
+            mcm.patch(REGISTRATIONS, name, {"spec": {"services": []}}),
+            mcm.replace(REGISTRATIONS, before, subresource="status"),
+            mcm.list(NAMESPACES),
+        ):
+            with pytest.raises(Forbidden):
+                await attempt
+        changes = {"spec": {"services": []}, "metadata": {"labels": {"a": "b"}, "finalizers": ["a.test/b"]}}
+        body = {**changes, "status": {"instance": {"controlPlaneUID": "uid-1"}}}
+        after = await mcm.patch(REGISTRATIONS, name, body, subresource="status")
+        assert after["status"] == before["status"] | body["status"]
+        assert after["spec"] == before["spec"]
+        assert {"labels", "finalizers"}.isdisjoint(after["metadata"])
