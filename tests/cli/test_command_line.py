@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from cli.demo.site import default_directory
+from cli.main import app
 from embedded import lock
 
 HEAVY = (
@@ -26,9 +29,8 @@ HEAVY = (
 )
 
 
-def _kplane(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cli.main", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def _kplane(*args: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(arg) for arg in args])
 
 
 def test_help_names_the_commands_and_loads_nothing_heavy() -> None:
@@ -45,7 +47,8 @@ def test_help_names_the_commands_and_loads_nothing_heavy() -> None:
 
 
 def test_demo_down_is_fine_where_nothing_runs(tmp_path: Path) -> None:
-    result = _kplane("demo-down", "--directory", str(tmp_path / "never"))
+    command = [sys.executable, "-m", "cli.main", "demo-down", "--directory", str(tmp_path / "never")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0
     assert "No demo is kept" in result.stdout
 
@@ -54,16 +57,16 @@ def test_demo_down_is_fine_where_nothing_runs(tmp_path: Path) -> None:
 def test_takes_no_directory_with_files_of_others(tmp_path: Path, command: str) -> None:
     precious = tmp_path / "precious"
     precious.write_text("mine")
-    result = _kplane(command, "--directory", str(tmp_path))
-    assert result.returncode == 1
+    result = _kplane(command, "--directory", tmp_path)
+    assert result.exit_code == 1
     assert "holds files that no demo wrote" in result.stdout
     assert precious.read_text() == "mine"
 
 
 def test_refuses_a_second_demo_over_the_same_directory(tmp_path: Path) -> None:
     with lock.hold(tmp_path):
-        result = _kplane("demo", "--directory", str(tmp_path))
-    assert result.returncode == 1
+        result = _kplane("demo", "--directory", tmp_path)
+    assert result.exit_code == 1
     assert f"kplane demo-down --directory {tmp_path}" in " ".join(result.stdout.split())
 
 

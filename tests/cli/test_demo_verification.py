@@ -31,7 +31,8 @@ async def test_waiting_ends_with_the_last_thing_seen() -> None:
         await wait_for("Pods", probe, lambda found: not found, timeout_seconds=0.0)
 
 
-async def test_waiting_outlasts_errors_of_kubectl_and_shows_the_last() -> None:
+async def test_waiting_outlasts_errors_of_kubectl_and_shows_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.demo.waiting._POLL_SECONDS", 0.0)
     answers = iter([KubectlFailed("refused"), "there"])
 
     async def probe() -> str:
