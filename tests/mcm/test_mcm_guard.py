@@ -4,122 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
+import functools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
-from controlplane_operator.credentials import create_authority, issue_client, issue_serving
-from mcm.guard import GuardPace
-from mcm.instances import Instances
-from mcm.overview import ClusterSummary, Overview
+from controlplane_operator.credentials import create_authority, issue_client
 from mcm.report import Reason
-from mcm.start_budget import StartBudget
-from mcm.tenant import Tenant
-from provider import Cluster, ClusterConfig, Clusters
+from mcm.tenant import Obstacle, Tenant
+from provider import ClusterConfig
 from workloads import ProcessRuntime
 
+from .guard_world import NOT_FOUND, PACE, FaultServer, Time, World, lease
 from .instances_world import program
 
 Eventually = Callable[..., Any]
-PACE = GuardPace(look=0.05, timeout=0.5, fresh=0.0, grace=0.5, retry_initial=0.05, retry_maximum=0.2, stable=60.0)
-NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}"
-
-
-def lease(holder: str, *, renewed: datetime | None = None, seconds: int = 1) -> bytes:
-    spec = {
-        "holderIdentity": holder,
-        "leaseDurationSeconds": seconds,
-        "renewTime": (renewed or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-    }
-    body = orjson.dumps(
-        {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "a"}, "spec": spec}
-    )
-    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-
-
-class FaultServer:
-    """An API server that answers each request with the same bytes; None: with nothing."""
-
-    def __init__(self, directory: Path) -> None:
-        self.authority = create_authority("fault")
-        self.answer: bytes | None = NOT_FOUND
-        self.after_seconds = 0.0
-        self.endless = False
-        self.asked = 0
-        self.port = 0
-        pair = issue_serving(self.authority, common_name="fault", hosts=("127.0.0.1",))
-        (directory / "pair.pem").write_bytes(pair.certificate + pair.key)
-        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._tls.load_cert_chain(directory / "pair.pem")
-        self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
-
-    @property
-    def config(self) -> ClusterConfig:
-        return ClusterConfig(server=f"https://127.0.0.1:{self.port}", token="t", ca_data=self.authority.certificate)
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self._tls)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for writer in self._writers:
-            writer.transport.abort()
-        self._writers.clear()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            while True:
-                await reader.readuntil(b"\r\n\r\n")
-                self.asked += 1
-                await asyncio.sleep(self.after_seconds)
-                writer.write(self.answer or b"")
-                while self.endless:
-                    writer.write(b"[" * 65536)
-                    await writer.drain()
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.told: list[tuple[str, Reason, str]] = []
-
-    async def announce(self, cluster: Cluster, *, version: str | None) -> None: ...
-
-    def say(self, name: str, reason: Reason, *, message: str = "") -> None:
-        self.told.append((name, reason, message))
-
-    def say_failure(self, cluster: Cluster, message: str) -> None: ...
-
-    async def end(self, name: str) -> None: ...
-
-    def last(self, name: str = "a") -> tuple[Reason, str]:
-        return next(((reason, message) for who, reason, message in reversed(self.told) if who == name), ("", ""))  # type: ignore[return-value]
-
-
-class World:
-    def __init__(self, runtime: ProcessRuntime, directory: Path, *, pace: GuardPace = PACE) -> None:
-        self.heard = Heard()
-        self.server = FaultServer(directory)
-        self.budget = StartBudget(at_once=1, longest_seconds=pace.timeout, stagger_seconds=0.0, pressure=lambda: 0.0)
-        self.runtime = runtime
-        self.instances = Instances(runtime, witness=self.heard, guard_pace=pace, budget=self.budget)
-        self.clusters = Clusters(awares=[self.instances], retry_initial_seconds=0.1)
-        self.overview = Overview(self.clusters, instances=self.instances)
-
-    def summary(self, name: str = "a") -> ClusterSummary:
-        return next(found for found in self.overview.summaries() if found.name == name)
-
-    async def add(self, name: str = "a", config: ClusterConfig | None = None) -> None:
-        await self.clusters.add_or_replace(Cluster(name, config=config or self.server.config))
 
 
 @pytest.fixture
@@ -134,15 +37,34 @@ async def world(runtime: ProcessRuntime, tmp_path: Path) -> AsyncIterator[World]
         await found.server.stop()
 
 
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    made, look = Time(), Tenant.look
+
+    async def counted(tenant: Tenant, config: ClusterConfig) -> Obstacle | None:
+        found = await look(tenant, config)
+        made.answered += found is None
+        made.unanswered += found is not None
+        return found
+
+    monkeypatch.setattr("mcm.guard._now", lambda: made.now)
+    monkeypatch.setattr(Tenant, "look", counted)
+    return made
+
+
 async def test_an_instance_ends_after_the_grace_and_comes_back_with_its_api_server(
-    world: World, eventually: Eventually
+    world: World, time: Time, eventually: Eventually
 ) -> None:
     await world.add()
     pid = await eventually(lambda: world.summary().pid)
     await world.server.stop()
-    began = asyncio.get_running_loop().time()
+    await eventually(lambda: time.unanswered > 1)
+    time.now += PACE.grace - 0.01
+    looks = time.unanswered
+    await eventually(lambda: time.unanswered > looks + 1)
+    assert world.summary().pid == pid
+    time.now += 0.02
     await eventually(lambda: world.summary().pid is None)
-    assert asyncio.get_running_loop().time() - began >= PACE.grace - PACE.look
     reason, message = world.heard.last()
     assert reason is Reason.API_SERVER_UNREACHABLE
     assert world.server.config.server in message
@@ -153,15 +75,20 @@ async def test_an_instance_ends_after_the_grace_and_comes_back_with_its_api_serv
     await eventually(lambda: world.heard.last()[0] is Reason.STARTING)
 
 
-async def test_an_api_server_that_is_back_in_time_costs_nothing(world: World, eventually: Eventually) -> None:
+async def test_an_api_server_that_is_back_in_time_costs_nothing(
+    world: World, time: Time, eventually: Eventually
+) -> None:
     await world.add()
     pid = await eventually(lambda: world.summary().pid)
-    for _ in range(3):
+    for _ in range(2):
         await world.server.stop()
-        await asyncio.sleep(PACE.grace / 2)
-        before = world.server.asked
+        looks = time.unanswered
+        await eventually(lambda looks=looks: time.unanswered > looks)
+        time.now += 0.6 * PACE.grace
+        await eventually(lambda looks=looks: time.unanswered > looks + 2)
+        looks = time.answered
         await world.server.start()
-        await eventually(lambda before=before: world.server.asked > before + 1)
+        await eventually(lambda looks=looks: time.answered > looks + 1)
     assert world.summary().pid == pid
 
 
@@ -213,7 +140,7 @@ async def test_a_dead_control_plane_is_asked_less_and_less(world: World, eventua
     await world.add()
     await eventually(lambda: world.server.asked > 4)
     before, began = world.server.asked, asyncio.get_running_loop().time()
-    await eventually(lambda: world.server.asked > before + 4)
+    await eventually(lambda: world.server.asked > before + 2)
     seconds = asyncio.get_running_loop().time() - began
     # Waits are between 0.1 and 0.2 s by now.
     assert world.server.asked - before <= 2 * seconds / PACE.retry_maximum + 1
@@ -329,16 +256,21 @@ async def test_a_refusal_is_left_to_the_instance_to_tell(world: World, eventuall
 
 
 async def test_another_controller_manager_keeps_the_instance_away_until_its_lease_has_run_out(
-    world: World, eventually: Eventually
+    world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.server.answer = lease("theirs_1", seconds=2)
+    now = [0.0]
+    monkeypatch.setattr("mcm.instances.Tenant", functools.partial(Tenant, now=lambda: now[0]))
+    world.server.answer = lease("theirs_1", seconds=15)
     await world.add()
     await eventually(lambda: world.heard.last()[0] is Reason.FOREIGN_CONTROLLER_MANAGER)
     assert "'theirs_1' holds the Lease kube-system/kube-controller-manager" in world.heard.last()[1]
-    for _ in range(25):
-        world.server.answer = lease("theirs_1", seconds=2)
-        await asyncio.sleep(0.1)
+    for _ in range(3):  # it is renewed every 10 s
+        now[0] += 10.0
+        world.server.answer = lease("theirs_1", seconds=15)
+        asked = world.server.asked
+        await eventually(lambda asked=asked: world.server.asked > asked + 1)
         assert world.summary().pid is None
+    now[0] += 15.1
     await eventually(lambda: world.summary().pid)
     # It comes back, and is the one that works then.
     world.server.answer = lease("theirs_2")
