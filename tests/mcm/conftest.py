@@ -16,8 +16,10 @@ from .gates import gate_to
 from .instances_world import world
 from .mcm_process import mcm, mcm_of, shared_mcm, started_mcm, state
 from .registrations import fleet
+from .reports_desk import desk
 
 __all__ = [
+    "desk",
     "fleet",
     "gate_to",
     "mcm",
