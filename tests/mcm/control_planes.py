@@ -37,7 +37,16 @@ from controlplane_operator.provisioning import (
     server_url,
     serving_hosts,
 )
-from provider import LEASES, NAMESPACES, SERVICE_ACCOUNTS, Client, ClusterConfig, NotFound, Resource
+from provider import (
+    CLUSTER_ROLE_BINDINGS,
+    LEASES,
+    NAMESPACES,
+    SERVICE_ACCOUNTS,
+    Client,
+    ClusterConfig,
+    NotFound,
+    Resource,
+)
 from tools.binaries import Binaries
 from workloads import Component, Lifetime, Phase, ProcessRuntime
 
@@ -221,6 +230,19 @@ async def held_by_another(client: Client, program: str) -> AsyncIterator[None]:
         yield
     finally:
         await client.delete(LEASES, program, namespace="kube-system")
+
+
+async def controllers_token(client: Client, *, account: str) -> str:
+    """A token with all rights in a control plane, of a ServiceAccount that this makes."""
+    await client.create(SERVICE_ACCOUNTS, manifest("v1", "ServiceAccount", account, namespace="kube-system"))
+    group = "rbac.authorization.k8s.io"
+    subject = {"kind": "ServiceAccount", "name": account, "namespace": "kube-system"}
+    role = {"apiGroup": group, "kind": "ClusterRole", "name": "cluster-admin"}
+    binding = manifest(f"{group}/v1", "ClusterRoleBinding", account, roleRef=role, subjects=[subject])
+    await client.create(CLUSTER_ROLE_BINDINGS, binding)
+    path = f"/api/v1/namespaces/kube-system/serviceaccounts/{account}/token"
+    made: Any = await client.request("POST", path, body={"spec": {}})
+    return str(made["status"]["token"])
 
 
 async def gone(client: Client, resource: Resource, name: str) -> bool:

@@ -26,12 +26,7 @@ from provider import (
 )
 from provider.providers.registration import REGISTRATIONS
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.slow,
-    pytest.mark.xdist_group("mcm_dedicated_live"),
-    pytest.mark.timeout(300),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.mark.timeout(300)]
 
 Eventually = Callable[..., Any]
 _GROUP = "rbac.authorization.k8s.io"

@@ -1,0 +1,113 @@
+"""Exchanged authorities reach instances: the same process, if it can follow."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane_operator.credentials import (
+    CONTROLLERS_USER,
+    KeyPair,
+    create_authority,
+    issue_client,
+    issue_serving,
+    render_kubeconfig,
+)
+from mcm.configuration import component_name
+from provider import CONFIG_MAPS, Client, ClusterConfig
+
+from .control_planes import controllers_token, works
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.mark.timeout(300)]
+
+Eventually = Callable[..., Any]
+Fleet = Any
+
+
+@pytest.fixture
+def mcm(shared_mcm: Any) -> Any:
+    return shared_mcm
+
+
+async def test_an_exchanged_ca_is_given_to_namespaces_by_the_same_engagement(
+    mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
+) -> None:
+    """kube-controller-manager reads the root CA once, so its process is another one; the cluster is the same."""
+    tenant = tenants["one"]
+    secret, old = tenant.controllers_secret(), tenant.authorities.serving.certificate
+    both = old + create_authority("next").certificate
+    client = issue_client(tenant.authorities.client, user=CONTROLLERS_USER, groups=("system:masters",))
+    kubeconfig = render_kubeconfig(server=tenant.server, ca=both, user=CONTROLLERS_USER, client=client)
+    name = await fleet.register("a", secret, server=tenant.server)
+    pid = (await state(name, "Ready"))["pid"]
+    await fleet.put_secret("a", secret | {"ca.crt": both, "kubeconfig": kubeconfig})
+    await state(name, "Ready", lambda found: found["pid"] != pid)
+
+    namespace = await works(one, eventually)
+    root = await eventually(lambda: one.get(CONFIG_MAPS, "kube-root-ca.crt", namespace=namespace))
+    assert root["data"]["ca.crt"].encode() == both
+    assert mcm.log.read_text().count(f"cluster {name}: engaged") == 1
+
+
+async def test_an_exchanged_authority_of_the_api_server_restarts_nobody_who_knows_it(
+    mcm: Any, gate_to: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually, tmp_path: Path
+) -> None:
+    """With both authorities in the file the process goes on; where the certificate is exchanged at once it cannot."""
+    tenant, old, new = tenants["one"], create_authority("old"), create_authority("new")
+    both = old.certificate + new.certificate
+    secret, token = tenant.controllers_secret(), await controllers_token(one, account=fleet.name("a"))
+
+    def trusting(authority: bytes) -> dict[str, bytes]:
+        config = {"cluster": {"server": tenant.server, "certificate-authority-data": encoded(authority)}}
+        user = {"name": "a", "user": {"token": token}}
+        context = {"name": "a", "context": {"cluster": "a", "user": "a"}}
+        whole = {"clusters": [{"name": "a"} | config], "users": [user], "contexts": [context], "current-context": "a"}
+        return secret | {"kubeconfig": json.dumps(whole).encode()}
+
+    front = Front(tenant.config, directory=tmp_path)
+    front.sign(old)
+    async with gate_to(tenant.server, front=front) as gate:
+        name = await fleet.register("a", trusting(old.certificate), server=gate.url)
+        pid = (await state(name, "Ready"))["pid"]
+        await fleet.put_secret("a", trusting(both))
+        file = mcm.state / component_name(name) / "files" / "server-ca.crt"
+        await eventually(lambda: file.read_bytes() == both)
+        gate.cut()
+        await works(one, eventually)
+        assert (await state(name, "Ready"))["pid"] == pid
+
+        front.sign(new)
+        gate.cut()
+        await state(name, "Ready", lambda found: found["pid"] != pid)
+        await works(one, eventually)
+        pid = (await state(name, "Ready"))["pid"]
+        await fleet.put_secret("a", trusting(new.certificate))
+        await eventually(lambda: file.read_bytes() == new.certificate)
+        gate.cut()
+        await works(one, eventually)
+        assert (await state(name, "Ready"))["pid"] == pid
+
+
+class Front:
+    """Stands before an API server with a certificate of its own, which can be exchanged."""
+
+    def __init__(self, config: ClusterConfig, *, directory: Path) -> None:
+        assert config.ca_data is not None
+        self.inside = ssl.create_default_context(cadata=config.ca_data.decode())
+        self.outside = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._file = directory / "front.pem"
+
+    def sign(self, authority: KeyPair) -> None:
+        pair = issue_serving(authority, common_name="front", hosts=("127.0.0.1",))
+        self._file.write_bytes(pair.certificate + pair.key)
+        self.outside.load_cert_chain(self._file)
+
+
+def encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()
