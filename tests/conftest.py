@@ -38,7 +38,7 @@ def _shares_with_its_module(item: pytest.Item) -> bool:
     return any(found[-1].scope in ("module", "class") for found in definitions)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def eventually() -> Callable[..., Any]:
     """`await eventually(probe, accept, timeout=60.0)`: probe until accepted; on time-out show the last value."""
 
@@ -75,3 +75,11 @@ def hold_port() -> Iterator[Callable[[], int]]:
             return int(found.getsockname()[1])
 
         yield hold
+
+
+@pytest.fixture(scope="session")
+def namespaces_go_at_once() -> Callable[..., contextlib.AbstractAsyncContextManager[None]]:
+    """`async with namespaces_go_at_once(config)`: deleted namespaces of control planes are gone without a wait."""
+    from .namespaces import going_at_once
+
+    return going_at_once

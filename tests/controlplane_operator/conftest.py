@@ -1,70 +1,34 @@
-"""A shared etcd and tenants' API servers on it, of the components that the operator runs."""
+"""An etcd for tenants, API servers on it, and one tenant that each test finds as it was in the beginning."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import datetime as dt
+import itertools
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import pytest_asyncio
 from aiohttp import web
 
-from controlplane_operator.credentials import (
-    CONTROLLERS_USER,
-    KeyPair,
-    TenantAuthorities,
-    TenantCertificates,
-    create_authority,
-    issue_client,
-    issue_serving,
-)
-from controlplane_operator.provisioning import (
-    API_SERVER_PORTS,
-    ETCD_PORTS,
-    EtcdAccess,
-    Keyspace,
-    api_server_component,
-    client_url,
-    etcd_component,
-    key_prefix,
-    server_url,
-    serving_hosts,
-)
-from provider import ClusterConfig
-from workloads import Address, Component, Phase, ProcessRuntime
+from controlplane_operator.credentials import create_authority, issue_serving
+from controlplane_operator.provisioning import key_prefix
+from provider import NAMESPACES, Client, ClusterConfig
+from workloads import ProcessRuntime
+
+from .reset import Template
+from .tenants import SharedEtcd, Tenant, delete_all, start_api_server, start_etcd, until_ready
 
 if TYPE_CHECKING:
     from tools.binaries import Binaries
 
-
-@dataclass(frozen=True)
-class SharedEtcd:
-    runtime: ProcessRuntime
-    component: Component
-    address: Address
-    authority: KeyPair
-    url: str
-    keyspace: Keyspace
-
-    def access(self, user: str) -> EtcdAccess:
-        return EtcdAccess((self.url,), self.authority.certificate, issue_client(self.authority, user=user))
-
-
-@dataclass(frozen=True)
-class Tenant:
-    component: Component
-    administrator: ClusterConfig
-    authorities: TenantAuthorities
-    describe: Callable[[dt.datetime], Component]
-    """As it is to be at some time."""
-
-
 Answering = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Eventually = Callable[..., Awaitable[Any]]
+
+_SYSTEM_NAMESPACES = {"default", "kube-system", "kube-public", "kube-node-lease"}
+_numbers = itertools.count(1)
 
 
 @pytest.fixture
@@ -91,91 +55,80 @@ def tls_server(tmp_path: Path) -> Callable[[Answering], contextlib.AbstractAsync
 
 
 @pytest.fixture
-def ready(eventually: Callable[..., Awaitable[object]]) -> Callable[[ProcessRuntime, str], Awaitable[object]]:
-    async def wait(runtime: ProcessRuntime, name: str) -> object:
-        return await eventually(lambda: runtime.state(name), lambda state: state.phase is Phase.READY, timeout=120.0)
+def ready(eventually: Eventually) -> Callable[[ProcessRuntime, str], Awaitable[None]]:
+    async def wait(runtime: ProcessRuntime, name: str) -> None:
+        await until_ready(runtime, name, eventually=eventually)
 
     return wait
 
 
 @pytest.fixture
+def path() -> str:
+    """A clusterPath that no other test has. Those that begin alike are the test's own, too."""
+    return f"path{next(_numbers)}x"
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def shared_etcd(
-    binaries: Binaries, tmp_path: Path, ready: Callable[..., Awaitable[object]]
+    binaries: Binaries, tmp_path_factory: pytest.TempPathFactory, eventually: Eventually
 ) -> AsyncIterator[SharedEtcd]:
-    authority = create_authority("shared-etcd")
-    async with ProcessRuntime(tmp_path / "runtime", programs=binaries.directories) as runtime:
+    """An etcd for all tests of the process. Each test has a path of its own in it."""
+    directory = tmp_path_factory.mktemp("shared-etcd")
+    async with ProcessRuntime(directory / "runtime", programs=binaries.directories) as runtime:
         try:
-            address = await runtime.reserve("shared-etcd", ports=ETCD_PORTS)
-            server = issue_serving(authority, common_name="etcd", hosts=[address.host], client=True)
-            etcd = etcd_component("shared-etcd", address=address, ca=authority.certificate, server=server)
-            await runtime.apply(etcd)
-            await ready(runtime, "shared-etcd")
-            credentials = tmp_path / "root"
-            credentials.mkdir(mode=0o700)
-            root = issue_client(authority, user="root")
-            for name, content in (
-                ("ca.crt", authority.certificate),
-                ("client.crt", root.certificate),
-                ("client.key", root.key),
-            ):
-                (credentials / name).write_bytes(content)
-            keyspace = Keyspace(
-                etcdctl=binaries.path("etcdctl"), endpoints=(client_url(address),), credentials=credentials
-            )
-            await keyspace.ensure_authentication()
-            yield SharedEtcd(runtime, etcd, address, authority, client_url(address), keyspace)
+            yield await start_etcd(runtime, binaries=binaries, directory=directory, eventually=eventually)
         finally:
-            # An API server whose etcd is gone takes all of its grace to end.
-            await asyncio.gather(*(runtime.delete(name) for name in runtime.names() if name != "shared-etcd"))
-            await runtime.delete("shared-etcd")
+            await delete_all(runtime)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def standing(shared_etcd: SharedEtcd, eventually: Eventually) -> tuple[Tenant, Template]:
+    """The tenant of the session, and its keys as they were in the beginning."""
+    name = "standing"
+    made = await start_api_server(shared_etcd.runtime, name, shared=shared_etcd, eventually=eventually)
+    template = Template(shared_etcd.keyspace, prefix=key_prefix(name))
+    async with Client(made.administrator) as client:
+
+        async def namespaces() -> set[str]:
+            return {found["metadata"]["name"] for found in (await client.list(NAMESPACES)).items}
+
+        await eventually(namespaces, lambda found: found >= _SYSTEM_NAMESPACES)
+    await template.take()
+    return made, template
+
+
+@pytest.fixture
+async def tenant(standing: tuple[Tenant, Template], eventually: Eventually) -> Tenant:
+    """A tenant with an API server that nobody has used: that of the session, put back to what it was."""
+    made, template = standing
+    async with Client(made.administrator) as client:
+        await template.restore(client, eventually=eventually)
+    return made
+
+
+@pytest.fixture
+async def runtime(binaries: Binaries, tmp_path: Path) -> AsyncIterator[ProcessRuntime]:
+    """Runs the API servers of `start_tenant`."""
+    async with ProcessRuntime(tmp_path / "runtime", programs=binaries.directories) as made:
+        try:
+            yield made
+        finally:
+            await delete_all(made)
+
+
+@pytest.fixture
+async def own_etcd(runtime: ProcessRuntime, binaries: Binaries, tmp_path: Path, eventually: Eventually) -> SharedEtcd:
+    """An etcd of this test alone, in its runtime."""
+    return await start_etcd(runtime, binaries=binaries, directory=tmp_path, eventually=eventually)
 
 
 @pytest.fixture
 def start_tenant(
-    shared_etcd: SharedEtcd, ready: Callable[..., Awaitable[object]]
-) -> Callable[[str], Awaitable[Tenant]]:
-    async def start(path: str) -> Tenant:
-        runtime = shared_etcd.runtime
-        name = f"apiserver-{path}"
-        await shared_etcd.keyspace.grant(path, prefix=key_prefix(path))
-        address = await runtime.reserve(name, ports=API_SERVER_PORTS)
-        authorities = TenantAuthorities.create(path)
-        first = TenantCertificates.renewed(None, **_wanted(shared_etcd, authorities, address, path))
+    shared_etcd: SharedEtcd, runtime: ProcessRuntime, eventually: Eventually
+) -> Callable[..., Awaitable[Tenant]]:
+    """`await start_tenant(path, etcd=None)`: a tenant with an API server of its own, which the test may stop."""
 
-        def describe(now: dt.datetime) -> Component:
-            wanted = _wanted(shared_etcd, authorities, address, path)
-            certificates = TenantCertificates.renewed(first, **(wanted | {"now": now}))
-            return api_server_component(
-                name,
-                address=address,
-                authorities=authorities,
-                certificates=certificates,
-                etcd=EtcdAccess((shared_etcd.url,), shared_etcd.authority.certificate, certificates.etcd_client),
-                etcd_prefix=key_prefix(path).rstrip("/"),
-                etcd_shared=True,
-            )
-
-        component = describe(dt.datetime.now(dt.UTC))
-        await runtime.apply(component)
-        await ready(runtime, name)
-        administrator = authorities.issue_administrator()
-        config = ClusterConfig(
-            server=server_url(address),
-            ca_data=authorities.serving.certificate,
-            client_certificate=administrator.certificate,
-            client_key=administrator.key,
-        )
-        return Tenant(component, config, authorities, describe)
+    async def start(path: str, *, etcd: SharedEtcd | None = None) -> Tenant:
+        return await start_api_server(runtime, path, shared=etcd or shared_etcd, eventually=eventually)
 
     return start
-
-
-def _wanted(shared: SharedEtcd, authorities: TenantAuthorities, address: Address, user: str) -> dict[str, Any]:
-    return {
-        "authorities": authorities,
-        "hosts": serving_hosts(address),
-        "etcd_authority": shared.authority,
-        "etcd_user": user,
-        "controllers_user": CONTROLLERS_USER,
-        "now": dt.datetime.now(dt.UTC),
-    }

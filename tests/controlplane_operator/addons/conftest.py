@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,14 +50,11 @@ class Addons:
 
 
 @pytest.fixture
-async def addons(
-    start_tenant: Callable[[str], Awaitable[Any]], monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Addons]:
+async def addons(tenant: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Addons]:
     # What is to be done in one look is not excused by a busy machine: it only may take longer there.
     monkeypatch.setattr(installation, "_ADDON_SECONDS", 120.0)
     monkeypatch.setattr(installation, "_ESTABLISHED_SECONDS", 60.0)
     monkeypatch.setattr(look, "_PASS_SECONDS", 150.0)
-    tenant = await start_tenant("a")
     url, ca = tenant.administrator.server, tenant.administrator.ca_data
     async with Client(tenant.administrator) as client:
         await bootstrap(client, admin=ADMIN_ACCOUNT, admin_role="cluster-admin", controllers=CONTROLLERS_ACCOUNT)

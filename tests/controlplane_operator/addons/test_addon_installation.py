@@ -298,7 +298,7 @@ async def test_a_webhook_of_the_tenant_that_hangs_holds_up_only_what_it_is_asked
         secrets = "---\n".join(f"{{apiVersion: v1, kind: Secret, metadata: {{name: s{n}}}}}\n" for n in range(5))
         addons.bundle("slow", a=secrets)
         addons.bundle("quick", a=config("one"))
-        monkeypatch.setattr(addons.client._calls, "_timeout_seconds", 4.0)
+        monkeypatch.setattr(addons.client._calls, "_timeout_seconds", 1.0)
 
         async def is_asked() -> bool:
             try:

@@ -35,7 +35,6 @@ pytestmark = pytest.mark.integration
 _ADMIN = Subject("User", "kplane:admin")
 _CONTROLLERS = Subject("User", CONTROLLERS_USER)
 
-Start = Callable[[str], Awaitable[Any]]
 Eventually = Callable[..., Awaitable[Any]]
 
 
@@ -48,8 +47,7 @@ async def _versions(client: Client) -> list[str]:
     return sorted(f"{item['metadata']['name']}={item['metadata']['resourceVersion']}" for item in found)
 
 
-async def test_it_writes_once_and_mends_drift(start_tenant: Start) -> None:
-    tenant = await start_tenant("a")
+async def test_it_writes_once_and_mends_drift(tenant: Any) -> None:
     settings: dict[str, Any] = {
         "admin": ADMIN_ACCOUNT,
         "admin_role": "cluster-admin",
@@ -73,8 +71,7 @@ async def test_it_writes_once_and_mends_drift(start_tenant: Start) -> None:
             assert subjects == [{"kind": "ServiceAccount", "name": account.name, "namespace": "kplane-system"}]
 
 
-async def test_the_administrators_role_is_what_was_asked_for(start_tenant: Start, eventually: Eventually) -> None:
-    tenant = await start_tenant("a")
+async def test_the_administrators_role_is_what_was_asked_for(tenant: Any, eventually: Eventually) -> None:
     administrator = issue_client(tenant.authorities.client, user=_ADMIN.name)
     as_admin = ClusterConfig(
         server=tenant.administrator.server,
@@ -114,9 +111,8 @@ async def test_the_administrators_role_is_what_was_asked_for(start_tenant: Start
 
 
 async def test_a_role_that_does_not_exist_is_named_and_leaves_the_controllers_at_work(
-    start_tenant: Start, eventually: Eventually
+    tenant: Any, eventually: Eventually
 ) -> None:
-    tenant = await start_tenant("a")
     controllers = issue_client(tenant.authorities.client, user=CONTROLLERS_USER)
     as_controllers = ClusterConfig(
         server=tenant.administrator.server,
@@ -132,8 +128,7 @@ async def test_a_role_that_does_not_exist_is_named_and_leaves_the_controllers_at
             await client.get(CLUSTER_ROLE_BINDINGS, "controlplane-admin")
 
 
-async def test_tokens_have_the_life_that_was_granted_and_end_with_the_identity(start_tenant: Start) -> None:
-    tenant = await start_tenant("a")
+async def test_tokens_have_the_life_that_was_granted_and_end_with_the_identity(tenant: Any) -> None:
     async with Client(tenant.administrator) as client:
         await bootstrap(client, admin=ADMIN_ACCOUNT, admin_role="cluster-admin", controllers=_CONTROLLERS)
         asked = dt.datetime.now(dt.UTC)

@@ -36,80 +36,90 @@ async def _as_user(shared: Any, user: str, directory: Path, *args: str) -> Any:
     return json.loads(answer)
 
 
-async def test_a_tenants_user_reaches_its_own_prefix_only(shared_etcd: Any, tmp_path: Path) -> None:
-    for path in ("a", "aa", "a-b"):
-        await shared_etcd.keyspace.grant(path, prefix=f"/clusters/{path}/")
-        await _as_user(shared_etcd, path, tmp_path / path, "put", f"/clusters/{path}/key", path)
+def _alike(path: str) -> tuple[str, str, str]:
+    """Three paths that begin alike."""
+    return path, f"{path}x", f"{path}-b"
 
-    for foreign in ("/clusters/aa/key", "/clusters/a-b/key", "/clusters/a", "/registry/x", "/"):
+
+async def test_a_tenants_user_reaches_its_own_prefix_only(shared_etcd: Any, path: str, tmp_path: Path) -> None:
+    for each in _alike(path):
+        await shared_etcd.keyspace.grant(each, prefix=f"/clusters/{each}/")
+        await _as_user(shared_etcd, each, tmp_path / each, "put", f"/clusters/{each}/key", each)
+
+    _, longer, dashed = _alike(path)
+    for foreign in (f"/clusters/{longer}/key", f"/clusters/{dashed}/key", f"/clusters/{path}", "/registry/x", "/"):
         with pytest.raises(ProgramFailed, match="permission denied"):
-            await _as_user(shared_etcd, "a", tmp_path / "a", "get", foreign)
+            await _as_user(shared_etcd, path, tmp_path / path, "get", foreign)
         with pytest.raises(ProgramFailed, match="permission denied"):
-            await _as_user(shared_etcd, "a", tmp_path / "a", "put", foreign, "x")
+            await _as_user(shared_etcd, path, tmp_path / path, "put", foreign, "x")
     with pytest.raises(ProgramFailed, match="permission denied"):
-        await _as_user(shared_etcd, "a", tmp_path / "a", "del", "", "--prefix")
+        await _as_user(shared_etcd, path, tmp_path / path, "del", "", "--prefix")
 
 
 async def test_destroy_takes_one_prefix_and_leaves_its_neighbours_byte_by_byte(
-    shared_etcd: Any, tmp_path: Path
+    shared_etcd: Any, path: str, tmp_path: Path
 ) -> None:
     keyspace = shared_etcd.keyspace
-    for path in ("a", "aa", "a-b"):
-        await keyspace.grant(path, prefix=f"/clusters/{path}/")
-        for number in range(20):
-            await _as_user(shared_etcd, path, tmp_path / path, "put", f"/clusters/{path}/k{number}", path)
+    for each in _alike(path):
+        await keyspace.grant(each, prefix=f"/clusters/{each}/")
+        for number in range(5):
+            await _as_user(shared_etcd, each, tmp_path / each, "put", f"/clusters/{each}/k{number}", each)
+    neighbours = _alike(path)[1:]
     others = [
-        (await _as_user(shared_etcd, path, tmp_path / path, "get", f"/clusters/{path}/", "--prefix"))["kvs"]
-        for path in ("aa", "a-b")
+        (await _as_user(shared_etcd, each, tmp_path / each, "get", f"/clusters/{each}/", "--prefix"))["kvs"]
+        for each in neighbours
     ]
 
-    assert await keyspace.delete_prefix("/clusters/a/") == 20
-    assert await keyspace.count("/clusters/a/") == 0
-    assert await keyspace.delete_prefix("/clusters/a/") == 0
+    assert await keyspace.delete_prefix(f"/clusters/{path}/") == 5
+    assert await keyspace.count(f"/clusters/{path}/") == 0
+    assert await keyspace.delete_prefix(f"/clusters/{path}/") == 0
 
     after = [
-        (await _as_user(shared_etcd, path, tmp_path / path, "get", f"/clusters/{path}/", "--prefix"))["kvs"]
-        for path in ("aa", "a-b")
+        (await _as_user(shared_etcd, each, tmp_path / each, "get", f"/clusters/{each}/", "--prefix"))["kvs"]
+        for each in neighbours
     ]
     assert after == others
-    assert {base64.b64decode(pair["key"]).decode().split("/")[2] for kvs in after for pair in kvs} == {"aa", "a-b"}
+    assert {base64.b64decode(pair["key"]).decode().split("/")[2] for kvs in after for pair in kvs} == set(neighbours)
 
 
-async def test_a_revoked_user_is_refused_and_may_be_granted_again(shared_etcd: Any, tmp_path: Path) -> None:
-    keyspace = shared_etcd.keyspace
-    await keyspace.grant("a", prefix="/clusters/a/")
-    await keyspace.grant("a", prefix="/clusters/a/")
-    await _as_user(shared_etcd, "a", tmp_path / "a", "put", "/clusters/a/key", "1")
+async def test_a_revoked_user_is_refused_and_may_be_granted_again(shared_etcd: Any, path: str, tmp_path: Path) -> None:
+    keyspace, prefix = shared_etcd.keyspace, f"/clusters/{path}/"
+    await keyspace.grant(path, prefix=prefix)
+    await keyspace.grant(path, prefix=prefix)
+    await _as_user(shared_etcd, path, tmp_path / path, "put", f"{prefix}key", "1")
 
-    await keyspace.revoke("a")
-    await keyspace.revoke("a")
+    await keyspace.revoke(path)
+    await keyspace.revoke(path)
     with pytest.raises(ProgramFailed):
-        await _as_user(shared_etcd, "a", tmp_path / "a", "get", "/clusters/a/key")
+        await _as_user(shared_etcd, path, tmp_path / path, "get", f"{prefix}key")
 
-    await keyspace.grant("a", prefix="/clusters/a/")
-    assert (await _as_user(shared_etcd, "a", tmp_path / "a", "get", "/clusters/a/key"))["count"] == 1
+    await keyspace.grant(path, prefix=prefix)
+    assert (await _as_user(shared_etcd, path, tmp_path / path, "get", f"{prefix}key"))["count"] == 1
 
 
-async def test_a_grant_takes_back_whatever_else_the_user_was_allowed(shared_etcd: Any, tmp_path: Path) -> None:
-    keyspace = shared_etcd.keyspace
-    await keyspace.grant("a", prefix="/clusters/old/")
-    await _as_user(shared_etcd, "root", tmp_path / "root-user", "role", "add", "spy")
-    await _as_user(shared_etcd, "root", tmp_path / "root-user", "role", "grant-permission", "spy", "read", "/secret")
-    await _as_user(shared_etcd, "root", tmp_path / "root-user", "user", "grant-role", "a", "spy")
+async def test_a_grant_takes_back_whatever_else_the_user_was_allowed(
+    shared_etcd: Any, path: str, tmp_path: Path
+) -> None:
+    keyspace, root, spy = shared_etcd.keyspace, tmp_path / "root-user", f"{path}-spy"
+    await keyspace.grant(path, prefix=f"/clusters/{path}-old/")
+    await _as_user(shared_etcd, "root", root, "role", "add", spy)
+    await _as_user(shared_etcd, "root", root, "role", "grant-permission", spy, "read", "/secret")
+    await _as_user(shared_etcd, "root", root, "user", "grant-role", path, spy)
 
-    await keyspace.grant("a", prefix="/clusters/a/")
+    await keyspace.grant(path, prefix=f"/clusters/{path}/")
 
-    await _as_user(shared_etcd, "a", tmp_path / "a", "put", "/clusters/a/key", "1")
-    for foreign in ("/clusters/old/key", "/secret"):
+    await _as_user(shared_etcd, path, tmp_path / path, "put", f"/clusters/{path}/key", "1")
+    for foreign in (f"/clusters/{path}-old/key", "/secret"):
         with pytest.raises(ProgramFailed, match="permission denied"):
-            await _as_user(shared_etcd, "a", tmp_path / "a", "get", foreign)
+            await _as_user(shared_etcd, path, tmp_path / path, "get", foreign)
 
 
-@pytest.mark.parametrize("left", [("role", "add", "a"), ("user", "add", "a", "--no-password")])
-async def test_a_grant_goes_on_where_it_was_cut_off(shared_etcd: Any, tmp_path: Path, left: tuple[str, ...]) -> None:
-    await _as_user(shared_etcd, "root", tmp_path / "root-user", *left)
-    await shared_etcd.keyspace.grant("a", prefix="/clusters/a/")
-    await _as_user(shared_etcd, "a", tmp_path / "a", "put", "/clusters/a/key", "1")
+@pytest.mark.parametrize("left", ["role", "user"])
+async def test_a_grant_goes_on_where_it_was_cut_off(shared_etcd: Any, path: str, tmp_path: Path, left: str) -> None:
+    flags = ["--no-password"] if left == "user" else []
+    await _as_user(shared_etcd, "root", tmp_path / "root-user", left, "add", path, *flags)
+    await shared_etcd.keyspace.grant(path, prefix=f"/clusters/{path}/")
+    await _as_user(shared_etcd, path, tmp_path / path, "put", f"/clusters/{path}/key", "1")
 
 
 async def test_an_etcd_that_never_answers_is_an_error_that_names_it(shared_etcd: Any) -> None:

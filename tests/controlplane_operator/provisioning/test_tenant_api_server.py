@@ -15,11 +15,11 @@ import pytest
 from controlplane_operator.bootstrap import ADMIN_ACCOUNT, Subject, bootstrap, request_token
 from controlplane_operator.credentials import CONTROLLERS_USER, issue_serving
 from provider import CONFIG_MAPS, EVENTS, NAMESPACES, Client, ClusterConfig, Unauthorized
-from workloads import Address, File
+from workloads import Address, File, ProcessRuntime
 
 pytestmark = pytest.mark.integration
 
-Start = Callable[[str], Awaitable[Any]]
+Start = Callable[..., Awaitable[Any]]
 Ready = Callable[..., Awaitable[object]]
 
 
@@ -28,13 +28,14 @@ def _event(name: str) -> dict[str, Any]:
     return {"metadata": {"name": name}, "involvedObject": involved, "reason": "Tested", "message": "", "type": "Normal"}
 
 
+@pytest.mark.slow
 async def test_data_outlive_a_restart_and_stay_below_the_prefix(
-    shared_etcd: Any, start_tenant: Start, ready: Ready
+    shared_etcd: Any, start_tenant: Start, runtime: ProcessRuntime, path: str, ready: Ready
 ) -> None:
-    tenant = await start_tenant("a")
+    tenant = await start_tenant(path)
     patient = replace(tenant.component, grace_seconds=120.0)
-    await shared_etcd.runtime.apply(patient)
-    await ready(shared_etcd.runtime, patient.name)
+    await runtime.apply(patient)
+    await ready(runtime, patient.name)
     async with Client(tenant.administrator) as client:
         await client.create(NAMESPACES, {"metadata": {"name": "shop"}})
         await client.create(CONFIG_MAPS, {"metadata": {"name": "prices", "namespace": "shop"}, "data": {"tea": "3"}})
@@ -46,18 +47,18 @@ async def test_data_outlive_a_restart_and_stay_below_the_prefix(
             async with asyncio.timeout(60):
                 await follows.wait()
                 # Nor does it wait for those who follow something, who would for minutes.
-                await shared_etcd.runtime.stop(patient.name)
+                await runtime.stop(patient.name)
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
 
-    await shared_etcd.runtime.apply(tenant.component)
-    await ready(shared_etcd.runtime, tenant.component.name)
+    await runtime.apply(tenant.component)
+    await ready(runtime, tenant.component.name)
     async with Client(tenant.administrator) as client:
         assert (await client.get(CONFIG_MAPS, "prices", namespace="shop"))["data"] == {"tea": "3"}
         assert (await client.get(EVENTS, "one", namespace="shop"))["reason"] == "Tested"
-    assert await shared_etcd.keyspace.count("/clusters/a/") > 50
-    log = shared_etcd.runtime.log_path(tenant.component.name).read_text(errors="replace")
+    assert await shared_etcd.keyspace.count(f"/clusters/{path}/") > 50
+    log = runtime.log_path(tenant.component.name).read_text(errors="replace")
     assert [line for line in log.splitlines() if "permission denied" in line] == []
 
 
@@ -67,8 +68,10 @@ async def _follow(client: Client, follows: asyncio.Event) -> None:
             follows.set()
 
 
-async def test_credentials_of_one_tenant_are_worth_nothing_at_another(start_tenant: Start) -> None:
-    one, other = await asyncio.gather(start_tenant("a"), start_tenant("a-b"))
+async def test_credentials_of_one_tenant_are_worth_nothing_at_another(
+    tenant: Any, start_tenant: Start, path: str
+) -> None:
+    one, other = tenant, await start_tenant(path)
     settings: dict[str, Any] = {"admin": ADMIN_ACCOUNT, "controllers": Subject("User", CONTROLLERS_USER)}
     async with Client(one.administrator) as client:
         await client.create(NAMESPACES, {"metadata": {"name": "shop"}})
@@ -89,8 +92,7 @@ async def test_credentials_of_one_tenant_are_worth_nothing_at_another(start_tena
                 await client.list(NAMESPACES)
 
 
-async def test_nobody_gets_more_than_health_without_credentials(start_tenant: Start) -> None:
-    tenant = await start_tenant("a")
+async def test_nobody_gets_more_than_health_without_credentials(tenant: Any) -> None:
     nobody = ClusterConfig(server=tenant.administrator.server, ca_data=tenant.administrator.ca_data)
     async with Client(nobody) as client:
         for path in ("/livez", "/readyz", "/healthz"):
@@ -100,18 +102,19 @@ async def test_nobody_gets_more_than_health_without_credentials(start_tenant: St
                 await client.request("GET", path)
 
 
+@pytest.mark.slow
 async def test_renewed_certificates_are_served_without_a_restart(
-    shared_etcd: Any, start_tenant: Start, eventually: Callable[..., Any]
+    runtime: ProcessRuntime, own_etcd: Any, start_tenant: Start, path: str, eventually: Callable[..., Any]
 ) -> None:
-    runtime, tenant = shared_etcd.runtime, await start_tenant("a")
-    etcd, api_server = shared_etcd.component, tenant.component
+    tenant = await start_tenant(path, etcd=own_etcd)
+    etcd, api_server = own_etcd.component, tenant.component
     pids = {component.name: runtime.state(component.name).pid for component in (etcd, api_server)}
     address = Address("127.0.0.1", {port.name: port.number for port in api_server.ports})
 
     later = tenant.describe(dt.datetime.now(dt.UTC) + dt.timedelta(days=300))
     assert later.args == api_server.args
     assert later.files["server.crt"] != api_server.files["server.crt"]
-    server = issue_serving(shared_etcd.authority, common_name="etcd", hosts=["127.0.0.1"], client=True)
+    server = issue_serving(own_etcd.authority, common_name="etcd", hosts=["127.0.0.1"], client=True)
     renewed = {"server.crt": replace(etcd.files["server.crt"], content=server.certificate)}
     renewed["server.key"] = replace(etcd.files["server.key"], content=server.key)
     await runtime.apply(later)
@@ -119,7 +122,7 @@ async def test_renewed_certificates_are_served_without_a_restart(
 
     for served_at, file in (
         ((address.host, address.ports["https"]), later.files["server.crt"]),
-        ((shared_etcd.address.host, shared_etcd.address.ports["client"]), renewed["server.crt"]),
+        ((own_etcd.address.host, own_etcd.address.ports["client"]), renewed["server.crt"]),
     ):
         await eventually(lambda served_at=served_at: asyncio.to_thread(_served_at, *served_at), _is(file), timeout=120)
     async with Client(tenant.administrator) as client:

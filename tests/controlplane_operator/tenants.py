@@ -1,0 +1,143 @@
+"""An etcd for tenants and API servers on it, of the components that the operator runs."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from controlplane_operator.credentials import (
+    CONTROLLERS_USER,
+    KeyPair,
+    TenantAuthorities,
+    TenantCertificates,
+    create_authority,
+    issue_client,
+    issue_serving,
+)
+from controlplane_operator.provisioning import (
+    API_SERVER_PORTS,
+    ETCD_PORTS,
+    EtcdAccess,
+    Keyspace,
+    api_server_component,
+    client_url,
+    etcd_component,
+    key_prefix,
+    server_url,
+    serving_hosts,
+)
+from embedded.components import bound
+from provider import ClusterConfig
+from workloads import Address, Component, Phase, ProcessRuntime
+
+if TYPE_CHECKING:
+    from tools.binaries import Binaries
+
+Eventually = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class SharedEtcd:
+    runtime: ProcessRuntime
+    """Runs the etcd. It belongs to the event loop of the fixture."""
+    component: Component
+    address: Address
+    authority: KeyPair
+    url: str
+    keyspace: Keyspace
+
+    def access(self, user: str) -> EtcdAccess:
+        return EtcdAccess((self.url,), self.authority.certificate, issue_client(self.authority, user=user))
+
+
+@dataclass(frozen=True)
+class Tenant:
+    component: Component
+    administrator: ClusterConfig
+    authorities: TenantAuthorities
+    describe: Callable[[dt.datetime], Component]
+    """The component as it is to be at some time."""
+
+
+async def start_etcd(
+    runtime: ProcessRuntime, *, binaries: Binaries, directory: Path, eventually: Eventually
+) -> SharedEtcd:
+    """Start an etcd that does not sync its writes to disk."""
+    authority = create_authority("shared-etcd")
+    address = await runtime.reserve("shared-etcd", ports=ETCD_PORTS)
+    server = issue_serving(authority, common_name="etcd", hosts=[address.host], client=True)
+    etcd = etcd_component("shared-etcd", address=address, ca=authority.certificate, server=server)
+    etcd = bound(etcd, args=("--unsafe-no-fsync",))
+    await runtime.apply(etcd)
+    await until_ready(runtime, etcd.name, eventually=eventually)
+    credentials = directory / "root"
+    credentials.mkdir(mode=0o700)
+    root = issue_client(authority, user="root")
+    for name, content in (
+        ("ca.crt", authority.certificate),
+        ("client.crt", root.certificate),
+        ("client.key", root.key),
+    ):
+        (credentials / name).write_bytes(content)
+    keyspace = Keyspace(etcdctl=binaries.path("etcdctl"), endpoints=(client_url(address),), credentials=credentials)
+    await keyspace.ensure_authentication()
+    return SharedEtcd(runtime, etcd, address, authority, client_url(address), keyspace)
+
+
+async def start_api_server(runtime: ProcessRuntime, path: str, *, shared: SharedEtcd, eventually: Eventually) -> Tenant:
+    """Start an API server whose keys are below a path of the etcd."""
+    name = f"apiserver-{path}"
+    await shared.keyspace.grant(path, prefix=key_prefix(path))
+    address = await runtime.reserve(name, ports=API_SERVER_PORTS)
+    authorities = TenantAuthorities.create(path)
+    first = TenantCertificates.renewed(None, **_wanted(shared, authorities, address, path))
+
+    def describe(now: dt.datetime) -> Component:
+        wanted = _wanted(shared, authorities, address, path)
+        certificates = TenantCertificates.renewed(first, **(wanted | {"now": now}))
+        component = api_server_component(
+            name,
+            address=address,
+            authorities=authorities,
+            certificates=certificates,
+            etcd=EtcdAccess((shared.url,), shared.authority.certificate, certificates.etcd_client),
+            etcd_prefix=key_prefix(path).rstrip("/"),
+            etcd_shared=True,
+        )
+        return bound(component)
+
+    component = describe(dt.datetime.now(dt.UTC))
+    await runtime.apply(component)
+    await until_ready(runtime, name, eventually=eventually)
+    administrator = authorities.issue_administrator()
+    config = ClusterConfig(
+        server=server_url(address),
+        ca_data=authorities.serving.certificate,
+        client_certificate=administrator.certificate,
+        client_key=administrator.key,
+    )
+    return Tenant(component, config, authorities, describe)
+
+
+async def until_ready(runtime: ProcessRuntime, name: str, *, eventually: Eventually) -> None:
+    await eventually(lambda: runtime.state(name), lambda state: state.phase is Phase.READY, timeout=120.0)
+
+
+async def delete_all(runtime: ProcessRuntime) -> None:
+    """Delete every component, the etcd last: an API server without its etcd takes all of its grace to end."""
+    for name in sorted(runtime.names(), key=lambda name: name == "shared-etcd"):
+        await runtime.delete(name)
+
+
+def _wanted(shared: SharedEtcd, authorities: TenantAuthorities, address: Address, user: str) -> dict[str, Any]:
+    return {
+        "authorities": authorities,
+        "hosts": serving_hosts(address),
+        "etcd_authority": shared.authority,
+        "etcd_user": user,
+        "controllers_user": CONTROLLERS_USER,
+        "now": dt.datetime.now(dt.UTC),
+    }

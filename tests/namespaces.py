@@ -1,0 +1,72 @@
+"""Namespaces of control planes that go at once. kube-controller-manager lets each wait for five seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from provider import (
+    CONFIG_MAPS,
+    NAMESPACES,
+    ROLE_BINDINGS,
+    ROLES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    Client,
+    ClusterConfig,
+    ProviderError,
+)
+
+_CONTENT = (SECRETS, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CONFIG_MAPS)
+"""What the operator and the cluster's controllers make in them."""
+
+
+Due = Callable[[dict[str, Any]], Awaitable[bool]]
+
+
+@contextlib.asynccontextmanager
+async def going_at_once(config: ClusterConfig, *, due: Due | None = None) -> AsyncIterator[None]:
+    """Do the namespace controller's work for the namespaces of control planes that are deleted meanwhile.
+
+    The wait is for API servers behind each other, and cannot be set. `config` is the cluster's administrator. A
+    namespace stays until it is `due`.
+    """
+    async with Client(config) as client:
+        ending = asyncio.create_task(_end_all(client, due=due))
+        try:
+            yield
+        finally:
+            ending.cancel()
+            await asyncio.wait([ending])
+
+
+async def _end_all(client: Client, *, due: Due | None) -> None:
+    async with asyncio.TaskGroup() as group:
+        while True:
+            with contextlib.suppress(ProviderError):
+                listed = await client.list(NAMESPACES)
+                for namespace in filter(_is_ending, listed.items):
+                    group.create_task(_end(client, namespace, due=due))
+                async with client.watch(NAMESPACES, resource_version=listed.resource_version) as watch:
+                    async for event in watch:
+                        if event.type == "MODIFIED" and _is_ending(event.object):
+                            group.create_task(_end(client, event.object, due=due))
+            await asyncio.sleep(0.05)
+
+
+def _is_ending(namespace: dict[str, Any]) -> bool:
+    metadata = namespace["metadata"]
+    return "deletionTimestamp" in metadata and metadata["name"].startswith(("kplane-cp-", "kplane-cpx-"))
+
+
+async def _end(client: Client, namespace: dict[str, Any], *, due: Due | None) -> None:
+    name = namespace["metadata"]["name"]
+    with contextlib.suppress(ProviderError):  # its own controller may be first
+        while due is not None and not await due(namespace):  # noqa: ASYNC110 - a few times in a test
+            await asyncio.sleep(0.02)
+        for resource in _CONTENT:
+            await client.request("DELETE", resource.path(namespace=name))
+        body = {**namespace, "spec": {"finalizers": []}}
+        await client.request("PUT", f"/api/v1/namespaces/{name}/finalize", body=body)
