@@ -268,7 +268,10 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @pytest.fixture(scope="module")
 def worlds(
-    api_server: Handle, runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory
+    api_server: Handle,
+    runner: asyncio.Runner,
+    tmp_path_factory: pytest.TempPathFactory,
+    namespaces_go_at_once: Any,
 ) -> Iterator[Iterator[World]]:
     """Worlds for one example each, with waits between tries that are short."""
     directory = tmp_path_factory.mktemp("convergence")
@@ -296,6 +299,7 @@ def worlds(
     async def begin() -> tuple[Client, dict[str, Any]]:
         administrator = ClusterConfig.load(api_server.admin_kubeconfig)
         config = await stack.enter_async_context(shared_address(administrator, directory=directory))
+        await stack.enter_async_context(namespaces_go_at_once(administrator))
         client = await stack.enter_async_context(Client(administrator))
         reference = {"name": "convergence", "namespace": "default"}
         text = json.dumps(config.to_kubeconfig())

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from .conftest import Step, World, living
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def _reference(*names: str) -> st.SearchStrategy[dict[str, str]]:

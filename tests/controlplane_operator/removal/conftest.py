@@ -192,9 +192,21 @@ class Operator:
 
 
 @pytest.fixture
-async def client(api_server: Handle) -> AsyncIterator[Mortal]:
-    async with Mortal(ClusterConfig.load(api_server.admin_kubeconfig)) as made:
-        yield made
+async def client(api_server: Handle, namespaces_go_at_once: Any) -> AsyncIterator[Mortal]:
+    config = ClusterConfig.load(api_server.admin_kubeconfig)
+    async with Client(config) as reader:
+
+        async def waited_for(namespace: dict[str, Any]) -> bool:
+            """Tell whether the control plane says that it waits for this: as it always does, of one that takes time."""
+            try:
+                found = await reader.get(CONTROL_PLANES, namespace["metadata"]["name"].removeprefix("kplane-cp-"))
+            except NotFound:
+                return True
+            conditions = found.get("status", {}).get("conditions", ())
+            return any(condition["reason"] == "RemovingNamespace" for condition in conditions)
+
+        async with namespaces_go_at_once(config, due=waited_for), Mortal(config) as made:
+            yield made
 
 
 async def begin(
