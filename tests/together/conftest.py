@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import functools
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from api import ControlPlane, ControlPlaneClass, ControlPlaneEndpoint, ControlPlaneRegistration
 from api.names import kubeconfig_secret_name, management_namespace
@@ -95,16 +97,22 @@ def pids_of(directory: Path, program: str) -> set[int]:
     return found
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def eventually(eventually: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """As everywhere, with more patience: what is awaited here other processes do, and the machine may be busy."""
     return functools.partial(eventually, timeout=120.0)
 
 
-@pytest.fixture
-async def platform(management_cluster: Handle, eventually: Callable[..., Awaitable[Any]]) -> AsyncIterator[Platform]:
-    """Everything that a test made is deleted afterwards, and awaited."""
-    async with Client(ClusterConfig.load(management_cluster.admin_kubeconfig)) as client:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def platform(
+    management_cluster: Handle, eventually: Callable[..., Awaitable[Any]], namespaces_go_at_once: Any
+) -> AsyncIterator[Platform]:
+    """A management cluster with both operators, for all tests of a module: each takes names of its own.
+
+    Everything that its tests made is deleted in the end, and awaited.
+    """
+    config = ClusterConfig.load(management_cluster.admin_kubeconfig)
+    async with namespaces_go_at_once(config), Client(config) as client:
         made = Platform(client, management_cluster, eventually)
         try:
             yield made
@@ -114,5 +122,5 @@ async def platform(management_cluster: Handle, eventually: Callable[..., Awaitab
 
 
 async def _delete_all(platform: Platform, resource: Resource) -> None:
-    for found in (await platform.client.list(resource)).items:
-        await platform.delete(resource.kind, found["metadata"]["name"])
+    names = [found["metadata"]["name"] for found in (await platform.client.list(resource)).items]
+    await asyncio.gather(*(platform.delete(resource.kind, name) for name in names))

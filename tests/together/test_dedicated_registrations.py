@@ -28,7 +28,12 @@ from workloads import find_processes
 from .conftest import KINDS, pids_of
 from .test_ending import followed
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 REGISTRATION = "ControlPlaneRegistration"
 

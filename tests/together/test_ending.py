@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from provider import Client, NotFound, Reflector, Resource
 
 from .conftest import KINDS, pids_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
 
 class History:
@@ -58,8 +59,8 @@ async def followed(platform: Any, kind: str, name: str) -> AsyncIterator[History
         await asyncio.wait([task])
 
 
-@pytest.fixture
-async def served(platform: Any) -> str:
+@pytest_asyncio.fixture(loop_scope="module")
+async def served(platform: Any) -> AsyncIterator[str]:
     """A control plane with data, and an instance at work on it, by a registration that outlives it."""
     name = "ending"
     await platform.create("ControlPlane", name, deletionPolicy="Destroy")
@@ -72,7 +73,9 @@ async def served(platform: Any) -> str:
 
     await platform.eventually(told, lambda status: _condition({"status": status}, "Running").get("status") == "True")
     assert await keys(platform, name) > 100
-    return name
+    yield name
+    for kind in ("ControlPlaneRegistration", "ControlPlane"):
+        await platform.delete(kind, name)
 
 
 async def keys(platform: Any, path: str) -> int:
@@ -112,6 +115,7 @@ async def test_the_instance_ends_before_anything_of_its_control_plane(platform: 
     assert platform.instance(served) is None
 
 
+@pytest.mark.slow
 async def test_an_instance_that_nobody_ends_brings_nothing_back_to_life(platform: Any, served: str) -> None:
     """mcm hangs. The removal waits for its time, goes on, and whoever still works finds every door shut."""
     [mcm] = pids_of(platform.handle.directory, "mcm.main")
@@ -138,6 +142,7 @@ async def test_an_instance_that_nobody_ends_brings_nothing_back_to_life(platform
     assert await keys(platform, served) == 0
 
 
+@pytest.mark.slow
 async def test_the_next_control_plane_of_the_name_gets_an_instance_of_its_own(platform: Any, served: str) -> None:
     """From the deletion on the registration is not ready, until the next one is: of the same name, with another uid."""
     before = (await platform.status("ControlPlaneRegistration", served))["controlPlaneUID"]
@@ -158,6 +163,7 @@ async def test_the_next_control_plane_of_the_name_gets_an_instance_of_its_own(pl
     assert [uid for uid, _ in itertools.groupby(working)] == [before, "", after]
 
 
+@pytest.mark.slow
 async def test_the_instance_of_a_registration_that_was_collected_first_is_waited_for(platform: Any) -> None:
     """As `--cascade=foreground` has it, where mcm is slow: the registration goes, and its instance is there still."""
     name = "collected"

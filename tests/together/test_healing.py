@@ -7,12 +7,13 @@ import signal
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from provider import NAMESPACES, SERVICE_ACCOUNTS, Client
 
 from .conftest import pids_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
 
 async def works(platform: Any, name: str, *, namespace: str) -> None:
@@ -26,8 +27,8 @@ async def works(platform: Any, name: str, *, namespace: str) -> None:
     await platform.eventually(account)
 
 
-@pytest.fixture
-async def healed(platform: Any) -> str:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def patient(platform: Any) -> str:
     await platform.create("ControlPlaneClass", "healing", deletionPolicy="Destroy", defaultServices=["Controllers"])
     await platform.create("ControlPlane", "patient", classRef={"name": "healing"})
     await platform.ready("ControlPlaneRegistration", "patient")
@@ -36,11 +37,25 @@ async def healed(platform: Any) -> str:
     return "patient"
 
 
+@pytest_asyncio.fixture(loop_scope="module")
+async def healed(platform: Any, patient: str) -> str:
+    """A control plane with its controllers, whatever the test before did to it."""
+    await platform.ready("ControlPlane", patient)
+    await platform.running(patient)
+    return patient
+
+
+async def ready_since(platform: Any, name: str) -> str:
+    conditions = (await platform.status("ControlPlane", name))["conditions"]
+    return next(found["lastTransitionTime"] for found in conditions if found["type"] == "Ready")
+
+
 async def test_a_killed_operator_comes_back_and_its_tenants_never_stop(platform: Any, healed: str) -> None:
     directory = platform.handle.operator_directory
     api_servers = pids_of(directory, "kube-apiserver")
     [operator] = pids_of(platform.handle.directory, "controlplane_operator.main")
     instance = await platform.running(healed)
+    since = await ready_since(platform, healed)
     os.kill(operator, signal.SIGKILL)
 
     await works(platform, healed, namespace="without-operator")
@@ -50,6 +65,10 @@ async def test_a_killed_operator_comes_back_and_its_tenants_never_stop(platform:
 
     assert api_servers < pids_of(directory, "kube-apiserver")
     assert await platform.running(healed) == instance
+    # Nor does its status tell of anything.
+    assert await ready_since(platform, healed) == since
+    await platform.delete("ControlPlane", "later")
+    await platform.eventually(lambda: platform.instance("later") is None)
 
 
 async def test_a_killed_mcm_comes_back_with_its_instances(platform: Any, healed: str) -> None:
@@ -59,7 +78,7 @@ async def test_a_killed_mcm_comes_back_with_its_instances(platform: Any, healed:
 
     after = await platform.running(healed, other_than=before)
     assert pids_of(platform.handle.mcm_directory, "kube-controller-manager") == {after}
-    await works(platform, healed, namespace="after")
+    await works(platform, healed, namespace="after-mcm")
 
 
 async def test_a_killed_instance_comes_back(platform: Any, healed: str) -> None:
@@ -67,19 +86,23 @@ async def test_a_killed_instance_comes_back(platform: Any, healed: str) -> None:
     os.kill(before, signal.SIGKILL)
 
     await platform.running(healed, other_than=before)
-    await works(platform, healed, namespace="after")
+    await works(platform, healed, namespace="after-instance")
 
 
 async def test_a_killed_api_server_comes_back_with_its_data(platform: Any, healed: str) -> None:
     published = await platform.status("ControlPlane", healed)
+    registered = await platform.ready("ControlPlaneRegistration", healed)
     [api_server] = pids_of(platform.handle.operator_directory, "kube-apiserver")
     os.kill(api_server, signal.SIGKILL)
 
-    await works(platform, healed, namespace="after")
+    await works(platform, healed, namespace="after-api-server")
     async with Client(await platform.tenant(healed)) as client:
         names = {found["metadata"]["name"] for found in (await client.list(NAMESPACES)).items}
-    assert {"before", "after"} <= names
+    assert {"before", "after-api-server"} <= names
     status = await platform.ready("ControlPlane", healed)
     assert {key: status[key] for key in ("endpoint", "kubeconfigSecretRef", "controllersSecretRef")} == {
         key: published[key] for key in ("endpoint", "kubeconfigSecretRef", "controllersSecretRef")
     }
+    again = await platform.ready("ControlPlaneRegistration", healed)
+    resolved = [key for key in registered if key.startswith("resolved")]
+    assert {key: again[key] for key in resolved} == {key: registered[key] for key in resolved}

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import yaml
 
 from api.names import ALLOW_ENDPOINT_LABEL
 from controlplane_operator.credentials import create_authority, issue_serving
 from provider import DEPLOYMENTS, REPLICA_SETS, SECRETS, Client, ClusterConfig
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
 _PATH = "/clusters/routed/control-plane"
 
@@ -109,12 +110,12 @@ def _envoy(port: int, *, backend: ClusterConfig, directory: Path) -> dict[str, A
     }
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def shared_address(platform: Any, hold_port: Callable[[], int], tmp_path: Path) -> AsyncIterator[dict[str, Any]]:
     """Envoy in front of an API server, and what an administrator would write down of it."""
     import envoy
 
-    await platform.create("ControlPlane", "backend", mode="Dedicated", deletionPolicy="Destroy")
+    await platform.create("ControlPlane", "backend", deletionPolicy="Destroy")
     await platform.ready("ControlPlane", "backend")
     backend = await platform.tenant("backend")
     authority = create_authority("shared-address")

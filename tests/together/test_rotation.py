@@ -17,7 +17,12 @@ from controlplane_operator.credentials import signed_by
 from controlplane_operator.kinds import CONTROL_PLANES
 from provider import CONFIG_MAPS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS, Client, ClusterConfig, Forbidden, Unauthorized
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 _REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 
