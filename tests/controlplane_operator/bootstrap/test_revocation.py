@@ -196,3 +196,4 @@ async def test_what_the_tenant_has_besides_the_system_namespaces_is_not_read(
         await _identities(client, eventually)
         await client.delete(NAMESPACES, "kube-node-lease")
         await _identities(client, eventually)
+        assert await client.exists(NAMESPACES, "kube-node-lease")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import json
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,8 +14,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import pytest_asyncio
 
-from benchmarks.surroundings import shared_address
+from api.names import ALLOW_ENDPOINT_LABEL
+from benchmarks.surroundings import free_port, shared_address
 from controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
@@ -24,7 +28,18 @@ from controlplane_operator.operator import run_operator
 from controlplane_operator.provisioning import McmProgram
 from controlplane_operator.settings import EtcdAt, Settings
 from embedded.handle import Handle
-from provider import NAMESPACES, Client, ClusterConfig, Forbidden, NotFound, Resource, Unauthorized
+from provider import (
+    CLUSTER_ROLE_BINDINGS,
+    NAMESPACES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    Client,
+    ClusterConfig,
+    Forbidden,
+    NotFound,
+    Resource,
+    Unauthorized,
+)
 from workloads import end_processes
 
 _T = TypeVar("_T")
@@ -80,7 +95,7 @@ class Field:
             async with Client(config) as client:
                 await self.eventually(lambda client=client: client.list(NAMESPACES))
 
-    async def settles(self, probe: Callable[[], Awaitable[_T]], *, seconds: float = 3.0) -> _T:
+    async def settles(self, probe: Callable[[], Awaitable[_T]], *, seconds: float = 1.5) -> _T:
         """Return what `probe` gives once that has been the same for so long."""
         now = asyncio.get_running_loop().time
         last, since = await probe(), now()
@@ -104,10 +119,6 @@ class Field:
         await self.eventually(absent, lambda found: found is True, timeout=timeout)
 
     async def tenant(self, name: str, *, secret: str = "kubeconfigSecretRef") -> ClusterConfig:
-        import base64
-
-        from provider import SECRETS
-
         reference = (await self.get("ControlPlane", name))["status"][secret]
         found = await self.client.get(SECRETS, reference["name"], namespace=reference["namespace"])
         return ClusterConfig.from_kubeconfig(base64.b64decode(found["data"]["kubeconfig"]))
@@ -137,37 +148,63 @@ async def running_operator(
             stop.set()
 
 
-@pytest.fixture
-async def field(
-    api_server: Handle, eventually: Callable[..., Any], hold_port: Callable[[], int]
-) -> AsyncIterator[Field]:
-    """A management cluster with our operator running; everything that a test made is deleted afterwards."""
+@contextlib.asynccontextmanager
+async def _field(handle: Handle, eventually: Callable[..., Any], namespaces_go_at_once: Any) -> AsyncIterator[Field]:
     state = Path(tempfile.mkdtemp(prefix="kplane-operator-"))
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
-        made = Field(client, api_server, state, eventually)
+    config = ClusterConfig.load(handle.admin_kubeconfig)
+    async with namespaces_go_at_once(config), Client(config) as client:
+        made = Field(client, handle, state, eventually)
         try:
-            async with running_operator(api_server, state, port=hold_port()) as url:
+            async with running_operator(handle, state, port=free_port()) as url:
                 try:
                     yield replace(made, url=url)
                 finally:
-                    await _clean(made)
+                    await clean(made)
         finally:
             await end_processes(state, grace_seconds=2.0)
             shutil.rmtree(state, ignore_errors=True)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def field(api_server: Handle, eventually: Callable[..., Any], namespaces_go_at_once: Any) -> AsyncIterator[Field]:
+    """A management cluster with our operator, for all tests of a module: each takes names of its own.
+
+    A module that uses it has the mark `asyncio(loop_scope="module")`. Everything that its tests made is deleted in the
+    end.
+    """
+    async with _field(api_server, eventually, namespaces_go_at_once) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house(field: Field) -> dict[str, Any]:
+    """A virtual control plane with an API server of its own, for all tests of a module; none of them may delete it."""
+    await field.create("ControlPlane", "house", deletionPolicy="Destroy")
+    return await field.becomes("ControlPlane", "house", "Reconciled")
+
+
+@pytest.fixture
+async def own_field(
+    api_server: Handle, eventually: Callable[..., Any], namespaces_go_at_once: Any
+) -> AsyncIterator[Field]:
+    """The same as `field` with an operator for this test alone, which finds what the test has patched before."""
+    async with _field(api_server, eventually, namespaces_go_at_once) as made:
+        yield made
+
+
 @pytest.fixture
 async def mortal_field(
-    api_server: Handle, eventually: Callable[..., Any], hold_port: Callable[[], int]
+    api_server: Handle, eventually: Callable[..., Any], hold_port: Callable[[], int], namespaces_go_at_once: Any
 ) -> AsyncIterator[tuple[Field, Callable[..., contextlib.AbstractAsyncContextManager[str]]]]:
     """The same without an operator, and what runs one for a while; what it runs goes on without it."""
     state = Path(tempfile.mkdtemp(prefix="kplane-operator-"))
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    config = ClusterConfig.load(api_server.admin_kubeconfig)
+    async with namespaces_go_at_once(config), Client(config) as client:
         made = Field(client, api_server, state, eventually)
         try:
             yield made, lambda **settings: running_operator(api_server, state, port=hold_port(), **settings)
             async with running_operator(api_server, state, port=hold_port()):
-                await _clean(made)
+                await clean(made)
         finally:
             await end_processes(state, grace_seconds=2.0)
             shutil.rmtree(state, ignore_errors=True)
@@ -175,25 +212,98 @@ async def mortal_field(
 
 @pytest.fixture
 async def field_without_etcd(
-    api_server: Handle, tmp_path: Path, eventually: Callable[..., Any], hold_port: Callable[[], int]
+    api_server: Handle,
+    tmp_path: Path,
+    eventually: Callable[..., Any],
+    hold_port: Callable[[], int],
+    namespaces_go_at_once: Any,
 ) -> AsyncIterator[Field]:
     """The same with an operator that was given no shared etcd."""
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    config = ClusterConfig.load(api_server.admin_kubeconfig)
+    async with namespaces_go_at_once(config), Client(config) as client:
         made = Field(client, api_server, tmp_path, eventually)
         async with running_operator(api_server, tmp_path, port=hold_port(), shared_etcd=False):
             yield made
 
 
-@pytest.fixture
-async def shared(field: Field, tmp_path: Path) -> AsyncIterator[ClusterConfig]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(field: Field, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ClusterConfig]:
     """The management cluster's API server below each /clusters/<path>/control-plane, for many that adopt it."""
-    async with shared_address(ClusterConfig.load(field.handle.admin_kubeconfig), directory=tmp_path) as config:
+    directory = tmp_path_factory.mktemp("shared")
+    async with shared_address(ClusterConfig.load(field.handle.admin_kubeconfig), directory=directory) as config:
         yield config
-        # While there is an address to take leave through.
-        await _clean(field)
+        # While there is an address to revoke at.
+        await clean(field)
 
 
-async def _clean(field: Field) -> None:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def door(field: Field, shared: ClusterConfig) -> dict[str, Any]:
+    """The spec of endpoints that lead to the shared address."""
+    return await door_to(field, "door", config=shared)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def adopt(field: Field, door: dict[str, Any]) -> AsyncIterator[Callable[..., Awaitable[dict[str, Any]]]]:
+    """`await adopt(name, at=None, annotations=None, **spec)`: a control plane for which no process starts.
+
+    Its API server is `at`, or else that of the management cluster below a path. All of the latter have the same
+    identities there: the end of one is the end of the others' credentials. So they are gone when the test ends.
+    """
+    names: list[str] = []
+
+    async def make(
+        name: str, *, at: ClusterConfig | None = None, annotations: dict[str, str] | None = None, **spec: Any
+    ) -> dict[str, Any]:
+        names.append(name)
+        endpoint = door
+        if at is not None:
+            endpoint, spec = await door_to(field, name, config=at), {"mode": "Dedicated", **spec}
+        await field.create("ControlPlaneEndpoint", name, **endpoint)
+        metadata = {"name": name, "annotations": annotations or {}}
+        body = {"metadata": metadata, "spec": {"endpointRef": {"name": name}, **spec}}
+        return await field.client.create(CONTROL_PLANES, body)
+
+    yield make
+    for name in names:
+        with contextlib.suppress(NotFound):
+            await field.client.delete(CONTROL_PLANES, name)
+    for name in names:
+        await field.gone(CONTROL_PLANES, name)
+        with contextlib.suppress(NotFound):
+            await field.client.delete(CONTROL_PLANE_ENDPOINTS, name)
+
+
+async def keep_kubeconfig(field: Field, name: str, *, config: ClusterConfig, allowed: bool = True) -> dict[str, str]:
+    """Keep a kubeconfig in a Secret of a user's, and return the reference to it."""
+    kubeconfig = base64.b64encode(json.dumps(config.to_kubeconfig()).encode()).decode()
+    labels = {ALLOW_ENDPOINT_LABEL: "true"} if allowed else {}
+    metadata = {"name": name, "namespace": "default", "labels": labels}
+    await field.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}})
+    return {"name": name, "namespace": "default"}
+
+
+async def door_to(field: Field, name: str, *, config: ClusterConfig) -> dict[str, Any]:
+    """Return the spec of an endpoint that leads to an API server."""
+    return {"endpoint": config.server, "credentialsSecretRef": await keep_kubeconfig(field, name, config=config)}
+
+
+async def owner_of(config: ClusterConfig) -> ClusterConfig:
+    """Make who owns an API server that is adopted, with a token that no control plane brings along or takes back."""
+    async with Client(config) as client:
+        await client.apply(SERVICE_ACCOUNTS, {"metadata": {"name": "owner", "namespace": "default"}})
+        body = {
+            "metadata": {"name": "owner"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+            "subjects": [{"kind": "ServiceAccount", "name": "owner", "namespace": "default"}],
+        }
+        await client.apply(CLUSTER_ROLE_BINDINGS, body)
+        path = "/api/v1/namespaces/default/serviceaccounts/owner/token"
+        issued = await client.request("POST", path, body={"spec": {}})
+    return replace(config, token=issued["status"]["token"], client_certificate=None, client_key=None)
+
+
+async def clean(field: Field) -> None:
+    """Delete everything of our kinds."""
     # Adopted control planes first, while the API servers that they lead to still run.
     control_planes = (await field.client.list(CONTROL_PLANES)).items
     for adopted in (True, False):

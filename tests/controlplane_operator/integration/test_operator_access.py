@@ -8,7 +8,7 @@ import pytest
 
 from provider import SECRETS, Client, ClusterConfig
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 _GROUP = "controlplane.kplane.dev"
 
@@ -23,10 +23,9 @@ async def may(client: Client, verb: str, resource: str, *, group: str = "", **at
     return bool(answer["status"]["allowed"])
 
 
-async def test_mcm_reads_registrations_and_the_one_secret_each_resolves_to(field: Any) -> None:
-    await field.create("ControlPlane", "served", deletionPolicy="Destroy")
+async def test_mcm_reads_registrations_and_the_one_secret_each_resolves_to(field: Any, house: Any) -> None:
     await field.create(
-        "ControlPlaneRegistration", "served", controlPlaneRef={"name": "served"}, services=["controllers"]
+        "ControlPlaneRegistration", "served", controlPlaneRef={"name": "house"}, services=["controllers"]
     )
     found = await field.becomes("ControlPlaneRegistration", "served", "Resolved")
     secret = found["status"]["resolvedControllersSecretRef"]
@@ -41,7 +40,7 @@ async def test_mcm_reads_registrations_and_the_one_secret_each_resolves_to(field
             assert not await may(mcm, verb, "controlplanes", group=_GROUP)
             assert not await may(mcm, verb, "secrets", namespace=secret["namespace"])
             assert not await may(mcm, verb, "secrets")
-        for name in ("control-plane-authorities", "controlplane-served-kubeconfig"):
+        for name in ("control-plane-authorities", "controlplane-house-kubeconfig"):
             assert not await may(mcm, "get", "secrets", name=name, namespace=secret["namespace"])
         for verb in ("create", "update", "patch", "delete"):
             assert not await may(mcm, verb, "secrets", **secret)
@@ -56,17 +55,15 @@ async def test_mcm_reads_registrations_and_the_one_secret_each_resolves_to(field
         await field.eventually(still_allowed, lambda allowed: not allowed)
 
 
-async def test_a_foreign_secret_is_used_only_with_its_owners_consent(field: Any) -> None:
-    await field.create("ControlPlane", "guest", deletionPolicy="Destroy")
-    guest = await field.becomes("ControlPlane", "guest", "Reconciled")
-    reference = guest["status"]["kubeconfigSecretRef"]
+async def test_a_foreign_secret_is_used_only_with_its_owners_consent(field: Any, house: dict[str, Any]) -> None:
+    reference = house["status"]["kubeconfigSecretRef"]
     published = await field.client.get(SECRETS, reference["name"], namespace=reference["namespace"])
     body = {"metadata": {"name": "private", "namespace": "default"}, "data": published["data"]}
     await field.client.apply(SECRETS, body)
     await field.create(
         "ControlPlaneRegistration",
         "curious",
-        controlPlaneRef={"name": "guest"},
+        controlPlaneRef={"name": "house"},
         services=["controllers"],
         kubeconfigSecretRef={"name": "private", "namespace": "default"},
     )
@@ -86,37 +83,35 @@ async def test_a_foreign_secret_is_used_only_with_its_owners_consent(field: Any)
         await field.eventually(allowed, lambda found: not found)
 
 
-async def test_of_what_is_kept_for_a_control_plane_only_what_is_published_is_resolved(field: Any) -> None:
-    await field.create("ControlPlane", "keeping", deletionPolicy="Destroy")
-    await field.becomes("ControlPlane", "keeping", "Reconciled")
-    body = {"metadata": {"name": "theirs", "namespace": "kplane-cp-keeping"}}
+async def test_of_what_is_kept_for_a_control_plane_only_what_is_published_is_resolved(field: Any, house: Any) -> None:
+    body = {"metadata": {"name": "theirs", "namespace": "kplane-cp-house"}}
     await field.client.apply(SECRETS, body)
     reasons = {
         "control-plane-authorities": "SecretNotAllowed",
         "control-plane-certificates": "SecretNotAllowed",
         "theirs": "SecretNotAllowed",
-        "controlplane-keeping-kubeconfig": "Resolved",
-        "controlplane-keeping-controllers": "Resolved",
+        "controlplane-house-kubeconfig": "Resolved",
+        "controlplane-house-controllers": "Resolved",
     }
     for secret in reasons:
-        spec = {"kubeconfigSecretRef": {"name": secret, "namespace": "kplane-cp-keeping"}, "services": ["controllers"]}
-        await field.create("ControlPlaneRegistration", secret, controlPlaneRef={"name": "keeping"}, **spec)
+        spec = {"kubeconfigSecretRef": {"name": secret, "namespace": "kplane-cp-house"}, "services": ["controllers"]}
+        await field.create("ControlPlaneRegistration", secret, controlPlaneRef={"name": "house"}, **spec)
     async with Client(ClusterConfig.load(field.handle.mcm_kubeconfig)) as mcm:
         for secret, reason in reasons.items():
             found = await field.becomes("ControlPlaneRegistration", secret, reason)
             assert ("resolvedKubeconfigSecretRef" in found["status"]) is (reason == "Resolved")
             readable = reason == "Resolved" and secret.endswith("controllers")
             for verb in ("get", "watch"):
-                attributes = {"name": secret, "namespace": "kplane-cp-keeping"}
+                attributes = {"name": secret, "namespace": "kplane-cp-house"}
                 # In place of the administrator's kubeconfig instances get that of controllers.
                 await field.eventually(
                     lambda verb=verb, attributes=attributes: may(mcm, verb, "secrets", **attributes),
                     lambda found, readable=readable: found is readable,
                 )
     told = (await field.get("ControlPlaneRegistration", "theirs"))["status"]["conditions"]
-    assert "name controlplane-keeping-kubeconfig or controlplane-keeping-controllers" in str(told)
+    assert "name controlplane-house-kubeconfig or controlplane-house-controllers" in str(told)
     label = {"metadata": {"labels": {f"{_GROUP}/allow-registration": "true"}}}
-    await field.client.patch(SECRETS, "theirs", label, namespace="kplane-cp-keeping")
+    await field.client.patch(SECRETS, "theirs", label, namespace="kplane-cp-house")
     await field.becomes("ControlPlaneRegistration", "theirs", "Resolved", timeout=30.0)
 
 

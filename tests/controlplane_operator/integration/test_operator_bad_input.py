@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -13,11 +11,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from api.names import ALLOW_ENDPOINT_LABEL
+from controlplane_operator import external
 from controlplane_operator.kinds import CONTROL_PLANES
-from provider import NAMESPACES, SECRETS, ClusterConfig
+from provider import NAMESPACES, ClusterConfig
 
-pytestmark = pytest.mark.integration
+from .conftest import keep_kubeconfig
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 
 @contextlib.asynccontextmanager
@@ -34,20 +34,17 @@ async def silent_server() -> AsyncIterator[str]:
             writer.close()
 
 
-async def give_credentials(field: Any, name: str, config: ClusterConfig) -> dict[str, str]:
-    kubeconfig = base64.b64encode(json.dumps(config.to_kubeconfig()).encode()).decode()
-    metadata = {"name": name, "namespace": "default", "labels": {ALLOW_ENDPOINT_LABEL: "true"}}
-    await field.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}})
-    return {"name": name, "namespace": "default"}
-
-
-async def test_each_mistake_has_its_reason_and_harms_nobody(field: Any) -> None:
+async def test_each_mistake_has_its_reason_and_harms_nobody(
+    field: Any, house: dict[str, Any], shared: ClusterConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It is tried for less long to reach who never answered.
+    monkeypatch.setattr(external, "_REVOKE_SECONDS", 1.0)
     config = ClusterConfig.load(field.handle.admin_kubeconfig)
-    wrong = await give_credentials(field, "wrong", config)
+    wrong = await keep_kubeconfig(field, "wrong", config=config)
     await field.client.create(NAMESPACES, {"metadata": {"name": "kplane-cp-foreign"}})
     await field.create("ControlPlaneClass", "strict", modesAllowed=["Dedicated"])
-    await field.create("ControlPlane", "first", virtual={"clusterPath": "wanted"}, deletionPolicy="Destroy")
-    first = await field.becomes("ControlPlane", "first", "Reconciled")
+    first = await field.settles(lambda: field.get("ControlPlane", "house"))
+    good = {"endpoint": shared.server, "credentialsSecretRef": await keep_kubeconfig(field, "good", config=shared)}
     async with silent_server() as silent:
         endpoints = {
             "refusing": {"endpoint": "https://127.0.0.1:9", "credentialsSecretRef": wrong},
@@ -58,14 +55,15 @@ async def test_each_mistake_has_its_reason_and_harms_nobody(field: Any) -> None:
                 "credentialsSecretRef": {"name": "absent", "namespace": "default"},
             },
             "other-path": {
-                "endpoint": "https://127.0.0.1:9/clusters/first/control-plane",
+                "endpoint": "https://127.0.0.1:9/clusters/house/control-plane",
                 "credentialsSecretRef": wrong,
             },
             "no-url": {},
+            "good": good,
             "no-address": {"endpoint": "https://[1::2::3]:6443", "credentialsSecretRef": wrong},
             "no-ca": {
                 "endpoint": "https://127.0.0.1:9",
-                "credentialsSecretRef": await give_credentials(field, "no-ca", replace(config, ca_data=None)),
+                "credentialsSecretRef": await keep_kubeconfig(field, "no-ca", config=replace(config, ca_data=None)),
             },
             "others-secret": {
                 "endpoint": first["status"]["endpoint"],
@@ -93,13 +91,13 @@ async def test_each_mistake_has_its_reason_and_harms_nobody(field: Any) -> None:
         specs |= {
             "no-class": ({"classRef": {"name": "absent"}}, "ClassNotFound"),
             "wrong-mode": ({"classRef": {"name": "strict"}}, "ModeNotAllowed"),
-            "second": ({"virtual": {"clusterPath": "wanted"}}, "ClusterPathInUse"),
+            "second": ({"virtual": {"clusterPath": "house"}}, "ClusterPathInUse"),
             "root": ({}, "ClusterPathReserved"),
             "clusters": ({}, "ClusterPathReserved"),
             "with.dots": ({}, "InvalidClusterPath"),
             long: ({}, "InvalidClusterPath"),
             "foreign": ({}, "NamespaceForeign"),
-            "good.name": ({"virtual": {"clusterPath": "good"}, "deletionPolicy": "Destroy"}, "Reconciled"),
+            "good.name": ({"virtual": {"clusterPath": "good"}, "endpointRef": {"name": "good"}}, "Reconciled"),
         }
         for name, (spec, _) in specs.items():
             await field.create("ControlPlane", name, **spec)
@@ -107,17 +105,18 @@ async def test_each_mistake_has_its_reason_and_harms_nobody(field: Any) -> None:
             found = await field.becomes("ControlPlane", name, reason)
             ready = next(item for item in found["status"]["conditions"] if item["type"] == "Ready")
             assert ready["message"]
-        assert (await field.get("ControlPlane", "first"))["status"] == first["status"]
+        assert (await field.get("ControlPlane", "house"))["status"] == first["status"]
         for name in specs:
             await field.client.delete(CONTROL_PLANES, name)
         for name in specs:
             await field.gone(CONTROL_PLANES, name)
     # What was there before is there still.
     assert (await field.client.get(NAMESPACES, "kplane-cp-foreign"))["status"]["phase"] == "Active"
-    assert int(await field.handle.tenants_etcd.count("/clusters/wanted/")) > 100
+    assert int(await field.handle.tenants_etcd.count("/clusters/house/")) > 100
     await field.client.delete(NAMESPACES, "kplane-cp-foreign")
 
 
+@pytest.mark.slow
 async def test_the_next_one_gets_a_path_when_its_holder_is_gone(field: Any) -> None:
     await field.create("ControlPlane", "holder", virtual={"clusterPath": "turns"}, deletionPolicy="Destroy")
     await field.becomes("ControlPlane", "holder", "Reconciled")
@@ -139,19 +138,8 @@ async def test_an_api_server_that_says_something_else_each_time_is_asked_at_an_e
 
     async with tls_server(refuse) as served:
         config = replace(served, token="any")
-        reference = await give_credentials(field, "babbling", config)
+        reference = await keep_kubeconfig(field, "babbling", config=config)
         await field.create("ControlPlaneEndpoint", "babbling", endpoint=config.server, credentialsSecretRef=reference)
         await field.create("ControlPlane", "babbling", endpointRef={"name": "babbling"})
         await field.eventually(lambda: len(asked), lambda count: count >= 8, timeout=120.0)
         assert asked[7] - asked[1] > 1.5
-
-
-async def test_without_a_shared_etcd_a_virtual_control_plane_says_so_and_can_be_deleted(
-    field_without_etcd: Any,
-) -> None:
-    field = field_without_etcd
-    await field.create("ControlPlane", "homeless", deletionPolicy="Destroy")
-    found = await field.becomes("ControlPlane", "homeless", "Failed")
-    assert "--shared-etcd-endpoint" in next(c for c in found["status"]["conditions"] if c["type"] == "Ready")["message"]
-    await field.client.delete(CONTROL_PLANES, "homeless")
-    await field.gone(CONTROL_PLANES, "homeless")

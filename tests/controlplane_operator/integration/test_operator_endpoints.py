@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from api.names import ALLOW_ENDPOINT_LABEL
+from controlplane_operator import control_plane_endpoint
 from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
 from provider import NAMESPACES, SECRETS, Client, ClusterConfig
 
-pytestmark = pytest.mark.integration
+from .conftest import clean, keep_kubeconfig
 
-_SILENT = 50
-_GOOD = 20
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
-
-async def keep_kubeconfig(field: Any, name: str, *, config: ClusterConfig, allowed: bool = True) -> dict[str, str]:
-    """Have a Secret of somebody's with a kubeconfig, and return the reference to it."""
-    kubeconfig = base64.b64encode(json.dumps(config.to_kubeconfig()).encode()).decode()
-    labels = {ALLOW_ENDPOINT_LABEL: "true"} if allowed else {}
-    metadata = {"name": name, "namespace": "default", "labels": labels}
-    await field.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}})
-    return {"name": name, "namespace": "default"}
+_SILENT = 24
+_GOOD = 8
 
 
 async def allow(field: Any, name: str, *, value: str | None) -> None:
@@ -91,14 +84,22 @@ async def followed(field: Any, name: str) -> AsyncIterator[list[tuple[str, str]]
         await asyncio.wait([following])
 
 
-@pytest.fixture
-async def server(field: Any) -> dict[str, Any]:
+@pytest.fixture(autouse=True)
+def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Longer than an endpoint is published as not asked yet.
+    monkeypatch.setattr(control_plane_endpoint, "_PROBE_SECONDS", 1.5)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def server(field: Any) -> AsyncIterator[dict[str, Any]]:
     """A real API server, as the spec of an endpoint: that of the management cluster."""
     config = ClusterConfig.load(field.handle.admin_kubeconfig)
-    return {"endpoint": config.server, "credentialsSecretRef": await keep_kubeconfig(field, "server", config=config)}
+    yield {"endpoint": config.server, "credentialsSecretRef": await keep_kubeconfig(field, "server", config=config)}
+    # An API server is that of one control plane: the next test has it to itself.
+    await clean(field)
 
 
-async def test_a_kubeconfig_is_used_only_with_its_owners_consent(field: Any) -> None:
+async def test_a_kubeconfig_is_used_only_with_its_owners_consent(field: Any, server: dict[str, Any]) -> None:
     config = ClusterConfig.load(field.handle.admin_kubeconfig)
     reference = await keep_kubeconfig(field, "private", config=config, allowed=False)
     await field.create("ControlPlaneEndpoint", "curious", endpoint=config.server, credentialsSecretRef=reference)

@@ -10,7 +10,7 @@ from api.names import CONTROL_PLANE_LABEL, PAUSE_ANNOTATION
 from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
 from provider import EVENTS, NAMESPACES, SECRETS, Invalid, NotFound
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def comes_back(field: Any, name: str) -> None:
@@ -69,6 +69,7 @@ async def test_of_a_control_plane_that_runs(field: Any) -> None:
         await field.client.patch(CONTROL_PLANES, "upheld", {"spec": {"endpointRef": {"name": "other"}}})
 
 
+@pytest.mark.slow
 async def test_a_class_that_says_retain_is_heard_in_a_pause_and_where_it_refuses_the_mode(field: Any) -> None:
     await field.create("ControlPlaneClass", "turned", deletionPolicy="Destroy")
     await field.create("ControlPlane", "kept", classRef={"name": "turned"})

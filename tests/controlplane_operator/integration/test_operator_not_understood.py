@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from provider import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, Invalid, NotFound
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 _CRD = "controlplanes.controlplane.kplane.dev"
 _ODD = {"endpointRef": {"name": "nowhere"}, "version": "1.36.0"}
@@ -63,6 +63,27 @@ async def says(field: Any, name: str, kind: str, reason: str, *, of: str = "Cont
     return result
 
 
+async def test_it_says_which_field_until_that_is_mended(
+    field: Any, adopt: Callable[..., Awaitable[dict[str, Any]]]
+) -> None:
+    await adopt("odd-adopted")
+    before = await field.becomes("ControlPlane", "odd-adopted", "Reconciled")
+    async with without_rules(field):
+        await field.create("ControlPlane", "odd-never", **_ODD)
+        await field.client.patch(CONTROL_PLANES, "odd-adopted", {"spec": {"version": _ODD["version"]}})
+    ready = await says(field, "odd-never", "Ready", "SpecInvalid")
+    assert ready["status"] == "False"
+    assert "spec.version" in ready["message"]
+    await says(field, "odd-adopted", "Maintained", "SpecInvalid")
+    status = (await field.get("ControlPlane", "odd-adopted"))["status"]
+    assert (status["endpoint"], status["phase"]) == (before["status"]["endpoint"], "Ready")
+    await field.client.patch(CONTROL_PLANES, "odd-adopted", {"spec": {"version": None}})
+    await says(field, "odd-adopted", "Maintained", "")
+    await field.client.delete(CONTROL_PLANES, "odd-never")
+    await field.gone(CONTROL_PLANES, "odd-never")
+
+
+@pytest.mark.slow
 async def test_it_says_which_field_and_its_deletion_goes_by_what_was_recorded(field: Any) -> None:
     for name, policy in (("odd-gone", "Destroy"), ("odd-kept", "Retain"), ("odd-mended", "Destroy")):
         await field.create("ControlPlane", name, deletionPolicy=policy)

@@ -5,36 +5,24 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import itertools
-import json
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from api.names import ALLOW_ENDPOINT_LABEL
-from benchmarks.surroundings import shared_address, start_api_server
 from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
 from provider import NAMESPACES, SECRETS, Client, ClusterConfig
-from workloads import ProcessRuntime
 
-pytestmark = pytest.mark.integration
+from .conftest import door_to, owner_of
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 _SECRETS = ("kubeconfigSecretRef", "controllersSecretRef")
-
-
-async def door_to(field: Any, name: str, *, config: ClusterConfig) -> dict[str, Any]:
-    """Return the spec of an endpoint that leads to an API server."""
-    kubeconfig = base64.b64encode(json.dumps(config.to_kubeconfig()).encode()).decode()
-    metadata = {"name": name, "namespace": "default", "labels": {ALLOW_ENDPOINT_LABEL: "true"}}
-    await field.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}})
-    return {"endpoint": config.server, "credentialsSecretRef": {"name": name, "namespace": "default"}}
 
 
 class Watcher:
@@ -93,11 +81,9 @@ async def listening_in(config: ClusterConfig, *, tls_server: Any) -> AsyncIterat
             yield replace(config, server=served.server, ca_data=served.ca_data), shown
 
 
-async def test_what_one_api_server_issued_is_shown_to_no_other(field: Any, tls_server: Any) -> None:
-    await field.create("ControlPlane", "behind", deletionPolicy="Destroy")
-    await field.becomes("ControlPlane", "behind", "Reconciled")
+async def test_what_one_api_server_issued_is_shown_to_no_other(field: Any, tenant: Any, tls_server: Any) -> None:
     first = ClusterConfig.load(field.handle.admin_kubeconfig)
-    async with listening_in(await field.tenant("behind"), tls_server=tls_server) as (second, shown):
+    async with listening_in(await owner_of(tenant.administrator), tls_server=tls_server) as (second, shown):
         await field.create("ControlPlaneEndpoint", "way", **await door_to(field, "first", config=first))
         await field.create("ControlPlane", "traveller", mode="Dedicated", endpointRef={"name": "way"})
         await field.becomes("ControlPlane", "traveller", "Reconciled")
@@ -121,12 +107,10 @@ async def test_what_one_api_server_issued_is_shown_to_no_other(field: Any, tls_s
         await field.gone(CONTROL_PLANE_ENDPOINTS, "way")
 
 
-async def test_no_registration_ever_names_an_address_with_the_credentials_for_another(field: Any) -> None:
-    await field.create("ControlPlane", "other", deletionPolicy="Destroy")
-    await field.becomes("ControlPlane", "other", "Reconciled")
+async def test_no_registration_ever_names_an_address_with_the_credentials_for_another(field: Any, tenant: Any) -> None:
     servers = {
         "left": ClusterConfig.load(field.handle.admin_kubeconfig),
-        "right": await field.tenant("other"),
+        "right": await owner_of(tenant.administrator),
     }
     doors = {name: await door_to(field, name, config=config) for name, config in servers.items()}
     cas = {config.server: config.ca_data for config in servers.values()}
@@ -183,68 +167,3 @@ async def test_no_registration_ever_names_an_address_with_the_credentials_for_an
     assert (await field.get("ControlPlane", "mover"))["status"]["endpoint"] == status["endpoint"]
     await lead_to("right")
     await field.becomes("ControlPlane", "mover", "Reconciled")
-
-
-async def test_an_endpoint_that_is_led_to_a_path_of_another_one_gives_nobody_its_data(
-    mortal_field: Any, tmp_path: Path
-) -> None:
-    """Two of one clusterPath at two servers, and the older one's endpoint is edited to the server of the younger."""
-    field, running = mortal_field
-    async with contextlib.AsyncExitStack() as stack:
-        runtime = await stack.enter_async_context(ProcessRuntime(tmp_path / "runtime", programs=field.handle.programs))
-        api_server = await start_api_server(runtime, "theirs", directory=tmp_path)
-        servers = {
-            "left": api_server.administrator(),
-            "right": ClusterConfig.load(field.handle.admin_kubeconfig),
-        }
-        doors = {}
-        for name, backend in servers.items():
-            (tmp_path / name).mkdir()
-            address = await stack.enter_async_context(shared_address(backend, directory=tmp_path / name))
-            doors[name] = await door_to(field, name, config=address)
-        operator = await stack.enter_async_context(contextlib.AsyncExitStack())
-        await operator.enter_async_context(running())
-        urls = {name: f"{door['endpoint']}/clusters/p/control-plane" for name, door in doors.items()}
-        for name, side in (("older", "left"), ("younger", "right")):
-            await field.create("ControlPlaneEndpoint", name, **doors[side])
-            virtual = {"clusterPath": "p"}
-            await field.create("ControlPlane", name, virtual=virtual, endpointRef={"name": name})
-            found = await field.becomes("ControlPlane", name, "Reconciled")
-            assert found["status"]["endpoint"] == urls[side]
-
-        async def published() -> dict[str, ClusterConfig]:
-            names = itertools.product(("older", "younger"), _SECRETS)
-            return {f"{name} {secret}": await field.tenant(name, secret=secret) for name, secret in names}
-
-        before = await published()
-        await field.client.patch(CONTROL_PLANE_ENDPOINTS, "older", {"spec": doors["right"]})
-        await field.becomes("ControlPlane", "older", "ClusterPathInUse")
-        # Nor does an operator that has to know it from what is written down.
-        await operator.aclose()
-        await field.client.patch(CONTROL_PLANE_ENDPOINTS, "older", {"metadata": {"labels": {"looked": "at"}}})
-        await operator.enter_async_context(running())
-        await field.create("ControlPlane", "later", virtual={"clusterPath": "p"}, endpointRef={"name": "younger"})
-        for name, reason in (("later", "ClusterPathInUse"), ("older", "ClusterPathInUse"), ("younger", "Reconciled")):
-            await field.becomes("ControlPlane", name, reason)
-        assert await published() == before
-        for config in before.values():
-            async with Client(config) as client:
-                await client.list(NAMESPACES)
-        assert (await field.get("ControlPlane", "older"))["status"]["endpoint"] == urls["left"]
-
-        # Its end is not that of the one whose server it was led to, whose credentials the endpoint has now.
-        await field.client.delete(CONTROL_PLANES, "older")
-        await field.gone(CONTROL_PLANES, "older")
-        for secret in _SECRETS:
-            await field.eventually(lambda config=before[f"older {secret}"]: field.refuses(config))
-        for secret in _SECRETS:
-            async with Client(before[f"younger {secret}"]) as client:
-                await client.list(NAMESPACES)
-
-        # When the path is free, who waits for it gets it.
-        await field.client.delete(CONTROL_PLANES, "younger")
-        await field.gone(CONTROL_PLANES, "younger")
-        found = await field.becomes("ControlPlane", "later", "Reconciled")
-        assert found["status"]["endpoint"] == urls["right"]
-        await field.client.delete(CONTROL_PLANES, "later")
-        await field.gone(CONTROL_PLANES, "later")

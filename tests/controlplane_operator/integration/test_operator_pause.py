@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -9,9 +10,12 @@ import pytest
 from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from provider import NAMESPACES, SECRETS, Client, NotFound, Resource
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 PAUSE = "controlplane.kplane.dev/pause"
+
+
+Adopt = Callable[..., Awaitable[dict[str, Any]]]
 
 
 async def pause(field: Any, resource: Resource, name: str, value: str | None = "true") -> None:
@@ -49,8 +53,8 @@ async def secret(field: Any, name: str) -> dict[str, Any] | None:
     return found
 
 
-async def test_a_paused_control_plane_is_left_alone_and_goes_on_afterwards(field: Any) -> None:
-    await field.create("ControlPlane", "rest", deletionPolicy="Destroy")
+async def test_a_paused_control_plane_is_left_alone_and_goes_on_afterwards(field: Any, adopt: Adopt) -> None:
+    await adopt("rest", deletionPolicy="Destroy")
     await field.becomes("ControlPlane", "rest", "Reconciled")
     before = await field.settles(lambda: field.get("ControlPlane", "rest"))
     await pause(field, CONTROL_PLANES, "rest")
@@ -71,8 +75,8 @@ async def test_a_paused_control_plane_is_left_alone_and_goes_on_afterwards(field
     await field.client.patch(CONTROL_PLANES, "rest", {"spec": {"deletionPolicy": "Destroy"}})
 
 
-async def test_the_deletion_of_a_paused_control_plane_waits_and_says_so(field: Any) -> None:
-    await field.create("ControlPlane", "stay", deletionPolicy="Destroy")
+async def test_the_deletion_of_a_paused_control_plane_waits_and_says_so(field: Any, adopt: Adopt) -> None:
+    await adopt("stay", deletionPolicy="Destroy")
     await field.create("ControlPlaneRegistration", "stay", controlPlaneRef={"name": "stay"}, services=["Controllers"])
     registered = await field.becomes("ControlPlaneRegistration", "stay", "Resolved")
     await pause(field, CONTROL_PLANES, "stay")
@@ -96,9 +100,8 @@ async def test_the_deletion_of_a_paused_control_plane_waits_and_says_so(field: A
     await field.becomes("ControlPlaneRegistration", "stay", "ControlPlaneNotFound")
 
 
-async def test_nothing_is_made_for_what_is_created_paused(field: Any) -> None:
-    body = {"metadata": {"name": "later", "annotations": {PAUSE: "true"}}, "spec": {"deletionPolicy": "Destroy"}}
-    await field.client.create(CONTROL_PLANES, body)
+async def test_nothing_is_made_for_what_is_created_paused(field: Any, adopt: Adopt) -> None:
+    await adopt("later", annotations={PAUSE: "true"}, deletionPolicy="Destroy")
     found = await looked_at(field, CONTROL_PLANES, "later")
     assert found["status"]["phase"] == "Pending"
     assert "finalizers" not in found["metadata"]
@@ -108,9 +111,9 @@ async def test_nothing_is_made_for_what_is_created_paused(field: Any) -> None:
     await field.becomes("ControlPlane", "later", "Reconciled")
 
 
-async def test_a_paused_registration_stays_as_it_resolved(field: Any) -> None:
-    await field.create("ControlPlaneClass", "profiled", controllers={"profile": "Core"}, deletionPolicy="Destroy")
-    await field.create("ControlPlane", "frozen", classRef={"name": "profiled"})
+async def test_a_paused_registration_stays_as_it_resolved(field: Any, adopt: Adopt) -> None:
+    await field.create("ControlPlaneClass", "profiled", controllers={"profile": "Core"})
+    await adopt("frozen", classRef={"name": "profiled"})
     await field.create(
         "ControlPlaneRegistration", "frozen", controlPlaneRef={"name": "frozen"}, services=["controllers"]
     )

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -21,54 +18,9 @@ from controlplane_operator.settings import EtcdAt, Settings
 from embedded.handle import Handle
 from provider import ClusterConfig
 
+from .line import Line
+
 pytestmark = pytest.mark.integration
-
-
-class Line:
-    """A line to an API server that can be cut."""
-
-    def __init__(self, server: str) -> None:
-        address = urlsplit(server)
-        self._to = address.hostname or "", address.port or 443
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
-        # It never listens: what comes is refused, and nobody else gets the port while the line is cut.
-        self._held = socket.socket()
-        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        self._held.bind(("127.0.0.1", 0))
-        self.port: int = self._held.getsockname()[1]
-
-    async def lay(self) -> None:
-        """Let through."""
-        self._server = await asyncio.start_server(self._carry, "127.0.0.1", self.port, reuse_port=True)
-
-    def end(self) -> None:
-        self.cut()
-        self._held.close()
-
-    def cut(self) -> None:
-        """End what is let through, and refuse what comes."""
-        assert self._server is not None
-        self._server.close()
-        for writer in self._writers:
-            writer.transport.abort()
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection(*self._to)
-        self._writers |= {writer, back}
-        try:
-            await asyncio.gather(self._copy(reader, back), self._copy(there, writer))
-        finally:
-            for each in (writer, back):
-                self._writers.discard(each)
-                each.close()
-
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-            writer.write_eof()
 
 
 @pytest.fixture
@@ -84,8 +36,8 @@ async def url(
     api_server: Handle, line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold_port: Callable[[], int]
 ) -> AsyncIterator[str]:
     """Of an operator at the end of the line, whose minutes are seconds."""
-    monkeypatch.setattr(relisting, "_PERIOD_SECONDS", 1.0)
-    monkeypatch.setattr(relisting, "_STALE_SECONDS", 5.0)
+    monkeypatch.setattr(relisting, "_PERIOD_SECONDS", 0.4)
+    monkeypatch.setattr(relisting, "_STALE_SECONDS", 2.0)
     config = replace(ClusterConfig.load(api_server.operator_kubeconfig), server=f"https://127.0.0.1:{line.port}")
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(json.dumps(config.to_kubeconfig()))

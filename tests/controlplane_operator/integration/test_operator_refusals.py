@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import aiohttp
 import pytest
 
+from controlplane_operator import failures
 from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from provider import EVENTS, NAMESPACES, ROLES, SECRETS, AlreadyExists, ApiError, NotFound, Resource
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+Adopt = Callable[..., Awaitable[dict[str, Any]]]
 
 _TROUBLES = 'kplane_reconcile_troubles_total{controller="controlplane",reason="ManagementClusterRefused"}'
 _GROUP = "admissionregistration.k8s.io/v1"
@@ -20,6 +23,11 @@ POLICIES = Resource(_GROUP, "ValidatingAdmissionPolicy", "validatingadmissionpol
 BINDINGS = Resource(_GROUP, "ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", namespaced=False)
 _PROBE = "kplane-cp-refused-probe"
 _WORDS = "nothing is put in here, says somebody's policy"
+
+
+@pytest.fixture(autouse=True)
+def told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "_LASTS_SECONDS", 0.5)
 
 
 @contextlib.asynccontextmanager
@@ -88,9 +96,11 @@ async def metrics(field: Any) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
 
 
-async def test_a_new_control_plane_says_what_is_refused_and_goes_on_when_it_no_longer_is(field: Any) -> None:
+async def test_a_new_control_plane_says_what_is_refused_and_goes_on_when_it_no_longer_is(
+    field: Any, adopt: Adopt
+) -> None:
     async with refusing(field, SECRETS):
-        await field.create("ControlPlane", "refused-new", deletionPolicy="Destroy")
+        await adopt("refused-new")
         ready = await says(field, "refused-new", "Ready", "ManagementClusterRefused")
         assert ready["status"] == "False"
         assert _WORDS in ready["message"]
@@ -111,8 +121,8 @@ async def test_a_new_control_plane_says_what_is_refused_and_goes_on_when_it_no_l
     assert found["status"]["phase"] == "Ready"
 
 
-async def test_what_is_published_stays_and_says_that_it_is_not_kept_up(field: Any) -> None:
-    await field.create("ControlPlane", "refused-old", deletionPolicy="Destroy")
+async def test_what_is_published_stays_and_says_that_it_is_not_kept_up(field: Any, adopt: Adopt) -> None:
+    await adopt("refused-old")
     await field.becomes("ControlPlane", "refused-old", "Reconciled")
     name, namespace = "controlplane-refused-old-kubeconfig", "kplane-cp-refused-old"
     before = (await field.settles(lambda: field.get("ControlPlane", "refused-old")))["status"]
@@ -132,8 +142,8 @@ async def test_what_is_published_stays_and_says_that_it_is_not_kept_up(field: An
     assert told["type"] == "Normal"
 
 
-async def test_a_registration_says_that_nobody_can_be_let_to_its_secret(field: Any) -> None:
-    await field.create("ControlPlane", "refused-grant", deletionPolicy="Destroy")
+async def test_a_registration_says_that_nobody_can_be_let_to_its_secret(field: Any, adopt: Adopt) -> None:
+    await adopt("refused-grant")
     await field.becomes("ControlPlane", "refused-grant", "Reconciled")
     async with refusing(field, ROLES):
         spec = {"controlPlaneRef": {"name": "refused-grant"}, "services": ["Controllers"]}
@@ -146,6 +156,7 @@ async def test_a_registration_says_that_nobody_can_be_let_to_its_secret(field: A
     await field.client.delete(CONTROL_PLANE_REGISTRATIONS, "refused-grant")
 
 
+@pytest.mark.slow
 async def test_a_removal_that_is_refused_says_so_in_the_same_words(field: Any) -> None:
     await field.create("ControlPlane", "refused-end")
     await field.becomes("ControlPlane", "refused-end", "Reconciled")

@@ -10,7 +10,7 @@ from controlplane_operator.kinds import CONTROL_PLANES
 from provider import CONFIG_MAPS, NAMESPACES, SECRETS, Client, ClusterConfig
 from workloads import find_processes
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 _GROUP = "controlplane.kplane.dev"
 _ADOPT = f"{_GROUP}/adopt"
@@ -76,6 +76,7 @@ async def adopted(field: Any, name: str) -> ClusterConfig:
     return administrator
 
 
+@pytest.mark.slow
 # In the foreground, garbage collection takes whatever has an ownerReference at once, before the operator does anything.
 @pytest.mark.parametrize(
     ("mode", "propagation", "certificates"), [("Virtual", "Background", False), ("Dedicated", "Foreground", True)]
@@ -118,6 +119,7 @@ async def test_data_go_to_a_control_plane_that_names_their_token(
     assert find_processes(field.state) == []
 
 
+@pytest.mark.slow
 async def test_nobody_else_gets_retained_data_or_harms_them(field: Any) -> None:
     token, _, _ = await retained(field, "estate", virtual={"clusterPath": "grounds"})
     path: dict[str, Any] = {"virtual": {"clusterPath": "grounds"}, "deletionPolicy": "Destroy"}

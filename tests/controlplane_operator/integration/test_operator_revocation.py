@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import datetime as dt
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from api.names import ALLOW_ENDPOINT_LABEL
+from controlplane_operator import external
+from controlplane_operator.bootstrap import request_token
 from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
 from provider import (
     CLUSTER_ROLE_BINDINGS,
@@ -23,22 +24,21 @@ from provider import (
     Unauthorized,
 )
 
-pytestmark = pytest.mark.integration
+from .line import Line
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 
-@pytest.fixture
-async def adopted(field: Any, start_tenant: Callable[[str], Awaitable[Any]]) -> AsyncIterator[Any]:
-    """The API server that control plane `guest` stands for."""
-    tenant = await start_tenant("a")
-    kubeconfig = base64.b64encode(json.dumps(tenant.administrator.to_kubeconfig()).encode()).decode()
-    reference = {"name": "guest-admin", "namespace": "default"}
-    body = {"metadata": {**reference, "labels": {ALLOW_ENDPOINT_LABEL: "true"}}, "data": {"kubeconfig": kubeconfig}}
-    await field.client.apply(SECRETS, body)
-    url = tenant.administrator.server
-    await field.create("ControlPlaneEndpoint", "guest", endpoint=url, credentialsSecretRef=reference)
-    await field.create("ControlPlane", "guest", mode="Dedicated", endpointRef={"name": "guest"})
-    await field.becomes("ControlPlane", "guest", "Reconciled")
-    return tenant
+Adopt = Callable[..., Awaitable[dict[str, Any]]]
+
+_ACCOUNTS = ("controlplane-admin", "controlplane-controllers")
+_HOUR = dt.timedelta(hours=1)
+
+
+async def become(field: Any, adopt: Adopt, at: ClusterConfig) -> str:
+    """Adopt an API server as control plane `guest`, and return the control plane's uid."""
+    await adopt("guest", at=at)
+    return str((await field.becomes("ControlPlane", "guest", "Reconciled"))["metadata"]["uid"])
 
 
 async def refused(config: ClusterConfig) -> bool:
@@ -57,28 +57,28 @@ async def not_revoked(field: Any, uid: str) -> list[dict[str, Any]]:
     ]
 
 
-async def delete_ways_in(field: Any) -> None:
-    await field.client.delete(SECRETS, "guest-admin", namespace="default")
-    await field.client.delete(CONTROL_PLANE_ENDPOINTS, "guest")
-
-
 @pytest.mark.parametrize("seen", [False, True], ids=["at-once", "one-after-the-other"])
 async def test_deleted_along_with_its_endpoint_and_our_credentials_its_tokens_are_refused(
-    field: Any, adopted: Any, eventually: Callable[..., Awaitable[Any]], seen: bool
+    field: Any, adopt: Adopt, tenant: Any, seen: bool
 ) -> None:
+    uid = await become(field, adopt, tenant.administrator)
     tokens = [await field.tenant("guest", secret=key) for key in ("kubeconfigSecretRef", "controllersSecretRef")]
     await field.lets_in(*tokens)
-    uid = (await field.get("ControlPlane", "guest"))["metadata"]["uid"]
-    await delete_ways_in(field)
-    if seen:
-        await field.becomes("ControlPlane", "guest", "EndpointPending")
-    await field.client.delete(CONTROL_PLANES, "guest")
-    await field.gone(CONTROL_PLANES, "guest")
-    # An API server remembers for 10 s whom it let in.
-    for config in tokens:
-        await eventually(lambda config=config: refused(config), timeout=120.0)
-    async with Client(adopted.administrator) as client:
-        for account in ("controlplane-admin", "controlplane-controllers"):
+    async with Client(tenant.administrator) as client:
+        # An API server remembers for 10 s whom it let in, so these are shown to it only afterwards.
+        unused = [await request_token(client, service_account=name, lifetime=_HOUR) for name in _ACCOUNTS]
+        await field.client.delete(SECRETS, "guest", namespace="default")
+        await field.client.delete(CONTROL_PLANE_ENDPOINTS, "guest")
+        if seen:
+            await field.becomes("ControlPlane", "guest", "EndpointPending")
+        await field.client.delete(CONTROL_PLANES, "guest")
+        await field.gone(CONTROL_PLANES, "guest")
+        for token in unused:
+            former = replace(tenant.administrator, token=token.value, client_certificate=None, client_key=None)
+            await field.eventually(lambda former=former: refused(former))
+        for config in tokens:
+            await field.eventually(lambda config=config: field.refuses(config))
+        for account in _ACCOUNTS:
             with pytest.raises(NotFound):
                 await client.get(SERVICE_ACCOUNTS, account, namespace="kplane-system")
             with pytest.raises(NotFound):
@@ -87,14 +87,20 @@ async def test_deleted_along_with_its_endpoint_and_our_credentials_its_tokens_ar
 
 
 async def test_an_api_server_that_is_away_holds_no_deletion_and_it_is_told(
-    field: Any, adopted: Any, shared_etcd: Any, eventually: Callable[..., Awaitable[Any]]
+    field: Any, adopt: Adopt, tenant: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uid = (await field.get("ControlPlane", "guest"))["metadata"]["uid"]
-    await shared_etcd.runtime.delete("apiserver-a")
-    await field.client.delete(CONTROL_PLANES, "guest")
-    await field.gone(CONTROL_PLANES, "guest")
+    monkeypatch.setattr(external, "_REVOKE_SECONDS", 1.0)
+    line = Line(tenant.administrator.server)
+    await line.lay()
+    try:
+        uid = await become(field, adopt, tenant.administrator.with_server(f"https://127.0.0.1:{line.port}"))
+        line.cut()
+        await field.client.delete(CONTROL_PLANES, "guest")
+        await field.gone(CONTROL_PLANES, "guest")
+    finally:
+        line.end()
     # A step that is repeated, as after a conflict, tells again, in other words where the failure was another one.
-    event, *_ = await eventually(lambda: not_revoked(field, uid))
+    event, *_ = await field.eventually(lambda: not_revoked(field, uid))
     assert event["type"] == "Warning"
     assert "stays valid there until it expires" in event["message"]
     assert "nor by the published credentials" in event["message"]

@@ -70,8 +70,9 @@ class TwoVersions(ProcessRuntime):
 
 @pytest.fixture
 def runtimes(binaries: Binaries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TwoVersions]:
-    """The runtime of the operator that `field` starts after this: it has the real kube-apiserver, and one that says it
-    were of the next minor version.
+    """The runtime of the operator that `own_field` starts after this.
+
+    It has the real kube-apiserver, and one that says it were of the next minor version.
     """
     real = binaries.path("kube-apiserver")
     other = tmp_path / "kube-apiserver"
@@ -115,71 +116,72 @@ async def reported(field: Any, name: str) -> str:
         return str(answer["gitVersion"])
 
 
+@pytest.mark.slow
 async def test_an_upgrade_is_published_when_it_is_through_and_no_way_leads_back(
-    runtimes: list[TwoVersions], field: Any
+    runtimes: list[TwoVersions], own_field: Any
 ) -> None:
-    await field.create("ControlPlane", "up", deletionPolicy="Destroy")
-    before = await field.becomes("ControlPlane", "up", "Reconciled")
+    await own_field.create("ControlPlane", "up", deletionPolicy="Destroy")
+    before = await own_field.becomes("ControlPlane", "up", "Reconciled")
     assert before["status"]["version"] == f"v{OWN}"
     [runtime] = runtimes
 
-    await ask_for(field, "up", f"v{NEXT}")
-    during = await up_to_date(field, "up", lambda reason: reason == "RollingOut")
+    await ask_for(own_field, "up", f"v{NEXT}")
+    during = await up_to_date(own_field, "up", lambda reason: reason == "RollingOut")
     assert condition(during, "UpToDate")["message"].endswith("serves on; in its way: one is left")
     assert condition(during, "Ready")["status"] == "True"
-    await field.eventually(lambda: reported(field, "up"), lambda version: version == f"v{NEXT}")
-    assert (await field.get("ControlPlane", "up"))["status"]["version"] == f"v{OWN}"
+    await own_field.eventually(lambda: reported(own_field, "up"), lambda version: version == f"v{NEXT}")
+    assert (await own_field.get("ControlPlane", "up"))["status"]["version"] == f"v{OWN}"
     runtime.end_replacement("apiserver-up")
-    after = await up_to_date(field, "up", lambda reason: reason == "")
+    after = await up_to_date(own_field, "up", lambda reason: reason == "")
     assert after["status"]["version"] == f"v{NEXT}"
     published = ("endpoint", "endpoints", "kubeconfigSecretRef", "controllersSecretRef", "phase")
     assert {name: after["status"][name] for name in published} == {name: before["status"][name] for name in published}
 
     async def told() -> list[str]:
-        events = (await field.client.list(EVENTS, namespace="default")).items
+        events = (await own_field.client.list(EVENTS, namespace="default")).items
         return [event["message"] for event in events if event["reason"] == "VersionChanged"]
 
-    await field.eventually(told, lambda found: found == [f"the API server is v{NEXT}, and was v{OWN} before"])
+    await own_field.eventually(told, lambda found: found == [f"the API server is v{NEXT}, and was v{OWN} before"])
 
-    processes = find_processes(field.state)
+    processes = find_processes(own_field.state)
     skipping = f"{MAJOR}.{int(MINOR) + 3}.0"
     for refused, why in ((OWN, "is older than"), (skipping, "skips a minor version"), (None, "the operator's default")):
-        await ask_for(field, "up", refused)
-        found = await up_to_date(field, "up", lambda reason: reason == "VersionNotAllowed")
-        await field.eventually(
-            lambda: field.get("ControlPlane", "up"),
+        await ask_for(own_field, "up", refused)
+        found = await up_to_date(own_field, "up", lambda reason: reason == "VersionNotAllowed")
+        await own_field.eventually(
+            lambda: own_field.get("ControlPlane", "up"),
             lambda found, why=why: why in condition(found, "UpToDate")["message"],
         )
         assert condition(found, "Ready")["status"] == "True"
         assert found["status"]["version"] == f"v{NEXT}"
-    assert find_processes(field.state) == processes
-    assert await reported(field, "up") == f"v{NEXT}"
+    assert find_processes(own_field.state) == processes
+    assert await reported(own_field, "up") == f"v{NEXT}"
 
-    await ask_for(field, "up", NEXT)
-    await up_to_date(field, "up", lambda reason: reason == "")
-    assert find_processes(field.state) == processes
+    await ask_for(own_field, "up", NEXT)
+    await up_to_date(own_field, "up", lambda reason: reason == "")
+    assert find_processes(own_field.state) == processes
 
 
-async def test_processes_are_of_one_version_and_held_to_no_resources(field: Any) -> None:
+async def test_processes_are_of_one_version_and_held_to_no_resources(own_field: Any) -> None:
     patch = f"{MAJOR}.{MINOR}.{int(PATCH) + 1}"
-    await field.create("ControlPlane", "one", deletionPolicy="Destroy", version=patch)
-    found = await field.becomes("ControlPlane", "one", "VersionNotAvailable")
+    await own_field.create("ControlPlane", "one", deletionPolicy="Destroy", version=patch)
+    found = await own_field.becomes("ControlPlane", "one", "VersionNotAvailable")
     assert found["status"]["phase"] == "Failed"
     assert f"kube-apiserver is here in version {OWN} only" in condition(found, "Ready")["message"]
-    assert find_processes(field.state) == []
+    assert find_processes(own_field.state) == []
 
-    await ask_for(field, "one", OWN)
-    found = await field.becomes("ControlPlane", "one", "Reconciled")
+    await ask_for(own_field, "one", OWN)
+    found = await own_field.becomes("ControlPlane", "one", "Reconciled")
     assert found["status"]["version"] == f"v{OWN}"
     assert condition(found, "UpToDate") == condition(found, "Supported") == {}
-    processes = find_processes(field.state)
+    processes = find_processes(own_field.state)
 
-    await field.client.patch(
+    await own_field.client.patch(
         CONTROL_PLANES, "one", {"spec": {"version": patch, "resources": {"requests": {"memory": "1Gi"}}}}
     )
-    found = await up_to_date(field, "one", lambda reason: reason == "VersionNotAvailable")
+    found = await up_to_date(own_field, "one", lambda reason: reason == "VersionNotAvailable")
     assert condition(found, "Ready")["status"] == "True"
     assert "resources are not acted on" in condition(found, "Supported")["message"]
-    assert find_processes(field.state) == processes
-    async with Client(await field.tenant("one")) as tenant:
+    assert find_processes(own_field.state) == processes
+    async with Client(await own_field.tenant("one")) as tenant:
         assert (await tenant.list(NAMESPACES)).items

@@ -22,7 +22,7 @@ from workloads import Address, Component, ProcessRuntime, run_program
 if TYPE_CHECKING:
     from tools.binaries import Binaries
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 NAMES = ("member-0", "member-1", "member-2")
 
