@@ -56,7 +56,7 @@ def test_of_many_control_planes_a_few_are_named() -> None:
 
 @pytest.fixture
 def wired(monkeypatch: pytest.MonkeyPatch) -> tuple[Stores, Queues]:
-    monkeypatch.setattr(fanout, "_CLASS_SECONDS", 0.1)
+    monkeypatch.setattr(fanout, "_CLASS_SECONDS", 0.02)
     stores, queues = Stores(), Queues()
     connect(stores, queues=queues)
     return stores, queues
@@ -75,7 +75,7 @@ async def given(queues: Queues, number: int) -> list[str]:
         while len(taken) < number:
             await take()
     try:
-        async with asyncio.timeout(0.3):
+        async with asyncio.timeout(0.1):
             while True:
                 await take()
     except TimeoutError:

@@ -11,6 +11,7 @@ import pytest
 
 from controlplane_operator.access import Access, Account
 from controlplane_operator.as_written import RegistrationAsWritten
+from controlplane_operator.backoff import Backoff
 from controlplane_operator.cache import Key
 from controlplane_operator.components import mcm_name
 from controlplane_operator.control_plane_registration import ControlPlaneRegistrationReconciler
@@ -186,7 +187,10 @@ async def test_to_wait_for_the_end_of_an_mcm_is_no_trouble() -> None:
     assert world.troubles() == {"ControlPlaneNotFound": 1.0}
 
 
-async def test_an_mcm_of_before_this_operator_is_ended_without_waiting_for_the_next_minute(eventually: Any) -> None:
+async def test_an_mcm_of_before_this_operator_is_ended_without_waiting_for_the_next_minute(
+    eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Backoff, "next", lambda *_: 0.01)
     world = World()
     task = asyncio.create_task(world.orphans.run())
     try:

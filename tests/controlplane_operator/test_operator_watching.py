@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from aiohttp import web
+from kopf._core.reactor import running
 
+from controlplane_operator.backoff import Backoff
 from controlplane_operator.cache import Store
 from controlplane_operator.kinds import CONTROL_PLANES
 from controlplane_operator.watching import Watching
 
 
-async def test_where_kopf_gives_up_it_is_started_again(tls_server: Any, eventually: Callable[..., Any]) -> None:
+async def test_where_kopf_gives_up_it_is_started_again(
+    tls_server: Any, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Backoff, "next", lambda *_: 0.01)
+    # Where its tasks have failed, kopf lets the others go on for five seconds.
+    wait = running.aiotasks.wait
+
+    async def impatient(tasks: Any, *, timeout: float | None = None, **named: Any) -> Any:
+        return await wait(tasks, timeout=None if timeout is None else 0.05, **named)
+
+    monkeypatch.setattr(running, "aiotasks", SimpleNamespace(**{**vars(running.aiotasks), "wait": impatient}))
     asked: list[str] = []
 
     async def refuse(request: web.BaseRequest) -> web.Response:
