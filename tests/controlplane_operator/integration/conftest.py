@@ -18,6 +18,7 @@ import pytest_asyncio
 
 from api.names import ALLOW_ENDPOINT_LABEL
 from benchmarks.surroundings import free_port, shared_address
+from controlplane_operator import control_plane_endpoint, external, publication, published_identities, retention
 from controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
@@ -181,6 +182,15 @@ async def house(field: Field) -> dict[str, Any]:
     """A virtual control plane with an API server of its own, for all tests of a module; none of them may delete it."""
     await field.create("ControlPlane", "house", deletionPolicy="Destroy")
     return await field.becomes("ControlPlane", "house", "Reconciled")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have an API server that does not answer be given up after two seconds instead of five."""
+    for module in (publication, published_identities, retention):
+        monkeypatch.setattr(module, "_CALL_SECONDS", 2.0)
+    monkeypatch.setattr(control_plane_endpoint, "_PROBE_SECONDS", 2.0)
+    monkeypatch.setattr(external, "_REVOKE_SECONDS", 1.0)
 
 
 @pytest.fixture

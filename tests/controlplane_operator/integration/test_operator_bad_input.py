@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from controlplane_operator import external
 from controlplane_operator.kinds import CONTROL_PLANES
 from provider import NAMESPACES, ClusterConfig
 
@@ -35,10 +34,8 @@ async def silent_server() -> AsyncIterator[str]:
 
 
 async def test_each_mistake_has_its_reason_and_harms_nobody(
-    field: Any, house: dict[str, Any], shared: ClusterConfig, monkeypatch: pytest.MonkeyPatch
+    field: Any, house: dict[str, Any], shared: ClusterConfig, impatient: None
 ) -> None:
-    # It is tried for less long to reach who never answered.
-    monkeypatch.setattr(external, "_REVOKE_SECONDS", 1.0)
     config = ClusterConfig.load(field.handle.admin_kubeconfig)
     wrong = await keep_kubeconfig(field, "wrong", config=config)
     await field.client.create(NAMESPACES, {"metadata": {"name": "kplane-cp-foreign"}})

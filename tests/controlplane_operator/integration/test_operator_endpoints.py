@@ -11,7 +11,6 @@ import pytest
 import pytest_asyncio
 
 from api.names import ALLOW_ENDPOINT_LABEL
-from controlplane_operator import control_plane_endpoint
 from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
 from provider import NAMESPACES, SECRETS, Client, ClusterConfig
 
@@ -84,12 +83,6 @@ async def followed(field: Any, name: str) -> AsyncIterator[list[tuple[str, str]]
         await asyncio.wait([following])
 
 
-@pytest.fixture(autouse=True)
-def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Longer than an endpoint is published as not asked yet.
-    monkeypatch.setattr(control_plane_endpoint, "_PROBE_SECONDS", 1.5)
-
-
 @pytest_asyncio.fixture(loop_scope="module")
 async def server(field: Any) -> AsyncIterator[dict[str, Any]]:
     """A real API server, as the spec of an endpoint: that of the management cluster."""
@@ -129,7 +122,7 @@ async def test_a_kubeconfig_is_used_only_with_its_owners_consent(field: Any, ser
 
 
 async def test_ready_is_about_what_is_written_and_reachable_about_who_answers(
-    field: Any, server: dict[str, Any]
+    field: Any, server: dict[str, Any], impatient: None
 ) -> None:
     secret = {"credentialsSecretRef": server["credentialsSecretRef"]}
     async with silent_servers(1) as [silent], contextlib.AsyncExitStack() as stack:
@@ -210,7 +203,7 @@ async def test_what_somebody_observed_wins_over_the_spec_and_what_nobody_wants_g
         await field.becomes("ControlPlane", "door", "Reconciled")
 
 
-async def test_silent_endpoints_delay_nobody(field: Any, shared: ClusterConfig) -> None:
+async def test_silent_endpoints_delay_nobody(field: Any, shared: ClusterConfig, impatient: None) -> None:
     """More silent ones than the operator has workers, all of them there first; and the good ones do not wait for them.
 
     Nobody has answered for a silent one, and none has been given up, when the last good one is ready: each of them is
