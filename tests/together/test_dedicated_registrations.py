@@ -30,7 +30,6 @@ from .test_ending import followed
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
@@ -162,6 +161,7 @@ async def _may_no_more_than_it_does(platform: Any, own: Dedicated) -> None:
     await platform.delete(REGISTRATION, "other")
 
 
+@pytest.mark.slow
 async def test_it_changes_from_one_mode_to_the_other_and_no_two_serve_it(platform: Any) -> None:
     await platform.create("ControlPlane", "turns", deletionPolicy="Destroy")
     own = await registered(platform, "turns", control_plane="turns", mode="Shared")
@@ -186,6 +186,7 @@ async def test_it_changes_from_one_mode_to_the_other_and_no_two_serve_it(platfor
     await platform.eventually(own.instance, lambda found: found == {})
 
 
+@pytest.mark.slow
 async def test_its_mcm_moves_with_it(platform: Any) -> None:
     for name in ("here", "there"):
         await platform.create("ControlPlane", name, deletionPolicy="Destroy")
