@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from controlplane_operator.components import apiserver_name, etcd_name
 from controlplane_operator.kinds import CONTROL_PLANES
 from provider import CONFIG_MAPS, NAMESPACES, Client
 from workloads import find_processes
@@ -66,6 +67,8 @@ async def test_a_dedicated_control_plane_has_its_own_etcd(field: Any) -> None:
     await field.create("ControlPlane", "own", mode="Dedicated", deletionPolicy="Destroy")
     found = await field.becomes("ControlPlane", "own", "Reconciled")
     assert found["status"]["phase"] == "Ready"
+    for component in (apiserver_name("own"), etcd_name("own")):
+        assert len(find_processes(field.state / component)) == 1
     assert "clusterPath" not in found["status"]
     async with Client(await field.tenant("own")) as tenant:
         assert {"default", "kube-system", "kplane-system"} <= {
@@ -73,7 +76,8 @@ async def test_a_dedicated_control_plane_has_its_own_etcd(field: Any) -> None:
         }
     await field.client.delete(CONTROL_PLANES, "own")
     await field.gone(CONTROL_PLANES, "own")
-    assert find_processes(field.state) == []
+    for component in (apiserver_name("own"), etcd_name("own")):
+        assert find_processes(field.state / component) == []
 
 
 async def test_every_order_of_creation_converges(field: Any, door: dict[str, Any]) -> None:

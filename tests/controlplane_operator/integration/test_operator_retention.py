@@ -86,8 +86,10 @@ async def test_data_go_to_a_control_plane_that_names_their_token(
 ) -> None:
     name = f"heir-{mode.lower()}"
     namespace = f"kplane-cp-{name}"
-    await field.create("ControlPlaneClass", "by-certificate", auth={"model": "x509"})
-    spec: dict[str, Any] = {"mode": mode, **({"classRef": {"name": "by-certificate"}} if certificates else {})}
+    spec: dict[str, Any] = {"mode": mode}
+    if certificates:
+        await field.create("ControlPlaneClass", "by-certificate", auth={"model": "x509"})
+        spec["classRef"] = {"name": "by-certificate"}
     token, former, controllers = await retained(field, name, propagation=propagation, **spec)
     record = (await field.client.get(NAMESPACES, namespace))["metadata"]
     assert "ownerReferences" not in record
