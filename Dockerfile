@@ -1,7 +1,7 @@
 # The images of the two operators: `make images` builds the targets `operator` and `mcm`. Both stages of each start from
 # BASE_IMAGE, a Debian with Python 3.11 or newer and its pip. BuildKit is needed, of Docker 20.10 or newer.
 #
-# The programs that the operators run come from the build context, where `python -m tools.binaries --into` puts them.
+# The programs that the operators run come from the build context, where `python -m kplane.binaries --into` puts them.
 # The image of an operator holds the packages that it imports and their locked dependencies, and no others.
 #
 # Process 1 of a container gets no signal that it has no handler for. The programs have theirs when all is imported, which
@@ -27,7 +27,7 @@ RUN python3 -m compileall -q --invalidation-mode unchecked-hash . && \
     cp -r . "$(/opt/kplane/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && \
     printf '%s\n' '#!/opt/kplane/bin/python' \
         'import os, signal, sys' 'signal.signal(signal.SIGTERM, lambda *_: os._exit(143))' \
-        'from controlplane_operator.main import main' 'sys.exit(main())' > /opt/kplane/bin/controlplane-operator && \
+        'from kplane.controlplane_operator.main import main' 'sys.exit(main())' > /opt/kplane/bin/controlplane-operator && \
     chmod 0755 /opt/kplane/bin/controlplane-operator
 
 FROM builder AS mcm-builder
@@ -43,7 +43,7 @@ RUN python3 -m compileall -q --invalidation-mode unchecked-hash . && \
     cp -r . "$(/opt/kplane/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && \
     printf '%s\n' '#!/opt/kplane/bin/python' \
         'import os, signal, sys' 'signal.signal(signal.SIGTERM, lambda *_: os._exit(143))' \
-        'from mcm.main import main' 'sys.exit(main())' > /opt/kplane/bin/mcm && \
+        'from kplane.mcm.main import main' 'sys.exit(main())' > /opt/kplane/bin/mcm && \
     chmod 0755 /opt/kplane/bin/mcm
 
 FROM ${BASE_IMAGE} AS runtime

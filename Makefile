@@ -58,19 +58,19 @@ $(VENV)/.stamp: requirements-dev.lock pyproject.toml
 
 .PHONY: binaries
 binaries: venv ## Find or obtain the Kubernetes and etcd programs (minutes, the first time)
-	@$(RUN) -m tools.binaries
+	@$(RUN) -m kplane.binaries
 
 .PHONY: helm
 helm: venv ## Find or obtain helm, which the tests of the chart run
-	@$(RUN) -m tools.binaries helm
+	@$(RUN) -m kplane.binaries helm
 
 .PHONY: demo
 demo: venv binaries ## Run the main job on an embedded cluster; KEEP=1 leaves it running
-	@$(RUN) -m cli.main demo $(if $(filter-out 0,$(KEEP)),--keep)
+	@$(RUN) -m kplane.cli.main demo $(if $(filter-out 0,$(KEEP)),--keep)
 
 .PHONY: demo-down
 demo-down: venv ## End what `make demo KEEP=1` left running
-	@$(RUN) -m cli.main demo-down
+	@$(RUN) -m kplane.cli.main demo-down
 
 # The steps of `make test` and of `make test-all`, in their order; each writes its durations into reports/.
 QUICK := lint test-unit test-integration e2e-smoke
@@ -154,13 +154,13 @@ e2e: venv binaries ## Run the end-to-end suite on an embedded cluster, without p
 .PHONY: e2e-kind
 e2e-kind: images ## Run the end-to-end suite on a kind cluster; KIND_CLUSTER=, KIND_NODE_IMAGE=, BASE_IMAGE=, DOCKER_BUILD=
 	@echo "== end-to-end tests on kind"
-	@mkdir -p reports; $(RUN) -m tools.binaries kubectl kind >/dev/null; helm="$$($(RUN) -m tools.binaries helm)/helm"; \
+	@mkdir -p reports; $(RUN) -m kplane.binaries kubectl kind >/dev/null; helm="$$($(RUN) -m kplane.binaries helm)/helm"; \
 	KPLANE_OPERATOR_IMAGE="kplane-operator:$(IMAGE_TAG)" KPLANE_MCM_IMAGE="kplane-mcm:$(IMAGE_TAG)" HELM="$$helm" \
 		$(RUN) -m pytest e2e --k8s=kind --k8s-required --maxfail=$(MAX_FAILURES) --k8s-report-dir=reports/e2e-kind-logs --junit-xml=reports/e2e-kind.xml
 
 .PHONY: images
 images: venv ## Build the images kplane-operator and kplane-mcm; IMAGE_TAG=, BASE_IMAGE=, DOCKER_BUILD=
-	@$(RUN) -m tools.binaries --platform linux/$(IMAGE_ARCH) --into build/programs/linux-$(IMAGE_ARCH) \
+	@$(RUN) -m kplane.binaries --platform linux/$(IMAGE_ARCH) --into build/programs/linux-$(IMAGE_ARCH) \
 		etcdctl etcdutl kube-controller-manager kube-scheduler
 	@for image in operator mcm; do \
 		$(DOCKER_BUILD) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
@@ -169,13 +169,13 @@ images: venv ## Build the images kplane-operator and kplane-mcm; IMAGE_TAG=, BAS
 
 .PHONY: manifests
 manifests: venv ## Write deploy/install.yaml: the chart with its defaults, for installations without Helm
-	@helm="$$($(RUN) -m tools.binaries helm)/helm"; \
+	@helm="$$($(RUN) -m kplane.binaries helm)/helm"; \
 	{ cat deploy/rbac/namespace.yaml; "$$helm" template kplane deploy/chart/kplane --namespace kplane-system; } > deploy/install.yaml.new
 	@mv deploy/install.yaml.new deploy/install.yaml
 
 .PHONY: generate
 generate: venv ## Write what is generated from the code: the CRD manifests, and the chart's copies of them
-	@$(RUN) -m api.generate
+	@$(RUN) -m kplane.api.generate
 	@rm -f deploy/chart/kplane/files/crds/*.yaml
 	@cp crds/*.yaml deploy/chart/kplane/files/crds/
 

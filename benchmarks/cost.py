@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 import aiohttp
 
-from provider import ClusterConfig
-from provider.tls import ssl_context
+from kplane.provider import ClusterConfig
+from kplane.provider.client.tls import ssl_context
 
 __all__ = ["Memory", "PeakMemory", "cpu_seconds", "memory_of", "requests_by_kind"]
 

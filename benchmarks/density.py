@@ -29,15 +29,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from api import ControllersProfile
 from benchmarks.cost import cpu_seconds, memory_of
 from benchmarks.kubeconfig import kubeconfig_of
-from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
-from embedded.daemon import Daemon
-from embedded.handle import Handle
-from provider import LEASES, NAMESPACES, SERVICE_ACCOUNTS, Client, ClusterConfig, Reflector, Resource
-from tools.binaries import resolve
-from workloads import DATA, FILES, Component, File, Lifetime, ProcessRuntime, find_processes
+from kplane.api import ControllersProfile
+from kplane.binaries.programs import resolve
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
+from kplane.embedded.daemon import Daemon
+from kplane.embedded.handle import Handle
+from kplane.provider import LEASES, NAMESPACES, SERVICE_ACCOUNTS, Client, ClusterConfig, Reflector, Resource
+from kplane.workloads import DATA, FILES, Component, File, Lifetime, ProcessRuntime, find_processes
 
 _POLL_SECONDS: Final = 0.2
 _DEADLINE_SECONDS: Final = 300.0
@@ -210,7 +210,7 @@ def _mcm_pids(handle: Handle) -> list[int]:
     found = []
     for pid in find_processes(handle.directory):
         with contextlib.suppress(FileNotFoundError):
-            if b"mcm.main" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            if b"kplane.mcm.main" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
                 found.append(pid)
     return found
 

@@ -23,12 +23,12 @@ from typing import Any, Final
 
 from benchmarks.cost import Memory, memory_of
 from benchmarks.kubeconfig import kubeconfig_of
-from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
-from embedded.daemon import Daemon
-from embedded.handle import Handle
-from provider import SERVICE_ACCOUNTS, Client, ClusterConfig, NotFound, ProviderError, Resource
-from tools.binaries import resolve
-from workloads import FILES, Component, File, Lifetime, ProcessRuntime, find_processes
+from kplane.binaries.programs import resolve
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
+from kplane.embedded.daemon import Daemon
+from kplane.embedded.handle import Handle
+from kplane.provider import SERVICE_ACCOUNTS, Client, ClusterConfig, NotFound, ProviderError, Resource
+from kplane.workloads import FILES, Component, File, Lifetime, ProcessRuntime, find_processes
 
 _POLL_SECONDS: Final = 0.02
 _DEADLINE_SECONDS: Final = 300.0

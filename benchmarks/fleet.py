@@ -29,20 +29,20 @@ from typing import Any, Final
 
 from benchmarks.cost import PeakMemory, cpu_seconds, requests_by_kind
 from benchmarks.surroundings import ApiServer, free_port, shared_address, start_api_server
-from controlplane_operator.kinds import (
+from kplane.binaries.programs import resolve
+from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
     CONTROL_PLANE_REGISTRATIONS,
     CONTROL_PLANES,
 )
-from embedded.credentials import OPERATOR_USER, SERVICE_ACCOUNT_GROUPS, write_private
-from embedded.manifests import install
-from provider import Client, ClusterConfig, Reflector, Resource
-from tools.binaries import resolve
-from workloads import ProcessRuntime
+from kplane.embedded.credentials import OPERATOR_USER, SERVICE_ACCOUNT_GROUPS, write_private
+from kplane.embedded.manifests import install
+from kplane.provider import Client, ClusterConfig, Reflector, Resource
+from kplane.workloads import ProcessRuntime
 
 _OPERATOR: Final = (
-    f"{shlex.quote(sys.executable)} -m controlplane_operator.main --kubeconfig={{kubeconfig}}"
+    f"{shlex.quote(sys.executable)} -m kplane.controlplane_operator.main --kubeconfig={{kubeconfig}}"
     " --cluster-kubeconfig={cluster_kubeconfig} --state-dir={directory} {programs} --listen=127.0.0.1:{port}"
 )
 _CLASS: Final = "measured"

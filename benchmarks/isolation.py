@@ -25,14 +25,14 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from api.names import ALLOW_ENDPOINT_LABEL
 from benchmarks.kubeconfig import kubeconfig_of
 from benchmarks.surroundings import shared_address
-from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
-from embedded.daemon import Daemon
-from embedded.handle import Handle
-from provider import SECRETS, Client, ClusterConfig
-from tools.binaries import resolve
+from kplane.api.names import ALLOW_ENDPOINT_LABEL
+from kplane.binaries.programs import resolve
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
+from kplane.embedded.daemon import Daemon
+from kplane.embedded.handle import Handle
+from kplane.provider import SECRETS, Client, ClusterConfig
 
 _POLL_SECONDS: Final = 0.05
 _DEADLINE_SECONDS: Final = 240.0

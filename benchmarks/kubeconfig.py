@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 
-from api.names import kubeconfig_secret_name, management_namespace
-from provider import SECRETS, Client
+from kplane.api.names import kubeconfig_secret_name, management_namespace
+from kplane.provider import SECRETS, Client
 
 __all__ = ["kubeconfig_of"]
 

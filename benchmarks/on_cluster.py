@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from tools.binaries import resolve
+from kplane.binaries.programs import resolve
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _NAMESPACE: Final = "kplane-system"

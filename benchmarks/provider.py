@@ -34,10 +34,10 @@ import uvloop
 
 from benchmarks.cost import cpu_seconds
 from benchmarks.surroundings import start_api_server
-from embedded.credentials import write_private
-from provider import CONFIG_MAPS, NAMESPACES, Client
-from tools.binaries import resolve
-from workloads import ProcessRuntime
+from kplane.binaries.programs import resolve
+from kplane.embedded.credentials import write_private
+from kplane.provider import CONFIG_MAPS, NAMESPACES, Client
+from kplane.workloads import ProcessRuntime
 
 _NAMESPACE: Final = "benchmark"
 _LOG_BYTES: Final = 4000

@@ -12,8 +12,8 @@ from typing import Any
 
 import uvloop
 
-from provider import CONFIG_MAPS, Cluster, ClusterConfig, Manager, Request, Sharded, controller
-from provider.providers.clusters import ClustersProvider
+from kplane.provider import CONFIG_MAPS, Cluster, ClusterConfig, Manager, Request, Sharded, controller
+from kplane.provider.providers.clusters import ClustersProvider
 
 
 class Meter:

@@ -15,21 +15,18 @@ from typing import Any, Final
 
 import yaml
 
-from controlplane_operator.bootstrap import request_token
-from controlplane_operator.credentials import create_authority, issue_serving
-from controlplane_operator.provisioning import (
+from kplane.controlplane_operator.backends.apiserver import (
     API_SERVER_PORTS,
-    ETCD_PORTS,
-    EtcdAccess,
     api_server_component,
-    client_url,
-    etcd_component,
     server_url,
     serving_hosts,
 )
-from embedded.components import bound
-from embedded.credentials import ADMINISTRATOR_GROUPS, Credentials, write_private
-from provider import (
+from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
+from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
+from kplane.controlplane_operator.tenant.tokens import request_token
+from kplane.embedded.components import bound
+from kplane.embedded.credentials import ADMINISTRATOR_GROUPS, Credentials, write_private
+from kplane.provider import (
     CLUSTER_ROLE_BINDINGS,
     NAMESPACES,
     SERVICE_ACCOUNTS,
@@ -38,7 +35,7 @@ from provider import (
     ClusterConfig,
     ProviderError,
 )
-from workloads import Component, Phase, ProcessRuntime
+from kplane.workloads import Component, Phase, ProcessRuntime
 
 __all__ = ["ApiServer", "free_port", "shared_address", "start_api_server"]
 

@@ -14,7 +14,7 @@ from e2e.waiting import eventually
 
 __all__ = ["Operators"]
 
-_MODULES: Final = ("controlplane_operator.main", "mcm.main")
+_MODULES: Final = ("kplane.controlplane_operator.main", "kplane.mcm.main")
 _WORKLOADS: Final = ("kplane-operator", "kplane-mcm")
 
 

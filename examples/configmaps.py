@@ -19,12 +19,12 @@ from pathlib import Path
 
 import uvloop
 
-from provider import CONFIG_MAPS, Client, ClusterConfig, Manager, NotFound, Provider, Request
-from provider.builder import controller
-from provider.logs import json_logging
-from provider.providers.file import FileProvider
-from provider.providers.kind import KindProvider
-from provider.providers.registration import RegistrationProvider
+from kplane.provider import CONFIG_MAPS, Client, ClusterConfig, Manager, NotFound, Provider, Request
+from kplane.provider.controllers.builder import controller
+from kplane.provider.logs import json_logging
+from kplane.provider.providers.file.provider import FileProvider
+from kplane.provider.providers.kind import KindProvider
+from kplane.provider.providers.kplane.registration import RegistrationProvider
 
 log = logging.getLogger("configmaps")
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["embedded.pytest_plugin"]
+pytest_plugins = ["kplane.testing.management"]
 
 # How long an example takes depends on what else the machine does, so there is no deadline. `make test` tries the same
 # examples in each run; the nightly run tries new ones, and a failure prints what repeats it.

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from provider import (
+from kplane.provider import (
     CONFIG_MAPS,
     NAMESPACES,
     ROLE_BINDINGS,

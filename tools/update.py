@@ -15,11 +15,11 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tools.cache import Cache, cache_root
-from tools.errors import BinariesError
-from tools.progress import Report, print_line
-from tools.toolchain import Go, find_go
-from tools.upstreams import KUBERNETES, UPSTREAMS, Upstream
+from kplane.binaries.cache import Cache, cache_root
+from kplane.binaries.errors import BinariesError
+from kplane.binaries.progress import Report, print_line
+from kplane.binaries.toolchain import Go, find_go
+from kplane.binaries.upstreams import KUBERNETES, UPSTREAMS, Upstream
 
 __all__ = ["render_go_mod", "update"]
 
@@ -58,7 +58,7 @@ def update(
             staged.write_bytes((directory / file).read_bytes())
             staged.replace(upstream.directory / file)
     programs = " ".join(upstream.programs)
-    report(f"{upstream.name}: pinned v{number}; `python -m tools.binaries {programs}` and the tests tell if it works")
+    report(f"{upstream.name}: pinned v{number}; `python -m kplane.binaries {programs}` and the tests tell if it works")
 
 
 def render_go_mod(upstream: Upstream, *, version: str, theirs: str) -> str:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from pydantic import ValidationError
 
-from api import Condition, ConditionStatus, find_condition, is_true, set_condition
+from kplane.api import Condition, ConditionStatus, find_condition, is_true, set_condition
 
 THEN = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
 LATER = THEN + timedelta(hours=1)

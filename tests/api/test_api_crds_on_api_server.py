@@ -10,13 +10,13 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from api import ControlPlaneEndpoint
-from api.generate import KINDS
-from provider import Client, ClusterConfig, Invalid, NotFound, Resource
+from kplane.api import ControlPlaneEndpoint
+from kplane.api.generate import KINDS
+from kplane.provider import Client, ClusterConfig, Invalid, NotFound, Resource
 
 if TYPE_CHECKING:
-    from embedded.handle import Handle
-    from embedded.kubectl import Kubectl
+    from kplane.embedded.handle import Handle
+    from kplane.embedded.kubectl import Kubectl
 
 pytestmark = pytest.mark.integration
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from api.durations import duration_within, parse_duration
+from kplane.api.durations import duration_within, parse_duration
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import crds
-from api.generate import KINDS, crd_manifest, main, render
+from kplane.api.generate import KINDS, crd_manifest, main, render
 
 
 def test_the_manifests_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:

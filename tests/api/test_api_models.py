@@ -8,15 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from api import (
-    AuthModel,
-    ControlPlane,
-    ControlPlaneClass,
-    ControlPlaneMode,
-    ControlPlaneRegistration,
-    Service,
-)
-from api.generate import KINDS
+from kplane.api import AuthModel, ControlPlane, ControlPlaneClass, ControlPlaneMode, ControlPlaneRegistration, Service
+from kplane.api.generate import KINDS
 
 MODELS = {kind.resource.kind: kind for kind in KINDS}
 

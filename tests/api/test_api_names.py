@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from api.names import controllers_secret_name, kubeconfig_secret_name, label_value, management_namespace
+from kplane.api.names import controllers_secret_name, kubeconfig_secret_name, label_value, management_namespace
 
 OBJECT_NAMES = st.from_regex(
     r"[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?){0,3}", fullmatch=True

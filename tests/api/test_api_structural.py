@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import AwareDatetime, BaseModel, Field
 
-from api.extensions import Extension, Rule, rules
-from api.structural import SchemaError, structural_schema, to_structural
+from kplane.api.extensions import Extension, Rule, rules
+from kplane.api.structural import SchemaError, structural_schema, to_structural
 
 
 class Colour(StrEnum):

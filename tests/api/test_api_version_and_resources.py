@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from api import ControlPlane, KubernetesVersion, quantity
+from kplane.api import ControlPlane, KubernetesVersion, quantity
 
 _VERSIONS = st.builds(KubernetesVersion, *[st.integers(0, 40)] * 3)
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from api import ControlPlane, ControlPlaneRegistration
-from api.names import kubeconfig_secret_name, management_namespace
-from embedded.handle import Handle
-from provider import NAMESPACES, PODS, SECRETS, Client, ClusterConfig, Conflict, NotFound, Resource, resource_of
+from kplane.api import ControlPlane, ControlPlaneRegistration
+from kplane.api.names import kubeconfig_secret_name, management_namespace
+from kplane.embedded.handle import Handle
+from kplane.provider import NAMESPACES, PODS, SECRETS, Client, ClusterConfig, Conflict, NotFound, Resource, resource_of
 
 _NAME = "behaves"
 _READY_SECONDS = 120.0

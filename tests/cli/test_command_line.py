@@ -10,9 +10,9 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from cli.demo.site import default_directory
-from cli.main import app
-from embedded import lock
+from kplane.cli.demo.site import default_directory
+from kplane.cli.main import app
+from kplane.embedded import lock
 
 HEAVY = (
     "aiohttp",
@@ -36,7 +36,7 @@ def _kplane(*args: str | Path) -> Result:
 def test_help_names_the_commands_and_loads_nothing_heavy() -> None:
     program = (
         "import sys\n"
-        "from cli.main import app\n"
+        "from kplane.cli.main import app\n"
         "app(['--help'], standalone_mode=False)\n"
         f"print('loaded:', sorted(set({HEAVY!r}) & set(sys.modules)))\n"
     )
@@ -47,7 +47,7 @@ def test_help_names_the_commands_and_loads_nothing_heavy() -> None:
 
 
 def test_demo_down_is_fine_where_nothing_runs(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "cli.main", "demo-down", "--directory", str(tmp_path / "never")]
+    command = [sys.executable, "-m", "kplane.cli.main", "demo-down", "--directory", str(tmp_path / "never")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0
     assert "No demo is kept" in result.stdout

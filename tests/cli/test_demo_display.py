@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from cli.demo.display import Display
+from kplane.cli.demo.display import Display
 
 
 def _display(steps: int, *, terminal: bool) -> tuple[Display, io.StringIO]:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from embedded import lock
-from embedded.daemon import end
-from tools.binaries import Binaries
-from workloads import find_processes
+from kplane.binaries.programs import Binaries
+from kplane.embedded import lock
+from kplane.embedded.daemon import end
+from kplane.workloads import find_processes
 
 # One after the other: each starts ten API servers and controller managers.
 pytestmark = [
@@ -45,7 +45,7 @@ def environment(binaries: Binaries) -> dict[str, str]:
 @pytest.mark.timeout(700)
 def test_verifies_every_step_and_leaves_nothing(directory: Path, environment: dict[str, str]) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "cli.main", "demo", "--directory", str(directory)],
+        [sys.executable, "-m", "kplane.cli.main", "demo", "--directory", str(directory)],
         capture_output=True,
         text=True,
         timeout=650,
@@ -63,7 +63,7 @@ def test_verifies_every_step_and_leaves_nothing(directory: Path, environment: di
 @pytest.mark.timeout(400)
 def test_is_interrupted_without_leaving_anything(directory: Path, environment: dict[str, str]) -> None:
     demo = subprocess.Popen(
-        [sys.executable, "-m", "cli.main", "demo", "--directory", str(directory)],
+        [sys.executable, "-m", "kplane.cli.main", "demo", "--directory", str(directory)],
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
@@ -84,7 +84,7 @@ def test_is_interrupted_without_leaving_anything(directory: Path, environment: d
 
 @pytest.mark.timeout(700)
 def test_kept_it_runs_until_demo_down(directory: Path, environment: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "cli.main"]
+    command = [sys.executable, "-m", "kplane.cli.main"]
     kept = subprocess.run(
         [*command, "demo", "--keep", "--directory", str(directory)],
         capture_output=True,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cli.demo.steps import EXAMPLES
-from cli.demo.store import difference, prefix
-from cli.demo.waiting import wait_for
-from cli.errors import DemoFailed
-from embedded.errors import KubectlFailed
+from kplane.cli.demo.steps import EXAMPLES
+from kplane.cli.demo.store import difference, prefix
+from kplane.cli.demo.waiting import wait_for
+from kplane.cli.errors import DemoFailed
+from kplane.embedded.errors import KubectlFailed
 
 
 def test_difference_names_keys_added_removed_and_written() -> None:
@@ -32,7 +32,7 @@ async def test_waiting_ends_with_the_last_thing_seen() -> None:
 
 
 async def test_waiting_outlasts_errors_of_kubectl_and_shows_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.demo.waiting._POLL_SECONDS", 0.0)
+    monkeypatch.setattr("kplane.cli.demo.waiting._POLL_SECONDS", 0.0)
     answers = iter([KubectlFailed("refused"), "there"])
 
     async def probe() -> str:

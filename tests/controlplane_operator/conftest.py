@@ -13,16 +13,16 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from controlplane_operator.credentials import create_authority, issue_serving
-from controlplane_operator.provisioning import key_prefix
-from provider import NAMESPACES, Client, ClusterConfig
-from workloads import ProcessRuntime
+from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
+from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
+from kplane.provider import NAMESPACES, Client, ClusterConfig
+from kplane.workloads import ProcessRuntime
 
 from .reset import Template
 from .tenants import SharedEtcd, Tenant, delete_all, start_api_server, start_etcd, until_ready
 
 if TYPE_CHECKING:
-    from tools.binaries import Binaries
+    from kplane.binaries.programs import Binaries
 
 Answering = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Eventually = Callable[..., Awaitable[Any]]

@@ -8,8 +8,8 @@ from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from controlplane_operator.provisioning import Keyspace
-from provider import (
+from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace
+from kplane.provider import (
     CLUSTER_ROLE_BINDINGS,
     CONFIG_MAPS,
     CUSTOM_RESOURCE_DEFINITIONS,
@@ -18,7 +18,7 @@ from provider import (
     NotFound,
     ProviderError,
 )
-from workloads import run_program
+from kplane.workloads import run_program
 
 Eventually = Callable[..., Awaitable[Any]]
 

@@ -8,33 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from controlplane_operator.credentials import (
-    CONTROLLERS_USER,
-    KeyPair,
-    TenantAuthorities,
-    TenantCertificates,
-    create_authority,
-    issue_client,
-    issue_serving,
-)
-from controlplane_operator.provisioning import (
+from kplane.controlplane_operator.backends.apiserver import (
     API_SERVER_PORTS,
-    ETCD_PORTS,
-    EtcdAccess,
-    Keyspace,
     api_server_component,
-    client_url,
-    etcd_component,
-    key_prefix,
     server_url,
     serving_hosts,
 )
-from embedded.components import bound
-from provider import ClusterConfig
-from workloads import Address, Component, Phase, ProcessRuntime
+from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
+from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
+from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
+from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace, key_prefix
+from kplane.embedded.components import bound
+from kplane.provider import ClusterConfig
+from kplane.workloads import Address, Component, Phase, ProcessRuntime
 
 if TYPE_CHECKING:
-    from tools.binaries import Binaries
+    from kplane.binaries.programs import Binaries
 
 Eventually = Callable[..., Awaitable[Any]]
 

@@ -9,16 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from api import ControlPlane, ControlPlaneClass, KubernetesVersion, quantity
-from controlplane_operator.api_server_plan import ApiServerPlan, ApiServerPlanner, not_held_to, resources_of
-from controlplane_operator.fanout import Stores
-from controlplane_operator.kinds import CONTROL_PLANE_CLASSES
-from controlplane_operator.management import Management
-from controlplane_operator.provision import Behind
-from controlplane_operator.trouble import Trouble
-from controlplane_operator.versions import OLDEST, why_not
-from workloads import ComponentState, Phase, Resources
-from workloads.pods import Image, PodRuntime, PodSettings
+from kplane.api import ControlPlane, ControlPlaneClass, KubernetesVersion, quantity
+from kplane.controlplane_operator.backends.api_server_plan import (
+    ApiServerPlan,
+    ApiServerPlanner,
+    not_held_to,
+    resources_of,
+)
+from kplane.controlplane_operator.backends.base import Behind
+from kplane.controlplane_operator.backends.versions import OLDEST, why_not
+from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
+from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.workloads import ComponentState, Phase, Resources
+from kplane.workloads.pods import Image, PodRuntime, PodSettings
 
 _SOME = st.builds(KubernetesVersion, st.just(1), st.integers(30, 42), st.integers(0, 12))
 

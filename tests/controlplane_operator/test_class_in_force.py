@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from api import ControlPlane, find_condition
-from controlplane_operator.cache import Store
-from controlplane_operator.class_in_force import CLASS_FOUND, class_in_force, with_class_found
-from controlplane_operator.kinds import CONTROL_PLANE_CLASSES
+from kplane.api import ControlPlane, find_condition
+from kplane.controlplane_operator.controlplanes.policy import CLASS_FOUND, class_in_force, with_class_found
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
+from kplane.controlplane_operator.watch.cache import Store
 
 SPEC: dict[str, Any] = {
     "deletionPolicy": "Destroy",

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from api import ControlPlaneClass
-from controlplane_operator import fanout
-from controlplane_operator.addons.bundles import Bundles
-from controlplane_operator.class_use import named, unserved
-from controlplane_operator.control_plane_class import ControlPlaneClassReconciler
-from controlplane_operator.fanout import Queues, Stores, connect
+from kplane.api import ControlPlaneClass
+from kplane.controlplane_operator.addons.bundles import Bundles
+from kplane.controlplane_operator.classes.reconciler import ControlPlaneClassReconciler
+from kplane.controlplane_operator.classes.usage import named, unserved
+from kplane.controlplane_operator.watch import event_routing as fanout
+from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
 
 
 def control_plane(

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from api.names import management_namespace
-from controlplane_operator.components import apiserver_name, etcd_name, mark_of, mcm_mark, mcm_name, place
-from workloads import RuntimeFailure
-from workloads.pods import Placement
+from kplane.api.names import management_namespace
+from kplane.controlplane_operator.backends.names import apiserver_name, etcd_name, mark_of, mcm_mark, mcm_name, place
+from kplane.workloads import RuntimeFailure
+from kplane.workloads.pods import Placement
 
 
 @pytest.mark.parametrize("name", ["acme", "etcd", "apiserver", "a.b", "x" * 253, "kplane-cp-x"])

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api import ControlPlane, ControlPlaneClass, DeletionPolicy
-from controlplane_operator.cache import Store
-from controlplane_operator.class_in_force import class_in_force
-from controlplane_operator.deletion_policy import is_unclear, policy_of
-from controlplane_operator.kinds import CONTROL_PLANE_CLASSES
+from kplane.api import ControlPlane, ControlPlaneClass, DeletionPolicy
+from kplane.controlplane_operator.controlplanes.deletion_policy import is_unclear, policy_of
+from kplane.controlplane_operator.controlplanes.policy import class_in_force
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
+from kplane.controlplane_operator.watch.cache import Store
 
 RETAIN, DESTROY = DeletionPolicy.RETAIN, DeletionPolicy.DESTROY
 POLICIES = (None, RETAIN, DESTROY)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from controlplane_operator.errors import SettingsError
-from controlplane_operator.mcm_settings import why_no_mcm
-from controlplane_operator.provisioning import MCM_RESOURCES, McmProgram, mcm_component
-from controlplane_operator.settings import parse_arguments
-from mcm.sharding import add_sharding_flags
-from mcm.sources import add_source_flags
-from workloads import Address, File, Resources
-from workloads.pods import Image
+from kplane.controlplane_operator.backends.mcm import MCM_RESOURCES, McmProgram, mcm_component
+from kplane.controlplane_operator.config import parse_arguments
+from kplane.controlplane_operator.errors import SettingsError
+from kplane.controlplane_operator.mcm_settings import why_no_mcm
+from kplane.mcm.placement.sharding import add_sharding_flags
+from kplane.mcm.source.sources import add_source_flags
+from kplane.workloads import Address, File, Resources
+from kplane.workloads.pods import Image
 
 PODS = [
     "--runtime=pods",

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api import ControlPlane, ControlPlaneEndpoint
-from controlplane_operator.addresses import addresses_of, tenant_url
-from controlplane_operator.trouble import Trouble
+from kplane.api import ControlPlane, ControlPlaneEndpoint
+from kplane.controlplane_operator.endpoints.addresses import addresses_of, tenant_url
+from kplane.controlplane_operator.status.errors import Trouble
 
 _BASE = "https://api.example:6443"
 _PATHS = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from api import ControlPlaneMode, DeletionPolicy
-from controlplane_operator.as_written import RegistrationAsWritten, as_recorded, understood_endpoint
-from controlplane_operator.deletion_policy import policy_of
-from controlplane_operator.trouble import Trouble
+from kplane.api import ControlPlaneMode, DeletionPolicy
+from kplane.controlplane_operator.controlplanes.deletion_policy import policy_of
+from kplane.controlplane_operator.controlplanes.partial import RegistrationAsWritten, as_recorded, understood_endpoint
+from kplane.controlplane_operator.status.errors import Trouble
 
 ODD = {"endpointRef": {"name": "door"}, "version": "1.36.0"}
 SINCE = "2026-01-01T00:00:00Z"

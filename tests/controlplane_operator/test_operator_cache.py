@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane_operator import fanout
-from controlplane_operator.cache import Change, Store
-from controlplane_operator.fanout import Queues, Stores, connect
-from provider import SECRETS
+from kplane.controlplane_operator.watch import event_routing as fanout
+from kplane.controlplane_operator.watch.cache import Change, Store
+from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
+from kplane.provider import SECRETS
 
 
 def secret(name: str, version: int, **data: str) -> dict[str, Any]:

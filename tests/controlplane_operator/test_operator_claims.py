@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from api import ControlPlane
-from api.names import CLUSTER_PATH_ANNOTATION, CONTROL_PLANE_LABEL, MODE_ANNOTATION, RETAINED_UID_ANNOTATION
-from controlplane_operator.claims import Claims
-from controlplane_operator.fanout import Queues, Stores, connect
-from controlplane_operator.places import etcd_place
-from controlplane_operator.trouble import Trouble
+from kplane.api import ControlPlane
+from kplane.api.names import CLUSTER_PATH_ANNOTATION, CONTROL_PLANE_LABEL, MODE_ANNOTATION, RETAINED_UID_ANNOTATION
+from kplane.controlplane_operator.controlplanes.address_claims import etcd_place
+from kplane.controlplane_operator.controlplanes.claims import Claims
+from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
 
 
 def in_etcd(control_plane: ControlPlane) -> str:

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from api import Condition, ControlPlane, ControlPlaneEndpoint, ControlPlaneStatus
-from controlplane_operator.cache import Store
-from controlplane_operator.events import Events
-from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
-from controlplane_operator.status import StatusWriter
-from provider import Client
+from kplane.api import Condition, ControlPlane, ControlPlaneEndpoint, ControlPlaneStatus
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
+from kplane.controlplane_operator.status.events import Events
+from kplane.controlplane_operator.status.writer import StatusWriter
+from kplane.controlplane_operator.watch.cache import Store
+from kplane.provider import Client
 
 
 class Posted:

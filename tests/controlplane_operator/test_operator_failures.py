@@ -9,17 +9,17 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from api import ControlPlane, ControlPlaneRegistration, ControlPlaneStatus
-from controlplane_operator import failures
-from controlplane_operator.access import Access
-from controlplane_operator.as_written import ControlPlaneAsWritten, RegistrationAsWritten
-from controlplane_operator.consumers import registrations_of
-from controlplane_operator.events import Events
-from controlplane_operator.failures import Failures
-from controlplane_operator.fanout import Queues, Stores
-from controlplane_operator.management import Management
-from controlplane_operator.status import StatusWriter
-from provider import Client, Conflict, Controller, Forbidden, Result, ServerError, Unreachable, WorkQueue
+from kplane.api import ControlPlane, ControlPlaneRegistration, ControlPlaneStatus
+from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.controlplanes.consumers import registrations_of
+from kplane.controlplane_operator.controlplanes.partial import ControlPlaneAsWritten, RegistrationAsWritten
+from kplane.controlplane_operator.registrations.grants import Access
+from kplane.controlplane_operator.status import failures
+from kplane.controlplane_operator.status.events import Events
+from kplane.controlplane_operator.status.failures import Failures
+from kplane.controlplane_operator.status.writer import StatusWriter
+from kplane.controlplane_operator.watch.event_routing import Queues, Stores
+from kplane.provider import Client, Conflict, Controller, Forbidden, Result, ServerError, Unreachable, WorkQueue
 
 KEY = "", "acme"
 REFUSED = Forbidden(403, "Forbidden", "secrets are refused by policy x")

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.credentials import create_authority, render_kubeconfig
-from controlplane_operator.errors import BootstrapFailed
-from controlplane_operator.issuing import (
+from kplane.controlplane_operator.errors import BootstrapFailed
+from kplane.controlplane_operator.pki.issuing import (
     Identity,
     expires_at,
     issue_certificate,
@@ -19,6 +18,8 @@ from controlplane_operator.issuing import (
     reusable,
     until_renewal,
 )
+from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
+from kplane.controlplane_operator.pki.primitives import create_authority
 
 DAY = timedelta(days=1)
 

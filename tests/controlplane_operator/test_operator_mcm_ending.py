@@ -9,24 +9,24 @@ from typing import Any, cast
 
 import pytest
 
-from controlplane_operator.access import Access, Account
-from controlplane_operator.as_written import RegistrationAsWritten
-from controlplane_operator.backoff import Backoff
-from controlplane_operator.cache import Key
-from controlplane_operator.components import mcm_name
-from controlplane_operator.control_plane_registration import ControlPlaneRegistrationReconciler
-from controlplane_operator.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms, account_of
-from controlplane_operator.events import Events
-from controlplane_operator.fanout import Queues, Stores, connect, wake_by_component
-from controlplane_operator.management import Management
-from controlplane_operator.mcm_identities import McmIdentities
-from controlplane_operator.namesakes import Namesakes
-from controlplane_operator.orphans import Orphans
-from controlplane_operator.pairs import Pairs
-from controlplane_operator.provisioning import McmProgram
-from controlplane_operator.status import StatusWriter
-from provider import Client, NotFound, WorkQueue
-from workloads import Runtime, RuntimeFailure
+from kplane.controlplane_operator.backends.mcm import McmProgram
+from kplane.controlplane_operator.backends.names import mcm_name
+from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.controlplanes.endpoint_switch import Pairs
+from kplane.controlplane_operator.controlplanes.partial import RegistrationAsWritten
+from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms, account_of
+from kplane.controlplane_operator.registrations.grants import Access, Account
+from kplane.controlplane_operator.registrations.identities import McmIdentities
+from kplane.controlplane_operator.registrations.reconciler import ControlPlaneRegistrationReconciler
+from kplane.controlplane_operator.status.events import Events
+from kplane.controlplane_operator.status.writer import StatusWriter
+from kplane.controlplane_operator.watch.backoff import Backoff
+from kplane.controlplane_operator.watch.cache import Key
+from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect, wake_by_component
+from kplane.controlplane_operator.watch.gc import Orphans
+from kplane.controlplane_operator.watch.uid_tracker import Namesakes
+from kplane.provider import Client, NotFound, WorkQueue
+from kplane.workloads import Runtime, RuntimeFailure
 
 FORMER = mcm_name("cp", uid="first")
 _versions = itertools.count(100)

@@ -10,20 +10,20 @@ from typing import Any, cast
 
 import pytest
 
-from api.names import PAUSE_ANNOTATION
-from controlplane_operator.cache import Key
-from controlplane_operator.components import mcm_mark, mcm_name
-from controlplane_operator.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms, eldest_of
-from controlplane_operator.events import Events
-from controlplane_operator.fanout import Queues, Stores, connect
-from controlplane_operator.management import Management
-from controlplane_operator.mcm_identities import McmIdentities
-from controlplane_operator.metrics import Metrics
-from controlplane_operator.orphans import Orphans
-from controlplane_operator.provisioning import McmProgram
-from controlplane_operator.status import StatusWriter
-from provider import CLUSTER_ROLES, Client, ClusterConfig
-from workloads import Phase, Runtime, RuntimeFailure
+from kplane.api.names import PAUSE_ANNOTATION
+from kplane.controlplane_operator.backends.mcm import McmProgram
+from kplane.controlplane_operator.backends.names import mcm_mark, mcm_name
+from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.metrics import Metrics
+from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms, eldest_of
+from kplane.controlplane_operator.registrations.identities import McmIdentities
+from kplane.controlplane_operator.status.events import Events
+from kplane.controlplane_operator.status.writer import StatusWriter
+from kplane.controlplane_operator.watch.cache import Key
+from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
+from kplane.controlplane_operator.watch.gc import Orphans
+from kplane.provider import CLUSTER_ROLES, Client, ClusterConfig
+from kplane.workloads import Phase, Runtime, RuntimeFailure
 
 KEY: Key = ("", "foo")
 _versions = itertools.count(100)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from api import ControlPlane
-from controlplane_operator.expiry_metrics import ExpiryMetrics
-from controlplane_operator.fanout import Stores
-from controlplane_operator.metrics import Metrics
+from kplane.api import ControlPlane
+from kplane.controlplane_operator.expiry_metrics import ExpiryMetrics
+from kplane.controlplane_operator.metrics import Metrics
+from kplane.controlplane_operator.watch.event_routing import Stores
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from api import ControlPlane, ControlPlaneRegistration
-from controlplane_operator import pairs as module
-from controlplane_operator.fanout import Queues, Stores
-from controlplane_operator.pairs import Pairs
-from controlplane_operator.resolution import SecretStanding, resolve
-from controlplane_operator.trouble import Trouble
-from provider import ClusterConfig
+from kplane.api import ControlPlane, ControlPlaneRegistration
+from kplane.controlplane_operator.controlplanes import endpoint_switch as module
+from kplane.controlplane_operator.controlplanes.endpoint_switch import Pairs
+from kplane.controlplane_operator.registrations.resolution import SecretStanding, resolve
+from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.watch.event_routing import Queues, Stores
+from kplane.provider import ClusterConfig
 
 _OLD, _NEW = "https://old.example", "https://new.example"
 _ADMIN = {"name": "controlplane-acme-kubeconfig", "namespace": "kplane-cp-acme"}

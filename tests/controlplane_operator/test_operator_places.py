@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from api import ControlPlane
-from controlplane_operator.addresses import Addresses
-from controlplane_operator.claims import Claims
-from controlplane_operator.fanout import Queues, Stores, connect
-from controlplane_operator.places import place_of, places_held, places_written
-from controlplane_operator.provision import Provision
-from controlplane_operator.trouble import Trouble
-from provider import ClusterConfig
+from kplane.api import ControlPlane
+from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.controlplanes.address_claims import place_of, places_held, places_written
+from kplane.controlplane_operator.controlplanes.claims import Claims
+from kplane.controlplane_operator.endpoints.addresses import Addresses
+from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
+from kplane.provider import ClusterConfig
 
 _LEFT, _RIGHT = "https://left:443", "https://right:443"
 _ADOPTED = {

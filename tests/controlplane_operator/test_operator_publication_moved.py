@@ -9,16 +9,16 @@ from typing import Any, cast
 
 import pytest
 
-from api import ControlPlane
-from controlplane_operator.addresses import Addresses
-from controlplane_operator.credentials import create_authority
-from controlplane_operator.fanout import Queues, Stores
-from controlplane_operator.management import Management
-from controlplane_operator.pairs import Pairs
-from controlplane_operator.provision import Provision
-from controlplane_operator.publication import Publication
-from provider import ClusterConfig
-from workloads import Runtime
+from kplane.api import ControlPlane
+from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.controlplanes.endpoint_switch import Pairs
+from kplane.controlplane_operator.controlplanes.publish import Publication
+from kplane.controlplane_operator.endpoints.addresses import Addresses
+from kplane.controlplane_operator.pki.primitives import create_authority
+from kplane.controlplane_operator.watch.event_routing import Queues, Stores
+from kplane.provider import ClusterConfig
+from kplane.workloads import Runtime
 
 _OLD, _NEW = "https://old.example", "https://new.example"
 _CA, _OTHER_CA = (create_authority(name).certificate for name in ("one", "other"))

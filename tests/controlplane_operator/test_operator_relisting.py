@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from controlplane_operator import relisting
-from controlplane_operator.fanout import Stores
-from controlplane_operator.relisting import Relisting
-from provider import Client, ObjectList, Unreachable
+from kplane.controlplane_operator.watch import relisting
+from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.relisting import Relisting
+from kplane.provider import Client, ObjectList, Unreachable
 
 
 class Server:

@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 
-from api import ControlPlane, ControlPlaneEndpoint, ControlPlaneRegistration, ObjectReference, SecretReference
-from controlplane_operator.resolution import Resolution, SecretStanding, is_published, resolve, secret_wanted
-from controlplane_operator.trouble import Trouble
+from kplane.api import ControlPlane, ControlPlaneEndpoint, ControlPlaneRegistration, ObjectReference, SecretReference
+from kplane.controlplane_operator.registrations.resolution import (
+    Resolution,
+    SecretStanding,
+    is_published,
+    resolve,
+    secret_wanted,
+)
+from kplane.controlplane_operator.status.errors import Trouble
 
 _OWN = {"name": "controlplane-cp-kubeconfig", "namespace": "kplane-cp-cp"}
 _CONTROLLERS = {"name": "controlplane-cp-controllers", "namespace": "kplane-cp-cp"}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from controlplane_operator.errors import SettingsError
-from controlplane_operator.main import main
-from controlplane_operator.settings import parse_arguments
+from kplane.controlplane_operator.config import parse_arguments
+from kplane.controlplane_operator.errors import SettingsError
+from kplane.controlplane_operator.main import main
 
 
 @pytest.fixture

@@ -9,12 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api import ControlPlane, ControlPlaneClass
-from controlplane_operator.claims import Claims
-from controlplane_operator.fanout import Stores
-from controlplane_operator.places import etcd_place
-from controlplane_operator.trouble import Trouble
-from controlplane_operator.validation import Claim, check_class, check_cluster_path, check_unclaimed
+from kplane.api import ControlPlane, ControlPlaneClass
+from kplane.controlplane_operator.controlplanes.address_claims import etcd_place
+from kplane.controlplane_operator.controlplanes.claims import Claims
+from kplane.controlplane_operator.controlplanes.validation import (
+    Claim,
+    check_class,
+    check_cluster_path,
+    check_unclaimed,
+)
+from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.watch.event_routing import Stores
 
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 

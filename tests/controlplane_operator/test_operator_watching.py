@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 from kopf._core.reactor import running
 
-from controlplane_operator.backoff import Backoff
-from controlplane_operator.cache import Store
-from controlplane_operator.kinds import CONTROL_PLANES
-from controlplane_operator.watching import Watching
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.watch.backoff import Backoff
+from kplane.controlplane_operator.watch.cache import Store
+from kplane.controlplane_operator.watch.feeds import Watching
 
 
 async def test_where_kopf_gives_up_it_is_started_again(

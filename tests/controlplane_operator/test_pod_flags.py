@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from controlplane_operator.errors import SettingsError
-from controlplane_operator.settings import EtcdBehind, parse_arguments
-from provider import KubeconfigError
-from workloads.pods import Expose, Image
+from kplane.controlplane_operator.config import EtcdBehind, parse_arguments
+from kplane.controlplane_operator.errors import SettingsError
+from kplane.provider import KubeconfigError
+from kplane.workloads.pods import Expose, Image
 
 IMAGES = ["--kube-apiserver-image=registry.example/kube-apiserver:1", "--etcd-image=registry.example/etcd:2"]
 

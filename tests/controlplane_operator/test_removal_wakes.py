@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.fanout import Queues, Stores, connect
+from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
 
 
 def control_plane(name: str, *, deleting: bool) -> dict[str, Any]:

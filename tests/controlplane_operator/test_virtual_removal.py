@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from api import ControlPlane, DeletionPolicy
-from controlplane_operator.errors import KeyspaceError
-from controlplane_operator.trouble import Trouble
-from controlplane_operator.virtual import VirtualProvisioner
-from workloads import RuntimeFailure
+from kplane.api import ControlPlane, DeletionPolicy
+from kplane.controlplane_operator.backends.virtual import VirtualProvisioner
+from kplane.controlplane_operator.errors import KeyspaceError
+from kplane.controlplane_operator.status.errors import Trouble
+from kplane.workloads import RuntimeFailure
 
 CONTROL_PLANE = ControlPlane.model_validate(
     {"metadata": {"name": "shop", "uid": "u-1"}, "spec": {}, "status": {"clusterPath": "shop"}}

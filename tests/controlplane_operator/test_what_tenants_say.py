@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from api import ControlPlaneRegistrationStatus, ControlPlaneStatus
-from controlplane_operator.bootstrap import request_token
-from controlplane_operator.errors import BootstrapFailed
-from controlplane_operator.tenants import reported_version, tenant_client
-from controlplane_operator.trouble import trouble_with
-from provider import AnswerTooLarge, Client, ClusterConfig, Forbidden
+from kplane.api import ControlPlaneRegistrationStatus, ControlPlaneStatus
+from kplane.controlplane_operator.errors import BootstrapFailed
+from kplane.controlplane_operator.status.errors import trouble_with
+from kplane.controlplane_operator.tenant.client import reported_version, tenant_client
+from kplane.controlplane_operator.tenant.tokens import request_token
+from kplane.provider import AnswerTooLarge, Client, ClusterConfig, Forbidden
 
 _LIFE = dt.timedelta(hours=1)
 

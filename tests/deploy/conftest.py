@@ -224,7 +224,7 @@ def etcd(etcds: list[Etcd]) -> Etcd:
 
 @pytest.fixture(scope="session")
 def chart(tmp_path_factory: pytest.TempPathFactory) -> Chart:
-    from tools.binaries import resolve
+    from kplane.binaries.programs import resolve
 
     return Chart(resolve(programs=("helm",)).path("helm"), tmp_path_factory.mktemp("helm"))
 

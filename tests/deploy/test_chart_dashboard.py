@@ -13,18 +13,18 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from controlplane_operator.cache import Store
-from controlplane_operator.components import apiserver_name, etcd_name, mcm_name, place
-from controlplane_operator.kinds import CONTROL_PLANES
-from controlplane_operator.metrics import Metrics as OperatorMetrics
-from controlplane_operator.provisioning import MCM_PORTS
-from mcm.configuration import PROGRAM
-from mcm.digest import SERIES
-from mcm.metrics import Metrics as McmMetrics
-from mcm.overview import ClusterSummary, Overview, State
-from mcm.scrape import Origin, Scraper, Target
-from provider import Result, WorkQueue
-from workloads.pods.objects import labels_of
+from kplane.controlplane_operator.backends.mcm import MCM_PORTS
+from kplane.controlplane_operator.backends.names import apiserver_name, etcd_name, mcm_name, place
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.metrics import Metrics as OperatorMetrics
+from kplane.controlplane_operator.watch.cache import Store
+from kplane.mcm.describe.controllers import PROGRAM
+from kplane.mcm.metrics.allowlist import SERIES
+from kplane.mcm.metrics.collector import Metrics as McmMetrics
+from kplane.mcm.metrics.scrape import Origin, Scraper, Target
+from kplane.mcm.status.overview import ClusterSummary, Overview, State
+from kplane.provider import Result, WorkQueue
+from kplane.workloads.pods.objects import labels_of
 
 pytestmark = pytest.mark.integration
 

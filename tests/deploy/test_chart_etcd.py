@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.credentials import create_authority, issue_client
-from controlplane_operator.shared_etcd.certificates import (
+from kplane.binaries.upstreams import ETCD
+from kplane.controlplane_operator.pki.primitives import create_authority, issue_client
+from kplane.controlplane_operator.shared_etcd.certificates import (
     authority_of,
     create_credentials,
     renew_server,
     server_hosts,
 )
-from tools.upstreams import ETCD
 
 from .conftest import end
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from controlplane_operator.settings import Settings, parse_arguments
-from mcm.settings import Settings as McmSettings
-from mcm.sharding import SHARDS
-from workloads import Resources
+from kplane.controlplane_operator.config import Settings, parse_arguments
+from kplane.mcm.placement.sharding import SHARDS
+from kplane.mcm.settings import Settings as McmSettings
+from kplane.workloads import Resources
 
 pytestmark = pytest.mark.integration
 

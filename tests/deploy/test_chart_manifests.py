@@ -12,9 +12,9 @@ import yaml
 
 import crds
 import deploy
-from embedded.errors import KubectlFailed
-from embedded.handle import Handle
-from embedded.kubectl import Kubectl
+from kplane.embedded.errors import KubectlFailed
+from kplane.embedded.handle import Handle
+from kplane.embedded.kubectl import Kubectl
 
 pytestmark = pytest.mark.integration
 

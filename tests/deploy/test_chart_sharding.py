@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from embedded.handle import Handle
-from mcm.settings import Settings
-from mcm.sharding import SHARDS
-from provider import LEASES, Client, ClusterConfig, Forbidden, Manager
+from kplane.embedded.handle import Handle
+from kplane.mcm.placement.sharding import SHARDS
+from kplane.mcm.settings import Settings
+from kplane.provider import LEASES, Client, ClusterConfig, Forbidden, Manager
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

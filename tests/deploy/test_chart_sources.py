@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from embedded.handle import Handle
-from mcm.sharding import SHARDS
-from provider import NAMESPACES, SECRETS, Client, ClusterConfig, Clusters
-from provider.providers.endpoint import ENDPOINTS, EndpointProvider, SecretTemplate
+from kplane.embedded.handle import Handle
+from kplane.mcm.placement.sharding import SHARDS
+from kplane.provider import NAMESPACES, SECRETS, Client, ClusterConfig, Clusters
+from kplane.provider.providers.kplane.endpoint import ENDPOINTS, EndpointProvider, SecretTemplate
 
 pytestmark = pytest.mark.integration
 

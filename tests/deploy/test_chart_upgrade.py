@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from embedded.handle import Handle
-from embedded.kubectl import Kubectl
+from kplane.embedded.handle import Handle
+from kplane.embedded.kubectl import Kubectl
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tools.upstreams import KUBERNETES
+from kplane.binaries.upstreams import KUBERNETES
 
 pytestmark = pytest.mark.integration
 

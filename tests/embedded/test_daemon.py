@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from embedded import lock
-from embedded.daemon import Daemon, end
-from embedded.errors import DaemonFailed
-from tools.binaries import Binaries
-from workloads import find_processes
+from kplane.binaries.programs import Binaries
+from kplane.embedded import lock
+from kplane.embedded.daemon import Daemon, end
+from kplane.embedded.errors import DaemonFailed
+from kplane.workloads import find_processes
 
 pytestmark = pytest.mark.integration
 

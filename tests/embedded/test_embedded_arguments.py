@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from embedded.__main__ import main
+from kplane.embedded.__main__ import main
 
 
 def test_runs_no_operators_without_what_they_work_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from crds import manifests as crd_manifests
-from embedded.errors import NotReadyInTime
-from embedded.manifests import install
-from provider import Client, Resource
+from kplane.embedded.errors import NotReadyInTime
+from kplane.embedded.manifests import crd_manifests, install
+from kplane.provider import Client, Resource
 
 _SEEN_BY_NOBODY: dict[str, Any] = {}
 _WITHOUT_CONDITIONS = {"status": {"conditions": None, "acceptedNames": {"kind": ""}}}
@@ -36,7 +35,7 @@ class _Slow(Client):
 
 
 async def test_waits_through_every_state_before_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedded.manifests._POLL_SECONDS", 0.0)
+    monkeypatch.setattr("kplane.embedded.manifests._POLL_SECONDS", 0.0)
     client = _Slow(_SEEN_BY_NOBODY, _WITHOUT_CONDITIONS, _REFUSED, _SERVED)
     await install(client, timeout_seconds=10.0)
     assert client.reads == {crd["metadata"]["name"]: 4 for crd in crd_manifests()}

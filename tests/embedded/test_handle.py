@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from embedded.errors import EmbeddedError
-from embedded.etcdctl import Etcdctl
-from embedded.handle import Handle
+from kplane.embedded.errors import EmbeddedError
+from kplane.embedded.etcdctl import Etcdctl
+from kplane.embedded.handle import Handle
 
 
 def _handle(directory: Path) -> Handle:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from embedded import lock
-from embedded.errors import DirectoryInUse
+from kplane.embedded import lock
+from kplane.embedded.errors import DirectoryInUse
 
 
 def test_names_its_holder_until_it_is_let_go(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from embedded.cluster import ManagementCluster
-from embedded.errors import DirectoryInUse, KubectlFailed
-from embedded.handle import Handle
-from embedded.kubectl import Kubectl
-from provider import NAMESPACES, Client, ClusterConfig, Unauthorized
-from tools.binaries import Binaries
-from workloads import find_processes
+from kplane.binaries.programs import Binaries
+from kplane.embedded.cluster import ManagementCluster
+from kplane.embedded.errors import DirectoryInUse, KubectlFailed
+from kplane.embedded.handle import Handle
+from kplane.embedded.kubectl import Kubectl
+from kplane.provider import NAMESPACES, Client, ClusterConfig, Unauthorized
+from kplane.workloads import find_processes
 
 pytestmark = pytest.mark.integration
 

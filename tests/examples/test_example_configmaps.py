@@ -13,8 +13,8 @@ import uuid
 import pytest
 import yaml
 
-from provider import CONFIG_MAPS, NAMESPACES, SECRETS, Client, ClusterConfig
-from provider.providers.registration import REGISTRATIONS
+from kplane.provider import CONFIG_MAPS, NAMESPACES, SECRETS, Client, ClusterConfig
+from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
 pytestmark = pytest.mark.integration
 

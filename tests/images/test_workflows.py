@@ -13,7 +13,7 @@ import pytest
 import yaml
 from hypothesis import settings
 
-from tools.upstreams import KUBERNETES
+from kplane.binaries.upstreams import KUBERNETES
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").iterdir())

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from provider import Backoff, ClusterConfig
-from workloads import Pace, ProcessRuntime
+from kplane.provider import Backoff, ClusterConfig
+from kplane.workloads import Pace, ProcessRuntime
 
 from .control_planes import one, tenants, two
 from .gates import gate_to
@@ -45,7 +45,7 @@ async def runtime(tmp_path: Path) -> AsyncIterator[ProcessRuntime]:
 def _retried_soon() -> Iterator[None]:
     """Retries sooner than production does. A test that undoes its `monkeypatch` does not end that."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mcm.instance._FIRST_RETRY_SECONDS", 0.05)
+        patch.setattr("kplane.mcm.instance.lifecycle._FIRST_RETRY_SECONDS", 0.05)
         for module in ("instances", "settling"):
             patch.setattr(f"mcm.{module}.Backoff", lambda **_: Backoff(initial_seconds=0.05, maximum_seconds=1.0))
         yield

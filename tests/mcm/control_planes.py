@@ -17,27 +17,18 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.credentials import (
-    CONTROLLERS_USER,
-    KeyPair,
-    TenantAuthorities,
-    TenantCertificates,
-    create_authority,
-    issue_client,
-    issue_serving,
-    render_kubeconfig,
-)
-from controlplane_operator.provisioning import (
+from kplane.binaries.programs import Binaries
+from kplane.controlplane_operator.backends.apiserver import (
     API_SERVER_PORTS,
-    ETCD_PORTS,
-    EtcdAccess,
     api_server_component,
-    client_url,
-    etcd_component,
     server_url,
     serving_hosts,
 )
-from provider import (
+from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
+from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
+from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
+from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
+from kplane.provider import (
     CLUSTER_ROLE_BINDINGS,
     LEASES,
     NAMESPACES,
@@ -47,8 +38,7 @@ from provider import (
     NotFound,
     Resource,
 )
-from tools.binaries import Binaries
-from workloads import Component, Lifetime, Phase, ProcessRuntime
+from kplane.workloads import Component, Lifetime, Phase, ProcessRuntime
 
 Eventually = Callable[..., Any]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from provider.cancellation import end_tasks
+from kplane.provider.aio.cancellation import end_tasks
 
 _HOST = "127.0.0.1"
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import orjson
 
-from controlplane_operator.credentials import create_authority, issue_serving
-from mcm.guard import GuardPace
-from mcm.instances import Instances
-from mcm.overview import ClusterSummary, Overview
-from mcm.report import Reason
-from mcm.start_budget import StartBudget
-from provider import Cluster, ClusterConfig, Clusters
-from workloads import ProcessRuntime
+from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
+from kplane.mcm.fleet import Instances
+from kplane.mcm.instance.start_gate import GuardPace
+from kplane.mcm.instance.turns import StartBudget
+from kplane.mcm.status.overview import ClusterSummary, Overview
+from kplane.mcm.status.report import Reason
+from kplane.provider import Cluster, ClusterConfig, Clusters
+from kplane.workloads import ProcessRuntime
 
 PACE = GuardPace(look=0.05, timeout=0.5, fresh=0.0, grace=0.5, retry_initial=0.05, retry_maximum=0.2, stable=60.0)
 NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}"

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from mcm.configuration import component_name
-from mcm.errors import RegistrationWithdrawn
-from mcm.instances import Instances
-from mcm.metrics import Metrics
-from mcm.overview import Overview
-from mcm.report import Reason
-from mcm.start_budget import StartBudget
-from provider import Cluster, ClusterConfig, Clusters
-from workloads import ProcessRuntime
+from kplane.mcm.describe.controllers import component_name
+from kplane.mcm.errors import RegistrationWithdrawn
+from kplane.mcm.fleet import Instances
+from kplane.mcm.instance.turns import StartBudget
+from kplane.mcm.metrics.collector import Metrics
+from kplane.mcm.status.overview import Overview
+from kplane.mcm.status.report import Reason
+from kplane.provider import Cluster, ClusterConfig, Clusters
+from kplane.workloads import ProcessRuntime
 
 
 def cluster(name: str, *, server: str = "https://127.0.0.1:1", token: str = "t", **more: Any) -> Cluster:

@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tools.binaries import Binaries
-from workloads import find_processes
+from kplane.binaries.programs import Binaries
+from kplane.workloads import find_processes
 
 Eventually = Callable[..., Any]
 Samples = dict[tuple[str, str], dict[str, float]]
@@ -42,7 +42,7 @@ class Mcm:
         self.log = directory / "mcm.log"
         self.output = directory / "mcm.out"
         self.url = f"http://127.0.0.1:{port}"
-        command = (str(_QUICK),) if quick else ("-m", "mcm.main")
+        command = (str(_QUICK),) if quick else ("-m", "kplane.mcm.main")
         self._command = [
             *(sys.executable, *command, f"--kubeconfig={kubeconfig}", f"--state-dir={self.state}"),
             *(f"--programs-dir={path}" for path in programs),

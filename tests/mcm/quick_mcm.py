@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from mcm import main as command
-from mcm.guard import GuardPace
+from kplane.mcm import main as command
+from kplane.mcm.instance.start_gate import GuardPace
 
 if __name__ == "__main__":
     command.GuardPace = functools.partial(GuardPace, look=1.0, retry_maximum=2.0)  # type: ignore[assignment,misc]

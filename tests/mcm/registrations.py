@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from embedded.credentials import MCM_USER
-from provider import NAMESPACES, ROLE_BINDINGS, ROLES, SECRETS, Client, ClusterConfig, NotFound
-from provider.providers.registration import REGISTRATIONS
+from kplane.embedded.credentials import MCM_USER
+from kplane.provider import NAMESPACES, ROLE_BINDINGS, ROLES, SECRETS, Client, ClusterConfig, NotFound
+from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
 
 class Fleet:

@@ -12,18 +12,10 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from api import RegistrationMode
-from mcm.reports import Reports
-from provider import (
-    Client,
-    Cluster,
-    ClusterConfig,
-    ClusterNotOwned,
-    NotFound,
-    Reflector,
-    Resource,
-)
-from provider.providers.registration import REGISTRATIONS
+from kplane.api import RegistrationMode
+from kplane.mcm.status.reporter import Reports
+from kplane.provider import Client, Cluster, ClusterConfig, ClusterNotOwned, NotFound, Reflector, Resource
+from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
 Eventually = Callable[..., Any]
 

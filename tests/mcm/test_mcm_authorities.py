@@ -11,16 +11,11 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.credentials import (
-    CONTROLLERS_USER,
-    KeyPair,
-    create_authority,
-    issue_client,
-    issue_serving,
-    render_kubeconfig,
-)
-from mcm.configuration import component_name
-from provider import CONFIG_MAPS, Client, ClusterConfig
+from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER
+from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
+from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
+from kplane.mcm.describe.controllers import component_name
+from kplane.provider import CONFIG_MAPS, Client, ClusterConfig
 
 from .control_planes import controllers_token, works
 

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.credentials import CONTROLLERS_USER, issue_client, render_kubeconfig
-from provider import NAMESPACES, SERVICE_ACCOUNTS, Client, NotFound, Reflector
-from provider.providers.registration import REGISTRATIONS
+from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER
+from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
+from kplane.controlplane_operator.pki.primitives import issue_client
+from kplane.provider import NAMESPACES, SERVICE_ACCOUNTS, Client, NotFound, Reflector
+from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
 from .control_planes import manifest, works
 

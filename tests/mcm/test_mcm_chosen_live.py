@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from api import KubernetesVersion
-from provider import NAMESPACES, Client
-from provider.providers.registration import REGISTRATIONS
-from tools.binaries import Binaries
+from kplane.api import KubernetesVersion
+from kplane.binaries.programs import Binaries
+from kplane.provider import NAMESPACES, Client
+from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
 from .control_planes import works
 

@@ -12,15 +12,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcm.certificate import ServingCertificate
-from mcm.configuration import component_name, configure
-from mcm.errors import ConfigurationError
-from mcm.fingerprint import fingerprint
-from mcm.flags import NO_FLAGS, Flags
-from mcm.profiles import CORE, NODELESS
-from mcm.services import Served
-from provider import Cluster, ClusterConfig, Impersonation
-from workloads import Address, Component, Lifetime
+from kplane.mcm.describe.certificate import ServingCertificate
+from kplane.mcm.describe.controllers import component_name, configure
+from kplane.mcm.describe.fingerprint import fingerprint
+from kplane.mcm.describe.flags import NO_FLAGS, Flags
+from kplane.mcm.describe.profiles import CORE, NODELESS
+from kplane.mcm.describe.services import Served
+from kplane.mcm.errors import ConfigurationError
+from kplane.provider import Cluster, ClusterConfig, Impersonation
+from kplane.workloads import Address, Component, Lifetime
 
 SERVING = ServingCertificate.create(host="127.0.0.1")
 ADDRESS = Address(host="127.0.0.1", ports={"https": 10257})

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from provider import DEPLOYMENTS, NAMESPACES, PODS, Client, Resource
-from provider.providers.registration import REGISTRATIONS
+from kplane.provider import DEPLOYMENTS, NAMESPACES, PODS, Client, Resource
+from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
 from .control_planes import held_by_another, manifest, works
 

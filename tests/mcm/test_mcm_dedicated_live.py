@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from provider import (
+from kplane.provider import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
     NAMESPACES,
@@ -24,7 +24,7 @@ from provider import (
     ProviderError,
     Reflector,
 )
-from provider.providers.registration import REGISTRATIONS
+from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.mark.timeout(300)]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from mcm.configuration import ENVIRONMENT
-from mcm.guard import GuardPace
-from mcm.main import LOG_BYTES
-from mcm.programs import Programs
-from mcm.scrape import ScrapeLimits
-from mcm.settings import Settings
-from mcm.settling import Settling
-from provider import Fleet
-from workloads import Pace, ProcessRuntime
+from kplane.mcm.describe.controllers import ENVIRONMENT
+from kplane.mcm.instance.programs import Programs
+from kplane.mcm.instance.start_gate import GuardPace
+from kplane.mcm.main import LOG_BYTES
+from kplane.mcm.metrics.scrape import ScrapeLimits
+from kplane.mcm.settings import Settings
+from kplane.mcm.source.debounce import Settling
+from kplane.provider import Fleet
+from kplane.workloads import Pace, ProcessRuntime
 
 
 class Nobody:

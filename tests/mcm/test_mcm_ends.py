@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mcm.configuration import component_name
-from provider import Client
-from provider.providers.registration import REGISTRATIONS
+from kplane.mcm.describe.controllers import component_name
+from kplane.provider import Client
+from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
 from .control_planes import works
 

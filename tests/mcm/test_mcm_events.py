@@ -8,12 +8,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from mcm.errors import RegistrationWithdrawn
-from mcm.events import Events
-from mcm.report import Reason
-from mcm.silence import Silence
-from provider import Cluster, ClusterConfig, EventRecorder
-from provider.providers.registration import REGISTRATIONS
+from kplane.mcm.errors import RegistrationWithdrawn
+from kplane.mcm.status.events import Events
+from kplane.mcm.status.null_reporter import Silence
+from kplane.mcm.status.report import Reason
+from kplane.provider import Cluster, ClusterConfig, EventRecorder
+from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
 ATTRIBUTES = {"controlPlaneUID": "u"}
 CLUSTER = Cluster("a", config=ClusterConfig(server="https://a", token="t"), attributes=ATTRIBUTES)
@@ -60,7 +60,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     def wait(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr("mcm.events._now", lambda: now[0])
+    monkeypatch.setattr("kplane.mcm.status.events._now", lambda: now[0])
     return wait
 
 

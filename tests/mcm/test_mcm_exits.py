@@ -13,16 +13,16 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from mcm.exits import exit_reason
-from mcm.instances import Instances
-from mcm.metrics import Metrics
-from mcm.overview import Overview
-from mcm.report import Reason
-from mcm.silence import Silence
-from provider import LEASES, Client, Cluster, ClusterConfig, Clusters
-from tools.binaries import Binaries
-from workloads import Pace, ProcessRuntime
-from workloads.oom_kills import OomKills, find_counter
+from kplane.binaries.programs import Binaries
+from kplane.mcm.fleet import Instances
+from kplane.mcm.instance.exits import exit_reason
+from kplane.mcm.metrics.collector import Metrics
+from kplane.mcm.status.null_reporter import Silence
+from kplane.mcm.status.overview import Overview
+from kplane.mcm.status.report import Reason
+from kplane.provider import LEASES, Client, Cluster, ClusterConfig, Clusters
+from kplane.workloads import Pace, ProcessRuntime
+from kplane.workloads.processes.oom_kills import OomKills, find_counter
 
 Eventually = Callable[..., Any]
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from mcm.digest import digest
-from mcm.exposition import Families, read_samples
+from kplane.mcm.metrics.allowlist import digest
+from kplane.mcm.metrics.render import Families, read_samples
 
 TEXT = """# HELP workqueue_depth [BETA] Current depth of workqueue
 # TYPE workqueue_depth gauge

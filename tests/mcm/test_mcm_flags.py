@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mcm.errors import ConfigurationError
-from mcm.flags import Flags, check_flags
-from workloads import RuntimeFailure
+from kplane.mcm.describe.flags import Flags, check_flags
+from kplane.mcm.errors import ConfigurationError
+from kplane.workloads import RuntimeFailure
 
 PROGRAM = "kube-controller-manager"
 

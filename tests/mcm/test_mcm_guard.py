@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.credentials import create_authority, issue_client
-from mcm.report import Reason
-from mcm.tenant import Obstacle, Tenant
-from provider import ClusterConfig
-from workloads import ProcessRuntime
+from kplane.controlplane_operator.pki.primitives import create_authority, issue_client
+from kplane.mcm.instance.api_server_probe import Obstacle, Tenant
+from kplane.mcm.status.report import Reason
+from kplane.provider import ClusterConfig
+from kplane.workloads import ProcessRuntime
 
 from .guard_world import NOT_FOUND, PACE, FaultServer, Time, World, lease
 from .instances_world import program
@@ -47,7 +47,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
         made.unanswered += found is not None
         return found
 
-    monkeypatch.setattr("mcm.guard._now", lambda: made.now)
+    monkeypatch.setattr("kplane.mcm.instance.start_gate._now", lambda: made.now)
     monkeypatch.setattr(Tenant, "look", counted)
     return made
 
@@ -259,7 +259,7 @@ async def test_another_controller_manager_keeps_the_instance_away_until_its_leas
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("mcm.instances.Tenant", functools.partial(Tenant, now=lambda: now[0]))
+    monkeypatch.setattr("kplane.mcm.fleet.Tenant", functools.partial(Tenant, now=lambda: now[0]))
     world.server.answer = lease("theirs_1", seconds=15)
     await world.add()
     await eventually(lambda: world.heard.last()[0] is Reason.FOREIGN_CONTROLLER_MANAGER)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mcm.memory import pss_by_pid
-from provider import CONFIG_MAPS, NAMESPACES, Client
+from kplane.mcm.instance.memory import pss_by_pid
+from kplane.provider import CONFIG_MAPS, NAMESPACES, Client
 
 from .control_planes import works
 

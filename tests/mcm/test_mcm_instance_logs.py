@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from mcm.instance_logs import InstanceLog, InstanceLogs, LogForm
+from kplane.mcm.instance.logs import InstanceLog, InstanceLogs, LogForm
 
 Eventually = Callable[..., Any]
 
@@ -135,7 +135,7 @@ async def test_a_stream_that_was_closed_ends_nothing(tmp_path: Path, eventually:
 async def test_a_stream_that_nobody_reads_keeps_nothing_from_its_end(
     tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mcm.instance_logs._LAST_SECONDS", 0.2)
+    monkeypatch.setattr("kplane.mcm.instance.logs._LAST_SECONDS", 0.2)
     path = tmp_path / "one"
     path.write_text("a line of an instance\n" * 10_000)
     reading, writing = os.pipe()

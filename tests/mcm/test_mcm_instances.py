@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mcm.instances import remove_leftovers
-from provider import LOCAL
-from workloads import Component, ProcessRuntime, RuntimeFailure
+from kplane.mcm.fleet import remove_leftovers
+from kplane.provider import LOCAL
+from kplane.workloads import Component, ProcessRuntime, RuntimeFailure
 
 from .instances_world import World, alive, cluster, program
 
@@ -102,7 +102,7 @@ async def test_edits_in_a_row_come_to_one_restart_and_to_none_where_the_last_one
 async def test_a_change_that_fails_holds_up_no_later_one(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mcm.instance._FIRST_RETRY_SECONDS", 600.0)
+    monkeypatch.setattr("kplane.mcm.instance.lifecycle._FIRST_RETRY_SECONDS", 600.0)
     apply = world.runtime.apply
 
     async def refuse_one(component: Component) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from mcm.settings import Listen
-from mcm.status import serve_status
-from provider import Cluster
+from kplane.mcm.settings import Listen
+from kplane.mcm.status.server import serve_status
+from kplane.provider import Cluster
 
 from .instances_world import Heard, World, alive, cluster, program
 

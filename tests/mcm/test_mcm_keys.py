@@ -10,9 +10,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa, x25519
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane_operator.credentials import KeyPair, create_authority
-from mcm.keys import usable_keys
-from provider import Cluster, ClusterConfig
+from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority
+from kplane.mcm.describe.keys import usable_keys
+from kplane.provider import Cluster, ClusterConfig
 
 ONE: KeyPair = create_authority("one")
 OTHER: KeyPair = create_authority("other")

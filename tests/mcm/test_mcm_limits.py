@@ -13,20 +13,20 @@ from unittest.mock import Mock, create_autospec
 
 import pytest
 
-from mcm.configuration import OPEN_FILES
-from mcm.instance import Instance
-from mcm.instances import Instances
-from mcm.memory_ceiling import MemoryCeiling
-from mcm.overview import Overview
-from mcm.report import Reason
-from mcm.settings import Settings
-from mcm.silence import Silence
-from mcm.tenant import Obstacle
-from provider import Cluster, ClusterConfig, Clusters
-from tools.binaries import Binaries
-from workloads import Component, Lifetime, Pace, Phase, ProcessRuntime, RestartPolicy
-from workloads.memory_group import is_delegated
-from workloads.oom_kills import find_counter
+from kplane.binaries.programs import Binaries
+from kplane.mcm.describe.controllers import OPEN_FILES
+from kplane.mcm.fleet import Instances
+from kplane.mcm.instance.api_server_probe import Obstacle
+from kplane.mcm.instance.lifecycle import Instance
+from kplane.mcm.instance.memory_ceiling import MemoryCeiling
+from kplane.mcm.settings import Settings
+from kplane.mcm.status.null_reporter import Silence
+from kplane.mcm.status.overview import Overview
+from kplane.mcm.status.report import Reason
+from kplane.provider import Cluster, ClusterConfig, Clusters
+from kplane.workloads import Component, Lifetime, Pace, Phase, ProcessRuntime, RestartPolicy
+from kplane.workloads.processes.memory_group import is_delegated
+from kplane.workloads.processes.oom_kills import find_counter
 
 Eventually = Callable[..., Any]
 COUNTER = find_counter()
@@ -97,7 +97,7 @@ async def test_who_shares_much_is_looked_at_closely_when_it_grows(
 ) -> None:
     """The kernel takes long to tell the share; what merely stays large with pages of others is not asked for again."""
     looks: list[int] = []
-    monkeypatch.setattr("mcm.memory_ceiling.pss_of", lambda pid: looks.append(pid) or 0)
+    monkeypatch.setattr("kplane.mcm.instance.memory_ceiling.pss_of", lambda pid: looks.append(pid) or 0)
     asked = Mock(return_value=[create_autospec(Instance, instance=True, state=Mock(pid=os.getpid()))])
     async with MemoryCeiling(asked, limit_bytes=16 << 20, interval_seconds=0.01).kept():
         await eventually(lambda: asked.call_count > 20)

@@ -12,18 +12,18 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from mcm.configuration import component_name
-from mcm.guard import GuardPace
-from mcm.instance import Instance
-from mcm.instances import Instances
-from mcm.liveness import Liveness
-from mcm.overview import ClusterSummary, Overview
-from mcm.report import Reason
-from mcm.silence import Silence
-from mcm.start_budget import StartBudget
-from mcm.tenant import Obstacle, Tenant
-from provider import Clusters
-from workloads import Pace, Phase, ProcessRuntime
+from kplane.mcm.describe.controllers import component_name
+from kplane.mcm.fleet import Instances
+from kplane.mcm.instance.api_server_probe import Obstacle, Tenant
+from kplane.mcm.instance.lifecycle import Instance
+from kplane.mcm.instance.liveness import Liveness
+from kplane.mcm.instance.start_gate import GuardPace
+from kplane.mcm.instance.turns import StartBudget
+from kplane.mcm.status.null_reporter import Silence
+from kplane.mcm.status.overview import ClusterSummary, Overview
+from kplane.mcm.status.report import Reason
+from kplane.provider import Clusters
+from kplane.workloads import Pace, Phase, ProcessRuntime
 
 from .instances_world import cluster, program
 

@@ -14,7 +14,7 @@ def refusal(tmp_path: Path, *, kubeconfig: str, listen: str = "127.0.0.1:0") -> 
     (tmp_path / "kubeconfig").write_text(kubeconfig)
     arguments = [f"--kubeconfig={tmp_path}/kubeconfig", f"--state-dir={tmp_path}/state", f"--programs-dir={tmp_path}"]
     ended = subprocess.run(
-        [sys.executable, "-m", "mcm.main", *arguments, f"--listen={listen}"],
+        [sys.executable, "-m", "kplane.mcm.main", *arguments, f"--listen={listen}"],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         timeout=60.0,

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.credentials import create_authority, issue_serving
-from provider import Client
+from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
+from kplane.provider import Client
 
 from .control_planes import works
 

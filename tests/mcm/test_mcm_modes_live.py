@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from api import RegistrationMode
-from mcm.errors import NotAnnounced, RegistrationWithdrawn
-from mcm.report import Reason
-from mcm.reports import Reports
-from provider import Client, Cluster, ClusterConfig, Conflict, Forbidden, Resource
-from provider.providers.registration import REGISTRATIONS
+from kplane.api import RegistrationMode
+from kplane.mcm.errors import NotAnnounced, RegistrationWithdrawn
+from kplane.mcm.status.report import Reason
+from kplane.mcm.status.reporter import Reports
+from kplane.provider import Client, Cluster, ClusterConfig, Conflict, Forbidden, Resource
+from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
 pytestmark = pytest.mark.integration
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from mcm.main import LOG_BYTES
-from provider import Client
-from provider.providers.registration import REGISTRATIONS
+from kplane.mcm.main import LOG_BYTES
+from kplane.provider import Client
+from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
 from .control_planes import held_by_another, works
 

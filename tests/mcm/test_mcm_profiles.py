@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from api import ControllersProfile
-from mcm.profiles import CORE, NODELESS, controllers
-from workloads import ProgramFailed, run_program
+from kplane.api import ControllersProfile
+from kplane.mcm.describe.profiles import CORE, NODELESS, controllers
+from kplane.workloads import ProgramFailed, run_program
 
 ALL_KEYS = ("ca.crt", "sa.key", "signing-ca.crt", "signing-ca.key")
 

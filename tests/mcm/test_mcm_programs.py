@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from api import KubernetesVersion
-from mcm.errors import ConfigurationError
-from mcm.instances import Instances
-from mcm.overview import Overview
-from mcm.programs import Build, Programs
-from mcm.settings import Settings
-from mcm.silence import Silence
-from provider import Cluster, ClusterConfig, Clusters
-from workloads import ProcessRuntime, RuntimeFailure
+from kplane.api import KubernetesVersion
+from kplane.mcm.errors import ConfigurationError
+from kplane.mcm.fleet import Instances
+from kplane.mcm.instance.programs import Build, Programs
+from kplane.mcm.settings import Settings
+from kplane.mcm.status.null_reporter import Silence
+from kplane.mcm.status.overview import Overview
+from kplane.provider import Cluster, ClusterConfig, Clusters
+from kplane.workloads import ProcessRuntime, RuntimeFailure
 
 PROGRAM = "kube-controller-manager"
 

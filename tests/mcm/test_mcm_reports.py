@@ -9,17 +9,12 @@ from typing import Any
 
 import pytest
 
-from api import RegistrationMode
-from mcm.errors import NotAnnounced, RegistrationWithdrawn
-from mcm.report import Reason
-from mcm.reports import Reports
-from provider import (
-    Backoff,
-    Cluster,
-    Conflict,
-    Forbidden,
-)
-from provider.providers.registration import REGISTRATIONS
+from kplane.api import RegistrationMode
+from kplane.mcm.errors import NotAnnounced, RegistrationWithdrawn
+from kplane.mcm.status.report import Reason
+from kplane.mcm.status.reporter import Reports
+from kplane.provider import Backoff, Cluster, Conflict, Forbidden
+from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
 from .reports_desk import Desk
 
@@ -99,7 +94,7 @@ async def test_an_instance_that_goes_to_and_fro_is_told_of_less_and_less_often(
         return high if next(drawn) < _WRITES else 1e6
 
     pace = {"initial_seconds": _SHORTEST_SECONDS, "maximum_seconds": 60.0, "uniform": the_last_one_is_long}
-    monkeypatch.setattr("mcm.reports.Backoff", lambda **_: Backoff(**pace))
+    monkeypatch.setattr("kplane.mcm.status.reporter.Backoff", lambda **_: Backoff(**pace))
     async with desk.reports.running():
         await desk.reports.announce(desk.cluster)
         for number in itertools.count():
@@ -120,7 +115,7 @@ async def test_a_management_api_in_trouble_keeps_no_instance_from_running_or_end
     desk: Desk, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, *, silent: bool
 ) -> None:
     if silent:
-        monkeypatch.setattr("mcm.reports._DEADLINE_SECONDS", 0.3)
+        monkeypatch.setattr("kplane.mcm.status.reporter._DEADLINE_SECONDS", 0.3)
     desk.client.silent = silent
     desk.client.fault = Forbidden(403, "Forbidden", "somebody's policy says no")
     async with desk.reports.running():
@@ -263,7 +258,9 @@ async def test_nobody_waits_for_a_silent_api_until_the_lease_is_over(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, fault: Exception | None, unseen: bool
 ) -> None:
     """What ended has to be known to have ended before that, or mcm would end itself."""
-    monkeypatch.setattr("mcm.reports._DEADLINE_SECONDS", 3600.0)  # of any other request: this test would not end
+    monkeypatch.setattr(
+        "kplane.mcm.status.reporter._DEADLINE_SECONDS", 3600.0
+    )  # of any other request: this test would not end
     async with desk.reports.running():
         await desk.reports.announce(desk.cluster)
         desk.client.fault, desk.unseen = fault, unseen

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from provider import NAMESPACES, SECRETS, Client, ClusterConfig, Forbidden
-from provider.providers.registration import REGISTRATIONS
+from kplane.provider import NAMESPACES, SECRETS, Client, ClusterConfig, Forbidden
+from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
 pytestmark = pytest.mark.integration
 

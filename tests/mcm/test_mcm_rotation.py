@@ -11,19 +11,11 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.credentials import (
-    CONTROLLERS_USER,
-    issue_client,
-    render_kubeconfig,
-)
-from mcm.configuration import component_name
-from provider import (
-    NAMESPACES,
-    SERVICE_ACCOUNTS,
-    Client,
-    ClusterConfig,
-    Unauthorized,
-)
+from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER
+from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
+from kplane.controlplane_operator.pki.primitives import issue_client
+from kplane.mcm.describe.controllers import component_name
+from kplane.provider import NAMESPACES, SERVICE_ACCOUNTS, Client, ClusterConfig, Unauthorized
 
 from .control_planes import controllers_token, gone, works
 from .mcm_process import samples

@@ -14,13 +14,13 @@ from unittest.mock import AsyncMock, create_autospec
 import aiohttp
 import pytest
 
-from mcm.certificate import ReaderCertificate, ServingCertificate
-from mcm.errors import McmError
-from mcm.metrics import Metrics
-from mcm.overview import Overview
-from mcm.scrape import Origin, ScrapeLimits, Scraper, Target
-from mcm.settings import Listen
-from mcm.status import serve_status
+from kplane.mcm.describe.certificate import ReaderCertificate, ServingCertificate
+from kplane.mcm.errors import McmError
+from kplane.mcm.metrics.collector import Metrics
+from kplane.mcm.metrics.scrape import Origin, ScrapeLimits, Scraper, Target
+from kplane.mcm.settings import Listen
+from kplane.mcm.status.overview import Overview
+from kplane.mcm.status.server import serve_status
 
 Eventually = Callable[..., Any]
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mcm.settings import Listen, Settings
+from kplane.mcm.settings import Listen, Settings
 
 
 def parse(tmp_path: Path, *more: str) -> Settings:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from mcm.certificate import ServingCertificate
-from mcm.flags import NO_FLAGS, Flags
-from mcm.programs import Programs
-from mcm.settling import Settling, effective
-from provider import Cluster, ClusterConfig, Clusters, Engagement, Fleet, ProviderError
-from workloads import ProcessRuntime
+from kplane.mcm.describe.certificate import ServingCertificate
+from kplane.mcm.describe.flags import NO_FLAGS, Flags
+from kplane.mcm.instance.programs import Programs
+from kplane.mcm.source.debounce import Settling, effective
+from kplane.provider import Cluster, ClusterConfig, Clusters, Engagement, Fleet, ProviderError
+from kplane.workloads import ProcessRuntime
 
 Eventually = Callable[..., Any]
 NEVER = 3600.0
@@ -225,7 +225,7 @@ async def test_keys_that_are_broken_from_the_beginning_are_left_to_the_instance_
 async def test_what_is_told_again_and_again_is_put_off_by_nothing(
     world_of: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mcm.settling._PATIENCE", NEVER)
+    monkeypatch.setattr("kplane.mcm.source.debounce._PATIENCE", NEVER)
     world = world_of(0.2)
     await world.tell(cluster(profile="Core"))
     await eventually(lambda: len(world.engaged) == 1)

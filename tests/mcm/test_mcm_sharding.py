@@ -11,14 +11,14 @@ from typing import Any, cast
 
 import pytest
 
-from mcm.instance import Instance
-from mcm.settings import Settings
-from mcm.sharding import Sharding, shard_metrics
-from mcm.tenure import Tenure
-from provider import Client, Cluster, ClusterConfig, ClusterNotOwned
-from provider.coordinator.basic import Basic
-from provider.coordinator.shards import ShardTimings
-from workloads import Component, ProcessRuntime, RestartPolicy
+from kplane.mcm.instance.lifecycle import Instance
+from kplane.mcm.placement.lease_enforcer import Tenure
+from kplane.mcm.placement.sharding import Sharding, shard_metrics
+from kplane.mcm.settings import Settings
+from kplane.provider import Client, Cluster, ClusterConfig, ClusterNotOwned
+from kplane.provider.coordination.basic import Basic
+from kplane.provider.coordination.shards import ShardTimings
+from kplane.workloads import Component, ProcessRuntime, RestartPolicy
 
 NAMESPACE = "--cluster-lease-namespace=kplane-system"
 

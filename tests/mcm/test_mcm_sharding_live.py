@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from embedded.credentials import MCM_USER
-from mcm.sharding import SHARDS
-from provider import NAMESPACES, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, Client, ClusterConfig, ProviderError
-from provider.coordinator.rendezvous import slot_of
+from kplane.embedded.credentials import MCM_USER
+from kplane.mcm.placement.sharding import SHARDS
+from kplane.provider import NAMESPACES, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, Client, ClusterConfig, ProviderError
+from kplane.provider.coordination.rendezvous import slot_of
 
 pytestmark = [
     pytest.mark.integration,

@@ -20,11 +20,11 @@ from typing import Any
 
 import pytest
 
-from mcm.services import Served
-from provider import ClusterConfig
-from provider.providers.registration import REGISTRATIONS
-from workloads import find_processes
-from workloads.proctable import marked_processes
+from kplane.mcm.describe.services import Served
+from kplane.provider import ClusterConfig
+from kplane.provider.providers.kplane.registration import REGISTRATIONS
+from kplane.workloads import find_processes
+from kplane.workloads.processes.proctable import marked_processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.xdist_group("mcm_soak")]
 

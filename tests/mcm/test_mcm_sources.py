@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from api import RegistrationMode
-from mcm.settings import Settings
-from mcm.sources import Source, SourceKind
-from provider import Client, ClusterConfig
+from kplane.api import RegistrationMode
+from kplane.mcm.settings import Settings
+from kplane.mcm.source.sources import Source, SourceKind
+from kplane.provider import Client, ClusterConfig
 
 ENDPOINTS = "--cluster-source=controlplaneendpoint"
 TEMPLATE = "--cluster-kubeconfig-secret-template"

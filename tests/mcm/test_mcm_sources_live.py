@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from mcm.report import Reason
-from mcm.reports import Reports
-from provider import EVENTS, NAMESPACES, SECRETS, Client, Cluster, ClusterConfig, Reflector
-from provider.providers.endpoint import ENDPOINTS
-from provider.providers.registration import REGISTRATIONS
+from kplane.mcm.status.report import Reason
+from kplane.mcm.status.reporter import Reports
+from kplane.provider import EVENTS, NAMESPACES, SECRETS, Client, Cluster, ClusterConfig, Reflector
+from kplane.provider.providers.kplane.endpoint import ENDPOINTS
+from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
 from .control_planes import works
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mcm.pressure import CpuPressure
-from mcm.start_budget import StartBudget, usable_cpus
+from kplane.mcm.instance.pressure import CpuPressure
+from kplane.mcm.instance.turns import StartBudget, usable_cpus
 
 Eventually = Callable[..., Any]
 NEVER = 3600.0

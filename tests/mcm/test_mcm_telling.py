@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.credentials import issue_client
-from mcm.configuration import component_name
-from mcm.digest import SERIES
-from provider import EVENTS, Client
-from provider.providers.registration import REGISTRATIONS
+from kplane.controlplane_operator.pki.primitives import issue_client
+from kplane.mcm.describe.controllers import component_name
+from kplane.mcm.metrics.allowlist import SERIES
+from kplane.provider import EVENTS, Client
+from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
 from .control_planes import works
 from .mcm_process import Samples, samples

@@ -8,14 +8,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from mcm.instance import Instance
-from mcm.instances import Instances
-from mcm.overview import Overview, State
-from mcm.report import Reason
-from mcm.services import Served, served
-from mcm.together import summarize
-from provider import Cluster, ClusterConfig, Clusters
-from workloads import ComponentState, Phase
+from kplane.mcm.describe.services import Served, served
+from kplane.mcm.fleet import Instances
+from kplane.mcm.instance.lifecycle import Instance
+from kplane.mcm.status.overview import Overview, State
+from kplane.mcm.status.report import Reason
+from kplane.mcm.status.summary import summarize
+from kplane.provider import Cluster, ClusterConfig, Clusters
+from kplane.workloads import ComponentState, Phase
 
 RUNNING = Reason.INSTANCE_RUNNING
 

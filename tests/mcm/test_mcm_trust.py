@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from api import KubernetesVersion
-from controlplane_operator.credentials import KeyPair, create_authority, issue_serving
-from mcm.configuration import component_name
-from mcm.flags import NO_FLAGS, Flags
-from mcm.guard import GuardPace
-from mcm.instances import Instances
-from mcm.programs import Programs
-from mcm.silence import Silence
-from mcm.start_budget import StartBudget
-from mcm.trust import Trust, follows_authority
-from provider import Cluster, ClusterConfig, Clusters
-from workloads import Pace, ProcessRuntime
+from kplane.api import KubernetesVersion
+from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_serving
+from kplane.mcm.describe.controllers import component_name
+from kplane.mcm.describe.flags import NO_FLAGS, Flags
+from kplane.mcm.fleet import Instances
+from kplane.mcm.instance.programs import Programs
+from kplane.mcm.instance.start_gate import GuardPace
+from kplane.mcm.instance.trust import Trust, follows_authority
+from kplane.mcm.instance.turns import StartBudget
+from kplane.mcm.status.null_reporter import Silence
+from kplane.provider import Cluster, ClusterConfig, Clusters
+from kplane.workloads import Pace, ProcessRuntime
 
 Eventually = Callable[..., Any]
 PACE = GuardPace(look=0.05, timeout=1.0, grace=60.0, retry_initial=0.05, retry_maximum=0.2)

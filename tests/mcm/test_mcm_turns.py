@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from mcm.configuration import component_name
-from mcm.instance import Instance
-from mcm.instances import Instances
-from mcm.report import Reason
-from mcm.silence import Silence
-from mcm.start_budget import StartBudget
-from provider import Cluster, ClusterConfig, Clusters
-from workloads import ProcessRuntime, ProgramFailed, run_program
+from kplane.mcm.describe.controllers import component_name
+from kplane.mcm.fleet import Instances
+from kplane.mcm.instance.lifecycle import Instance
+from kplane.mcm.instance.turns import StartBudget
+from kplane.mcm.status.null_reporter import Silence
+from kplane.mcm.status.report import Reason
+from kplane.provider import Cluster, ClusterConfig, Clusters
+from kplane.workloads import ProcessRuntime, ProgramFailed, run_program
 
 from .instances_world import program
 

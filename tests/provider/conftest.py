@@ -21,18 +21,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from provider import (
-    LEASES,
-    NAMESPACES,
-    AlreadyExists,
-    Client,
-    ClusterConfig,
-    Clusters,
-    NotFound,
-    Resource,
-)
-from provider.coordinator.peers import PART_OF
-from provider.lease import clock
+from kplane.provider import LEASES, NAMESPACES, AlreadyExists, Client, ClusterConfig, Clusters, NotFound, Resource
+from kplane.provider.coordination.lease import clock
+from kplane.provider.coordination.peers import PART_OF
 
 
 @dataclass(frozen=True)
@@ -296,7 +287,7 @@ def service_account(
     """`await service_account(rules)`: the configuration of a new identity with these rules in the test's namespace."""
 
     async def make(rules: list[dict[str, Any]]) -> ClusterConfig:
-        from provider import ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS
+        from kplane.provider import ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS
 
         name = f"user-{uuid.uuid4().hex[:6]}"
         await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": name}}, namespace=namespace)
@@ -327,7 +318,7 @@ def install(client: Client) -> Callable[..., Awaitable[None]]:
     """
 
     async def make(resource: Resource, *versions: str) -> None:
-        from provider import CUSTOM_RESOURCE_DEFINITIONS
+        from kplane.provider import CUSTOM_RESOURCE_DEFINITIONS
 
         group, version = resource.api_version.split("/")
         schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}

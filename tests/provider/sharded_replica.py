@@ -14,12 +14,12 @@ import signal
 import sys
 from pathlib import Path
 
-from provider import CONFIG_MAPS, Client, Cluster, ClusterConfig, Manager, Request, Result
-from provider.builder import controller, predicates
-from provider.coordinator.sharded import Sharded
-from provider.coordinator.shards import ShardTimings
-from provider.predicates import in_namespaces
-from provider.providers.clusters import ClustersProvider
+from kplane.provider import CONFIG_MAPS, Client, Cluster, ClusterConfig, Manager, Request, Result
+from kplane.provider.controllers.builder import controller, predicates
+from kplane.provider.controllers.predicates import in_namespaces
+from kplane.provider.coordination.sharded import Sharded
+from kplane.provider.coordination.shards import ShardTimings
+from kplane.provider.providers.clusters import ClustersProvider
 
 TIMINGS = ShardTimings(
     duration_seconds=5,

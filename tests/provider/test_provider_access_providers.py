@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provider import Client, ClusterConfig, KubeconfigError, ProviderError
-from provider.providers.access_providers import AccessProvider, AccessProviders
-from provider.providers.cluster_inventory import ClusterInventoryProvider
+from kplane.provider import Client, ClusterConfig, KubeconfigError, ProviderError
+from kplane.provider.providers.inventory.access import AccessProvider, AccessProviders
+from kplane.provider.providers.inventory.provider import ClusterInventoryProvider
 
 EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "plugin", "args": ["login"]}
 ARGS = "clusterprofiles.multicluster.x-k8s.io/exec/additional-args"

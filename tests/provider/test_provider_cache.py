@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from provider import (
+from kplane.provider import (
     CONFIG_MAPS,
     SECRETS,
     AnswerLimits,
@@ -20,8 +20,8 @@ from provider import (
     cluster_context,
     current_cluster,
 )
-from provider.logs import log_fields
-from provider.waiting import Place, Room
+from kplane.provider.controllers.waiting import Place, Room
+from kplane.provider.logs import log_fields
 
 END = {"metadata": {"resourceVersion": "5", "annotations": {"k8s.io/initial-events-end": "true"}}}
 

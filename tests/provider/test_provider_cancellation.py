@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from provider import Cluster, ClusterConfig, Clusters
-from provider.cancellation import complete, end_tasks
-from provider.running import keep_running
+from kplane.provider import Cluster, ClusterConfig, Clusters
+from kplane.provider.aio.cancellation import complete, end_tasks
+from kplane.provider.aio.running import keep_running
 
 
 async def stray():
@@ -112,7 +112,7 @@ async def test_all_are_awaited_before_one_of_their_errors_is_raised():
 
 
 async def test_tasks_have_ended_whatever_becomes_of_them_and_one_that_does_not_is_told_of(monkeypatch, caplog):
-    monkeypatch.setattr("provider.cancellation._REMIND_SECONDS", 0.01)
+    monkeypatch.setattr("kplane.provider.aio.cancellation._REMIND_SECONDS", 0.01)
     began, again = asyncio.Event(), asyncio.Event()
 
     async def deaf():

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from provider import (
+from kplane.provider import (
     CONFIG_MAPS,
     NAMESPACES,
     ApiError,
@@ -306,7 +306,7 @@ async def test_whoever_waits_for_credentials_when_a_client_ends_is_told(fault_se
 
     client = Client(server.config)
     await client.get(NAMESPACES, "a")
-    monkeypatch.setattr("provider.credentials.Credentials.current", current)
+    monkeypatch.setattr("kplane.provider.access.credentials.Credentials.current", current)
     asking = asyncio.create_task(client.get(NAMESPACES, "a"))
     await eventually(lambda: client._transport._exchanges)
     await client.aclose()

@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from provider import (
+from kplane.provider import (
     CONFIG_MAPS,
     NAMESPACES,
     SECRETS,

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from provider import CONFIG_MAPS, SECRETS, Client, ClusterNotFound, ProviderError, Resource
-from provider.providers.cluster_api import ClusterApiProvider
+from kplane.provider import CONFIG_MAPS, SECRETS, Client, ClusterNotFound, ProviderError, Resource
+from kplane.provider.providers.capi import ClusterApiProvider
 
 pytestmark = pytest.mark.integration
 

@@ -8,18 +8,10 @@ import sys
 
 import pytest
 
-from provider import (
-    CLUSTER_ROLE_BINDINGS,
-    CLUSTER_ROLES,
-    CONFIG_MAPS,
-    SECRETS,
-    Client,
-    ClusterNotFound,
-    Manager,
-)
-from provider.builder import controller
-from provider.providers.access_providers import AccessProviders
-from provider.providers.cluster_inventory import CLUSTER_PROFILES, ClusterInventoryProvider
+from kplane.provider import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, SECRETS, Client, ClusterNotFound, Manager
+from kplane.provider.controllers.builder import controller
+from kplane.provider.providers.inventory.access import AccessProviders
+from kplane.provider.providers.inventory.provider import CLUSTER_PROFILES, ClusterInventoryProvider
 
 pytestmark = pytest.mark.integration
 

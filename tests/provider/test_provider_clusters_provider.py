@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from provider import Cluster, ClusterConfig, ClusterNotFound, ClusterNotReady, Manager, ProviderError
-from provider.providers.clusters import ClustersProvider
-from provider.providers.nop import NopProvider
-from provider.providers.single import SingleProvider
+from kplane.provider import Cluster, ClusterConfig, ClusterNotFound, ClusterNotReady, Manager, ProviderError
+from kplane.provider.providers.clusters import ClustersProvider
+from kplane.provider.providers.nop import NopProvider
+from kplane.provider.providers.single import SingleProvider
 
 
 def cluster(name, *, port=1, token=None):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from provider import NAMESPACES, Client, Connections, ProviderError, Unreachable
+from kplane.provider import NAMESPACES, Client, Connections, ProviderError, Unreachable
 
 OBJECT = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "a"}}
 
@@ -79,7 +79,7 @@ async def test_a_server_is_trusted_only_by_whom_its_ca_is_named(fault_server, to
 
 async def test_connections_are_made_anew_after_their_time(fault_server, tools, eventually, monkeypatch):
     answering, made, now = asyncio.Event(), set(), 1000.0
-    monkeypatch.setattr("provider.connections.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("kplane.provider.client.connections.time", SimpleNamespace(monotonic=lambda: now))
 
     async def answer(asked, writer):
         made.add(writer)

@@ -8,7 +8,7 @@ import contextlib
 
 import pytest
 
-from provider import (
+from kplane.provider import (
     CONFIG_MAPS,
     PODS,
     SECRETS,
@@ -21,9 +21,9 @@ from provider import (
     Resource,
     discover,
 )
-from provider.builder import controller, every_owner, predicates
-from provider.handlers import enqueue_owner
-from provider.kinds import BUILT_IN
+from kplane.provider.client.kinds import BUILT_IN
+from kplane.provider.controllers.builder import controller, every_owner, predicates
+from kplane.provider.controllers.handlers import enqueue_owner
 
 pytestmark = pytest.mark.integration
 

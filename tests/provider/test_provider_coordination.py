@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from provider import (
+from kplane.provider import (
     CONFIG_MAPS,
     AnswerLimits,
     Cluster,
@@ -17,8 +17,8 @@ from provider import (
     ProviderError,
     cluster_context,
 )
-from provider.coordinator.basic import Basic
-from provider.coordinator.leader import Leader
+from kplane.provider.coordination.basic import Basic
+from kplane.provider.coordination.leader import Leader
 
 
 def cluster(name="a", **attributes):

@@ -11,8 +11,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provider import documents
-from provider.documents import DocumentError, read_yaml
+from kplane.provider.access import documents
+from kplane.provider.access.documents import DocumentError, read_yaml
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.dates() | st.binary(),
@@ -49,7 +49,9 @@ def test_it_reads_what_libyaml_reads_and_refuses_what_that_refuses(text: str) ->
 
 @pytest.mark.parametrize("document", ["[" * 200_000, "{a: " * 100_000, "- " * 100_000, "? " * 100_000])
 def test_a_document_that_is_too_deep_is_an_error_and_not_the_end_of_the_process(document: str) -> None:
-    program = "import sys, yaml; from provider.documents import read_yaml\ntry: read_yaml(sys.stdin.read())\n"
+    program = (
+        "import sys, yaml; from kplane.provider.access.documents import read_yaml\ntry: read_yaml(sys.stdin.read())\n"
+    )
     program += "except yaml.YAMLError: print('refused')"
     done = subprocess.run([sys.executable, "-c", program], input=document, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr

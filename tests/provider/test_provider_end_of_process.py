@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 SECONDS = 60.0
-END = "from provider.election import end_process; end_process()"
+END = "from kplane.provider.coordination.election import end_process; end_process()"
 
 
 def run(program: str, *, stderr: int) -> subprocess.CompletedProcess[bytes]:

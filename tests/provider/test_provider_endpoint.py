@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from provider.errors import ProviderError
-from provider.providers.endpoint import SecretTemplate
+from kplane.provider.errors import ProviderError
+from kplane.provider.providers.kplane.endpoint import SecretTemplate
 
 
 def test_a_template_names_a_namespace_and_a_secret():

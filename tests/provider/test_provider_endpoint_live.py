@@ -9,8 +9,8 @@ import uuid
 
 import pytest
 
-from provider import CONFIG_MAPS, SECRETS
-from provider.providers.endpoint import ENDPOINTS, EndpointProvider, SecretTemplate
+from kplane.provider import CONFIG_MAPS, SECRETS
+from kplane.provider.providers.kplane.endpoint import ENDPOINTS, EndpointProvider, SecretTemplate
 
 pytestmark = pytest.mark.integration
 

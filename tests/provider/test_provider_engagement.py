@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from provider import Client, Cluster, ClusterConfig, Engagement, ProviderError
+from kplane.provider import Client, Cluster, ClusterConfig, Engagement, ProviderError
 
 
 def cluster(name="a", **attributes):

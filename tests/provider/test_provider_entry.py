@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provider import CONFIG_MAPS, ApiError, Expired, Unreachable
-from provider.entry import EntryReader
+from kplane.provider import CONFIG_MAPS, ApiError, Expired, Unreachable
+from kplane.provider.cache.entry import EntryReader
 
 FULL = EntryReader(CONFIG_MAPS, server="https://s")
 METADATA = EntryReader(CONFIG_MAPS, server="https://s", metadata_only=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import provider
-from provider.errors import api_error
+from kplane import provider
+from kplane.provider.errors import api_error
 
 
 @pytest.mark.parametrize(

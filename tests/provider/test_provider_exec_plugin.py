@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from provider import NAMESPACES, Client, ClusterConfig, KubeconfigError, Unauthorized
-from provider.exec_plugin import ExecPlugin
+from kplane.provider import NAMESPACES, Client, ClusterConfig, KubeconfigError, Unauthorized
+from kplane.provider.access.exec_plugin import ExecPlugin
 
 OBJECT = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "a"}}
 V1 = "client.authentication.k8s.io/v1"
@@ -72,7 +72,7 @@ async def test_its_token_is_used_until_it_expires(fault_server, tools, plugin, r
 
 
 async def test_it_is_run_again_where_its_token_is_refused(fault_server, tools, plugin, runs, monkeypatch):
-    monkeypatch.setattr("provider.credentials._RUN_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("kplane.provider.access.credentials._RUN_AGAIN_SECONDS", 0.0)
     server = await fault_server(refusing(tools, good="two"))
     script = f'if [ -e "$0.ran" ]; then {prints(token="two")}\nelse {prints(token="one")}\nfi; touch "$0.ran"'
     async with Client(config_of(server, plugin(script))) as client:
@@ -85,7 +85,7 @@ async def test_it_is_run_again_where_its_token_is_refused(fault_server, tools, p
 async def test_a_server_that_refuses_everything_does_not_have_it_run_all_the_time(
     fault_server, tools, plugin, runs, monkeypatch
 ):
-    monkeypatch.setattr("provider.credentials._RUN_AGAIN_SECONDS", 600.0)
+    monkeypatch.setattr("kplane.provider.access.credentials._RUN_AGAIN_SECONDS", 600.0)
     server = await fault_server(refusing(tools, good="none"))
     async with Client(config_of(server, plugin(prints(token="one")))) as client:
         for _ in range(5):
@@ -180,7 +180,7 @@ async def test_one_that_hangs_is_ended_with_all_that_it_started(plugin, tmp_path
 
 
 async def test_one_that_fails_is_not_run_by_each_of_those_who_wait(fault_server, tools, plugin, runs, monkeypatch):
-    monkeypatch.setattr("provider.credentials._FAILED_SECONDS", 600.0)
+    monkeypatch.setattr("kplane.provider.access.credentials._FAILED_SECONDS", 600.0)
     server = await fault_server(refusing(tools, good="none"))
     async with Client(config_of(server, plugin("exit 1"))) as client:
         failures = await asyncio.gather(*(client.get(NAMESPACES, "a") for _ in range(20)), return_exceptions=True)

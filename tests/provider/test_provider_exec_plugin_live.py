@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from provider import Client, ClusterConfig, ExecPlugin
+from kplane.provider import Client, ClusterConfig, ExecPlugin
 
 pytestmark = pytest.mark.integration
 

@@ -12,9 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from provider.fair_queue import FairQueue
-from provider.rate_limiter import ItemBackoff
-from provider.request import Request
+from kplane.provider.controllers.queue import FairQueue
+from kplane.provider.controllers.rate_limiter import ItemBackoff
+from kplane.provider.controllers.request import Request
 
 
 def request(cluster, name="x"):

@@ -7,10 +7,10 @@ import os
 import pytest
 import yaml
 
-from provider import Clusters, Manager, ProviderError
-from provider.providers import kubeconfig_file
-from provider.providers.file import FileProvider
-from provider.providers.kubeconfig_file import KubeconfigFile
+from kplane.provider import Clusters, Manager, ProviderError
+from kplane.provider.providers.file import kubeconfig_file
+from kplane.provider.providers.file.kubeconfig_file import KubeconfigFile
+from kplane.provider.providers.file.provider import FileProvider
 
 
 def document(*contexts, port=1, token="one", cluster=None, user=None):

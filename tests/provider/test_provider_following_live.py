@@ -7,9 +7,9 @@ import base64
 
 import pytest
 
-from provider import CONFIG_MAPS, SECRETS, Cluster, ClusterConfig, Clusters
-from provider.errors import AlreadyExists, KubeconfigError
-from provider.providers.following import KEEP, Following, FromSecret
+from kplane.provider import CONFIG_MAPS, SECRETS, Cluster, ClusterConfig, Clusters
+from kplane.provider.errors import AlreadyExists, KubeconfigError
+from kplane.provider.providers._support.following import KEEP, Following, FromSecret
 
 pytestmark = pytest.mark.integration
 

@@ -9,8 +9,8 @@ import dataclasses
 
 import pytest
 
-from provider import NAMESPACES, Client, ClusterConfig, Unreachable
-from provider.impersonation import Impersonation
+from kplane.provider import NAMESPACES, Client, ClusterConfig, Unreachable
+from kplane.provider.access.impersonation import Impersonation
 
 OBJECT = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "a"}}
 

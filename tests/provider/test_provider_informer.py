@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from provider import CONFIG_MAPS, AnswerLimits, Backoff, Client, ClusterNotReady, Informer
+from kplane.provider import CONFIG_MAPS, AnswerLimits, Backoff, Client, ClusterNotReady, Informer
 
 END = {"metadata": {"resourceVersion": "5", "annotations": {"k8s.io/initial-events-end": "true"}}}
 

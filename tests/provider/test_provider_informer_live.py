@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from provider import (
+from kplane.provider import (
     CLUSTER_ROLE_BINDINGS,
     CONFIG_MAPS,
     NAMESPACES,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from provider import ClusterConfig, Manager, ProviderError
-from provider.providers.kind import KindProvider
+from kplane.provider import ClusterConfig, Manager, ProviderError
+from kplane.provider.providers.kind import KindProvider
 
 PROGRAM = """#!/bin/sh
 # Stands in for kind: the directory of its state has a file for each cluster.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from provider import CONFIG_MAPS, DEPLOYMENTS, NAMESPACES, NETWORK_POLICIES, ProviderError, resource_of, resources
-from provider.kinds import BUILT_IN
+from kplane.provider import CONFIG_MAPS, DEPLOYMENTS, NAMESPACES, NETWORK_POLICIES, ProviderError, resource_of
+from kplane.provider.client import resources
+from kplane.provider.client.kinds import BUILT_IN
 
 
 def test_names_stand_for_kinds():

@@ -9,9 +9,9 @@ import threading
 import kopf
 import pytest
 
-from provider import Client, Cluster, ClusterConfig, Clusters, ProviderError
-from provider.context import current_cluster
-from provider.kopf_bridge import KopfAware
+from kplane.provider import Client, Cluster, ClusterConfig, Clusters, ProviderError
+from kplane.provider.contrib.kopf.bridge import KopfAware
+from kplane.provider.controllers.context import current_cluster
 
 
 def kopf_threads():
@@ -56,7 +56,7 @@ def kopf_ends_at_once(monkeypatch):
 async def test_one_that_is_refused_does_not_ask_again_and_again(
     fault_server, clusters, settings, eventually, monkeypatch, caplog
 ):
-    monkeypatch.setattr("provider.kopf_bridge._LOGIN_SECONDS", 0.05)
+    monkeypatch.setattr("kplane.provider.contrib.kopf.bridge._LOGIN_SECONDS", 0.05)
     registry = kopf.OperatorRegistry()
 
     @kopf.on.event("example.com", "v1", "widgets", registry=registry)

@@ -10,8 +10,8 @@ import weakref
 import kopf
 import pytest
 
-from provider import CONFIG_MAPS, Cluster, Clusters, current_cluster
-from provider.kopf_bridge import KopfAware
+from kplane.provider import CONFIG_MAPS, Cluster, Clusters, current_cluster
+from kplane.provider.contrib.kopf.bridge import KopfAware
 
 pytestmark = pytest.mark.integration
 

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provider import ClusterConfig, KubeconfigError
-from provider.providers.file import FileProvider
+from kplane.provider import ClusterConfig, KubeconfigError
+from kplane.provider.providers.file.provider import FileProvider
 
 
 @pytest.fixture

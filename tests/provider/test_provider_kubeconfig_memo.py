@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from provider import ClusterConfig, KubeconfigError
-from provider import kubeconfig as kubeconfigs
-from provider.providers.kubeconfig_memo import KubeconfigMemo
+from kplane.provider import ClusterConfig, KubeconfigError
+from kplane.provider.access import config as kubeconfigs
+from kplane.provider.providers._support.memo import KubeconfigMemo
 
 
 @pytest.fixture

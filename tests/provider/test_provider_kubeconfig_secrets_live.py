@@ -10,9 +10,9 @@ import dataclasses
 import pytest
 import yaml
 
-from provider import CONFIG_MAPS, SECRETS, ClusterNotFound, ClusterNotReady, Manager, ProviderError
-from provider.builder import controller
-from provider.providers.kubeconfig import KUBECONFIG_LABEL, KubeconfigProvider
+from kplane.provider import CONFIG_MAPS, SECRETS, ClusterNotFound, ClusterNotReady, Manager, ProviderError
+from kplane.provider.controllers.builder import controller
+from kplane.provider.providers.secrets import KUBECONFIG_LABEL, KubeconfigProvider
 
 pytestmark = pytest.mark.integration
 

@@ -7,8 +7,8 @@ import base64
 
 import pytest
 
-from provider import SECRETS, Client, KubeconfigError, Reflector
-from provider.providers.labelled_secrets import LabelledSecrets
+from kplane.provider import SECRETS, Client, KubeconfigError, Reflector
+from kplane.provider.providers._support.labelled import LabelledSecrets
 
 pytestmark = pytest.mark.integration
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from provider import LEASES, Client, ClusterConfig, Election, Forbidden, Lease, LeaseLost, LeaseTimings, NotFound
-from provider.lease import clock
+from kplane.provider import LEASES, Client, ClusterConfig, Election, Forbidden, Lease, LeaseLost, LeaseTimings, NotFound
+from kplane.provider.coordination.lease import clock
 
 pytestmark = pytest.mark.integration
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from provider import (
+from kplane.provider import (
     CONFIG_MAPS,
     NAMESPACES,
     SECRETS,

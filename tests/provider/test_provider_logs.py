@@ -6,7 +6,7 @@ import io
 import json
 import logging
 
-from provider.logs import json_logging, log_fields
+from kplane.provider.logs import json_logging, log_fields
 
 
 def test_each_record_is_one_json_line_with_what_was_worked_on():

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from provider import Client, ClusterConfig, Unreachable
-from provider import lookup as module
-from provider.lookup import Resolver
+from kplane.provider import Client, ClusterConfig, Unreachable
+from kplane.provider.client import lookup as module
+from kplane.provider.client.lookup import Resolver
 
 
 class NameServers:

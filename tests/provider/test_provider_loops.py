@@ -11,7 +11,7 @@ import pytest
 import uvloop
 from blockbuster import blockbuster_ctx
 
-from provider import CONFIG_MAPS, NAMESPACES, Client, Cluster, ClusterConfig, Clusters, Reflector
+from kplane.provider import CONFIG_MAPS, NAMESPACES, Client, Cluster, ClusterConfig, Clusters, Reflector
 
 
 class Mirroring:

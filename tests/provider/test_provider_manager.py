@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from provider import (
+from kplane.provider import (
     LOCAL,
     Checks,
     Cluster,

@@ -9,13 +9,23 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from provider import CONFIG_MAPS, Client, Cluster, ClusterConfig, Election, Lease, Manager, ProviderError, Request
-from provider.builder import controller
-from provider.coordinator.leader import Leader
-from provider.coordinator.sharded import Sharded
-from provider.metrics import Metrics
-from provider.multicluster import MulticlusterController
-from provider.serving import Serving
+from kplane.provider import (
+    CONFIG_MAPS,
+    Client,
+    Cluster,
+    ClusterConfig,
+    Election,
+    Lease,
+    Manager,
+    ProviderError,
+    Request,
+)
+from kplane.provider.controllers.builder import controller
+from kplane.provider.controllers.multicluster import MulticlusterController
+from kplane.provider.coordination.leader import Leader
+from kplane.provider.coordination.sharded import Sharded
+from kplane.provider.serving.http import Serving
+from kplane.provider.serving.metrics import Metrics
 
 
 class Told:

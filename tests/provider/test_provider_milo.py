@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from provider import Client, ClusterConfig, KubeconfigError
-from provider.providers.milo import MiloProvider
+from kplane.provider import Client, ClusterConfig, KubeconfigError
+from kplane.provider.providers.milo import MiloProvider
 
 
 def test_credentials_are_not_sent_to_whoever_has_a_public_certificate():

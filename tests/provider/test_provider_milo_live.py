@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from provider import CONFIG_MAPS, ClusterConfig, ClusterNotFound, Clusters, Manager, Reflector
-from provider.providers.milo import PROJECT_CONTROL_PLANES, PROJECTS, MiloProvider
-from provider.tls import ssl_context
+from kplane.provider import CONFIG_MAPS, ClusterConfig, ClusterNotFound, Clusters, Manager, Reflector
+from kplane.provider.client.tls import ssl_context
+from kplane.provider.providers.milo import PROJECT_CONTROL_PLANES, PROJECTS, MiloProvider
 
 pytestmark = pytest.mark.integration
 

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from provider import Cluster, ClusterConfig, ClusterNotFound, Manager, ProviderError
-from provider.providers.clusters import ClustersProvider
-from provider.providers.multi import MultiProvider
-from provider.providers.single import SingleProvider
+from kplane.provider import Cluster, ClusterConfig, ClusterNotFound, Manager, ProviderError
+from kplane.provider.providers.clusters import ClustersProvider
+from kplane.provider.providers.multi import MultiProvider
+from kplane.provider.providers.single import SingleProvider
 
 
 def cluster(name, *, port=1):

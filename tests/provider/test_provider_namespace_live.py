@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 
-from provider import (
+from kplane.provider import (
     CLUSTER_ROLES,
     CONFIG_MAPS,
     EVENTS,
@@ -21,9 +21,9 @@ from provider import (
     ProviderError,
     Reflector,
 )
-from provider.builder import controller
-from provider.providers.multi import MultiProvider
-from provider.providers.namespace import NamespaceProvider
+from kplane.provider.controllers.builder import controller
+from kplane.provider.providers.multi import MultiProvider
+from kplane.provider.providers.namespace.provider import NamespaceProvider
 
 pytestmark = pytest.mark.integration
 

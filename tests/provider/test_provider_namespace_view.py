@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provider import (
+from kplane.provider import (
     CLUSTER_ROLES,
     CONFIG_MAPS,
     EVENTS,
@@ -16,9 +16,10 @@ from provider import (
     ProviderError,
     Watch,
 )
-from provider.providers import namespace_cache, namespace_client
-from provider.providers.namespace_client import NamespaceClient
-from provider.providers.namespace_view import NamespaceView
+from kplane.provider.providers.namespace import cache as namespace_cache
+from kplane.provider.providers.namespace import client as namespace_client
+from kplane.provider.providers.namespace.client import NamespaceClient
+from kplane.provider.providers.namespace.view import NamespaceView
 
 VIEW = NamespaceView("zoo")
 

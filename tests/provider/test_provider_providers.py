@@ -10,13 +10,13 @@ import pkgutil
 import subprocess
 import sys
 
-from provider import Cluster, ClusterConfig, Manager, providers
-from provider.providers.clusters import ClustersProvider
-from provider.providers.file import FileProvider
-from provider.providers.kind import KindProvider
-from provider.providers.multi import MultiProvider
-from provider.providers.nop import NopProvider
-from provider.providers.single import SingleProvider
+from kplane.provider import Cluster, ClusterConfig, Manager, providers
+from kplane.provider.providers.clusters import ClustersProvider
+from kplane.provider.providers.file.provider import FileProvider
+from kplane.provider.providers.kind import KindProvider
+from kplane.provider.providers.multi import MultiProvider
+from kplane.provider.providers.nop import NopProvider
+from kplane.provider.providers.single import SingleProvider
 
 
 def found():
@@ -47,7 +47,10 @@ def test_a_type_checker_takes_each_of_them_for_a_provider(tmp_path):
         "RegistrationProvider",
         "SingleProvider",
     }
-    lines = ["from provider.aware import Provider", *(f"from {module} import {name}" for module, name in known)]
+    lines = [
+        "from kplane.provider.contracts import Provider",
+        *(f"from {module} import {name}" for module, name in known),
+    ]
     for number, (_, name) in enumerate(known):
         lines += [
             f"def as_provider_{number}(given: {name}) -> Provider:",

@@ -7,15 +7,15 @@ import uuid
 import pytest
 import yaml
 
-from provider import CONFIG_MAPS, Cluster, Manager
-from provider.builder import controller, engage
-from provider.providers.clusters import ClustersProvider
-from provider.providers.file import FileProvider
-from provider.providers.kind import KindProvider
-from provider.providers.kubeconfig import KubeconfigProvider
-from provider.providers.multi import MultiProvider
-from provider.providers.nop import NopProvider
-from provider.providers.single import SingleProvider
+from kplane.provider import CONFIG_MAPS, Cluster, Manager
+from kplane.provider.controllers.builder import controller, engage
+from kplane.provider.providers.clusters import ClustersProvider
+from kplane.provider.providers.file.provider import FileProvider
+from kplane.provider.providers.kind import KindProvider
+from kplane.provider.providers.multi import MultiProvider
+from kplane.provider.providers.nop import NopProvider
+from kplane.provider.providers.secrets import KubeconfigProvider
+from kplane.provider.providers.single import SingleProvider
 
 pytestmark = pytest.mark.integration
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provider import QueueClosed, WorkQueue
+from kplane.provider import QueueClosed, WorkQueue
 
 
 async def take(queue):

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from provider import CONFIG_MAPS, Backoff, Client, Reflector
+from kplane.provider import CONFIG_MAPS, Backoff, Client, Reflector
 
 
 def item(name, version, *, uid="u"):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from provider import CONFIG_MAPS, SECRETS, AlreadyExists, Cache, Client, Forbidden, ProviderError, Reflector
-from workloads import find_processes
+from kplane.provider import CONFIG_MAPS, SECRETS, AlreadyExists, Cache, Client, Forbidden, ProviderError, Reflector
+from kplane.workloads import find_processes
 
 pytestmark = pytest.mark.integration
 
@@ -144,7 +144,7 @@ async def test_permission_that_comes_later_is_noticed(client, namespace, service
             with pytest.raises(Forbidden):
                 await limited.get(SECRETS, "mine", namespace=namespace)
             assert not reflector.synced.is_set()
-            from provider import ROLES
+            from kplane.provider import ROLES
 
             (role,) = (await client.list(ROLES, namespace=namespace)).items
             role["rules"] = [

@@ -11,9 +11,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api import RegistrationMode
-from provider import SECRETS, Client, Clusters
-from provider.providers.registration import (
+from kplane.api import RegistrationMode
+from kplane.provider import SECRETS, Client, Clusters
+from kplane.provider.providers.kplane.registration import (
     CONTROLLERS_ATTRIBUTE,
     PROFILE_ATTRIBUTE,
     REGISTRATIONS,
@@ -262,7 +262,7 @@ async def test_with_the_permissions_of_mcm_and_no_others(
     api_server, client, namespace, management, eventually, caplog, telling
 ):
     """The identity of mcm reads registrations, and a Secret once it is granted by name."""
-    from provider import ROLE_BINDINGS, ROLES, ClusterConfig
+    from kplane.provider import ROLE_BINDINGS, ROLES, ClusterConfig
 
     await management.secret("admin")
     await management.register()

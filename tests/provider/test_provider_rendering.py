@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from provider.rendering import Rendering
+from kplane.provider.serving.rendering import Rendering
 
 
 class Source:

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from provider.coordinator.rendezvous import assign, score, slot_of
-from provider.coordinator.shards import Layout, ShardTimings, object_name
+from kplane.provider.coordination.rendezvous import assign, score, slot_of
+from kplane.provider.coordination.shards import Layout, ShardTimings, object_name
 
 NAMES = [f"cluster-{number}" for number in range(10_000)]
 SCHEMES = ["mcm-{}", "mcm-{}.mcm.kplane.svc", "worker{}"]

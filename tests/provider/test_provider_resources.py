@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provider import DEPLOYMENTS, NAMESPACES, PODS, ProviderError
+from kplane.provider import DEPLOYMENTS, NAMESPACES, PODS, ProviderError
 
 
 def test_paths():

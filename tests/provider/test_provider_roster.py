@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from provider import Cluster, ClusterConfig, ProviderError
-from provider.providers.roster import Roster
+from kplane.provider import Cluster, ClusterConfig, ProviderError
+from kplane.provider.providers._support.roster import Roster
 
 
 def cluster(name, *, port=1):

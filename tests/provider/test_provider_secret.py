@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from provider.errors import KubeconfigError
-from provider.providers.secret import value_of, values_of
+from kplane.provider.errors import KubeconfigError
+from kplane.provider.providers._support.secret import value_of, values_of
 
 
 def test_values_are_decoded_and_what_is_no_text_is_left_out():

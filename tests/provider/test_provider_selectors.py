@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from provider import ProviderError
-from provider.selectors import parse_label_selector
+from kplane.provider import ProviderError
+from kplane.provider.cache.selectors import parse_label_selector
 
 LABELS = {"app": "web", "tier": "a.b_c-1", "empty": "", "example.com/owner": "me"}
 

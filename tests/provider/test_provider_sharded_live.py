@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from provider import LEASES, Client, Cluster, ClusterConfig, ClusterNotOwned, LeaseTimings, Manager
-from provider.context import cluster_context
-from provider.coordinator.fence import Counts, Fence
-from provider.coordinator.sharded import Sharded
-from provider.coordinator.shards import ShardTimings
-from provider.lease import Lease, clock
+from kplane.provider import LEASES, Client, Cluster, ClusterConfig, ClusterNotOwned, LeaseTimings, Manager
+from kplane.provider.controllers.context import cluster_context
+from kplane.provider.coordination.fence import Counts, Fence
+from kplane.provider.coordination.lease import Lease, clock
+from kplane.provider.coordination.sharded import Sharded
+from kplane.provider.coordination.shards import ShardTimings
 
 pytestmark = pytest.mark.integration
 

@@ -23,12 +23,12 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from embedded import components
-from embedded.cluster import ManagementCluster
-from provider import CONFIG_MAPS, NAMESPACES, Client
-from provider.coordinator.shards import Layout
-from tools.binaries import Binaries
-from workloads import Component
+from kplane.binaries.programs import Binaries
+from kplane.embedded import components
+from kplane.embedded.cluster import ManagementCluster
+from kplane.provider import CONFIG_MAPS, NAMESPACES, Client
+from kplane.provider.coordination.shards import Layout
+from kplane.workloads import Component
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -10,8 +10,8 @@ import traceback
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from provider import ClusterConfig, KubeconfigError
-from provider.tls import require_usable, ssl_context
+from kplane.provider import ClusterConfig, KubeconfigError
+from kplane.provider.client.tls import require_usable, ssl_context
 
 
 @pytest.fixture

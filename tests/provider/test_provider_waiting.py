@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from provider import Client, ClusterConfig, Controller, Unreachable, WorkQueue
-from provider.waiting import unanswered
+from kplane.provider import Client, ClusterConfig, Controller, Unreachable, WorkQueue
+from kplane.provider.controllers.waiting import unanswered
 
 
 @contextlib.asynccontextmanager
@@ -116,7 +116,7 @@ async def test_the_end_of_the_controller_ends_those_that_wait(eventually: Callab
 async def test_one_that_takes_long_leaves_its_worker_whatever_it_does(
     eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("provider.workers._LONG_SECONDS", 0.01)
+    monkeypatch.setattr("kplane.provider.controllers.workers._LONG_SECONDS", 0.01)
     queue, pages, done = WorkQueue[str](), asyncio.Event(), list[str]()
 
     async def reconcile(key: str) -> None:

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from provider import NAMESPACES, ApiError, Client, Expired, Unreachable
+from kplane.provider import NAMESPACES, ApiError, Client, Expired, Unreachable
 
 
 def event(kind, name, **fields):

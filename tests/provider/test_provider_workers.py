@@ -10,7 +10,7 @@ import logging
 
 import pytest
 
-from provider import Controller, ProviderError, Result, WorkQueue, logs
+from kplane.provider import Controller, ProviderError, Result, WorkQueue, logs
 
 
 @contextlib.asynccontextmanager

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from api import ControlPlane, ControlPlaneClass, ControlPlaneEndpoint, ControlPlaneRegistration
-from api.names import kubeconfig_secret_name, management_namespace
-from embedded.handle import Handle
-from provider import SECRETS, Client, ClusterConfig, NotFound, Resource
-from workloads import find_processes
+from kplane.api import ControlPlane, ControlPlaneClass, ControlPlaneEndpoint, ControlPlaneRegistration
+from kplane.api.names import kubeconfig_secret_name, management_namespace
+from kplane.embedded.handle import Handle
+from kplane.provider import SECRETS, Client, ClusterConfig, NotFound, Resource
+from kplane.workloads import find_processes
 
 KINDS = {
     model.resource.kind: Resource(

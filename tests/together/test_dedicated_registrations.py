@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.components import mcm_name
-from provider import (
+from kplane.controlplane_operator.backends.names import mcm_name
+from kplane.provider import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
     EVENTS,
@@ -23,7 +23,7 @@ from provider import (
     ClusterConfig,
     Forbidden,
 )
-from workloads import find_processes
+from kplane.workloads import find_processes
 
 from .conftest import KINDS, pids_of
 from .test_ending import followed

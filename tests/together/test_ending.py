@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from provider import Client, NotFound, Reflector, Resource
+from kplane.provider import Client, NotFound, Reflector, Resource
 
 from .conftest import KINDS, pids_of
 
@@ -118,7 +118,7 @@ async def test_the_instance_ends_before_anything_of_its_control_plane(platform: 
 @pytest.mark.slow
 async def test_an_instance_that_nobody_ends_brings_nothing_back_to_life(platform: Any, served: str) -> None:
     """mcm hangs. The removal waits for its time, goes on, and whoever still works finds every door shut."""
-    [mcm] = pids_of(platform.handle.directory, "mcm.main")
+    [mcm] = pids_of(platform.handle.directory, "kplane.mcm.main")
     [instance] = pids_of(platform.handle.mcm_directory, "kube-controller-manager")
     os.kill(mcm, signal.SIGSTOP)
     try:
@@ -171,7 +171,7 @@ async def test_the_instance_of_a_registration_that_was_collected_first_is_waited
     await platform.create("ControlPlane", name, classRef={"name": name})
     await platform.ready("ControlPlaneRegistration", name)
     pid = await platform.running(name)
-    [mcm] = pids_of(platform.handle.directory, "mcm.main")
+    [mcm] = pids_of(platform.handle.directory, "kplane.mcm.main")
     os.kill(mcm, signal.SIGSTOP)
     try:
         async with followed(platform, "ControlPlane", name) as history:

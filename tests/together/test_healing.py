@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from provider import NAMESPACES, SERVICE_ACCOUNTS, Client
+from kplane.provider import NAMESPACES, SERVICE_ACCOUNTS, Client
 
 from .conftest import pids_of
 
@@ -53,7 +53,7 @@ async def ready_since(platform: Any, name: str) -> str:
 async def test_a_killed_operator_comes_back_and_its_tenants_never_stop(platform: Any, healed: str) -> None:
     directory = platform.handle.operator_directory
     api_servers = pids_of(directory, "kube-apiserver")
-    [operator] = pids_of(platform.handle.directory, "controlplane_operator.main")
+    [operator] = pids_of(platform.handle.directory, "kplane.controlplane_operator.main")
     instance = await platform.running(healed)
     since = await ready_since(platform, healed)
     os.kill(operator, signal.SIGKILL)
@@ -72,7 +72,7 @@ async def test_a_killed_operator_comes_back_and_its_tenants_never_stop(platform:
 
 
 async def test_a_killed_mcm_comes_back_with_its_instances(platform: Any, healed: str) -> None:
-    [mcm] = pids_of(platform.handle.directory, "mcm.main")
+    [mcm] = pids_of(platform.handle.directory, "kplane.mcm.main")
     before = await platform.running(healed)
     os.kill(mcm, signal.SIGKILL)
 

@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from api.names import ALLOW_ENDPOINT_LABEL
-from controlplane_operator.credentials import create_authority, issue_serving
-from provider import DEPLOYMENTS, REPLICA_SETS, SECRETS, Client, ClusterConfig
+from kplane.api.names import ALLOW_ENDPOINT_LABEL
+from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
+from kplane.provider import DEPLOYMENTS, REPLICA_SETS, SECRETS, Client, ClusterConfig
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 

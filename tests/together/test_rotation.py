@@ -12,10 +12,19 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from api.names import FINISH_ROTATION_ANNOTATION, ROTATE_ANNOTATION, controllers_secret_name
-from controlplane_operator.credentials import signed_by
-from controlplane_operator.kinds import CONTROL_PLANES
-from provider import CONFIG_MAPS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS, Client, ClusterConfig, Forbidden, Unauthorized
+from kplane.api.names import FINISH_ROTATION_ANNOTATION, ROTATE_ANNOTATION, controllers_secret_name
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.pki.token import signed_by
+from kplane.provider import (
+    CONFIG_MAPS,
+    NAMESPACES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    Client,
+    ClusterConfig,
+    Forbidden,
+    Unauthorized,
+)
 
 pytestmark = [
     pytest.mark.integration,

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.binaries import RUNTIME_PROGRAMS, Binaries, resolve
-from tools.release import ReleaseSites
-from tools.upstreams import ETCD, HELM, KIND, KUBERNETES, Platform, Upstream, this_platform
+from kplane.binaries.programs import RUNTIME_PROGRAMS, Binaries, resolve
+from kplane.binaries.release import ReleaseSites
+from kplane.binaries.upstreams import ETCD, HELM, KIND, KUBERNETES, Platform, Upstream, this_platform
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,8 +38,8 @@ SUCCEED = "sleep 0.05; printf '#!/bin/sh\\necho built\\n' > \"$2\""
 
 RESOLVE = """
 import sys
-from tools.binaries import resolve
-from tools.release import ReleaseSites
+from kplane.binaries.programs import resolve
+from kplane.binaries.release import ReleaseSites
 print(*resolve(sites=ReleaseSites(mirror=sys.argv[1], connect_seconds=1.0)).directories)
 """
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tools.upstreams import ETCD, KUBERNETES, RUNTIME
+from kplane.binaries.upstreams import ETCD, KUBERNETES, RUNTIME
 
 
 def test_concurrent_runs_build_once(machine: Any) -> None:

@@ -7,8 +7,18 @@ from typing import Any
 
 import pytest
 
-from tools.binaries import BinariesError, main
-from tools.upstreams import ETCD, HELM, KIND, KUBERNETES, RUNTIME, UPSTREAMS, Platform, parse_platform, this_platform
+from kplane.binaries.programs import BinariesError, main
+from kplane.binaries.upstreams import (
+    ETCD,
+    HELM,
+    KIND,
+    KUBERNETES,
+    RUNTIME,
+    UPSTREAMS,
+    Platform,
+    parse_platform,
+    this_platform,
+)
 
 OTHER = next(p for p in map(parse_platform, ("linux/amd64", "linux/arm64")) if p != this_platform())
 

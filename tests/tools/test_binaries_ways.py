@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tools.binaries import RUNTIME_PROGRAMS, Binaries, BinariesError
-from tools.release import ReleaseSites
-from tools.upstreams import ETCD, KUBERNETES, RUNTIME
+from kplane.binaries.programs import RUNTIME_PROGRAMS, Binaries, BinariesError
+from kplane.binaries.release import ReleaseSites
+from kplane.binaries.upstreams import ETCD, KUBERNETES, RUNTIME
 
 
 def test_explicit_directory_comes_first(machine: Any, tmp_path: Any) -> None:

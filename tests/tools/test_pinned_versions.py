@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tools.cache import Cache
-from tools.errors import BinariesError
-from tools.gobuild import _ldflags
-from tools.toolchain import find_go, wheel_command
+from kplane.binaries.cache import Cache
+from kplane.binaries.errors import BinariesError
+from kplane.binaries.gobuild import _ldflags
+from kplane.binaries.toolchain import find_go, wheel_command
+from kplane.binaries.upstreams import ETCD, HELM, KIND, KUBERNETES, UPSTREAMS, Upstream
 from tools.update import render_go_mod, update
-from tools.upstreams import ETCD, HELM, KIND, KUBERNETES, UPSTREAMS, Upstream
 
 THEIRS = """module k8s.io/kubernetes
 

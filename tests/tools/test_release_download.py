@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tools.binaries import BinariesError
-from tools.release import ReleaseSites
-from tools.upstreams import ETCD, KUBERNETES
+from kplane.binaries.programs import BinariesError
+from kplane.binaries.release import ReleaseSites
+from kplane.binaries.upstreams import ETCD, KUBERNETES
 
 
 def _only(site: Path, name: str) -> Path:

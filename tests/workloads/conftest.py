@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-import workloads
-from workloads import Component, Pace, Phase, Port, Probe, ProcessRuntime, end_processes
+from kplane import workloads
+from kplane.workloads import Component, Pace, Phase, Port, Probe, ProcessRuntime, end_processes
 
 PROGRAMS = Path(__file__).parent / "programs"
 FAST = Pace(

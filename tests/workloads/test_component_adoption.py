@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from workloads import Lifetime, Phase, RestartPolicy, end_processes, find_processes
+from kplane.workloads import Lifetime, Phase, RestartPolicy, end_processes, find_processes
 
 FOREVER = "exec sleep 1000"
 

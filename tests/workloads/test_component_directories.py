@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from workloads import DATA, FILES, SCRATCH, File, Lifetime, Pace, Port, Probe, RuntimeFailure
+from kplane.workloads import DATA, FILES, SCRATCH, File, Lifetime, Pace, Port, Probe, RuntimeFailure
 
 FOREVER = "exec sleep 1000"
 
@@ -232,7 +232,7 @@ async def test_a_removal_that_failed_is_not_done_before_nothing_is_left(runtime,
             raise failures.pop()
         remove(path, **options)
 
-    monkeypatch.setattr("workloads.process_runtime.shutil.rmtree", fail_once)
+    monkeypatch.setattr("kplane.workloads.processes.runtime.shutil.rmtree", fail_once)
     await runtime.apply(sandbox.shell("keys-2", FOREVER, files={"key": File(b"secret")}))
     if not isinstance(failure, FileNotFoundError):  # somebody else removes it too
         with pytest.raises(RuntimeFailure, match=r"Component keys cannot be removed: .*Input/output error"):

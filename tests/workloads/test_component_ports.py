@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from workloads import RuntimeFailure
-from workloads import ports as ports_module
-from workloads.directory import ComponentDirectory
-from workloads.ports import PortRegistry
+from kplane.workloads import RuntimeFailure
+from kplane.workloads.processes import ports as ports_module
+from kplane.workloads.processes.directory import ComponentDirectory
+from kplane.workloads.processes.ports import PortRegistry
 
 
 async def test_ports_stay_until_the_component_is_deleted(sandbox) -> None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from workloads import File, Pace, Phase, RestartPolicy, RuntimeFailure, find_processes
-from workloads.pace import Backoff
+from kplane.workloads import File, Pace, Phase, RestartPolicy, RuntimeFailure, find_processes
+from kplane.workloads.processes.pace import Backoff
 
 FOREVER = "exec sleep 1000"
 
@@ -110,7 +110,7 @@ async def test_no_such_program_is_refused_and_leaves_nothing(runtime, sandbox) -
 
 
 def longest(monkeypatch, pace: Pace, runs: list[float]) -> list[float]:
-    monkeypatch.setattr("workloads.pace.random.uniform", lambda low, high: high)
+    monkeypatch.setattr("kplane.workloads.processes.pace.random.uniform", lambda low, high: high)
     backoff = Backoff(pace)
     return [backoff.next_wait(ran_seconds=ran) for ran in runs]
 

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from workloads import FILES, File, Phase
+from kplane.workloads import FILES, File, Phase
 
 
 def issue(name: str, *, address: str | None = None, issuer: tuple | None = None) -> tuple:

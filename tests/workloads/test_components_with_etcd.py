@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workloads import DATA, Component, Phase, Port, Probe, run_program
+from kplane.workloads import DATA, Component, Phase, Port, Probe, run_program
 
 # The other tests of this directory run on each loop; what etcd does depends on none.
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_factories=["uvloop"])]

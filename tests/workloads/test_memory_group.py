@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from workloads import Component, Lifetime, Phase
-from workloads.memory_group import MemoryGroups, is_delegated
-from workloads.oom_kills import find_counter
+from kplane.workloads import Component, Lifetime, Phase
+from kplane.workloads.processes.memory_group import MemoryGroups, is_delegated
+from kplane.workloads.processes.oom_kills import find_counter
 
 LIMIT = 64 << 20
 HUNGRY = "import time; taken = b'x' * (200 << 20); time.sleep(1000)"
@@ -145,7 +145,7 @@ async def test_groups_of_an_earlier_run_and_of_what_has_ended_are_removed_and_no
 async def test_a_component_enters_its_group_before_it_runs_and_runs_also_where_that_is_gone(
     sandbox, group: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workloads.memory_group.find_counter", lambda: group / "memory.events")
+    monkeypatch.setattr("kplane.workloads.processes.memory_group.find_counter", lambda: group / "memory.events")
     monkeypatch.setattr(Path, "rmdir", _remove)
     async with sandbox.runtime() as runtime:
         await runtime.apply(

@@ -10,7 +10,16 @@ from dataclasses import replace
 
 import pytest
 
-from workloads import File, Lifetime, Phase, ProcessRuntime, RestartPolicy, Runtime, RuntimeFailure, find_processes
+from kplane.workloads import (
+    File,
+    Lifetime,
+    Phase,
+    ProcessRuntime,
+    RestartPolicy,
+    Runtime,
+    RuntimeFailure,
+    find_processes,
+)
 
 FOREVER = "exec sleep 1000"
 STUBBORN = "trap '' TERM; sleep 1000 & echo $! > data/child; while :; do wait; done"

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from workloads import Component, File, Lifetime, Pace, Phase, ProcessRuntime, end_processes, find_processes
+from kplane.workloads import Component, File, Lifetime, Pace, Phase, ProcessRuntime, end_processes, find_processes
 
 NAMES = st.sampled_from(["a", "b"])
 VERSIONS = st.sampled_from(["1", "2"])

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from workloads import find_processes
+from kplane.workloads import find_processes
 
 CHAIN = """exec sh -c 'exec sh -c "exec sleep 1000"'"""
 

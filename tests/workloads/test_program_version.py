@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from workloads import Component, ProcessRuntime, RuntimeFailure
-from workloads import program_version as module
-from workloads.program_version import ProgramVersions
+from kplane.workloads import Component, ProcessRuntime, RuntimeFailure
+from kplane.workloads.processes import program_version as module
+from kplane.workloads.processes.program_version import ProgramVersions
 
 
 def write(directory: Path, script: str, *, name: str = "server") -> Path:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from workloads import ProgramFailed, ProgramTimedOut, run_program
-from workloads import program as program_module
+from kplane.workloads import ProgramFailed, ProgramTimedOut, run_program
+from kplane.workloads.processes import program as program_module
 
 SHELL = Path("/bin/sh")
 

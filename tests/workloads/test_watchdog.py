@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-import workloads
-from workloads import Phase, RuntimeFailure, Watchdog, reaper
-from workloads.proctable import MARKER_VARIABLE
+from kplane import workloads
+from kplane.workloads import Phase, RuntimeFailure, Watchdog
+from kplane.workloads.processes import reaper
+from kplane.workloads.processes.proctable import MARKER_VARIABLE
 
 FOREVER = "sleep 1000 & exec sleep 1000"
 PROGRAM = Path(__file__).parent / "programs" / "watched_supervisor.py"
@@ -34,7 +35,7 @@ async def test_what_is_late_is_ended_with_all_its_processes_and_nothing_else(
     sandbox, is_running, eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Else what is bounded would be told a later time each second.
-    monkeypatch.setattr("workloads.watchdog._TELL_SECONDS", 60.0)
+    monkeypatch.setattr("kplane.workloads.processes.watchdog._TELL_SECONDS", 60.0)
     until = {"late": 60.0, "bounded": 60.0}
     async with sandbox.runtime() as runtime, watched(sandbox, until) as watchdog:
         for name in ("late", "late-not", "bounded"):
@@ -60,7 +61,7 @@ async def test_what_is_late_is_ended_with_all_its_processes_and_nothing_else(
 async def test_a_reaper_that_dies_or_hangs_is_replaced(
     sandbox, eventually, is_running, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    monkeypatch.setattr("workloads.watchdog._SILENT_SECONDS", 0.5)
+    monkeypatch.setattr("kplane.workloads.processes.watchdog._SILENT_SECONDS", 0.5)
     until = {"plain": 60.0}
     async with sandbox.runtime() as runtime, watched(sandbox, until) as watchdog:
         await runtime.apply(sandbox.shell("plain", FOREVER))
@@ -86,14 +87,14 @@ async def test_what_is_late_is_looked_for_closely_only_while_there_is_any(sandbo
 
 async def test_what_one_look_misses_is_ended_by_the_next(sandbox, is_running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process has no environment while it becomes another program, and the supervisor may die just then."""
-    monkeypatch.setattr("workloads.reaper._AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("kplane.workloads.processes.reaper._AGAIN_SECONDS", 0.01)
     kill, looks = reaper._kill, []
 
     def miss_once(markers: set[bytes], *, all_below: bool) -> int:
         looks.append(0 if not looks else kill(markers, all_below=all_below))
         return looks[-1]
 
-    monkeypatch.setattr("workloads.reaper._kill", miss_once)
+    monkeypatch.setattr("kplane.workloads.processes.reaper._kill", miss_once)
     async with sandbox.runtime() as runtime:
         await runtime.apply(sandbox.shell("missed", "exec sleep 1000"))
         pid = runtime.state("missed").pid
@@ -115,7 +116,7 @@ async def test_something_is_to_be_told_to_a_reaper_whose_end_is_not_known_yet(
     sandbox, eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its pipes are closed by then, and uvloop says so by a RuntimeError to who writes all the same."""
-    monkeypatch.setattr("workloads.watchdog._TELL_SECONDS", 60.0)
+    monkeypatch.setattr("kplane.workloads.processes.watchdog._TELL_SECONDS", 60.0)
     wait, ended, known = asyncio.subprocess.Process.wait, asyncio.Event(), asyncio.Event()
 
     async def be_late(process: asyncio.subprocess.Process) -> int:
@@ -137,7 +138,7 @@ async def test_something_is_to_be_told_to_a_reaper_whose_end_is_not_known_yet(
 
 
 async def test_a_machine_without_room_for_a_process_is_given_time(sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workloads.watchdog._FIRST_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr("kplane.workloads.processes.watchdog._FIRST_PAUSE_SECONDS", 0.02)
     start, tried_at = asyncio.create_subprocess_exec, []
 
     async def fail_at_first(*arguments, **options) -> asyncio.subprocess.Process:
@@ -153,10 +154,10 @@ async def test_a_machine_without_room_for_a_process_is_given_time(sandbox, monke
 
 
 async def test_where_no_reaper_can_be_kept_that_is_told(sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workloads.watchdog._SILENT_SECONDS", 0.2)
-    monkeypatch.setattr("workloads.watchdog._PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr("workloads.watchdog._FIRST_PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr("workloads.watchdog.sys.executable", "/bin/false")
+    monkeypatch.setattr("kplane.workloads.processes.watchdog._SILENT_SECONDS", 0.2)
+    monkeypatch.setattr("kplane.workloads.processes.watchdog._PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("kplane.workloads.processes.watchdog._FIRST_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr("kplane.workloads.processes.watchdog.sys.executable", "/bin/false")
     failed = asyncio.Event()
     watchdog = Watchdog(sandbox.directory, until=dict)
 

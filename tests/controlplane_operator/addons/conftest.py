@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.addons import Bundles, Look, TenantFacts, installation, look
-from controlplane_operator.bootstrap import (
-    ADMIN_ACCOUNT,
-    CONTROLLERS_ACCOUNT,
-    ClusterFacts,
-    bootstrap,
-)
-from controlplane_operator.cache import Store
-from controlplane_operator.provisioning import DNS_ADDRESS, SERVICE_RANGE
-from controlplane_operator.trouble import Trouble
-from provider import CONFIG_MAPS, Client
+from kplane.controlplane_operator.addons import installation
+from kplane.controlplane_operator.addons import sync as look
+from kplane.controlplane_operator.addons.builtin import TenantFacts
+from kplane.controlplane_operator.addons.bundles import Bundles
+from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts
+from kplane.controlplane_operator.addons.sync import Look
+from kplane.controlplane_operator.backends.apiserver import DNS_ADDRESS, SERVICE_RANGE
+from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT, bootstrap
+from kplane.controlplane_operator.watch.cache import Store
+from kplane.provider import CONFIG_MAPS, Client
 
 _versions = itertools.count(1)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.addons import Bundles
-from controlplane_operator.cache import Store
-from controlplane_operator.trouble import Trouble
-from provider import CONFIG_MAPS
+from kplane.controlplane_operator.addons.bundles import Bundles
+from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.watch.cache import Store
+from kplane.provider import CONFIG_MAPS
 
 GOOD = "{apiVersion: v1, kind: ConfigMap, metadata: {name: one}}"
 
@@ -21,7 +21,7 @@ def config_map(name: str, version: int, *, namespace: str = "kplane-system", tex
 
 
 async def test_a_bundle_is_parsed_once_for_all_and_again_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from controlplane_operator.addons import bundles as module
+    from kplane.controlplane_operator.addons import bundles as module
 
     parsed = []
     read_bundle = module.read_bundle

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.addons.manifest import ObjectId
-from provider import (
+from kplane.controlplane_operator.addons.manifest import ObjectId
+from kplane.provider import (
     CLUSTER_ROLE_BINDINGS,
     CONFIG_MAPS,
     CUSTOM_RESOURCE_DEFINITIONS,

@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from api.names import ADDON_LABEL
-from controlplane_operator.bootstrap import read_token, revoke, token_secret
-from controlplane_operator.bootstrap.join_token import JoinToken
-from provider import (
+from kplane.api.names import ADDON_LABEL
+from kplane.controlplane_operator.addons.join_token import JoinToken, read_token, token_secret
+from kplane.controlplane_operator.tenant.revocation import revoke
+from kplane.provider import (
     CONFIG_MAPS,
     ROLE_BINDINGS,
     SECRETS,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.addons import read_bundle
-from controlplane_operator.addons.manifest import ObjectId, identify, read_manifests
-from controlplane_operator.addons.order import rank
-from controlplane_operator.errors import BundleInvalid
+from kplane.controlplane_operator.addons.bundle import read_bundle
+from kplane.controlplane_operator.addons.manifest import ObjectId, identify, read_manifests
+from kplane.controlplane_operator.addons.order import rank
+from kplane.controlplane_operator.errors import BundleInvalid
 
 CONFIG = """
 apiVersion: v1

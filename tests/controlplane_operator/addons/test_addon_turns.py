@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.addons import Bundles, Look, TenantFacts, look
-from controlplane_operator.bootstrap import ClusterFacts
-from controlplane_operator.cache import Store
-from provider import CONFIG_MAPS, Client, ClusterConfig
+from kplane.controlplane_operator.addons import sync as look
+from kplane.controlplane_operator.addons.builtin import TenantFacts
+from kplane.controlplane_operator.addons.bundles import Bundles
+from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts
+from kplane.controlplane_operator.addons.sync import Look
+from kplane.controlplane_operator.watch.cache import Store
+from kplane.provider import CONFIG_MAPS, Client, ClusterConfig
 
 FACTS = TenantFacts("https://x", ClusterFacts("acme", "https://x", b"CA", "v1.36.3", None, None))
 ONE = "{apiVersion: v1, kind: ConfigMap, metadata: {name: one}}"

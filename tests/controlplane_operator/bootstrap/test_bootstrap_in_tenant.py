@@ -8,17 +8,13 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.bootstrap import (
-    ADMIN_ACCOUNT,
-    CONTROLLERS_ACCOUNT,
-    Subject,
-    bootstrap,
-    request_token,
-    revoke,
-)
-from controlplane_operator.credentials import CONTROLLERS_USER, issue_client
-from controlplane_operator.errors import BootstrapFailed, RoleMissing
-from provider import (
+from kplane.controlplane_operator.errors import BootstrapFailed, RoleMissing
+from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER
+from kplane.controlplane_operator.pki.primitives import issue_client
+from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT, Subject, bootstrap
+from kplane.controlplane_operator.tenant.revocation import revoke
+from kplane.controlplane_operator.tenant.tokens import request_token
+from kplane.provider import (
     CLUSTER_ROLE_BINDINGS,
     NAMESPACES,
     SECRETS,

@@ -9,17 +9,11 @@ from typing import Any
 
 import pytest
 
-from api.names import ADDON_LABEL
-from controlplane_operator.bootstrap import (
-    ADMIN_ACCOUNT,
-    CONTROLLERS_ACCOUNT,
-    JOIN_ADDON,
-    bootstrap,
-    request_token,
-    revoke,
-    revoke_as_controllers,
-)
-from provider import (
+from kplane.api.names import ADDON_LABEL
+from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT, JOIN_ADDON, bootstrap
+from kplane.controlplane_operator.tenant.revocation import revoke, revoke_as_controllers
+from kplane.controlplane_operator.tenant.tokens import request_token
+from kplane.provider import (
     CLUSTER_ROLE_BINDINGS,
     NAMESPACES,
     ROLES,

@@ -15,21 +15,33 @@ from typing import Any
 
 import pytest
 
-from api.names import ALLOW_ENDPOINT_LABEL
 from benchmarks.surroundings import free_port, shared_address
-from controlplane_operator import control_plane_registration, external, fanout
-from controlplane_operator.backoff import Backoff
-from controlplane_operator.kinds import (
+from kplane.api.names import ALLOW_ENDPOINT_LABEL
+from kplane.controlplane_operator.app import run_operator
+from kplane.controlplane_operator.backends import adopted as external
+from kplane.controlplane_operator.config import Settings
+from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
     CONTROL_PLANE_REGISTRATIONS,
     CONTROL_PLANES,
 )
-from controlplane_operator.operator import run_operator
-from controlplane_operator.settings import Settings
-from embedded.handle import Handle
-from provider import NAMESPACES, ROLE_BINDINGS, ROLES, SECRETS, Client, ClusterConfig, Invalid, NotFound, Unreachable
-from provider.calls import Calls
+from kplane.controlplane_operator.registrations import reconciler as control_plane_registration
+from kplane.controlplane_operator.watch import event_routing as fanout
+from kplane.controlplane_operator.watch.backoff import Backoff
+from kplane.embedded.handle import Handle
+from kplane.provider import (
+    NAMESPACES,
+    ROLE_BINDINGS,
+    ROLES,
+    SECRETS,
+    Client,
+    ClusterConfig,
+    Invalid,
+    NotFound,
+    Unreachable,
+)
+from kplane.provider.client.calls import Calls
 
 KINDS = {
     "control plane": CONTROL_PLANES,

@@ -9,21 +9,19 @@ from typing import Any
 import pytest
 import yaml
 
-from controlplane_operator.credentials import (
-    CONTROLLERS_USER,
+from kplane.controlplane_operator.errors import CredentialsInvalid
+from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
+from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
+from kplane.controlplane_operator.pki.primitives import (
     KeyPair,
-    TenantAuthorities,
-    TenantCertificates,
     create_authority,
     expiry,
     issue_client,
     issue_serving,
     public_key,
-    render_kubeconfig,
     renewal_due,
     user_of,
 )
-from controlplane_operator.errors import CredentialsInvalid
 
 
 def now() -> dt.datetime:

@@ -12,18 +12,12 @@ from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api import RotationPhase
-from controlplane_operator.credentials import (
-    Generations,
-    Rotation,
-    RotationWish,
-    TenantAuthorities,
-    begun_with,
-    next_rotation,
-    public_key,
-)
-from controlplane_operator.credentials.rotation import OVERLAP
-from controlplane_operator.errors import CredentialsInvalid
+from kplane.api import RotationPhase
+from kplane.controlplane_operator.errors import CredentialsInvalid
+from kplane.controlplane_operator.pki.authorities import TenantAuthorities
+from kplane.controlplane_operator.pki.generations import Generations
+from kplane.controlplane_operator.pki.primitives import public_key
+from kplane.controlplane_operator.pki.rotation import OVERLAP, Rotation, RotationWish, begun_with, next_rotation
 
 START = dt.datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=dt.UTC)
 OLD = TenantAuthorities.create("old")

@@ -20,12 +20,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from controlplane_operator.credentials import KeyPair, create_authority, issue_serving, render_kubeconfig
-from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANES
-from embedded.handle import Handle
-from provider import LEASES, Client, ClusterConfig, NotFound
-from provider.tls import ssl_context
-from workloads import end_processes
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANES
+from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
+from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_serving
+from kplane.embedded.handle import Handle
+from kplane.provider import LEASES, Client, ClusterConfig, NotFound
+from kplane.provider.client.tls import ssl_context
+from kplane.workloads import end_processes
 
 NAMESPACE, LEASE = "kplane-system", "kplane-operator"
 
@@ -196,7 +197,7 @@ def _command(way: Way, handle: Handle, state: Path, listen: str) -> list[str]:
     return [
         sys.executable,
         "-m",
-        "controlplane_operator.main",
+        "kplane.controlplane_operator.main",
         f"--kubeconfig={way.kubeconfig}",
         "--runtime=process",
         "--leader-elect",

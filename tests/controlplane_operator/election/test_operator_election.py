@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -88,7 +88,7 @@ async def test_an_operator_that_was_frozen_writes_nothing_when_it_wakes(pair: An
 
 
 async def test_two_operators_go_on_as_they_were_when_the_lease_is_deleted(pair: Any) -> None:
-    from provider import LEASES
+    from kplane.provider import LEASES
 
     holder = await pair.holder()
     await pair.client.delete(LEASES, "kplane-operator", namespace="kplane-system")

@@ -16,20 +16,24 @@ from typing import Any, TypeVar
 import pytest
 import pytest_asyncio
 
-from api.names import ALLOW_ENDPOINT_LABEL
 from benchmarks.surroundings import free_port, shared_address
-from controlplane_operator import control_plane_endpoint, external, publication, published_identities, retention
-from controlplane_operator.kinds import (
+from kplane.api.names import ALLOW_ENDPOINT_LABEL
+from kplane.controlplane_operator.app import run_operator
+from kplane.controlplane_operator.backends import adopted as external
+from kplane.controlplane_operator.backends import published_identities
+from kplane.controlplane_operator.backends.mcm import McmProgram
+from kplane.controlplane_operator.config import EtcdAt, Settings
+from kplane.controlplane_operator.controlplanes import publish as publication
+from kplane.controlplane_operator.controlplanes import retention
+from kplane.controlplane_operator.endpoints import reconciler as control_plane_endpoint
+from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
     CONTROL_PLANE_REGISTRATIONS,
     CONTROL_PLANES,
 )
-from controlplane_operator.operator import run_operator
-from controlplane_operator.provisioning import McmProgram
-from controlplane_operator.settings import EtcdAt, Settings
-from embedded.handle import Handle
-from provider import (
+from kplane.embedded.handle import Handle
+from kplane.provider import (
     CLUSTER_ROLE_BINDINGS,
     NAMESPACES,
     SECRETS,
@@ -41,7 +45,7 @@ from provider import (
     Resource,
     Unauthorized,
 )
-from workloads import end_processes
+from kplane.workloads import end_processes
 
 _T = TypeVar("_T")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from provider import SECRETS, Client, ClusterConfig
+from kplane.provider import SECRETS, Client, ClusterConfig
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -45,7 +45,7 @@ async def test_mcm_reads_registrations_and_the_one_secret_each_resolves_to(field
         for verb in ("create", "update", "patch", "delete"):
             assert not await may(mcm, verb, "secrets", **secret)
             assert not await may(mcm, verb, "controlplaneregistrations", group=_GROUP)
-        from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS
+        from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS
 
         await field.client.delete(CONTROL_PLANE_REGISTRATIONS, "served")
 

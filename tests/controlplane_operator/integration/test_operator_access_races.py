@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from api import ControlPlaneRegistration, SecretReference
-from controlplane_operator.access import Access, Account
-from embedded.handle import Handle
-from provider import ROLES, Client, ClusterConfig, ObjectList, Resource
+from kplane.api import ControlPlaneRegistration, SecretReference
+from kplane.controlplane_operator.registrations.grants import Access, Account
+from kplane.embedded.handle import Handle
+from kplane.provider import ROLES, Client, ClusterConfig, ObjectList, Resource
 
 pytestmark = pytest.mark.integration
 

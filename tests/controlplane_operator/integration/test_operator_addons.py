@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANES
-from provider import CONFIG_MAPS, SECRETS, Client, NotFound
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANES
+from kplane.provider import CONFIG_MAPS, SECRETS, Client, NotFound
 
 from .conftest import owner_of
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from controlplane_operator.kinds import CONTROL_PLANES
-from provider import NAMESPACES, ClusterConfig
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.provider import NAMESPACES, ClusterConfig
 
 from .conftest import keep_kubeconfig
 

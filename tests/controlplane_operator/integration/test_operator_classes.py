@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANES
-from provider import CLUSTER_ROLES, EVENTS, SECRETS, Client, NotFound
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANES
+from kplane.provider import CLUSTER_ROLES, EVENTS, SECRETS, Client, NotFound
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

@@ -14,23 +14,16 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from controlplane_operator.credentials import expiry
-from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
-from provider import (
-    CLUSTER_ROLES,
-    NAMESPACES,
-    SECRETS,
-    SERVICE_ACCOUNTS,
-    Client,
-    ClusterConfig,
-)
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
+from kplane.controlplane_operator.pki.primitives import expiry
+from kplane.provider import CLUSTER_ROLES, NAMESPACES, SECRETS, SERVICE_ACCOUNTS, Client, ClusterConfig
 
 from .conftest import owner_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tools.binaries import Binaries
+    from kplane.binaries.programs import Binaries
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

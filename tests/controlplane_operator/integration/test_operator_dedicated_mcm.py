@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator import control_plane_registration
-from controlplane_operator.components import mcm_name
-from controlplane_operator.provisioning import McmProgram
-from provider import CLUSTER_ROLES, ClusterConfig
-from workloads import find_processes
+from kplane.controlplane_operator.backends.mcm import McmProgram
+from kplane.controlplane_operator.backends.names import mcm_name
+from kplane.controlplane_operator.registrations import reconciler as control_plane_registration
+from kplane.provider import CLUSTER_ROLES, ClusterConfig
+from kplane.workloads import find_processes
 
 from .conftest import KINDS, Field, door_to
 

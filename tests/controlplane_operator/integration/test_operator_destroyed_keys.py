@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from controlplane_operator.provisioning import Keyspace, key_prefix
-from embedded.handle import Handle
+from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace, key_prefix
+from kplane.embedded.handle import Handle
 
 pytestmark = pytest.mark.integration
 

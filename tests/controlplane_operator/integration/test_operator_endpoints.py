@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from api.names import ALLOW_ENDPOINT_LABEL
-from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
-from provider import NAMESPACES, SECRETS, Client, ClusterConfig
+from kplane.api.names import ALLOW_ENDPOINT_LABEL
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
+from kplane.provider import NAMESPACES, SECRETS, Client, ClusterConfig
 
 from .conftest import clean, keep_kubeconfig
 

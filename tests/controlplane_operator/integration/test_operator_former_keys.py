@@ -6,15 +6,15 @@ import contextlib
 
 import pytest
 
-from api import ControlPlane
-from controlplane_operator.access import Access, Account
-from controlplane_operator.events import Events
-from controlplane_operator.fanout import Queues, Stores
-from controlplane_operator.keys import TenantKeys
-from controlplane_operator.management import Management
-from controlplane_operator.status import StatusWriter
-from embedded.handle import Handle
-from provider import NAMESPACES, SECRETS, Client, ClusterConfig, NotFound
+from kplane.api import ControlPlane
+from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.pki.store import TenantKeys
+from kplane.controlplane_operator.registrations.grants import Access, Account
+from kplane.controlplane_operator.status.events import Events
+from kplane.controlplane_operator.status.writer import StatusWriter
+from kplane.controlplane_operator.watch.event_routing import Queues, Stores
+from kplane.embedded.handle import Handle
+from kplane.provider import NAMESPACES, SECRETS, Client, ClusterConfig, NotFound
 
 pytestmark = pytest.mark.integration
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from api.names import CONTROL_PLANE_LABEL, PAUSE_ANNOTATION
-from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
-from provider import EVENTS, NAMESPACES, SECRETS, Invalid, NotFound
+from kplane.api.names import CONTROL_PLANE_LABEL, PAUSE_ANNOTATION
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
+from kplane.provider import EVENTS, NAMESPACES, SECRETS, Invalid, NotFound
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

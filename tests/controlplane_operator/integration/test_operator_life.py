@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.components import apiserver_name, etcd_name
-from controlplane_operator.kinds import CONTROL_PLANES
-from provider import CONFIG_MAPS, NAMESPACES, Client
-from workloads import find_processes
+from kplane.controlplane_operator.backends.names import apiserver_name, etcd_name
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.provider import CONFIG_MAPS, NAMESPACES, Client
+from kplane.workloads import find_processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.fanout import LABEL_SELECTORS, Stores
-from controlplane_operator.kinds import CONTROL_PLANE_CLASSES
-from controlplane_operator.relisting import Relisting
-from controlplane_operator.watching import Watching
-from embedded.handle import Handle
-from provider import Client, ClusterConfig
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
+from kplane.controlplane_operator.watch.event_routing import LABEL_SELECTORS, Stores
+from kplane.controlplane_operator.watch.feeds import Watching
+from kplane.controlplane_operator.watch.relisting import Relisting
+from kplane.embedded.handle import Handle
+from kplane.provider import Client, ClusterConfig
 
 pytestmark = pytest.mark.integration
 

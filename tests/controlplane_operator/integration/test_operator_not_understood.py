@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
-from provider import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, Invalid, NotFound
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
+from kplane.provider import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, Invalid, NotFound
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from controlplane_operator.components import apiserver_name, etcd_name, mcm_name
-from controlplane_operator.dedicated_mcm import DedicatedMcms, account_of
-from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
-from controlplane_operator.mcm_identities import McmIdentities
-from controlplane_operator.orphans import Orphans
-from embedded.handle import Handle
-from provider import NAMESPACES, SERVICE_ACCOUNTS, Client, ClusterConfig, ProviderError
-from workloads import Component, Lifetime, Phase, ProcessRuntime
+from kplane.controlplane_operator.backends.names import apiserver_name, etcd_name, mcm_name
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
+from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms, account_of
+from kplane.controlplane_operator.registrations.identities import McmIdentities
+from kplane.controlplane_operator.watch.gc import Orphans
+from kplane.embedded.handle import Handle
+from kplane.provider import NAMESPACES, SERVICE_ACCOUNTS, Client, ClusterConfig, ProviderError
+from kplane.workloads import Component, Lifetime, Phase, ProcessRuntime
 
 pytestmark = pytest.mark.integration
 

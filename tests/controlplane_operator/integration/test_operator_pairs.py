@@ -15,8 +15,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
-from provider import NAMESPACES, SECRETS, Client, ClusterConfig
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
+from kplane.provider import NAMESPACES, SECRETS, Client, ClusterConfig
 
 from .conftest import door_to, owner_of
 

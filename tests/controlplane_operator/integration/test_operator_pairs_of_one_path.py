@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from benchmarks.surroundings import shared_address, start_api_server
-from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
-from provider import NAMESPACES, Client, ClusterConfig
-from workloads import ProcessRuntime
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
+from kplane.provider import NAMESPACES, Client, ClusterConfig
+from kplane.workloads import ProcessRuntime
 
 from .conftest import door_to
 

@@ -17,11 +17,11 @@ from typing import IO, Any
 import aiohttp
 import pytest
 
-from api.names import ALLOW_ENDPOINT_LABEL
-from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
-from embedded.handle import Handle
-from provider import SECRETS, Client, ClusterConfig, NotFound
-from workloads import end_processes
+from kplane.api.names import ALLOW_ENDPOINT_LABEL
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
+from kplane.embedded.handle import Handle
+from kplane.provider import SECRETS, Client, ClusterConfig, NotFound
+from kplane.workloads import end_processes
 
 pytestmark = pytest.mark.integration
 
@@ -43,7 +43,7 @@ async def started(
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "controlplane_operator.main",
+        "kplane.controlplane_operator.main",
         f"--kubeconfig={handle.operator_kubeconfig}",
         "--runtime=process",
         f"--state-dir={state}",

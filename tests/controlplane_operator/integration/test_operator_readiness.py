@@ -12,11 +12,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from controlplane_operator import relisting
-from controlplane_operator.operator import run_operator
-from controlplane_operator.settings import EtcdAt, Settings
-from embedded.handle import Handle
-from provider import ClusterConfig
+from kplane.controlplane_operator.app import run_operator
+from kplane.controlplane_operator.config import EtcdAt, Settings
+from kplane.controlplane_operator.watch import relisting
+from kplane.embedded.handle import Handle
+from kplane.provider import ClusterConfig
 
 from .line import Line
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
-from provider import ClusterConfig, Conflict
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
+from kplane.provider import ClusterConfig, Conflict
 
 from .conftest import keep_kubeconfig
 

@@ -14,11 +14,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from controlplane_operator import issuing
-from controlplane_operator.credentials import TenantAuthorities, TenantCertificates, issue_serving, pki, renewal_due
-from controlplane_operator.credentials.pki import hosts_of
-from provider import NAMESPACES, SECRETS, Client, ClusterConfig
-from workloads import find_processes
+from kplane.controlplane_operator.pki import issuing
+from kplane.controlplane_operator.pki import primitives as pki
+from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
+from kplane.controlplane_operator.pki.primitives import hosts_of, issue_serving, renewal_due
+from kplane.provider import NAMESPACES, SECRETS, Client, ClusterConfig
+from kplane.workloads import find_processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

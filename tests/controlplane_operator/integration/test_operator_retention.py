@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.kinds import CONTROL_PLANES
-from provider import CONFIG_MAPS, NAMESPACES, SECRETS, Client, ClusterConfig
-from workloads import find_processes
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.provider import CONFIG_MAPS, NAMESPACES, SECRETS, Client, ClusterConfig
+from kplane.workloads import find_processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

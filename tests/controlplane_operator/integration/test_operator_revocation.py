@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator import external
-from controlplane_operator.bootstrap import request_token
-from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
-from provider import (
+from kplane.controlplane_operator.backends import adopted as external
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
+from kplane.controlplane_operator.tenant.tokens import request_token
+from kplane.provider import (
     CLUSTER_ROLE_BINDINGS,
     EVENTS,
     NAMESPACES,

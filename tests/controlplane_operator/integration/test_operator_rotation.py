@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from api.names import FINISH_ROTATION_ANNOTATION, ROTATE_ANNOTATION
-from controlplane_operator import rotator
-from controlplane_operator.credentials import Rotation, next_rotation
-from controlplane_operator.kinds import CONTROL_PLANES
-from provider import (
+from kplane.api.names import FINISH_ROTATION_ANNOTATION, ROTATE_ANNOTATION
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.pki import rotator
+from kplane.controlplane_operator.pki.rotation import Rotation, next_rotation
+from kplane.provider import (
     CLUSTER_ROLE_BINDINGS,
     NAMESPACES,
     SECRETS,

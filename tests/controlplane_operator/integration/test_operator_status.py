@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from api import ControlPlane
-from controlplane_operator.cache import Store
-from controlplane_operator.events import Events
-from controlplane_operator.kinds import CONTROL_PLANES
-from controlplane_operator.status import StatusWriter
-from embedded.handle import Handle
-from provider import Client, ClusterConfig, Conflict
+from kplane.api import ControlPlane
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.status.events import Events
+from kplane.controlplane_operator.status.writer import StatusWriter
+from kplane.controlplane_operator.watch.cache import Store
+from kplane.embedded.handle import Handle
+from kplane.provider import Client, ClusterConfig, Conflict
 
 pytestmark = pytest.mark.integration
 

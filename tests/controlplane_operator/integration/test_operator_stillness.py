@@ -9,9 +9,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from api.names import ALLOW_ENDPOINT_LABEL
-from controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS
-from provider import NAMESPACES, SECRETS, ClusterConfig
+from kplane.api.names import ALLOW_ENDPOINT_LABEL
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS
+from kplane.provider import NAMESPACES, SECRETS, ClusterConfig
 
 pytestmark = pytest.mark.integration
 

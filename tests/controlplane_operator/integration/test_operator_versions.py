@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from controlplane_operator import operator
-from controlplane_operator.kinds import CONTROL_PLANES
-from controlplane_operator.settings import Settings
-from provider import EVENTS, NAMESPACES, Client
-from tools.binaries import Binaries
-from tools.upstreams import KUBERNETES
-from workloads import Component, ComponentState, ProcessRuntime, find_processes
+from kplane.binaries.programs import Binaries
+from kplane.binaries.upstreams import KUBERNETES
+from kplane.controlplane_operator import app as operator
+from kplane.controlplane_operator.config import Settings
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.provider import EVENTS, NAMESPACES, Client
+from kplane.workloads import Component, ComponentState, ProcessRuntime, find_processes
 
 pytestmark = pytest.mark.integration
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
 
 pytestmark = pytest.mark.integration
 

@@ -9,16 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane_operator.credentials import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
-from controlplane_operator.errors import KeyspaceError
-from controlplane_operator.provisioning import (
-    EtcdAccess,
-    api_server_component,
-    etcd_component,
-    key_prefix,
-    serving_hosts,
-)
-from workloads import Address, Component
+from kplane.controlplane_operator.backends.apiserver import api_server_component, serving_hosts
+from kplane.controlplane_operator.backends.etcd import EtcdAccess, etcd_component
+from kplane.controlplane_operator.errors import KeyspaceError
+from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
+from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
+from kplane.workloads import Address, Component
 
 ADDRESS = Address(host="127.0.0.1", ports={"https": 6443, "client": 2379, "peer": 2380, "metrics": 2381})
 AUTHORITIES = TenantAuthorities.create("a")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.errors import KeyspaceError
-from workloads import ProgramFailed, run_program
+from kplane.controlplane_operator.errors import KeyspaceError
+from kplane.workloads import ProgramFailed, run_program
 
 pytestmark = pytest.mark.integration
 

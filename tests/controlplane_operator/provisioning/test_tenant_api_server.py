@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.bootstrap import ADMIN_ACCOUNT, Subject, bootstrap, request_token
-from controlplane_operator.credentials import CONTROLLERS_USER, issue_serving
-from provider import CONFIG_MAPS, EVENTS, NAMESPACES, Client, ClusterConfig, Unauthorized
-from workloads import Address, File, ProcessRuntime
+from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER
+from kplane.controlplane_operator.pki.primitives import issue_serving
+from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, Subject, bootstrap
+from kplane.controlplane_operator.tenant.tokens import request_token
+from kplane.provider import CONFIG_MAPS, EVENTS, NAMESPACES, Client, ClusterConfig, Unauthorized
+from kplane.workloads import Address, File, ProcessRuntime
 
 pytestmark = pytest.mark.integration
 

@@ -9,27 +9,27 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from api import ControlPlane, ControlPlaneClass, DeletionPolicy, ResourceModel
-from api.names import FINALIZER, controllers_secret_name, kubeconfig_secret_name
-from controlplane_operator.access import Access, Account
-from controlplane_operator.claims import Claims
-from controlplane_operator.credentials import TenantAuthorities
-from controlplane_operator.dedicated_mcm import DedicatedMcms
-from controlplane_operator.events import Events
-from controlplane_operator.fanout import LABEL_SELECTORS, Queues, Stores
-from controlplane_operator.keys import TenantKeys
-from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
-from controlplane_operator.management import Management
-from controlplane_operator.mcm_identities import McmIdentities
-from controlplane_operator.namespaces import ManagementNamespaces
-from controlplane_operator.places import etcd_place
-from controlplane_operator.provision import Provision
-from controlplane_operator.removal import Removal
-from controlplane_operator.secrets import write_secret
-from controlplane_operator.status import StatusWriter
-from embedded.handle import Handle
-from provider import NAMESPACES, SECRETS, Client, ClusterConfig, Forbidden, NotFound, Resource, Result
-from workloads import ProcessRuntime
+from kplane.api import ControlPlane, ControlPlaneClass, DeletionPolicy, ResourceModel
+from kplane.api.names import FINALIZER, controllers_secret_name, kubeconfig_secret_name
+from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.controlplanes.address_claims import etcd_place
+from kplane.controlplane_operator.controlplanes.claims import Claims
+from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
+from kplane.controlplane_operator.controlplanes.removal import Removal
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
+from kplane.controlplane_operator.pki.authorities import TenantAuthorities
+from kplane.controlplane_operator.pki.secrets import write_secret
+from kplane.controlplane_operator.pki.store import TenantKeys
+from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms
+from kplane.controlplane_operator.registrations.grants import Access, Account
+from kplane.controlplane_operator.registrations.identities import McmIdentities
+from kplane.controlplane_operator.status.events import Events
+from kplane.controlplane_operator.status.writer import StatusWriter
+from kplane.controlplane_operator.watch.event_routing import LABEL_SELECTORS, Queues, Stores
+from kplane.embedded.handle import Handle
+from kplane.provider import NAMESPACES, SECRETS, Client, ClusterConfig, Forbidden, NotFound, Resource, Result
+from kplane.workloads import ProcessRuntime
 
 _GROUP = "controlplane.kplane.dev"
 AUTHORITIES = "control-plane-authorities"

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from api.names import FINALIZER, controllers_secret_name
-from controlplane_operator.kinds import CONTROL_PLANES
-from controlplane_operator.trouble import Trouble
-from provider import NAMESPACES, SECRETS
+from kplane.api.names import FINALIZER, controllers_secret_name
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.status.errors import Trouble
+from kplane.provider import NAMESPACES, SECRETS
 
 from .conftest import AUTHORITIES, Data, Died, Mortal, Operator, authorities, begin, gone, record_of, remove_all, token
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from api import Condition, ControlPlaneClass, find_condition
-from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
+from kplane.api import Condition, ControlPlaneClass, find_condition
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 
 from .conftest import Data, Mortal, Operator, begin, dying_at_every_write, gone, register, remove_all, say
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from api import ControlPlaneClass, DeletionPolicy
-from controlplane_operator.kinds import CONTROL_PLANES
-from provider import NAMESPACES, Conflict
+from kplane.api import ControlPlaneClass, DeletionPolicy
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.provider import NAMESPACES, Conflict
 
 from .conftest import Data, Died, Mortal, Operator, begin, gone, remove_all
 

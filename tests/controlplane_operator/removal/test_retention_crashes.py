@@ -9,8 +9,8 @@ import contextlib
 
 import pytest
 
-from controlplane_operator.kinds import CONTROL_PLANES
-from provider import SECRETS, NotFound
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.provider import SECRETS, NotFound
 
 from .conftest import (
     AUTHORITIES,

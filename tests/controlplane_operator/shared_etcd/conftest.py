@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from controlplane_operator.shared_etcd import CredentialsKeeper, SharedEtcd
-from embedded.handle import Handle
-from provider import NAMESPACES, SECRETS, Client, ClusterConfig
+from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
+from kplane.controlplane_operator.shared_etcd.keeper import CredentialsKeeper
+from kplane.embedded.handle import Handle
+from kplane.provider import NAMESPACES, SECRETS, Client, ClusterConfig
 
 if TYPE_CHECKING:
-    from tools.binaries import Binaries
+    from kplane.binaries.programs import Binaries
 
 SERVICE = "kplane-etcd"
 

@@ -8,9 +8,9 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from controlplane_operator.credentials import create_authority, expiry, issue_client, issue_serving
-from controlplane_operator.errors import CredentialsInvalid
-from controlplane_operator.shared_etcd.certificates import (
+from kplane.controlplane_operator.errors import CredentialsInvalid
+from kplane.controlplane_operator.pki.primitives import create_authority, expiry, issue_client, issue_serving
+from kplane.controlplane_operator.shared_etcd.certificates import (
     authority_of,
     create_credentials,
     renew_credentials,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from controlplane_operator.errors import KeyspaceError
-from controlplane_operator.shared_etcd import SharedEtcd
-from controlplane_operator.shared_etcd.certificates import authority_of, create_credentials
-from controlplane_operator.shared_etcd.files import write_credentials
+from kplane.controlplane_operator.errors import KeyspaceError
+from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
+from kplane.controlplane_operator.shared_etcd.certificates import authority_of, create_credentials
+from kplane.controlplane_operator.shared_etcd.files import write_credentials
 
 NAMES = {"ca.crt", "client.crt", "client.key"}
 

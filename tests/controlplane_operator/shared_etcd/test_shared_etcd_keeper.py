@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from controlplane_operator.credentials import create_authority
-from controlplane_operator.errors import CredentialsInvalid, KeyspaceError
-from controlplane_operator.kinds import CONTROL_PLANES
-from controlplane_operator.shared_etcd import keeper as keeper_module
-from controlplane_operator.shared_etcd.certificates import authority_of, create_credentials
-from provider import SECRETS, Client, Conflict, Unreachable
+from kplane.controlplane_operator.errors import CredentialsInvalid, KeyspaceError
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.pki.primitives import create_authority
+from kplane.controlplane_operator.shared_etcd import keeper as keeper_module
+from kplane.controlplane_operator.shared_etcd.certificates import authority_of, create_credentials
+from kplane.provider import SECRETS, Client, Conflict, Unreachable
 
 pytestmark = pytest.mark.integration
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from controlplane_operator.credentials import KeyPair, issue_client
-from controlplane_operator.provisioning import ETCD_PORTS, client_url, etcd_component
-from workloads import Address, Component, ProcessRuntime, run_program
+from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, client_url, etcd_component
+from kplane.controlplane_operator.pki.primitives import KeyPair, issue_client
+from kplane.workloads import Address, Component, ProcessRuntime, run_program
 
 if TYPE_CHECKING:
-    from tools.binaries import Binaries
+    from kplane.binaries.programs import Binaries
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from embedded.handle import Handle
-from embedded.kubectl import Kubectl
-from provider import ApiError, Client, ClusterConfig, Impersonation
-from provider.providers.registration import REGISTRATIONS
-from provider.resources import (
+from kplane.embedded.handle import Handle
+from kplane.embedded.kubectl import Kubectl
+from kplane.provider import ApiError, Client, ClusterConfig, Impersonation
+from kplane.provider.client.resources import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
     DEPLOYMENTS,
@@ -29,6 +28,7 @@ from provider.resources import (
     SERVICE_ACCOUNTS,
     SERVICES,
 )
+from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
 RELEASE = "kplane-access"
 """Of its own: deploy/rbac, which the shared cluster has, uses names of the release kplane."""

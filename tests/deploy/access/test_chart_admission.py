@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from embedded.handle import Handle
-from embedded.kubectl import Kubectl
-from provider import Client
+from kplane.embedded.handle import Handle
+from kplane.embedded.kubectl import Kubectl
+from kplane.provider import Client
 
 from .conftest import (
     ACCOUNT,

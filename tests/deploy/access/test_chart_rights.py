@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from embedded.kubectl import Kubectl
+from kplane.embedded.kubectl import Kubectl
 
 from .conftest import MCM, MCM_ACCOUNT, OPERATOR, OPERATOR_ACCOUNT, TENANT
 

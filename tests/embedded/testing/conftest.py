@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.upstreams import ETCD, KUBERNETES
+from kplane.binaries.upstreams import ETCD, KUBERNETES
 
 SETTINGS = (
     "K8S_ALLOWED_CONTEXTS",

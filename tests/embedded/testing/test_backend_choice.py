@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from embedded.testing.choice import CAPABILITIES, Choice, choose, is_true
-from embedded.testing.errors import Misconfigured, Unavailable
+from kplane.testing.choice import CAPABILITIES, Choice, choose, is_true
+from kplane.testing.errors import Misconfigured, Unavailable
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from embedded.testing.cluster import Cluster
-from embedded.testing.logs import Log, collect, directory_name, ends
+from kplane.testing.cluster import Cluster
+from kplane.testing.logs import Log, collect, directory_name, ends
 
 
 def _cluster(kubectl: Path, *, directory: Path | None = None) -> Cluster:

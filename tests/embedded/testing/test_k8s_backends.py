@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from embedded.handle import Handle
-from tools.binaries import Binaries
-from workloads import find_processes
+from kplane.binaries.programs import Binaries
+from kplane.embedded.handle import Handle
+from kplane.workloads import find_processes
 
 pytest_plugins = ["pytester"]
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

@@ -392,13 +392,13 @@ def test_explains_itself(stand_ins, pytester: pytest.Pytester) -> None:
 def test_costs_runs_without_a_cluster_next_to_nothing() -> None:
     """What is slow to import is imported where a cluster is started."""
     slow = ("aiohttp", "asyncio", "cryptography", "kopf", "provider", "pydantic", "tools", "workloads", "yaml")
-    assert _loaded_by("embedded.testing.plugin", names=slow) == []
+    assert _loaded_by("kplane.testing.plugin", names=slow) == []
 
 
 def test_starts_a_cluster_with_few_packages_of_ours_in_the_process_of_the_tests() -> None:
-    """A project may have packages of the same names as the rest: see `embedded.testing.packages`."""
+    """A project may have packages of the same names as the rest: see `kplane.testing.packages`."""
     ours = ("api", "cli", "controlplane_operator", "crds", "deploy", "mcm", "provider", "tools", "workloads")
-    assert _loaded_by("embedded.testing.backends", "embedded.daemon", names=ours) == ["tools", "workloads"]
+    assert _loaded_by("kplane.testing.backends", "kplane.embedded.daemon", names=ours) == ["tools", "workloads"]
 
 
 def _loaded_by(*modules: str, names: Iterable[str]) -> list[str]:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from embedded.testing.backends import remove, start
-from embedded.testing.choice import Choice
-from embedded.testing.errors import KindTimedOut
+from kplane.testing.backends import remove, start
+from kplane.testing.choice import Choice
+from kplane.testing.errors import KindTimedOut
 
 CHOICE = Choice(backend="kind", reason="for a test", target="kplane-e2e", exists=False)
 
@@ -17,7 +17,7 @@ CHOICE = Choice(backend="kind", reason="for a test", target="kplane-e2e", exists
 @pytest.fixture
 def shared(stand_ins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The directory of a run in which a process has created half a cluster."""
-    monkeypatch.setattr("embedded.testing.kind._CREATION_SECONDS", 0.5)
+    monkeypatch.setattr("kplane.testing.kind._CREATION_SECONDS", 0.5)
     stand_ins.write_kubectl()
     stand_ins.write_kind_that_hangs()
     directory = tmp_path / "shared"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from embedded.testing import programs
-from tools.upstreams import KIND, KUBERNETES, Upstream, this_platform
+from kplane.binaries.upstreams import KIND, KUBERNETES, Upstream, this_platform
+from kplane.testing import programs
 
 
 def _executable(file: Path) -> Path:

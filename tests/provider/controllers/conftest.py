@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from provider import CONFIG_MAPS, Cluster, ClusterConfig, Manager, Resource
-from provider.entry import EntryReader
-from provider.event import Event
+from kplane.provider import CONFIG_MAPS, Cluster, ClusterConfig, Manager, Resource
+from kplane.provider.cache.entry import EntryReader
+from kplane.provider.cache.event import Event
 
 
 class Mirror:

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import pytest
 
-from provider import CONFIG_MAPS, REPLICA_SETS, Manager, ProviderError, Resource
-from provider.builder import controller, engage, every_owner, metadata_only, predicates
-from provider.engagement import Engagement
-from provider.handlers import enqueue_object, enqueue_owner
-from provider.multicluster import MulticlusterController
-from provider.predicates import on_events
-from provider.rate_limiter import ItemBackoff
-from provider.sources import Channel
+from kplane.provider import CONFIG_MAPS, REPLICA_SETS, Manager, ProviderError, Resource
+from kplane.provider.controllers.builder import controller, engage, every_owner, metadata_only, predicates
+from kplane.provider.controllers.handlers import enqueue_object, enqueue_owner
+from kplane.provider.controllers.multicluster import MulticlusterController
+from kplane.provider.controllers.predicates import on_events
+from kplane.provider.controllers.rate_limiter import ItemBackoff
+from kplane.provider.controllers.sources import Channel
+from kplane.provider.fleet.engagement import Engagement
 
 
 class Nothing:

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from provider import (
-    CONFIG_MAPS,
-    ClusterNotFound,
-    ClusterNotOwned,
-    ClusterNotReady,
-    Manager,
-    Request,
-)
-from provider.builder import controller
-from provider.rate_limiter import ItemBackoff
-from provider.sources import Channel
-from provider.waiting import unanswered
+from kplane.provider import CONFIG_MAPS, ClusterNotFound, ClusterNotOwned, ClusterNotReady, Manager, Request
+from kplane.provider.controllers.builder import controller
+from kplane.provider.controllers.rate_limiter import ItemBackoff
+from kplane.provider.controllers.sources import Channel
+from kplane.provider.controllers.waiting import unanswered
 
 
 async def test_a_cluster_that_is_gone_is_no_failure_unless_asked_for(manager, work, eventually, new_work):
@@ -165,7 +158,7 @@ async def test_what_is_under_way_ends_in_the_time_that_the_coordinator_has(
 async def test_what_waits_for_a_cluster_that_goes_is_thrown_away(
     work, fake_cluster, eventually, monkeypatch, fleet, given
 ):
-    monkeypatch.setattr("provider.multicluster._SWEEP_SECONDS", 0.01)
+    monkeypatch.setattr("kplane.provider.controllers.multicluster._SWEEP_SECONDS", 0.01)
     coordinator, channel = Later(), Channel()
     manager = Manager(None, given(), coordinator=coordinator)
     built = controller(manager).named("x").watches_raw(channel).build(work.reconcile)
@@ -177,7 +170,7 @@ async def test_what_waits_for_a_cluster_that_goes_is_thrown_away(
         await given.remove("a")
         await eventually(lambda: built.queue.parked(), lambda names: names == ["b"])
         coordinator.mine = lambda cluster: False
-        monkeypatch.setattr("provider.multicluster._UNDECIDED_SECONDS", 0.01)
+        monkeypatch.setattr("kplane.provider.controllers.multicluster._UNDECIDED_SECONDS", 0.01)
         await eventually(lambda: built.queue.idle)
         assert built.stats.dropped == {"gone": 1, "not_owned": 1}
         assert work.asked == []
@@ -187,7 +180,7 @@ async def test_what_is_asked_for_while_a_cluster_is_nobodys_yet_is_done_when_it_
     work, fake_cluster, eventually, monkeypatch, fleet, given
 ):
     """No informer gives again what a raw source gave at the start, or in a takeover."""
-    monkeypatch.setattr("provider.multicluster._SWEEP_SECONDS", 0.01)
+    monkeypatch.setattr("kplane.provider.controllers.multicluster._SWEEP_SECONDS", 0.01)
     coordinator, channel = Later(), Channel()
     coordinator.mine = lambda cluster: False
     manager = Manager(None, given(), coordinator=coordinator)
@@ -206,7 +199,7 @@ async def test_a_reconcile_begins_only_while_this_process_may_work(
     work, fake_cluster, eventually, monkeypatch, fleet, given
 ):
     """Criterion 61: ownership is asked at dispatch: what is somebody else's is not begun, nor lost where it is ours."""
-    monkeypatch.setattr("provider.multicluster._SWEEP_SECONDS", 0.01)
+    monkeypatch.setattr("kplane.provider.controllers.multicluster._SWEEP_SECONDS", 0.01)
     coordinator = Later()
     manager = Manager(None, given(), coordinator=coordinator)
     built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)

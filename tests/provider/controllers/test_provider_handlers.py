@@ -6,15 +6,10 @@ import asyncio
 
 import pytest
 
-from provider import (
-    CONFIG_MAPS,
-    SECRETS,
-    ProviderError,
-    Request,
-)
-from provider.builder import controller, every_owner, predicates
-from provider.handlers import enqueue_mapped, enqueue_object, enqueue_owner
-from provider.predicates import in_namespaces, on_events
+from kplane.provider import CONFIG_MAPS, SECRETS, ProviderError, Request
+from kplane.provider.controllers.builder import controller, every_owner, predicates
+from kplane.provider.controllers.handlers import enqueue_mapped, enqueue_object, enqueue_owner
+from kplane.provider.controllers.predicates import in_namespaces, on_events
 
 
 async def test_what_a_mapping_returns_is_of_the_events_cluster_unless_preserved(

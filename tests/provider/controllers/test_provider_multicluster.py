@@ -5,21 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from provider import (
-    CONFIG_MAPS,
-    SECRETS,
-    Request,
-    Result,
-    Unreachable,
-    current_cluster,
-    logs,
-    single_cluster,
-)
-from provider.builder import controller, engage
-from provider.engagement import Engagement
-from provider.handlers import enqueue_object
-from provider.rate_limiter import ItemBackoff
-from provider.sources import KindSource
+from kplane.provider import CONFIG_MAPS, SECRETS, Request, Result, Unreachable, current_cluster, logs, single_cluster
+from kplane.provider.controllers.builder import controller, engage
+from kplane.provider.controllers.handlers import enqueue_object
+from kplane.provider.controllers.rate_limiter import ItemBackoff
+from kplane.provider.controllers.sources import KindSource
+from kplane.provider.fleet.engagement import Engagement
 
 
 async def test_engaging_the_same_engagement_twice_is_one(manager, work, fake_cluster, eventually):
@@ -295,7 +286,7 @@ async def test_one_whose_source_does_not_start_is_tried_again_and_delays_nobody(
 async def test_a_later_watch_that_does_not_start_in_one_cluster_starts_in_others_and_there_later(
     manager, work, fake_cluster, eventually, caplog, fleet, monkeypatch
 ):
-    monkeypatch.setattr("provider.multicluster._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("kplane.provider.controllers.multicluster._RETRY_SECONDS", 0.01)
     tries = []
 
     def wanted(name, cluster):
@@ -322,7 +313,7 @@ async def test_a_later_watch_that_does_not_start_in_one_cluster_starts_in_others
 async def test_a_later_watch_is_not_tried_again_in_a_cluster_that_went(
     manager, work, fake_cluster, eventually, fleet, monkeypatch
 ):
-    monkeypatch.setattr("provider.multicluster._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("kplane.provider.controllers.multicluster._RETRY_SECONDS", 0.01)
     tries = []
 
     def wanted(name, cluster):

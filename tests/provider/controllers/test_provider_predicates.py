@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from provider import CONFIG_MAPS, ProviderError
-from provider.predicates import (
+from kplane.provider import CONFIG_MAPS, ProviderError
+from kplane.provider.controllers.predicates import (
     all_of,
     annotations_changed,
     any_of,

@@ -6,13 +6,15 @@ import collections
 
 import pytest
 
-from provider import Backoff, Manager, ProviderError, Request
-from provider.builder import controller
-from provider.sources import Channel, Poll
+from kplane.provider import Backoff, Manager, ProviderError, Request
+from kplane.provider.controllers.builder import controller
+from kplane.provider.controllers.sources import Channel, Poll
 
 
 async def test_raw_sources_run_whatever_clusters_there_are_and_again_when_they_fail(work, eventually, monkeypatch):
-    monkeypatch.setattr("provider.running.Backoff", lambda **_: Backoff(initial_seconds=0.01, maximum_seconds=0.01))
+    monkeypatch.setattr(
+        "kplane.provider.aio.running.Backoff", lambda **_: Backoff(initial_seconds=0.01, maximum_seconds=0.01)
+    )
     channel, asked = Channel(), []
 
     async def ask():

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from provider import Conflict, NotFound, Unreachable
-from provider.errors import Invalid
+from kplane.provider import Conflict, NotFound, Unreachable
+from kplane.provider.errors import Invalid
 
 T = TypeVar("T")
 

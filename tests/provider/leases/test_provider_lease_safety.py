@@ -21,8 +21,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from provider import Conflict, Election, Lease, LeaseLost, LeaseTimings, NotFound
-from provider.errors import Invalid
+from kplane.provider import Conflict, Election, Lease, LeaseLost, LeaseTimings, NotFound
+from kplane.provider.errors import Invalid
 
 TIMINGS = LeaseTimings()
 Wires = Callable[..., Any]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from embedded.credentials import ADMINISTRATOR_GROUPS, Credentials
-from embedded.handle import Handle
-from provider import NAMESPACES, PODS, Client, ClusterConfig
-from workloads import FILES, Component, File, Lifetime, Phase, Port, Probe, ProcessRuntime, Resources
-from workloads.pods import Image, Placement, PodRuntime, PodSettings
+from kplane.embedded.credentials import ADMINISTRATOR_GROUPS, Credentials
+from kplane.embedded.handle import Handle
+from kplane.provider import NAMESPACES, PODS, Client, ClusterConfig
+from kplane.workloads import FILES, Component, File, Lifetime, Phase, Port, Probe, ProcessRuntime, Resources
+from kplane.workloads.pods import Image, Placement, PodRuntime, PodSettings
 
 
 def pytest_asyncio_loop_factories(config, item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

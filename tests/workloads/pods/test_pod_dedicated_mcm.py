@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from controlplane_operator.access import Access, Account
-from controlplane_operator.components import place
-from controlplane_operator.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms
-from controlplane_operator.events import Events
-from controlplane_operator.fanout import LABEL_SELECTORS, Queues, Stores
-from controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
-from controlplane_operator.management import Management
-from controlplane_operator.mcm_identities import McmIdentities
-from controlplane_operator.provisioning import McmProgram
-from controlplane_operator.status import StatusWriter
-from provider import CLUSTER_ROLES, PODS, SECRETS, SERVICE_ACCOUNTS, SERVICES, STATEFUL_SETS
-from workloads.pods import Image, PodRuntime, PodSettings
+from kplane.controlplane_operator.backends.mcm import McmProgram
+from kplane.controlplane_operator.backends.names import place
+from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
+from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms
+from kplane.controlplane_operator.registrations.grants import Access, Account
+from kplane.controlplane_operator.registrations.identities import McmIdentities
+from kplane.controlplane_operator.status.events import Events
+from kplane.controlplane_operator.status.writer import StatusWriter
+from kplane.controlplane_operator.watch.event_routing import LABEL_SELECTORS, Queues, Stores
+from kplane.provider import CLUSTER_ROLES, PODS, SECRETS, SERVICE_ACCOUNTS, SERVICES, STATEFUL_SETS
+from kplane.workloads.pods import Image, PodRuntime, PodSettings
 
 pytestmark = pytest.mark.integration
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from workloads import RuntimeFailure
-from workloads.pods import Image
+from kplane.workloads import RuntimeFailure
+from kplane.workloads.pods import Image
 
 DIGEST = f"sha256:{'a' * 64}"
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from workloads import SCRATCH, File, Lifetime, Reach, RestartPolicy, RuntimeFailure
-from workloads.pods.objects import check_supported, network_policy, workload
-from workloads.pods.settings import Placement
+from kplane.workloads import SCRATCH, File, Lifetime, Reach, RestartPolicy, RuntimeFailure
+from kplane.workloads.pods.objects import check_supported, network_policy, workload
+from kplane.workloads.pods.settings import Placement
 
 from .conftest import SETTINGS, server
 

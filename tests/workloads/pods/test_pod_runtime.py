@@ -7,7 +7,7 @@ import base64
 
 import pytest
 
-from provider import (
+from kplane.provider import (
     DEPLOYMENTS,
     NETWORK_POLICIES,
     PERSISTENT_VOLUME_CLAIMS,
@@ -17,8 +17,8 @@ from provider import (
     STATEFUL_SETS,
     NotFound,
 )
-from workloads import DATA, File, Phase, Port, Resources, RuntimeFailure
-from workloads.pods import Expose, Image
+from kplane.workloads import DATA, File, Phase, Port, Resources, RuntimeFailure
+from kplane.workloads.pods import Expose, Image
 
 from .conftest import server
 
@@ -416,7 +416,7 @@ async def test_deleted_while_pods_have_not_ended_is_told_and_repeated(cluster):
         await runtime.apply(server(name))
         pod = await cluster.pod(namespace)
         held = {"metadata": {"finalizers": ["example.com/held"]}}
-        from provider import PODS
+        from kplane.provider import PODS
 
         await cluster.client.patch(PODS, pod["metadata"]["name"], held, namespace=namespace)
         with pytest.raises(RuntimeFailure, match=f"has not ended in namespace {namespace} yet; pods: server-"):

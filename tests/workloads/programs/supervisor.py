@@ -4,7 +4,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from workloads import Component, Lifetime, ProcessRuntime
+from kplane.workloads import Component, Lifetime, ProcessRuntime
 
 
 async def main() -> None:

@@ -9,8 +9,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from workloads import Component, Lifetime, ProcessRuntime, Watchdog
-from workloads import watchdog as module
+from kplane.workloads import Component, Lifetime, ProcessRuntime, Watchdog
+from kplane.workloads.processes import watchdog as module
 
 # So that a machine which stands still for a second ends nothing.
 module._TELL_SECONDS = 0.1

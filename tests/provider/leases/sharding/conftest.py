@@ -12,10 +12,10 @@ from typing import Any, Self
 
 import pytest
 
-from provider import ClusterNotOwned, Conflict, NotFound, ObjectList, WatchEvent
-from provider.coordinator.sharded import Sharded
-from provider.coordinator.shards import ShardTimings
-from provider.errors import Invalid
+from kplane.provider import ClusterNotOwned, Conflict, NotFound, ObjectList, WatchEvent
+from kplane.provider.coordination.sharded import Sharded
+from kplane.provider.coordination.shards import ShardTimings
+from kplane.provider.errors import Invalid
 
 EDITS: dict[str, dict[str, Any]] = {
     "free": {"holderIdentity": ""},

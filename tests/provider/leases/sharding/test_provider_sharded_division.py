@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from provider.coordinator.peers import Announcement
-from provider.coordinator.shards import ShardTimings
+from kplane.provider.coordination.peers import Announcement
+from kplane.provider.coordination.shards import ShardTimings
 
 Loop = type[asyncio.AbstractEventLoop]
 Worlds = Callable[..., Any]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from provider.coordinator.fence import Counts, Fence
-from provider.coordinator.shards import ShardTimings
-from provider.lease import clock
+from kplane.provider.coordination.fence import Counts, Fence
+from kplane.provider.coordination.lease import clock
+from kplane.provider.coordination.shards import ShardTimings
 
 DRIFT = 0.01
 FAULTS = ["stop", "kill", "cut", "deaf", "slow", "slow end", "mend", "delete", "free", "rename", "shorten"]

@@ -1,0 +1,105 @@
+"""The four kinds of kplane, their shared types and names."""
+
+from __future__ import annotations
+
+from kplane.api.compute_resources import ComputeResources, ResourceAmounts, quantity
+from kplane.api.conditions import (
+    DELETING,
+    READY,
+    RUNNING,
+    Condition,
+    ConditionStatus,
+    find_condition,
+    is_true,
+    set_condition,
+)
+from kplane.api.control_plane import (
+    CLUSTER_PATH_PATTERN,
+    RESERVED_CLUSTER_PATHS,
+    ControlPlane,
+    ControlPlaneMode,
+    ControlPlanePhase,
+    ControlPlaneSpec,
+    ControlPlaneStatus,
+    DedicatedSpec,
+    DeletionPolicy,
+    EndpointAddress,
+    EndpointType,
+    RememberedClass,
+    VirtualSpec,
+)
+from kplane.api.control_plane_class import (
+    AuthModel,
+    AuthSpec,
+    ControllersProfile,
+    ControllersSettings,
+    ControlPlaneClass,
+    ControlPlaneClassSpec,
+    ControlPlaneClassStatus,
+)
+from kplane.api.control_plane_endpoint import ControlPlaneEndpoint, ControlPlaneEndpointSpec, ControlPlaneEndpointStatus
+from kplane.api.control_plane_registration import (
+    ControlPlaneRegistration,
+    ControlPlaneRegistrationSpec,
+    ControlPlaneRegistrationStatus,
+    InstanceStatus,
+    RegistrationMode,
+)
+from kplane.api.kubernetes_version import KubernetesVersion
+from kplane.api.references import ObjectReference, SecretReference, Service, TypedReference
+from kplane.api.resource import Metadata, OwnerReference, ResourceInfo, ResourceModel
+from kplane.api.rotation import MAX_ROTATION_VALUE, RotationPhase, RotationStatus
+
+__all__ = [
+    "CLUSTER_PATH_PATTERN",
+    "DELETING",
+    "MAX_ROTATION_VALUE",
+    "READY",
+    "RESERVED_CLUSTER_PATHS",
+    "RUNNING",
+    "AuthModel",
+    "AuthSpec",
+    "ComputeResources",
+    "Condition",
+    "ConditionStatus",
+    "ControlPlane",
+    "ControlPlaneClass",
+    "ControlPlaneClassSpec",
+    "ControlPlaneClassStatus",
+    "ControlPlaneEndpoint",
+    "ControlPlaneEndpointSpec",
+    "ControlPlaneEndpointStatus",
+    "ControlPlaneMode",
+    "ControlPlanePhase",
+    "ControlPlaneRegistration",
+    "ControlPlaneRegistrationSpec",
+    "ControlPlaneRegistrationStatus",
+    "ControlPlaneSpec",
+    "ControlPlaneStatus",
+    "ControllersProfile",
+    "ControllersSettings",
+    "DedicatedSpec",
+    "DeletionPolicy",
+    "EndpointAddress",
+    "EndpointType",
+    "InstanceStatus",
+    "KubernetesVersion",
+    "Metadata",
+    "ObjectReference",
+    "OwnerReference",
+    "RegistrationMode",
+    "RememberedClass",
+    "ResourceAmounts",
+    "ResourceInfo",
+    "ResourceModel",
+    "RotationPhase",
+    "RotationStatus",
+    "SecretReference",
+    "Service",
+    "TypedReference",
+    "VirtualSpec",
+    "find_condition",
+    "is_true",
+    "quantity",
+    "set_condition",
+]

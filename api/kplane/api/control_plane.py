@@ -1,0 +1,316 @@
+"""ControlPlane: a tenant's own Kubernetes API."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Final, Self
+
+from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints, model_validator
+
+from kplane.api.compute_resources import ComputeResources
+from kplane.api.conditions import Conditions
+from kplane.api.extensions import ATOMIC_MAP, Extension, Rule, list_map, rules
+from kplane.api.kubernetes_version import VersionText
+from kplane.api.references import ObjectReference, SecretReference, TypedReference
+from kplane.api.resource import ApiModel, Column, ResourceInfo, ResourceModel
+from kplane.api.rotation import RotationStatus
+
+__all__ = [
+    "CLUSTER_PATH_PATTERN",
+    "RESERVED_CLUSTER_PATHS",
+    "ControlPlane",
+    "ControlPlaneMode",
+    "ControlPlanePhase",
+    "ControlPlaneSpec",
+    "ControlPlaneStatus",
+    "DedicatedSpec",
+    "DeletionPolicy",
+    "EndpointAddress",
+    "EndpointType",
+    "RememberedClass",
+    "VirtualSpec",
+]
+
+CLUSTER_PATH_PATTERN: Final = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+"""What a clusterPath looks like; it has 63 characters at most."""
+
+RESERVED_CLUSTER_PATHS: Final = frozenset({"root", "clusters"})
+"""Paths that a shared endpoint and a shared etcd use themselves."""
+
+
+class ControlPlaneMode(StrEnum):
+    """Virtual shares etcd and address with other control planes; Dedicated has its own."""
+
+    VIRTUAL = "Virtual"
+    DEDICATED = "Dedicated"
+
+
+class DeletionPolicy(StrEnum):
+    """Retain keeps the data of a deleted control plane; Destroy removes it for good."""
+
+    RETAIN = "Retain"
+    DESTROY = "Destroy"
+
+
+class ControlPlanePhase(StrEnum):
+    """Where a control plane is in its life, in one word."""
+
+    PENDING = "Pending"
+    PROVISIONING = "Provisioning"
+    READY = "Ready"
+    MIGRATING = "Migrating"
+    HIBERNATED = "Hibernated"
+    FAILED = "Failed"
+    TERMINATING = "Terminating"
+
+
+class EndpointType(StrEnum):
+    """Internal is for clients in the management cluster, External for people, Join for nodes."""
+
+    INTERNAL = "Internal"
+    EXTERNAL = "External"
+    JOIN = "Join"
+
+
+_CLUSTER_PATH_RULE = Rule(
+    rule=f"self.matches('{CLUSTER_PATH_PATTERN}')",
+    message=(
+        "spec.virtual.clusterPath must consist of lower-case letters, digits and '-', and start and end with a letter"
+        " or a digit"
+    ),
+)
+
+
+class VirtualSpec(ApiModel):
+    """Settings of a control plane of mode Virtual."""
+
+    cluster_path: (
+        Annotated[
+            str,
+            StringConstraints(min_length=1, max_length=63, pattern=CLUSTER_PATH_PATTERN),
+            Extension(rules(_CLUSTER_PATH_RULE)),
+        ]
+        | None
+    ) = None
+    """The name of the control plane in the URL of a shared endpoint, `/clusters/<clusterPath>/control-plane`, and in
+    the keys of a shared etcd. The default is the name of the object. No two control planes may share it, and it cannot
+    be changed once it is in the status. `root` and `clusters` are reserved: a control plane of such a path, set here or
+    by its name, does not become Ready and says so in its conditions.
+    """
+
+
+class DedicatedSpec(ApiModel):
+    """Settings of a control plane of mode Dedicated."""
+
+    provider_ref: TypedReference | None = None
+    """Who provides the infrastructure; absent where kplane runs the control plane itself."""
+    parameters_ref: TypedReference | None = None
+    """Parameters for the provider."""
+
+
+class ControlPlaneSpec(ApiModel):
+    """What the control plane should be."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(
+                rule="!has(self.virtual) || self.mode == 'Virtual'",
+                message="spec.virtual is for spec.mode Virtual only: remove spec.virtual or set spec.mode so",
+                field_path=".virtual",
+                reason="FieldValueForbidden",
+            ),
+            Rule(
+                rule="!has(self.dedicated) || self.mode == 'Dedicated'",
+                message="spec.dedicated is for spec.mode Dedicated only: remove spec.dedicated or set spec.mode so",
+                field_path=".dedicated",
+                reason="FieldValueForbidden",
+            ),
+            *(
+                Rule(
+                    rule=f"!has(self.endpointRef) || !has(self.{field})",
+                    message=(
+                        f"spec.{field} is for API servers that kplane runs, and that of spec.endpointRef it does not:"
+                        f" remove spec.{field}"
+                    ),
+                    field_path=f".{field}",
+                    reason="FieldValueForbidden",
+                )
+                for field in ("version", "resources")
+            ),
+        )
+    )
+
+    class_ref: ObjectReference | None = None
+    """The ControlPlaneClass that defaults and policies come from; absent for those of kplane."""
+    mode: Annotated[
+        ControlPlaneMode,
+        Extension(
+            rules(
+                Rule(
+                    rule="self == oldSelf",
+                    message=(
+                        "spec.mode cannot be changed: create a second ControlPlane of the other mode, then set"
+                        " spec.controlPlaneRef of the ControlPlaneRegistration to it"
+                    ),
+                )
+            )
+        ),
+    ] = ControlPlaneMode.VIRTUAL
+    """Virtual shares etcd and the public address with others, Dedicated has its own. Cannot be changed."""
+    endpoint_ref: ObjectReference | None = None
+    """The ControlPlaneEndpoint under which an existing API server serves this control plane; absent where kplane is to
+    run the API server and provide the endpoint itself.
+    """
+    deletion_policy: DeletionPolicy | None = None
+    """What happens to the data on deletion: Retain keeps it, Destroy removes it for good. The default is the policy of
+    the class, and Retain where that has none.
+    """
+    virtual: VirtualSpec | None = None
+    """Settings of mode Virtual."""
+    dedicated: DedicatedSpec | None = None
+    """Settings of mode Dedicated."""
+    version: VersionText | None = None
+    """The version of Kubernetes that the API server runs, such as 1.36.3 or v1.36.3. The default is that of the class,
+    and the operator's own where that has none. A lower version than the one that runs is refused, and so is one that
+    skips a minor version: condition UpToDate says so then, and what runs stays.
+    """
+    resources: ComputeResources | None = None
+    """Processor and memory of the API server, in the place of those of the class. For what is left out, kplane's
+    defaults count: requests of 100m and 256Mi, and a limit of 2Gi.
+    """
+
+    @model_validator(mode="after")
+    def _settings_match_mode(self) -> Self:
+        for mode, settings in ((ControlPlaneMode.VIRTUAL, self.virtual), (ControlPlaneMode.DEDICATED, self.dedicated)):
+            if settings is not None and self.mode != mode:
+                raise ValueError(f"spec.{mode.lower()} is for spec.mode {mode} only")
+        return self
+
+    @model_validator(mode="after")
+    def _runs_what_it_sets(self) -> Self:
+        for field, value in (("version", self.version), ("resources", self.resources)):
+            if value is not None and self.endpoint_ref is not None:
+                raise ValueError(f"spec.{field} is for API servers that kplane runs, not for that of spec.endpointRef")
+        return self
+
+
+class EndpointAddress(ApiModel):
+    """One address of the control plane."""
+
+    type: EndpointType
+    """Whom the address is for: Internal for clients in the management cluster, External for people, Join for nodes."""
+    url: Annotated[str, StringConstraints(max_length=2048)]
+    """The URL to put into a kubeconfig."""
+
+
+class RememberedClass(ApiModel):
+    """What the class said when the control plane was last made to follow it."""
+
+    model_config = ConfigDict(json_schema_extra=ATOMIC_MAP)
+
+    name: Annotated[str, StringConstraints(max_length=253)] | None = None
+    """Name of the ControlPlaneClass."""
+    spec: dict[str, Any] = Field(default_factory=dict)
+    """Its spec."""
+
+
+class ControlPlaneStatus(ApiModel):
+    """What the control plane is. A published value stays through transient errors; those show in the conditions."""
+
+    phase: ControlPlanePhase | None = None
+    """Where the control plane is in its life, in one word; the conditions say more."""
+    endpoint: Annotated[str, StringConstraints(max_length=2048)] | None = None
+    """The URL of the API server for clients in the management cluster."""
+    endpoints: Annotated[list[EndpointAddress], Field(max_length=8), list_map("type")] = Field(default_factory=list)
+    """Every address of the API server."""
+    kubeconfig_secret_ref: SecretReference | None = None
+    """The Secret with the administrator's kubeconfig: `kubeconfig` for the internal endpoint, `kubeconfig-external` for
+    the external one, and `ca.crt`.
+    """
+    controllers_secret_ref: SecretReference | None = None
+    """The Secret with the credentials and keys of the control plane's controllers."""
+    cluster_path: Annotated[str, StringConstraints(max_length=63)] | None = None
+    """The path that the control plane's data lies under in a shared etcd."""
+    claimed_address: Annotated[str, StringConstraints(max_length=4096)] | None = None
+    """The address, of an API server that kplane does not run, that is the control plane's own: written before anything
+    is made there, and refused to others as long as it is here or in `endpoint`.
+    """
+    deletion_policy: DeletionPolicy | None = None
+    """The policy in force, remembered so that a deletion keeps to it where the class is gone by then."""
+    remembered_class: RememberedClass | None = None
+    """What the class decided, which stays in force where the class is deleted, until another one is named."""
+    credentials_expire_at: AwareDatetime | None = None
+    """When the credentials in the published kubeconfig end; the Secret has others before, after two thirds of their
+    life.
+    """
+    version: Annotated[str, StringConstraints(max_length=63)] | None = None
+    """The version that the API server reports."""
+    rotation: RotationStatus | None = None
+    """The latest exchange of the CAs and the ServiceAccount key; begun by the annotation
+    `controlplane.kplane.dev/rotate`, once for each of its values.
+    """
+    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    """The metadata.generation that this status answers."""
+    conditions: Conditions = Field(default_factory=list)
+    """The state in detail; Ready sums it up."""
+
+
+class ControlPlane(ResourceModel):
+    """A Kubernetes control plane of its own: an API server with its own data, users and resource types."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(
+                rule=(
+                    # Finalizers must go even where path and status differ: what leaves the spec alone is not refused.
+                    "self.spec == oldSelf.spec || !has(oldSelf.status) || !has(oldSelf.status.clusterPath)"
+                    " || self.spec.?virtual.?clusterPath.orValue(self.metadata.name) == oldSelf.status.clusterPath"
+                ),
+                message=(
+                    "spec.virtual.clusterPath cannot be changed, because the data lies under it: create a second"
+                    " ControlPlane with the other path instead"
+                ),
+                field_path=".spec.virtual.clusterPath",
+                reason="FieldValueForbidden",
+            ),
+            Rule(
+                rule=(
+                    "self.spec == oldSelf.spec || !has(oldSelf.status) || !has(oldSelf.status.endpoint)"
+                    " || has(self.spec.endpointRef) == has(oldSelf.spec.endpointRef)"
+                ),
+                message=(
+                    "spec.endpointRef can be changed, and not added or removed, because that would exchange the API"
+                    " server under its users: create a second ControlPlane instead, and switch registrations to it"
+                ),
+                field_path=".spec",
+                reason="FieldValueForbidden",
+            ),
+        )
+    )
+
+    resource: ClassVar[ResourceInfo] = ResourceInfo(
+        kind="ControlPlane",
+        plural="controlplanes",
+        short_names=("cp",),
+        columns=(
+            Column("Mode", "string", ".spec.mode"),
+            Column("Phase", "string", ".status.phase"),
+            Column("Ready", "string", '.status.conditions[?(@.type=="Ready")].status'),
+            Column("Class", "string", ".spec.classRef.name", priority=1),
+            Column("Version", "string", ".status.version", priority=1),
+            Column("Endpoint", "string", ".status.endpoint", priority=1),
+            Column("Age", "date", ".metadata.creationTimestamp"),
+        ),
+        selectable=(".spec.mode", ".spec.classRef.name", ".spec.endpointRef.name"),
+    )
+
+    spec: ControlPlaneSpec
+    """What the control plane should be."""
+    status: ControlPlaneStatus = Field(default_factory=ControlPlaneStatus)
+    """What the control plane is; written by the operator."""
+
+    @property
+    def cluster_path(self) -> str:
+        """The path in force: `spec.virtual.clusterPath`, else the object's name, which need not be a valid path."""
+        given = self.spec.virtual.cluster_path if self.spec.virtual is not None else None
+        return given if given is not None else self.metadata.name

@@ -1,0 +1,228 @@
+"""ControlPlaneClass: defaults and policies for control planes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from enum import StrEnum
+from typing import Annotated, ClassVar, Final, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
+
+from kplane.api.compute_resources import ComputeResources
+from kplane.api.conditions import Conditions
+from kplane.api.control_plane import ControlPlaneMode, DeletionPolicy
+from kplane.api.durations import duration_rules, duration_within, parse_duration
+from kplane.api.extensions import ATOMIC_LIST, Extension, Rule, rules
+from kplane.api.kubernetes_version import VersionText
+from kplane.api.references import Services
+from kplane.api.resource import ApiModel, Column, ResourceInfo, ResourceModel
+
+__all__ = [
+    "AuthModel",
+    "AuthSpec",
+    "ControlPlaneClass",
+    "ControlPlaneClassSpec",
+    "ControlPlaneClassStatus",
+    "ControllersProfile",
+    "ControllersSettings",
+]
+
+
+class AuthModel(StrEnum):
+    """How the published kubeconfig authenticates; `v0` and `basic` are older names of `token`."""
+
+    V0 = "v0"
+    BASIC = "basic"
+    TOKEN = "token"  # noqa: S105 - the name of a model
+    X509 = "x509"
+
+
+class ControllersProfile(StrEnum):
+    """Which controllers an instance of kube-controller-manager runs.
+
+    Core is what makes an API server complete (namespaces, service accounts, garbage collection, roles, certificates),
+    Nodeless adds the controllers of workloads, Full adds those of nodes and volumes.
+    """
+
+    CORE = "Core"
+    NODELESS = "Nodeless"
+    FULL = "Full"
+
+
+_SHORTEST_LIFETIME: Final = "10m"
+"""No API server grants a token of less (TokenRequest's expirationSeconds, k8s.io/api/authentication/v1)."""
+_LONGEST_LIFETIME: Final = "8760h"
+
+_ROLE_SENTENCE: Final = "must be the name of a ClusterRole: without '/' and '%', and neither '.' nor '..'"
+
+
+def _role_name(name: str) -> str:
+    """Hold a name to the rule of `defaultRole`, for objects that no API server has seen yet."""
+    if name in {".", ".."} or "/" in name or "%" in name:
+        raise ValueError(f"it {_ROLE_SENTENCE}")
+    return name
+
+
+class AuthSpec(ApiModel):
+    """Who the published kubeconfig is for the control plane, and how it proves it."""
+
+    model: AuthModel = AuthModel.TOKEN
+    """How the kubeconfig authenticates: `token` by a ServiceAccount token that is renewed before it expires, `x509` by
+    a client certificate that is renewed likewise. `v0` and `basic`, which existing manifests have, mean `token`.
+    """
+    default_role: Annotated[
+        str,
+        StringConstraints(min_length=1, max_length=253),
+        AfterValidator(_role_name),
+        Extension(
+            rules(
+                Rule(
+                    rule="!self.matches('[/%]') && self != '.' && self != '..'",
+                    message=f"spec.auth.defaultRole {_ROLE_SENTENCE}",
+                )
+            )
+        ),
+    ] = "cluster-admin"
+    """The ClusterRole that the kubeconfig's identity has in the control plane: cluster-admin, admin, edit, view, or any
+    other that is there. A change takes the former role away; one that does not exist leaves it in force until it does.
+    """
+    lifetime: Annotated[
+        str,
+        StringConstraints(min_length=1, max_length=32),
+        duration_within(_SHORTEST_LIFETIME, _LONGEST_LIFETIME),
+        duration_rules("spec.auth.lifetime", shortest=_SHORTEST_LIFETIME, longest=_LONGEST_LIFETIME),
+    ] = "24h"
+    """How long tokens and client certificates in published Secrets are valid, such as 24h, 90m or 1h30m; from 10m to
+    8760h. The API server of a control plane may grant tokens another lifetime. They are renewed after two thirds of it.
+    A change issues new ones at once; those issued before stay valid until their own end.
+    """
+
+    @property
+    def lifetime_asked(self) -> timedelta:
+        """`lifetime` as what it stands for."""
+        return parse_duration(self.lifetime)
+
+
+_PROFILE_OR_EXPLICIT: Final = "say either spec.controllers.profile or spec.controllers.explicit, not both"
+_SOME_RUN: Final = (
+    "spec.controllers.explicit must have some controller run: name one without '-', or '*' for those that are on by"
+    " default"
+)
+
+
+def _some_run(names: list[str]) -> list[str]:
+    """Hold a list to the rule of `explicit`, for objects that no API server has seen yet."""
+    if all(name.startswith("-") for name in names):
+        raise ValueError(_SOME_RUN)
+    return names
+
+
+class ControllersSettings(ApiModel):
+    """Which controllers run for a control plane: those of a profile, or those of a list."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(Rule(rule="!has(self.profile) || !has(self.explicit)", message=_PROFILE_OR_EXPLICIT))
+    )
+
+    profile: ControllersProfile | None = None
+    """Core: what makes an API server complete (namespaces, service accounts, garbage collection, roles, certificates).
+    Nodeless: those, and the controllers of workloads. Full: those, and the controllers of nodes and volumes.
+    """
+    explicit: (
+        Annotated[
+            list[
+                Annotated[
+                    str,
+                    StringConstraints(min_length=1, max_length=128, pattern=r"^([*]|-?[a-z0-9]([-a-z0-9]*[a-z0-9])?)$"),
+                ]
+            ],
+            Field(min_length=1, max_length=128),
+            AfterValidator(_some_run),
+            ATOMIC_LIST,
+            Extension(rules(Rule(rule="self.exists(name, !name.startsWith('-'))", message=_SOME_RUN))),
+        ]
+        | None
+    ) = None
+    """Controllers by their names, as in --controllers of kube-controller-manager: `job-controller` is one that runs,
+    `-job-controller` one that does not, `*` stands for all that are on by default. One whose keys the control plane
+    does not have, such as the one that signs certificates, is left out.
+    """
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> Self:
+        if self.profile is not None and self.explicit is not None:
+            raise ValueError(_PROFILE_OR_EXPLICIT)
+        return self
+
+    @property
+    def chosen(self) -> bool:
+        """Whether they say anything."""
+        return self.profile is not None or self.explicit is not None
+
+
+class ControlPlaneClassSpec(ApiModel):
+    """Defaults and policies for the control planes of the class."""
+
+    deletion_policy: DeletionPolicy | None = None
+    """What happens to the data of a deleted control plane that sets no policy itself: Retain (default) or Destroy."""
+    auth: AuthSpec = AuthSpec()
+    """Who the published kubeconfig is for the control plane, and how it proves it."""
+    addons: Annotated[
+        list[Annotated[str, StringConstraints(min_length=1, max_length=253)]], Field(max_length=64), ATOMIC_LIST
+    ] = Field(default_factory=list)
+    """Add-ons that every control plane of the class gets, and loses when they are taken off the list. `starter`: a
+    ConfigMap in which everybody in the control plane can read how it is reached. `kubeadm-join`: what `kubeadm join`
+    needs, with a bootstrap token that is renewed. Any other name: the manifests in the ConfigMap of that name in the
+    namespace of the operator, which has to have the label controlplane.kplane.dev/addon: "true".
+    """
+    modes_allowed: Annotated[list[ControlPlaneMode], Field(max_length=8), ATOMIC_LIST] = Field(default_factory=list)
+    """Modes that control planes of the class may have; absent or empty for every mode."""
+    controllers: ControllersSettings | None = None
+    """Which controllers run for control planes of the class whose registration does not say it. Where neither does,
+    --controllers of the multicluster controller manager counts, and without that those of profile Nodeless run.
+    """
+    default_services: Services = Field(default_factory=list)
+    """Services that each control plane of the class is registered for by itself; absent or empty for none. It counts
+    when the registration is made: one that exists is never changed.
+    """
+    version: VersionText | None = None
+    """The version of Kubernetes that the API servers of control planes run which set none themselves, such as 1.36.3;
+    absent for the operator's own. It does not count for those with spec.endpointRef.
+    """
+    resources: ComputeResources | None = None
+    """Processor and memory of the API server of each control plane that sets none itself. It does not count for those
+    with spec.endpointRef.
+    """
+
+
+class ControlPlaneClassStatus(ApiModel):
+    """What the operator makes of the class."""
+
+    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    """The metadata.generation that this status answers."""
+    control_planes: Annotated[int, Field(ge=0)] | None = None
+    """How many control planes name this class, those that are being deleted included."""
+    conditions: Conditions = Field(default_factory=list)
+    """Ready: the class can be acted on. Supported: False where a control plane cannot be given what the class says."""
+
+
+class ControlPlaneClass(ResourceModel):
+    """Defaults and policies that control planes take from the class they name in `spec.classRef`."""
+
+    resource: ClassVar[ResourceInfo] = ResourceInfo(
+        kind="ControlPlaneClass",
+        plural="controlplaneclasses",
+        short_names=("cpclass",),
+        columns=(
+            Column("Deletion Policy", "string", ".spec.deletionPolicy"),
+            Column("Profile", "string", ".spec.controllers.profile"),
+            Column("Control Planes", "integer", ".status.controlPlanes"),
+            Column("Ready", "string", '.status.conditions[?(@.type=="Ready")].status'),
+            Column("Age", "date", ".metadata.creationTimestamp"),
+        ),
+    )
+
+    spec: ControlPlaneClassSpec
+    """Defaults and policies for the control planes of the class."""
+    status: ControlPlaneClassStatus = Field(default_factory=ControlPlaneClassStatus)
+    """What the operator makes of the class; written by the operator."""

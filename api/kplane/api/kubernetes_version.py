@@ -1,0 +1,57 @@
+"""Versions of Kubernetes: as users ask for them, as API servers report them, and how two of them relate."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Final, Self
+
+from pydantic import StringConstraints
+from typing_extensions import override
+
+from kplane.api.extensions import Extension, Rule, rules
+
+__all__ = ["KubernetesVersion", "VersionText"]
+
+_NUMBER: Final = "(0|[1-9][0-9]{0,3})"
+_PATTERN: Final = rf"^v?{_NUMBER}[.]{_NUMBER}[.]{_NUMBER}$"
+_REPORTED: Final = re.compile(rf"v?{_NUMBER}[.]{_NUMBER}[.]{_NUMBER}(?![0-9])")
+
+VersionText = Annotated[
+    str,
+    StringConstraints(max_length=15, pattern=_PATTERN),
+    Extension(
+        rules(
+            Rule(
+                rule=f"self.matches('{_PATTERN}')",
+                message="spec.version must name a release of Kubernetes by three numbers, such as 1.36.3 or v1.36.3",
+            )
+        )
+    ),
+]
+"""A version as users write it."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KubernetesVersion:
+    """A release of Kubernetes; the lower one is the older one."""
+
+    major: int
+    minor: int
+    patch: int
+
+    @classmethod
+    def parse(cls, text: str | None) -> Self | None:
+        """Read what an API server reports (`v1.36.3`, `v1.36.3-vendor.1`) or a user writes; None for anything else."""
+        found = _REPORTED.match(text) if text is not None else None
+        return cls(*(int(number) for number in found.groups())) if found is not None else None
+
+    @override
+    def __str__(self) -> str:
+        """Write it without the leading v."""
+        return f"{self.major}.{self.minor}.{self.patch}"
+
+    def minors_after(self, other: KubernetesVersion) -> int:
+        """Count the minor versions from the other one to this one; negative where this one is the older one."""
+        # There was never more than one major version; of two, each step is taken to be more than any policy allows.
+        return self.minor - other.minor if self.major == other.major else (self.major - other.major) * 1000

@@ -1,0 +1,130 @@
+"""References from one object to another, and the texts that several kinds share: names, URLs, services."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints
+
+from kplane.api.extensions import ATOMIC_LIST, ATOMIC_MAP, Extension, Rule, rules
+from kplane.api.resource import ApiModel
+
+__all__ = [
+    "HttpsUrl",
+    "NamespaceName",
+    "ObjectName",
+    "ObjectReference",
+    "SecretReference",
+    "Service",
+    "Services",
+    "TypedReference",
+    "url_rules",
+]
+
+_LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_HOST: Final = r"([a-zA-Z0-9]([-a-zA-Z0-9]*[a-zA-Z0-9])?(\.[a-zA-Z0-9]([-a-zA-Z0-9]*[a-zA-Z0-9])?)*|\[[0-9a-fA-F:.]+\])"
+_PORT: Final = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+_URL: Final = rf"^https://{_HOST}(:{_PORT})?(/[-A-Za-z0-9._~:+,=]*)*$"
+_DOT_SEGMENT: Final = r"/\.\.?(/|$)"
+
+ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=rf"^{_LABEL}(\.{_LABEL})*$")]
+NamespaceName = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=f"^{_LABEL}$")]
+
+
+class ObjectReference(ApiModel):
+    """Names an object of a known kind."""
+
+    model_config = ConfigDict(json_schema_extra=ATOMIC_MAP)
+
+    name: ObjectName
+    """Name of the object."""
+
+
+class SecretReference(ApiModel):
+    """Names a Secret of the management cluster."""
+
+    model_config = ConfigDict(json_schema_extra=ATOMIC_MAP)
+
+    name: ObjectName
+    """Name of the Secret."""
+    namespace: NamespaceName
+    """Namespace of the Secret."""
+
+
+class TypedReference(ApiModel):
+    """Names an object of any kind."""
+
+    model_config = ConfigDict(json_schema_extra=ATOMIC_MAP)
+
+    api_group: Annotated[str, StringConstraints(max_length=253)] | None = None
+    """API group of the object; absent or empty for the core group."""
+    kind: Annotated[str, StringConstraints(min_length=1, max_length=63)]
+    """Kind of the object."""
+    name: Annotated[str, StringConstraints(min_length=1, max_length=253)]
+    """Name of the object."""
+
+
+class Service(StrEnum):
+    """What the multicluster controller manager does for a control plane.
+
+    Controllers runs kube-controller-manager, Scheduler runs kube-scheduler, Workloads runs the controllers that bring
+    the control plane's Pods to nodes.
+    """
+
+    CONTROLLERS = "Controllers"
+    SCHEDULER = "Scheduler"
+    WORKLOADS = "Workloads"
+
+
+def _normalise_service(value: Any) -> Any:
+    return value.capitalize() if isinstance(value, str) and value.islower() else value
+
+
+def _without_duplicates(services: list[Service]) -> list[Service]:
+    return list(dict.fromkeys(services))
+
+
+Services = Annotated[
+    list[
+        Annotated[
+            Service,
+            BeforeValidator(_normalise_service),
+            Extension({"enum": [*map(str, Service), *(service.lower() for service in Service)]}),
+        ]
+    ],
+    Field(max_length=16),
+    AfterValidator(_without_duplicates),
+    ATOMIC_LIST,
+]
+"""Services as users write them, `controllers` or `Controllers`; read as `Service`, each once."""
+
+
+_URL_SENTENCE: Final = (
+    "must be an https URL of a host, an optional port and a plain path, such as https://api.example.com:6443/path; user"
+    " information, a query and a fragment are not allowed, credentials belong into a Secret"
+)
+_DOT_SENTENCE: Final = "must not contain the path segments '.' and '..': write the path as the server sees it"
+
+
+def _https_url(url: str) -> str:
+    """Hold a URL to the rules of `url_rules`, for objects that no API server has seen yet."""
+    if not re.fullmatch(_URL, url):
+        raise ValueError(f"the URL {_URL_SENTENCE}")
+    if re.search(_DOT_SEGMENT, url):
+        raise ValueError(f"the URL {_DOT_SENTENCE}")
+    return url
+
+
+HttpsUrl = Annotated[str, StringConstraints(min_length=1, max_length=2048), AfterValidator(_https_url)]
+
+
+def url_rules(field: str) -> Extension:
+    """Return the CEL rules of an `HttpsUrl`; `field` is its path in the object, for the messages."""
+    return Extension(
+        rules(
+            Rule(rule=f"self.matches(r'{_URL}')", message=f"{field} {_URL_SENTENCE}"),
+            Rule(rule=f"!self.matches(r'{_DOT_SEGMENT}')", message=f"{field} {_DOT_SENTENCE}"),
+        )
+    )

@@ -1,0 +1,240 @@
+"""Finds the programs that kplane uses, and obtains them where they are not there yet.
+
+For each upstream, in this order: the directory that KPLANE_BINARIES_DIR names; the user's cache; the official release;
+a build from source. `python -m kplane.binaries [PROGRAM...]` prints the directories of the programs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from kplane.binaries.cache import Cache, cache_root, describe_lacking, lacking, publish
+from kplane.binaries.errors import BinariesError, WayError
+from kplane.binaries.gobuild import build
+from kplane.binaries.progress import Report, print_line
+from kplane.binaries.release import OFFICIAL, ReleaseSites, download
+from kplane.binaries.upstreams import (
+    ETCD,
+    KUBERNETES,
+    RUNTIME,
+    UPSTREAMS,
+    Platform,
+    Upstream,
+    parse_platform,
+    this_platform,
+)
+
+__all__ = ["RUNTIME_PROGRAMS", "Binaries", "BinariesError", "resolve"]
+
+EXPLICIT_DIRECTORY = "KPLANE_BINARIES_DIR"
+
+RUNTIME_PROGRAMS = tuple(program for upstream in RUNTIME for program in upstream.programs)
+"""What kplane needs to run: all programs of Kubernetes and etcd."""
+
+_Way = Callable[..., Iterator[Path]]
+
+
+@dataclass(frozen=True, slots=True)
+class Binaries:
+    """Where the programs are that were asked for."""
+
+    paths: Mapping[str, Path]
+    """The file by the name of the program."""
+
+    @classmethod
+    def of_runtime(cls, *, kubernetes: Path, etcd: Path) -> Binaries:
+        """What kplane needs to run, from these two directories, which are taken as they are."""
+        return cls(_paths(kubernetes, KUBERNETES.programs) | _paths(etcd, ETCD.programs))
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """The directories that hold the programs, each once."""
+        return tuple(dict.fromkeys(path.parent for path in self.paths.values()))
+
+    @property
+    def kubernetes(self) -> Path:
+        """The directory of kube-apiserver and its like. Raises BinariesError where they were not asked for."""
+        return self.path("kube-apiserver").parent
+
+    @property
+    def etcd(self) -> Path:
+        """The directory of etcd. Raises BinariesError where it was not asked for."""
+        return self.path("etcd").parent
+
+    def path(self, program: str) -> Path:
+        """Where a program is. Raises BinariesError for one that kplane does not use, or that was not asked for."""
+        if program not in self.paths:
+            _require_known([program])
+            raise BinariesError(
+                f"{program} was not asked for, only {', '.join(self.paths) or 'nothing'}; "
+                f"name it in resolve(programs=...)."
+            )
+        return self.paths[program]
+
+    def copy(self, into: Path) -> None:
+        """Put a copy of each program into a directory, which is made where it is not there. Raises OSError."""
+        into.mkdir(parents=True, exist_ok=True)
+        # Copies, not hard links: what is done to them there must not be done to the cache.
+        with tempfile.TemporaryDirectory(prefix=".staging-", dir=into) as staging:
+            for program, path in self.paths.items():
+                publish(Path(shutil.copyfile(path, Path(staging) / program)), directory=into)
+
+
+def resolve(
+    *,
+    programs: Sequence[str] = RUNTIME_PROGRAMS,
+    platform: Platform | None = None,
+    report: Report = print_line,
+    environment: Mapping[str, str] | None = None,
+    sites: ReleaseSites = OFFICIAL,
+) -> Binaries:
+    """Find programs, and obtain those that are missing: at once where they are cached, minutes where not.
+
+    `programs` are obtained and no others. `platform` is what they shall run on, by default this machine. `report` is
+    called with lines of progress for people; `environment` stands for os.environ. Raises BinariesError, which says
+    what is missing and why each way of getting it failed.
+    """
+    _require_known(programs)
+    environment = os.environ if environment is None else environment
+    platform = platform or this_platform()
+    explicit = _explicit_directory(programs, platform=platform, environment=environment)
+    cache = Cache(cache_root(environment))
+    paths: dict[str, Path] = {}
+    for upstream in UPSTREAMS:
+        wanted = tuple(program for program in upstream.programs if program in programs)
+        if explicit is not None and not lacking(explicit, programs=wanted):
+            paths |= _paths(explicit, wanted)
+        elif wanted:
+            directory = _obtain(
+                upstream,
+                programs=wanted,
+                platform=platform,
+                cache=cache,
+                environment=environment,
+                sites=sites,
+                report=report,
+            )
+            paths |= _paths(directory, wanted)
+    return Binaries(paths)
+
+
+def _paths(directory: Path, programs: Sequence[str]) -> dict[str, Path]:
+    return {program: directory / program for program in programs}
+
+
+def _require_known(programs: Iterable[str]) -> None:
+    known = [program for upstream in UPSTREAMS for program in upstream.programs]
+    for program in programs:
+        if program not in known:
+            raise BinariesError(f"{program} is none of the programs that kplane uses: {', '.join(known)}.")
+
+
+def _explicit_directory(programs: Sequence[str], *, platform: Platform, environment: Mapping[str, str]) -> Path | None:
+    """The directory that the user names, if it is for this platform; it may lack what kplane runs without."""
+    explicit = environment.get(EXPLICIT_DIRECTORY)
+    if not explicit or platform != this_platform():
+        return None
+    directory = Path(explicit).absolute()
+    required = [program for program in RUNTIME_PROGRAMS if program in programs]
+    missing = lacking(directory, programs=required)
+    if missing:
+        raise BinariesError(
+            f"{EXPLICIT_DIRECTORY} is {directory}, which lacks {describe_lacking(directory, programs=missing)}; "
+            f"put all of {', '.join(required)} there, or unset {EXPLICIT_DIRECTORY}."
+        )
+    return directory
+
+
+def _obtain(
+    upstream: Upstream,
+    *,
+    programs: Sequence[str],
+    platform: Platform,
+    cache: Cache,
+    environment: Mapping[str, str],
+    sites: ReleaseSites,
+    report: Report,
+) -> Path:
+    directory = cache.directory(upstream, platform=platform)
+    missing = lacking(directory, programs=programs)
+    if not missing:
+        return directory
+    failures = [
+        f"{EXPLICIT_DIRECTORY}: {_why_not_explicit(platform, programs=missing, environment=environment)}",
+        f"cache {directory}: no {describe_lacking(directory, programs=missing)}",
+    ]
+    ways: Sequence[tuple[str, _Way]] = (
+        ("official release", partial(download, sites=sites)),
+        ("go build", partial(build, cache=cache, environment=environment)),
+    )
+    with cache.exclusive(directory.name, report=report) as staging:
+        for title, way in ways:
+            missing = lacking(directory, programs=programs)
+            if not missing:
+                break
+            try:
+                for staged in way(upstream, programs=missing, platform=platform, staging=staging, report=report):
+                    publish(staged, directory=directory)
+            except WayError as error:
+                report(f"{upstream.name}: {title}: {error}")
+                failures.append(f"{title}: {error}")
+            except OSError as error:
+                raise BinariesError(f"{upstream.title} cannot be put into the cache {cache.root}: {error}") from error
+    missing = lacking(directory, programs=programs)
+    if missing:
+        tried = "".join(f"\n- {failure}" for failure in failures)
+        raise BinariesError(
+            f"{', '.join(missing)} of {upstream.title} v{upstream.version} cannot be had. What was tried:{tried}\n"
+            f"Get one of these ways to work, or name a directory with all programs by {EXPLICIT_DIRECTORY}."
+        )
+    return directory
+
+
+def _why_not_explicit(platform: Platform, *, programs: Sequence[str], environment: Mapping[str, str]) -> str:
+    explicit = environment.get(EXPLICIT_DIRECTORY)
+    if not explicit:
+        return "not set"
+    if platform != this_platform():
+        return f"holds programs for this machine, not for {platform.os}/{platform.arch}"
+    return f"{explicit} has no {describe_lacking(Path(explicit), programs=programs)}"
+
+
+def main(arguments: Sequence[str] = ()) -> int:
+    """Print the directories of the programs, one a line; progress and errors go to standard error."""
+    parser = argparse.ArgumentParser(
+        prog="python -m kplane.binaries",
+        description="Find programs, obtain those that are missing, and print the directories that hold them.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("programs", nargs="*", metavar="PROGRAM", help="default: all of Kubernetes and etcd")
+    parser.add_argument("--platform", metavar="OS/ARCH", help="what they shall run on; default: this machine")
+    parser.add_argument("--into", type=Path, metavar="DIRECTORY", help="copy them there, and print that directory")
+    given = parser.parse_args(list(arguments))
+    try:
+        binaries = resolve(
+            programs=given.programs or RUNTIME_PROGRAMS,
+            platform=parse_platform(given.platform) if given.platform else None,
+        )
+        if given.into is not None:
+            binaries.copy(given.into)
+    except (BinariesError, OSError) as error:
+        print_line(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        print_line("interrupted; what was finished is kept")
+        return 130
+    for directory in binaries.directories if given.into is None else [given.into]:
+        print(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,31 @@
+"""Ends a demo that was kept. Needs none of what the demo shows, so that it works when that does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from kplane.cli.demo import site
+from kplane.cli.demo.display import Display
+from kplane.cli.errors import CliError
+from kplane.embedded.errors import EmbeddedError
+
+__all__ = ["end_demo"]
+
+
+def end_demo(directory: Path) -> int:
+    """End what runs over the directory and remove it; return the exit status."""
+    display = Display(Console(), steps=1)
+    directory = directory.absolute()
+    if not directory.exists():
+        display.line(f"No demo is kept in {directory}.")
+        return 0
+    try:
+        with display.step(f"End the demo in {directory}"):
+            if ended := site.clear(directory):
+                display.note(f"processes {ended} were left by a crash and are ended now")
+    except (CliError, EmbeddedError, OSError) as error:
+        display.line(f"error: {error}", style="red")
+        return 1
+    return 0

@@ -1,0 +1,203 @@
+"""The steps of the demo. Each does one thing, verifies it, and says what was seen; or raises `DemoFailed`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from kplane.cli.demo.instances import instance_of
+from kplane.cli.demo.store import count_keys, difference, stored
+from kplane.cli.demo.tenant import Tenant
+from kplane.cli.demo.waiting import wait_for
+from kplane.cli.errors import DemoFailed
+from kplane.embedded.handle import Handle
+from kplane.workloads import find_processes
+
+__all__ = ["EXAMPLES", "STEPS", "Demo", "Step"]
+
+EXAMPLES: Final = Path(__file__).resolve().parents[2] / "examples"
+
+_NAMES: Final = ("a", "a-b", "aa")
+_DESTROYED: Final = "aa"
+_MOVED: Final = "a"
+_DEDICATED: Final = "a-dedicated"
+_NAMESPACE: Final = "shop"
+_REPLICAS: Final = 3
+
+
+@dataclass(slots=True)
+class Demo:
+    """What the steps share."""
+
+    handle: Handle
+    note: Callable[[str], None]
+    tenants: dict[str, Tenant] = field(default_factory=dict)
+
+    async def each(self, action: Callable[[Tenant], Awaitable[str]]) -> None:
+        """Do something for every tenant at once, and note what each says, in order."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_awaited(action(tenant)), name=name) for name, tenant in self.tenants.items()]
+        for task in tasks:
+            self.note(task.result())
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step and its title."""
+
+    title: str
+    run: Callable[[Demo], Awaitable[None]]
+
+
+async def _awaited(what: Awaitable[str]) -> str:
+    return await what
+
+
+def _example(name: str) -> str:
+    return (EXAMPLES / name).read_text()
+
+
+async def create(demo: Demo) -> None:
+    """Apply the class and the control planes of the examples."""
+    for name in ("class.yaml", "control-planes.yaml"):
+        demo.note((await demo.handle.kubectl.apply(_example(name))).strip())
+
+
+async def wait_ready(demo: Demo) -> None:
+    """Wait for each control plane and for its registration, and open each with the published kubeconfig."""
+    async with asyncio.TaskGroup() as group:
+        for name in _NAMES:
+            group.create_task(_wait_ready(demo, name), name=f"wait for {name}")
+    demo.tenants = {name: await Tenant.open(demo.handle, name) for name in _NAMES}
+
+
+async def _wait_ready(demo: Demo, name: str) -> None:
+    begun = asyncio.get_running_loop().time()
+    endpoint = await _wait_condition(demo, name)
+    ready = asyncio.get_running_loop().time() - begun
+    await wait_for(
+        f"registration {name} ready",
+        lambda: demo.handle.kubectl.get("controlplaneregistration", name),
+        lambda found: found.get("status", {}).get("ready") is True,
+    )
+    registered = asyncio.get_running_loop().time() - begun
+    demo.note(f"{name}: Ready after {ready:.1f} s at {endpoint}, registered after {registered:.1f} s")
+
+
+async def _wait_condition(demo: Demo, name: str) -> str:
+    found = await wait_for(
+        f"control plane {name} Ready",
+        lambda: demo.handle.kubectl.get("controlplane", name),
+        _is_ready,
+        timeout_seconds=240,
+    )
+    return str(found["status"]["endpoint"])
+
+
+def _is_ready(found: Mapping[str, Any]) -> bool:
+    generation = found["metadata"]["generation"]
+    conditions = found.get("status", {}).get("conditions", [])
+    return any(
+        each["type"] == "Ready" and each["status"] == "True" and each.get("observedGeneration") == generation
+        for each in conditions
+    )
+
+
+async def deploy(demo: Demo) -> None:
+    """Create a Deployment in each control plane with the published kubeconfig, and wait for its Pods."""
+    manifest = _example("deployment.yaml")
+
+    async def deploy_into(tenant: Tenant) -> str:
+        await tenant.apply_deployment(manifest)
+        return await tenant.wait_pods(namespace=_NAMESPACE, replicas=_REPLICAS)
+
+    await demo.each(deploy_into)
+
+
+async def check_namespaces(demo: Demo) -> None:
+    """Show what the controllers put into each new namespace."""
+    await demo.each(lambda tenant: tenant.check_namespace(_NAMESPACE))
+
+
+async def delete_namespaces(demo: Demo) -> None:
+    """Delete a namespace in each."""
+    await demo.each(lambda tenant: tenant.delete_namespace("temporary"))
+
+
+async def destroy(demo: Demo) -> None:
+    """Delete one control plane, and verify that its data is gone and nobody else's was touched."""
+    etcd = demo.handle.tenants_etcd
+    victim = demo.tenants.pop(_DESTROYED)
+    others = [tenant.cluster_path for tenant in demo.tenants.values()]
+    keys = await count_keys(etcd, victim.cluster_path)
+    if not keys:
+        raise DemoFailed(f"{victim.name} has no keys below /clusters/{victim.cluster_path}/ even before.")
+    before = await _settled(demo, others)
+    await demo.handle.kubectl.run("delete", "controlplane", victim.name, "--wait=true", "--timeout=120s")
+    left = await count_keys(etcd, victim.cluster_path)
+    if left:
+        raise DemoFailed(f"{victim.name} is deleted, and {left} of its {keys} keys are still in the shared etcd.")
+    demo.note(f"{victim.name}: {keys} keys before, 0 after")
+    for path in others:
+        if changed := difference(before[path], await stored(etcd, path)):
+            raise DemoFailed(f"Destroying {victim.name} touched keys of {path}: {changed[:10]}")
+        demo.note(f"{path}: all {len(before[path])} keys untouched (keys, values and revisions compared)")
+
+
+async def _settled(demo: Demo, paths: list[str]) -> dict[str, Mapping[str, str]]:
+    """Take the keys of these control planes once nothing is written any more by what happened before."""
+    seen: list[dict[str, Mapping[str, str]]] = [{}]
+
+    async def take() -> list[str]:
+        seen.append({path: await stored(demo.handle.tenants_etcd, path) for path in paths})
+        earlier, now = seen[-2:]
+        return [key for path in paths for key in difference(earlier.get(path, {}), now[path])]
+
+    await wait_for("the other control planes at rest", take, lambda changed: not changed)
+    return seen[-1]
+
+
+async def create_dedicated(demo: Demo) -> None:
+    """Create a control plane with an etcd of its own, for which no controllers run yet."""
+    demo.note((await demo.handle.kubectl.apply(_example("dedicated.yaml"))).strip())
+    endpoint = await _wait_condition(demo, _DEDICATED)
+    tenant = await Tenant.open(demo.handle, _DEDICATED)
+    await tenant.apply_deployment(_example("deployment.yaml"))
+    demo.note(f"{_DEDICATED}: Ready at {endpoint}, with an etcd and a kube-apiserver of its own")
+    demo.note(f"{_DEDICATED}: Deployment created; nothing acts on it, as no registration points here")
+    demo.tenants[_DEDICATED] = tenant
+
+
+async def move(demo: Demo) -> None:
+    """Point the registration at the other control plane, and verify that its instance follows."""
+    old = await wait_for(f"instance of {_MOVED}", lambda: instance_of(demo.handle, _MOVED), lambda pid: pid is not None)
+    patch = {"spec": {"controlPlaneRef": {"name": _DEDICATED}}}
+    await demo.handle.kubectl.run(
+        "patch", "controlplaneregistration", _MOVED, "--type=merge", f"--patch={json.dumps(patch)}"
+    )
+    new = await wait_for(
+        f"new instance of {_MOVED}",
+        lambda: instance_of(demo.handle, _MOVED),
+        lambda pid: pid is not None and pid != old,
+    )
+    if old in find_processes(demo.handle.directory):
+        raise DemoFailed(f"The instance of {_MOVED} has a new process {new}, and the old one {old} still runs.")
+    demo.note(f"registration {_MOVED}: instance {old} ended at {_MOVED}, instance {new} runs at {_DEDICATED}")
+    demo.note(await demo.tenants[_DEDICATED].wait_pods(namespace=_NAMESPACE, replicas=_REPLICAS))
+    demo.note(await demo.tenants[_MOVED].check_unattended(namespace=_NAMESPACE, deployment="after-the-move"))
+
+
+STEPS: Final = (
+    Step("Create a class and three control planes: a, a-b, aa", create),
+    Step("Wait until each is Ready and registered", wait_ready),
+    Step("Deploy 3 replicas into each with its published kubeconfig", deploy),
+    Step("Look at what the controllers gave each namespace", check_namespaces),
+    Step("Delete a namespace in each", delete_namespaces),
+    Step("Destroy control plane aa", destroy),
+    Step("Create a dedicated control plane", create_dedicated),
+    Step("Move tenant a to it by its registration", move),
+)

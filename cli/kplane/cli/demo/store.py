@@ -1,0 +1,33 @@
+"""What a control plane has in the shared etcd."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kplane.embedded.etcdctl import Etcdctl
+
+__all__ = ["count_keys", "difference", "prefix", "stored"]
+
+_MOVING = frozenset({"events", "leases", "masterleases", "peerserverleases"})
+"""Kinds of keys that come and go, or are renewed, without anybody's doing."""
+
+
+def prefix(cluster_path: str) -> str:
+    """Where the keys of a virtual control plane are."""
+    return f"/clusters/{cluster_path}/"
+
+
+async def count_keys(etcd: Etcdctl, cluster_path: str) -> int:
+    """Count all keys of a control plane."""
+    return await etcd.count(prefix(cluster_path))
+
+
+async def stored(etcd: Etcdctl, cluster_path: str) -> Mapping[str, str]:
+    """Digest value and modification revision of each key of a control plane, but of those that move by themselves."""
+    start = prefix(cluster_path)
+    return await etcd.digests(start, of_interest=lambda key: key.removeprefix(start).split("/", 1)[0] not in _MOVING)
+
+
+def difference(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Keys that were added, removed or written."""
+    return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))

@@ -1,0 +1,113 @@
+"""A control plane as its owner sees it: by the published kubeconfig, through the real kubectl."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kplane.cli.demo.waiting import wait_for
+from kplane.cli.errors import DemoFailed
+from kplane.embedded.credentials import write_private
+from kplane.embedded.handle import Handle
+from kplane.embedded.kubectl import Kubectl
+
+__all__ = ["Tenant"]
+
+_QUIET_SECONDS = 4.0
+"""So long a Deployment has to stay untouched to show that no controllers run: they answer within a fraction of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One control plane and its administrator's access."""
+
+    name: str
+    cluster_path: str
+    kubectl: Kubectl
+
+    @classmethod
+    async def open(cls, handle: Handle, name: str) -> Tenant:
+        """Fetch the published kubeconfig Secret from the management cluster into a private file."""
+        status = (await handle.kubectl.get("controlplane", name))["status"]
+        reference = status["kubeconfigSecretRef"]
+        secret = await handle.kubectl.get("secret", reference["name"], "--namespace", reference["namespace"])
+        directory = handle.directory / "tenants"
+        directory.mkdir(mode=0o700, exist_ok=True)
+        file = directory / f"{name}.kubeconfig"
+        write_private(file, content=base64.b64decode(secret["data"]["kubeconfig"]))
+        path = status.get("clusterPath") or name
+        return cls(name, path, Kubectl(program=handle.kubectl_program, kubeconfig=file))
+
+    async def apply_deployment(self, manifest: str) -> None:
+        """Create the namespace and the Deployment of the example."""
+        await self.kubectl.apply(manifest)
+
+    async def wait_pods(self, *, namespace: str, replicas: int) -> str:
+        """Wait until the Deployment has its ReplicaSet and Pods, and say what there is."""
+        await wait_for(
+            f"{self.name}: a ReplicaSet",
+            lambda: self.kubectl.names("replicasets", "-n", namespace),
+            lambda n: len(n) == 1,
+        )
+        pods = await wait_for(
+            f"{self.name}: {replicas} Pods",
+            lambda: self.kubectl.items("pods", "-n", namespace),
+            lambda found: len(found) == replicas,
+        )
+        phases = sorted({pod["status"]["phase"] for pod in pods})
+        if phases != ["Pending"]:
+            raise DemoFailed(f"{self.name}: Pods are {phases}; Pending is right, as there are no nodes.")
+        return f"{self.name}: 1 ReplicaSet, {replicas} Pods (Pending: there are no nodes here)"
+
+    async def check_namespace(self, namespace: str) -> str:
+        """Wait for what every namespace has to have, and say so."""
+        await wait_for(
+            f"{self.name}: ServiceAccount default in {namespace}",
+            lambda: self.kubectl.names("serviceaccounts", "-n", namespace),
+            lambda names: "default" in names,
+        )
+        await wait_for(
+            f"{self.name}: ConfigMap kube-root-ca.crt in {namespace}",
+            lambda: self.kubectl.items("configmaps", "-n", namespace),
+            lambda found: any(_is_root_ca(each) for each in found),
+        )
+        return f"{self.name}: ServiceAccount default and ConfigMap kube-root-ca.crt are in namespace {namespace}"
+
+    async def delete_namespace(self, namespace: str) -> str:
+        """Make a namespace with something in it, delete it, and verify that both are gone."""
+        await self.kubectl.run("create", "namespace", namespace)
+        await self.kubectl.run("create", "configmap", "left-behind", "-n", namespace)
+        await self.kubectl.run("delete", "namespace", namespace, "--wait=false")
+        await wait_for(
+            f"{self.name}: namespace {namespace} gone",
+            lambda: self.kubectl.names("namespaces"),
+            lambda names: namespace not in names,
+        )
+        left = await self.kubectl.items("configmaps", "-A", "--field-selector", f"metadata.namespace={namespace}")
+        if left:
+            raise DemoFailed(f"{self.name}: namespace {namespace} is gone, and {len(left)} ConfigMaps of it are not.")
+        return f"{self.name}: namespace {namespace} was deleted, and is really gone"
+
+    async def check_unattended(self, *, namespace: str, deployment: str) -> str:
+        """Create one more Deployment, and verify that no controllers act on it."""
+        await self.kubectl.run("create", "deployment", deployment, "-n", namespace, "--image=pause", "--replicas=3")
+        await asyncio.sleep(_QUIET_SECONDS)
+        found = await self.kubectl.items("replicasets", "-n", namespace)
+        owned = [each["metadata"]["name"] for each in found if _is_owned(each, owner=deployment)]
+        if owned:
+            raise DemoFailed(
+                f"{self.name}: controllers still act here: Deployment {deployment} got ReplicaSet {owned}."
+            )
+        return f"{self.name}: a new Deployment gets no ReplicaSet (watched for {_QUIET_SECONDS:.0f} s)"
+
+
+def _is_root_ca(configmap: Mapping[str, Any]) -> bool:
+    return configmap["metadata"]["name"] == "kube-root-ca.crt" and "BEGIN CERTIFICATE" in json.dumps(configmap["data"])
+
+
+def _is_owned(item: Mapping[str, Any], *, owner: str) -> bool:
+    return any(reference["name"] == owner for reference in item["metadata"].get("ownerReferences", ()))

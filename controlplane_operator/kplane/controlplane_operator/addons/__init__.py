@@ -1,0 +1,1 @@
+"""Add-ons: what the control planes of a class have inside, besides what kplane itself needs."""

@@ -1,0 +1,45 @@
+"""Asks a control plane under which paths it serves a kind."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from kplane.provider import Client, NotFound, Resource
+
+__all__ = ["Discovery"]
+
+_PLURAL: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+
+
+class Discovery:
+    """What one control plane serves, asked for once a group and version."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._known: dict[str, dict[str, Resource]] = {}
+
+    async def find(self, api_version: str, kind: str, *, again: bool = False) -> Resource | None:
+        """Return the kind, or None where it is not served; with `again` what was learned before does not count.
+
+        `api_version` has to be one by its form. Raises what the client raises.
+        """
+        if again or api_version not in self._known:
+            self._known[api_version] = await self._ask(api_version)
+        return self._known[api_version].get(kind)
+
+    async def _ask(self, api_version: str) -> dict[str, Resource]:
+        try:
+            answer: Any = await self._client.request(
+                "GET", f"{'/apis' if '/' in api_version else '/api'}/{api_version}"
+            )
+        except NotFound:
+            return {}
+        listed = answer.get("resources") if isinstance(answer, dict) else None
+        found: dict[str, Resource] = {}
+        for item in listed if isinstance(listed, list) else ():
+            name, kind = (item.get("name"), item.get("kind")) if isinstance(item, dict) else (None, None)
+            # Subresources have a slash in their names. The answer is the tenant's: no other path may come out of it.
+            if isinstance(name, str) and isinstance(kind, str) and _PLURAL.fullmatch(name):
+                found.setdefault(kind, Resource(api_version, kind, name, namespaced=item.get("namespaced") is True))
+        return found

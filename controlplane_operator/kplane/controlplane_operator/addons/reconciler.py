@@ -1,0 +1,187 @@
+"""Reconciles the add-ons of a ControlPlane: what its class names is installed in it, and removed again.
+
+Apart from the control plane's own reconciler, and with a condition of its own: a broken add-on is nobody's trouble but
+its author's. It gets in with the published credentials of the controllers: nothing is installed before there are any.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from pydantic import ValidationError
+
+from kplane.api import ControlPlane, EndpointType, find_condition, is_true
+from kplane.api.names import KUBECONFIG_KEY, controllers_secret_name, management_namespace
+from kplane.controlplane_operator.addons.builtin import TenantFacts
+from kplane.controlplane_operator.addons.bundles import Bundles
+from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts
+from kplane.controlplane_operator.addons.sync import Look
+from kplane.controlplane_operator.backends.apiserver import DNS_ADDRESS, SERVICE_RANGE
+from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.controlplanes.address_claims import MANAGED
+from kplane.controlplane_operator.controlplanes.policy import class_in_force
+from kplane.controlplane_operator.pause import is_paused
+from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.status.errors import Trouble, trouble_with
+from kplane.controlplane_operator.status.writer import ADDONS_READY
+from kplane.controlplane_operator.tenant.client import tenant_client
+from kplane.controlplane_operator.watch.backoff import Backoff, jittered
+from kplane.controlplane_operator.watch.cache import Key
+from kplane.provider import ClusterConfig, Forbidden, KubeconfigError, ProviderError, Result, Unauthorized, Unreachable
+from kplane.provider.logs import log_fields
+
+__all__ = ["ControlPlaneAddonsReconciler"]
+
+_CALL_SECONDS: Final = 5.0
+_SETTLED_SECONDS: Final = 300.0
+"""So long what was found in order in a control plane is taken for granted."""
+_MAX_BACKOFF_SECONDS: Final = 120.0
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is known of one control plane's add-ons between two looks at them; nothing is lost with it."""
+
+    uid: str | None
+    fingerprint: str = ""
+    until: float = 0.0
+    failed: list[str] = field(default_factory=list)
+    """Those that did not succeed last time, the one tried longest ago first."""
+
+
+class ControlPlaneAddonsReconciler:
+    """Keeps add-ons installed."""
+
+    def __init__(self, management: Management, *, bundles: Bundles) -> None:
+        self._management = management
+        self._bundles = bundles
+        self._memory: dict[Key, _Memory] = {}
+        self._backoff: Backoff[Key] = Backoff(first_seconds=1.0, limit_seconds=_MAX_BACKOFF_SECONDS)
+
+    async def reconcile(self, key: Key) -> Result | None:
+        """Bring the add-ons of one control plane in line, and say in its condition AddonsReady what is wrong."""
+        obj = self._management.stores.control_planes.get(key)
+        if obj is None:
+            self._memory.pop(key, None)
+            self._backoff.forget(key)
+            return None
+        with log_fields(object=f"ControlPlane/{key[1]}"):
+            try:
+                control_plane = ControlPlane.model_validate(obj)
+            except ValidationError:
+                return None  # its own reconciler tells; no add-on is removed for that
+            if is_paused(control_plane):
+                return None
+            wanted = self._wanted(control_plane)
+            if control_plane.deleting or control_plane.status.endpoint is None or wanted is None:
+                return None
+            if not wanted and find_condition(control_plane.status.conditions, ADDONS_READY) is None:
+                return None
+            config = self._credentials(control_plane)
+            # Without credentials, or with those of another address, they are about to be published: that wakes us.
+            return await self._keep(key, control_plane, wanted=wanted, config=config) if config is not None else None
+
+    def _wanted(self, control_plane: ControlPlane) -> list[str] | None:
+        """Return the add-ons that are to be there; None where that is not known, so that nothing is removed."""
+        if control_plane.spec.class_ref is None:
+            return []
+        followed = class_in_force(control_plane, classes=self._management.stores.classes)
+        return list(dict.fromkeys(followed.chosen.spec.addons)) if followed.chosen is not None else None
+
+    def _credentials(self, control_plane: ControlPlane) -> ClusterConfig | None:
+        key = management_namespace(control_plane.name), controllers_secret_name(control_plane.name)
+        secret = self._management.stores.secrets.get(key)
+        try:
+            config = ClusterConfig.from_kubeconfig(data_of(secret)[KUBECONFIG_KEY]) if secret is not None else None
+        except (KeyError, KubeconfigError):
+            return None
+        return config if config is not None and config.server == control_plane.status.endpoint else None
+
+    async def _keep(
+        self, key: Key, control_plane: ControlPlane, *, wanted: list[str], config: ClusterConfig
+    ) -> Result | None:
+        memory = self._memory.get(key)
+        if memory is None or memory.uid != control_plane.metadata.uid:
+            memory = self._memory[key] = _Memory(control_plane.metadata.uid)
+        facts = _facts(control_plane, config=config)
+        fingerprint = self._fingerprint(wanted, config=config, facts=facts)
+        if memory.fingerprint == fingerprint and time.monotonic() < memory.until:
+            return Result(memory.until - time.monotonic())
+        if find_condition(control_plane.status.conditions, ADDONS_READY) is None:
+            # Before anything is made: where this condition is, there may be something to remove.
+            await self._tell(control_plane, Trouble("Installing", f"installing add-ons {', '.join(wanted)}"))
+        memory.fingerprint = ""
+        try:
+            async with tenant_client(config, timeout_seconds=_CALL_SECONDS) as client:
+                look = Look(client, bundles=self._bundles, facts=facts)
+                troubles = await look.all(wanted, last=memory.failed)
+        except ProviderError as error:
+            await self._tell(control_plane, _trouble(error))
+            return Result(self._backoff.next(key, reason="unreachable"))
+        memory.failed = list(troubles)
+        await self._report(control_plane, wanted=wanted, troubles=troubles)
+        if any(not trouble.waits_for_event for trouble in troubles.values()):
+            return Result(self._backoff.next(key))
+        self._backoff.forget(key)
+        seconds = jittered(_SETTLED_SECONDS)
+        if look.until is not None:
+            seconds = max(1.0, min(seconds, (look.until - datetime.now(UTC)).total_seconds()))
+        memory.fingerprint, memory.until = fingerprint, time.monotonic() + seconds
+        return Result(seconds)
+
+    def _fingerprint(self, wanted: list[str], *, config: ClusterConfig, facts: TenantFacts) -> str:
+        parts = [config.server, repr(facts), *(f"{addon}={self._bundles.version(addon)}" for addon in wanted)]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    async def _report(self, control_plane: ControlPlane, *, wanted: list[str], troubles: dict[str, Trouble]) -> None:
+        if troubles:
+            told = "; ".join(f"add-on {addon}: {trouble.message}" for addon, trouble in sorted(troubles.items()))
+            await self._tell(control_plane, Trouble(troubles[min(troubles)].reason, told))
+        elif wanted:
+            await self._tell(control_plane, None, message=f"installed: {', '.join(wanted)}")
+        else:
+            await self._management.status.drop_apart(
+                self._management.stores.control_planes, control_plane, type=ADDONS_READY
+            )
+
+    async def _tell(self, control_plane: ControlPlane, trouble: Trouble | None, *, message: str = "") -> None:
+        if trouble is not None:
+            self._management.metrics.troubled("controlplaneaddons", reason=trouble.reason)
+        await self._management.status.write_apart(
+            self._management.stores.control_planes,
+            control_plane,
+            type=ADDONS_READY,
+            status="True" if trouble is None else "False",
+            reason="Installed" if trouble is None else trouble.reason,
+            message=message if trouble is None else trouble.message,
+        )
+
+
+def _trouble(error: ProviderError) -> Trouble:
+    trouble = trouble_with("installing add-ons", error)
+    return (
+        trouble
+        if isinstance(error, (Unreachable, Unauthorized, Forbidden))
+        else Trouble("AddonFailed", trouble.message)
+    )
+
+
+def _facts(control_plane: ControlPlane, *, config: ClusterConfig) -> TenantFacts:
+    urls = {endpoint.type: endpoint.url for endpoint in control_plane.status.endpoints}
+    managed = is_true(control_plane.status.conditions, MANAGED)
+    external = urls.get(EndpointType.EXTERNAL, config.server)
+    return TenantFacts(
+        external_url=external,
+        cluster=ClusterFacts(
+            name=control_plane.name,
+            join_url=urls.get(EndpointType.JOIN, external),
+            ca=config.ca_data,
+            version=control_plane.status.version or "",
+            service_range=SERVICE_RANGE if managed else None,
+            dns_address=DNS_ADDRESS if managed else None,
+        ),
+    )

@@ -1,0 +1,84 @@
+"""One look at a control plane: what is missing is installed, what is no longer wanted goes."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import Final
+
+from kplane.controlplane_operator.addons.builtin import BUILT_IN, TenantFacts, render_built_in
+from kplane.controlplane_operator.addons.bundle import Bundle
+from kplane.controlplane_operator.addons.bundles import Bundles
+from kplane.controlplane_operator.addons.installation import Installation
+from kplane.controlplane_operator.errors import BootstrapFailed
+from kplane.controlplane_operator.status.errors import Trouble
+from kplane.provider import Client, ProviderError, Unauthorized, Unreachable
+
+__all__ = ["Look"]
+
+_PASS_SECONDS: Final = 45.0
+"""After so long no further add-on is begun: what is left comes first next time."""
+_MAX_TOLD: Final = 5
+
+
+class Look:
+    """One look at all add-ons of a control plane; `until` is when the next one is due for what ends by itself."""
+
+    def __init__(self, client: Client, *, bundles: Bundles, facts: TenantFacts) -> None:
+        self.until: datetime | None = None
+        self._client = client
+        self._bundles = bundles
+        self._facts = facts
+        self._installation = Installation(client)
+        self._troubles: dict[str, Trouble] = {}
+        self._not_begun: dict[str, Trouble] = {}
+        self._ends = time.monotonic() + _PASS_SECONDS
+
+    async def all(self, wanted: list[str], *, last: list[str]) -> dict[str, Trouble]:
+        """Install, prune and uninstall; those in `last` after the others. Returns what is wrong, by add-on.
+
+        Raises ProviderError where the control plane is of no use at all.
+        """
+        installed = await self._installation.begin()
+        for addon in sorted(wanted, key=lambda addon: last.index(addon) + 1 if addon in last else 0):
+            if self._begins(addon):
+                await self._install(addon)
+        for addon in [addon for addon in wanted if addon not in {**self._troubles, **self._not_begun}]:
+            if self._begins(addon):
+                self._note(addon, await self._installation.prune(addon))
+        for addon in [addon for addon in installed if addon not in wanted]:
+            if self._begins(addon):
+                self._note(addon, await self._installation.uninstall(addon))
+        # First those that are to come first next time.
+        return {**self._not_begun, **self._troubles}
+
+    async def _install(self, addon: str) -> None:
+        try:
+            bundle = await self._bundle(addon)
+        except Trouble as trouble:
+            self._troubles[addon] = trouble
+        except (Unreachable, Unauthorized):
+            raise
+        except (BootstrapFailed, ProviderError) as error:
+            self._troubles[addon] = Trouble("AddonFailed", str(error))
+        else:
+            self._note(addon, await self._installation.install(addon, bundle))
+
+    async def _bundle(self, addon: str) -> Bundle:
+        if addon not in BUILT_IN:
+            return await self._bundles.find(addon)
+        rendered = await render_built_in(addon, self._client, facts=self._facts)
+        self.until = rendered.until if rendered.until is not None else self.until
+        return rendered.bundle
+
+    def _begins(self, addon: str) -> bool:
+        if time.monotonic() < self._ends:
+            return True
+        self._not_begun[addon] = Trouble("AddonFailed", "not looked at yet, because others took too long")
+        return False
+
+    def _note(self, addon: str, failures: list[str]) -> None:
+        if failures:
+            more = len(failures) - _MAX_TOLD
+            told = ", ".join(failures[:_MAX_TOLD]) + (f", and {more} more" if more > 0 else "")
+            self._troubles[addon] = Trouble("AddonFailed", told)

@@ -1,0 +1,128 @@
+"""Control planes whose API server somebody else runs: an address, and credentials to get in."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+from kplane.api import ControlPlane, ControlPlaneEndpoint, DeletionPolicy
+from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.backends.published_identities import take_back_as_published
+from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.controlplanes.address_claims import place_of
+from kplane.controlplane_operator.controlplanes.partial import understood_endpoint
+from kplane.controlplane_operator.controlplanes.retention import take_back
+from kplane.controlplane_operator.endpoints.addresses import Addresses, addresses_of
+from kplane.controlplane_operator.endpoints.credentials import EndpointCredentials, check_trust
+from kplane.controlplane_operator.status.errors import Trouble
+from kplane.provider import ClusterConfig, KubeconfigError
+
+__all__ = ["ExternalProvisioner"]
+
+_REVOKE_SECONDS: Final = 20.0
+"""So long after the deletion was asked for it is tried to take our identities back."""
+
+
+class ExternalProvisioner:
+    """Adopts an API server by its ControlPlaneEndpoint."""
+
+    def __init__(self, management: Management, *, default_credentials: ClusterConfig | None) -> None:
+        """`default_credentials` are for endpoints that name no Secret themselves."""
+        self._management = management
+        self._credentials = EndpointCredentials(management, default=default_credentials)
+
+    def place(self, control_plane: ControlPlane) -> str | None:
+        """Name the address that the endpoint leads to."""
+        try:
+            return place_of(self._addresses(control_plane).internal)
+        except Trouble:
+            return None
+
+    async def ensure(self, control_plane: ControlPlane) -> Provision:
+        """Find address and credentials; the address is checked before any credential is used."""
+        endpoint = self._endpoint(control_plane)
+        addresses = addresses_of(endpoint, control_plane=control_plane)
+        credentials = await self._credentials.of(endpoint)
+        for url in (addresses.internal, addresses.external, addresses.join):
+            check_trust(credentials, url=url)
+        try:
+            administrator = credentials.with_server(addresses.internal)
+        except KubeconfigError as error:
+            raise Trouble("EndpointInvalid", f"ControlPlaneEndpoint {endpoint.name}: {error}") from error
+        return Provision(addresses, administrator=administrator, authorities=None)
+
+    async def has_data(self, control_plane: ControlPlane) -> bool:  # noqa: ARG002 - of none
+        """Whoever runs the API server keeps its data."""
+        return False
+
+    async def shut_out(self, uid: str) -> None:
+        """There is nothing that an earlier control plane had access to."""
+
+    async def shut_down(self, control_plane: ControlPlane) -> None:
+        """Take our identities back, with the credentials of the endpoint or else with what was published."""
+        try:
+            await self._take_back(control_plane)
+        except Trouble as trouble:
+            if not _gives_up(control_plane):
+                raise
+            self._management.events.record(
+                control_plane,
+                reason="CredentialsNotRevoked",
+                message=f"what was issued in the control plane stays valid there until it expires: {trouble.message}",
+                warning=True,
+            )
+
+    async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
+        """Leave the data, whatever the policy says, because they are not ours."""
+        if policy is DeletionPolicy.DESTROY:
+            self._management.events.record(
+                control_plane,
+                reason="DataRetained",
+                message="the data stays: the API server is run by somebody else, so Destroy does not reach it",
+            )
+
+    async def _take_back(self, control_plane: ControlPlane) -> None:
+        try:
+            provision = await self.ensure(control_plane)
+            # Not at what the endpoint says by now, which may be another control plane's.
+            for url in _addresses_held(control_plane):
+                check_trust(provision.administrator, url=url)
+                await take_back(provision.administrator.with_server(url))
+        except Trouble as trouble:
+            if control_plane.status.endpoint is None:
+                raise
+            try:
+                await take_back_as_published(self._management, control_plane)
+            except Trouble as other:
+                told = f"{trouble.message}; nor by the published credentials: {other.message}"
+                raise Trouble(trouble.reason, told) from trouble
+            if len(_addresses_held(control_plane)) > 1:
+                raise  # they are good at one of them only
+
+    def _addresses(self, control_plane: ControlPlane) -> Addresses:
+        return addresses_of(self._endpoint(control_plane), control_plane=control_plane)
+
+    def _endpoint(self, control_plane: ControlPlane) -> ControlPlaneEndpoint:
+        reference = control_plane.spec.endpoint_ref
+        name = reference.name if reference is not None else ""
+        obj = self._management.stores.endpoints.get(("", name))
+        if obj is None:
+            raise Trouble(
+                "EndpointPending",
+                f"ControlPlaneEndpoint {name}, named by spec.endpointRef, does not exist; create it",
+                waits_for_event=True,
+            )
+        return understood_endpoint(obj)
+
+
+def _addresses_held(control_plane: ControlPlane) -> list[str]:
+    """Return where identities of ours may be: where it is published last or about to be, and where it was before."""
+    urls = (control_plane.status.claimed_address, control_plane.status.endpoint)
+    return list({place_of(url): url for url in urls if url is not None}.values())
+
+
+def _gives_up(control_plane: ControlPlane) -> bool:
+    if control_plane.status.endpoint is None:
+        return True  # nothing was published, so nobody holds anything that could be taken back
+    asked = control_plane.metadata.deletion_timestamp
+    return asked is not None and (datetime.now(UTC) - asked).total_seconds() > _REVOKE_SECONDS

@@ -1,0 +1,111 @@
+"""Control planes of mode Dedicated: an etcd and a kube-apiserver of their own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kplane.api import ControlPlane, DeletionPolicy
+from kplane.controlplane_operator.backends.api_server_plan import ApiServerPlanner
+from kplane.controlplane_operator.backends.apiserver import API_SERVER_PORTS, api_server_component, serving_hosts
+from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
+from kplane.controlplane_operator.backends.managed import check_ready, provision_at, troubles
+from kplane.controlplane_operator.backends.names import apiserver_name, etcd_name
+from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.pki.store import TenantKeys
+from kplane.controlplane_operator.status.errors import Trouble
+from kplane.workloads import Runtime
+
+__all__ = ["DedicatedProvisioner"]
+
+_ETCD_USER: Final = "kube-apiserver"
+_PREFIX: Final = "/registry"
+
+
+class DedicatedProvisioner:
+    """Runs an etcd and an API server for each control plane."""
+
+    def __init__(self, management: Management, *, runtime: Runtime, quota_bytes: int) -> None:
+        """`quota_bytes` is the size of a database at which its etcd refuses writes."""
+        self._keys = TenantKeys(management)
+        self._planner = ApiServerPlanner(management, runtime=runtime)
+        self._runtime = runtime
+        self._quota_bytes = quota_bytes
+
+    def place(self, control_plane: ControlPlane) -> str | None:  # noqa: ARG002 - it is made for it
+        """There is nothing that could be shared."""
+        return None
+
+    async def ensure(self, control_plane: ControlPlane) -> Provision:
+        """Have etcd run, then the API server on it."""
+        published = control_plane.status.endpoint is not None
+        name, etcd = apiserver_name(control_plane.name), etcd_name(control_plane.name)
+
+        plan = await self._planner.plan(control_plane)
+        with troubles("Provisioning"):
+            authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
+            etcd_address = await self._runtime.reserve(etcd, ports=ETCD_PORTS)
+            address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=True)
+            certificates = await self._keys.certificates(
+                control_plane,
+                authorities=authorities,
+                hosts=serving_hosts(address),
+                etcd_authority=authorities.etcd,
+                etcd_user=_ETCD_USER,
+                etcd_hosts=(etcd_address.host, "localhost"),
+            )
+            if certificates.etcd_server is None:
+                raise Trouble("Failed", "the etcd of this control plane has no certificate")
+            ca = authorities.etcd_trust
+            await self._runtime.apply(
+                etcd_component(
+                    etcd,
+                    address=etcd_address,
+                    ca=ca,
+                    server=certificates.etcd_server,
+                    quota_bytes=self._quota_bytes,
+                    reached_by=(name,),
+                )
+            )
+            await check_ready(self._runtime, etcd, what="etcd", published=published)
+            await self._runtime.apply(
+                api_server_component(
+                    name,
+                    address=address,
+                    authorities=authorities,
+                    certificates=certificates,
+                    etcd=EtcdAccess((client_url(etcd_address),), ca, certificates.etcd_client, component=etcd),
+                    etcd_prefix=_PREFIX,
+                    etcd_shared=False,
+                    version=plan.version,
+                    resources=plan.resources,
+                )
+            )
+        state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)
+        settled = self._runtime.settled(etcd) and self._runtime.settled(name)
+        return provision_at(
+            address,
+            authorities=authorities,
+            certificates=certificates,
+            settled=settled,
+            asked=plan.asked,
+            behind=plan.behind(state),
+        )
+
+    async def has_data(self, control_plane: ControlPlane) -> bool:
+        """Tell whether there is an etcd of the control plane, running or not."""
+        return etcd_name(control_plane.name) in self._runtime.names()
+
+    async def shut_out(self, uid: str) -> None:
+        """Nobody else reaches its etcd, and its API server is replaced by the next one."""
+
+    async def shut_down(self, control_plane: ControlPlane) -> None:
+        """End the API server."""
+        with troubles("Deleting"):
+            await self._runtime.delete(apiserver_name(control_plane.name))
+
+    async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
+        """End etcd; its data go if the policy is Destroy."""
+        etcd = etcd_name(control_plane.name)
+        with troubles("Deleting"):
+            await (self._runtime.delete(etcd) if policy is DeletionPolicy.DESTROY else self._runtime.stop(etcd))

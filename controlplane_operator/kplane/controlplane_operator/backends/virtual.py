@@ -1,0 +1,168 @@
+"""Control planes of mode Virtual: a kube-apiserver each, on an etcd that all share, below a key prefix each."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kplane.api import ControlPlane, DeletionPolicy
+from kplane.controlplane_operator.backends.api_server_plan import ApiServerPlanner
+from kplane.controlplane_operator.backends.apiserver import API_SERVER_PORTS, api_server_component, serving_hosts
+from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.backends.etcd import EtcdAccess
+from kplane.controlplane_operator.backends.managed import check_ready, provision_at, troubles
+from kplane.controlplane_operator.backends.names import apiserver_name
+from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.controlplanes.address_claims import etcd_place
+from kplane.controlplane_operator.pki.store import TenantKeys
+from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
+from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace, key_prefix
+from kplane.controlplane_operator.status.errors import Trouble
+from kplane.workloads import Runtime
+
+__all__ = ["VirtualProvisioner"]
+
+_NO_ETCD: Final = (
+    "this operator has no shared etcd for control planes of mode Virtual: start it with --shared-etcd-service, or with"
+    " --shared-etcd-endpoint and --shared-etcd-credentials, or set spec.endpointRef"
+)
+
+
+class VirtualProvisioner:
+    """Runs API servers on the shared etcd."""
+
+    def __init__(self, management: Management, *, runtime: Runtime, shared_etcd: SharedEtcd | None) -> None:
+        self._management = management
+        self._runtime = runtime
+        self._keys = TenantKeys(management)
+        self._planner = ApiServerPlanner(management, runtime=runtime)
+        self._shared = shared_etcd
+        self._granted: set[str] = set()
+        self._guarded = False
+
+    async def problem(self) -> str | None:
+        """Say what is wrong with the shared etcd, for /readyz."""
+        return await self._shared.problem() if self._shared is not None else None
+
+    def place(self, control_plane: ControlPlane) -> str | None:
+        """All share one etcd, and each has a path of it."""
+        # As written down before anything was made: the spec may have been edited a moment earlier.
+        return etcd_place(control_plane.status.cluster_path or control_plane.cluster_path)
+
+    async def ensure(self, control_plane: ControlPlane) -> Provision:
+        """Grant the key prefix and have the API server run."""
+        shared = self._required()
+        prefix = key_prefix(control_plane.cluster_path)
+        name = apiserver_name(control_plane.name)
+        user = _etcd_user(control_plane.metadata.uid)
+
+        plan = await self._planner.plan(control_plane)
+        with troubles("Provisioning"):
+            authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
+            address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=True)
+            certificates = await self._keys.certificates(
+                control_plane,
+                authorities=authorities,
+                hosts=serving_hosts(address),
+                etcd_authority=shared.authority,
+                etcd_user=user,
+            )
+            await self._grant(shared.keyspace, user, prefix=prefix)
+            await self._runtime.apply(
+                api_server_component(
+                    name,
+                    address=address,
+                    authorities=authorities,
+                    certificates=certificates,
+                    etcd=EtcdAccess(
+                        shared.keyspace.endpoints,
+                        shared.authority.certificate,
+                        certificates.etcd_client,
+                        namespace=shared.namespace,
+                    ),
+                    etcd_prefix=prefix.rstrip("/"),
+                    etcd_shared=True,
+                    version=plan.version,
+                    resources=plan.resources,
+                )
+            )
+        published = control_plane.status.endpoint is not None
+        state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)
+        return provision_at(
+            address,
+            authorities=authorities,
+            certificates=certificates,
+            settled=self._runtime.settled(name),
+            asked=plan.asked,
+            behind=plan.behind(state),
+        )
+
+    async def has_data(self, control_plane: ControlPlane) -> bool:
+        """Tell whether there are keys under the control plane's path; there are none without a shared etcd."""
+        if self._shared is None:
+            return False
+        with troubles("Provisioning"):
+            return await self._shared.keyspace.count(_prefix(control_plane)) > 0
+
+    async def shut_out(self, uid: str) -> None:
+        """Have the etcd know its user no more, and its API server, should one still run, read and write nothing."""
+        shared = self._required()
+        with troubles("Provisioning"):
+            await self._revoke(shared.keyspace, _etcd_user(uid))
+
+    async def shut_down(self, control_plane: ControlPlane) -> None:
+        """Take its access to the etcd away, and end the API server."""
+        if await self._was_never_made(control_plane):
+            return
+        shared = self._required()
+        with troubles("Deleting"):
+            # First, because etcd asks for the user at each request: an API server that is not seen to run any more, or
+            # cannot be ended, on a node that is out of reach, writes nothing after the keys were counted to be none.
+            await self._revoke(shared.keyspace, _etcd_user(control_plane.metadata.uid))
+            await self._runtime.delete(apiserver_name(control_plane.name))
+
+    async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
+        """Delete its keys if the policy is Destroy."""
+        if policy is DeletionPolicy.RETAIN or await self._was_never_made(control_plane):
+            return
+        shared = self._required()
+        with troubles("Deleting"):
+            deleted = await shared.keyspace.delete_prefix(_prefix(control_plane))
+        if deleted:
+            self._management.metrics.keys_deleted(deleted)
+            self._management.events.record(
+                control_plane, reason="DataDeleted", message=f"deleted {deleted} keys, none is left"
+            )
+
+    async def _was_never_made(self, control_plane: ControlPlane) -> bool:
+        """Without a shared etcd there never was one to make something in: keys come before anything else."""
+        if self._shared is not None or control_plane.status.endpoint is not None:
+            return False
+        return not await self._keys.exist(control_plane)
+
+    def _required(self) -> SharedEtcd:
+        if self._shared is None:
+            raise Trouble("Failed", _NO_ETCD)
+        return self._shared
+
+    async def _grant(self, keyspace: Keyspace, user: str, *, prefix: str) -> None:
+        if user in self._granted:
+            return
+        if not self._guarded:
+            await keyspace.ensure_authentication()
+            self._guarded = True
+        await keyspace.grant(user, prefix=prefix)
+        self._granted.add(user)
+
+    async def _revoke(self, keyspace: Keyspace, user: str) -> None:
+        self._granted.discard(user)
+        await keyspace.revoke(user)
+
+
+def _prefix(control_plane: ControlPlane) -> str:
+    # As written down before anything was made: the spec may have been edited a moment earlier.
+    return key_prefix(control_plane.status.cluster_path or control_plane.cluster_path)
+
+
+def _etcd_user(uid: str | None) -> str:
+    # By uid: a certificate of an earlier control plane of the same path must never be worth anything again.
+    return f"cp-{uid}"

@@ -1,0 +1,94 @@
+"""Reconciles ControlPlaneClass: says whether the class is valid, who uses it, and what is wrong with what it names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pydantic import ValidationError
+
+from kplane.api import ControlPlaneClass
+from kplane.controlplane_operator.addons.bundles import Bundles
+from kplane.controlplane_operator.classes.usage import named, unserved
+from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.controlplanes.partial import ClassAsWritten
+from kplane.controlplane_operator.controlplanes.policy import invalid_class
+from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.failures import Failures
+from kplane.controlplane_operator.status.writer import with_condition, with_supported
+from kplane.controlplane_operator.watch.cache import Key, Object
+from kplane.provider import Result
+from kplane.provider.logs import log_fields
+
+__all__ = ["ControlPlaneClassReconciler"]
+
+
+class ControlPlaneClassReconciler:
+    """Keeps the status of classes, and tells when one goes that is in use."""
+
+    def __init__(self, management: Management, *, bundles: Bundles) -> None:
+        self.failures: Final = Failures(
+            management, controller="controlplaneclass", store=management.stores.classes, written=ClassAsWritten
+        )
+        self._management = management
+        self._bundles = bundles
+        self._seen: dict[Key, ClassAsWritten] = {}
+
+    async def reconcile(self, key: Key) -> Result | None:
+        """Bring one class's status up to date."""
+        obj = self._management.stores.classes.get(key)
+        users = self._management.stores.control_planes.by("class", key[1])
+        with log_fields(object=f"ControlPlaneClass/{key[1]}"):
+            current = ClassAsWritten.of(obj) if obj is not None else None
+            self._tell_end(key, present=current, users=users)
+            if obj is None or current is None:
+                return None
+            self._seen[key] = current
+            await self._publish(current, obj=obj, users=users)
+            await self.failures.over(key)
+        return None
+
+    async def _publish(self, current: ClassAsWritten, *, obj: Object, users: Sequence[Object]) -> None:
+        supported: list[str] = []
+        trouble: Trouble | None = None
+        try:
+            chosen = ControlPlaneClass.model_validate(obj)
+        except ValidationError as error:
+            trouble = invalid_class(current.name, error)
+        else:
+            supported = unserved(chosen, users=users)
+            trouble = await self._addons_trouble(chosen.spec.addons)
+        conditions = with_condition(
+            current.status.conditions,
+            of=current,
+            status="True" if trouble is None else "False",
+            reason=trouble.reason if trouble is not None else "Valid",
+            message=trouble.message if trouble is not None else "control planes can use this class",
+        )
+        status = current.status.model_copy(
+            update={
+                "observed_generation": current.metadata.generation,
+                "control_planes": len(users),
+                "conditions": with_supported(conditions, of=current, missing=supported),
+            }
+        )
+        await self._management.status.write(self._management.stores.classes, current, status=status)
+
+    async def _addons_trouble(self, addons: list[str]) -> Trouble | None:
+        troubles = await self._bundles.problems(addons)
+        told = "; ".join(trouble.message for trouble in troubles)
+        return Trouble(troubles[0].reason, told) if troubles else None
+
+    def _tell_end(self, key: Key, *, present: ClassAsWritten | None, users: Sequence[Object]) -> None:
+        """Tell of a class that was deleted while control planes name it; each of them tells of it as well."""
+        gone = self._seen.pop(key, None)
+        if gone is None or (present is not None and present.metadata.uid == gone.metadata.uid):
+            return
+        if users:
+            self._management.events.record(
+                gone,
+                reason="DeletedInUse",
+                message=f"the class was deleted, and is named by {named(users)}; what it decided last stays in force"
+                " for them until it is created again, or they name another one",
+                warning=True,
+            )

@@ -1,0 +1,64 @@
+"""Who uses a class, and for which of them it cannot be acted on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from kplane.api import READY, AuthModel, ControlPlaneClass, ControlPlaneMode
+from kplane.controlplane_operator.watch.cache import Change, Object
+
+__all__ = ["ROLE_NOT_FOUND", "concerned_classes", "named", "unserved"]
+
+ROLE_NOT_FOUND: Final = "RoleNotFound"
+"""Reason of a control plane that lacks the ClusterRole which its class wants the administrator to have."""
+
+_NAMED_AT_MOST: Final = 5
+
+
+def unserved(chosen: ControlPlaneClass, *, users: Sequence[Object]) -> list[str]:
+    """Say, in sentences, what of a class cannot be acted on for some of the control planes that name it."""
+    told = []
+    adopted = [obj for obj in users if _is_adopted(obj)]
+    if chosen.spec.auth.model is AuthModel.X509 and adopted:
+        told.append(
+            f"auth.model x509 needs a client CA, and whoever runs the API server keeps that of {named(adopted)}; they"
+            " need a class of model token"
+        )
+    allowed = chosen.spec.modes_allowed
+    forbidden = [obj for obj in users if allowed and obj["spec"].get("mode", ControlPlaneMode.VIRTUAL) not in allowed]
+    if forbidden:
+        told.append(f"modesAllowed does not allow the mode of {named(forbidden)}; what runs of them goes on")
+    roleless = [obj for obj in users if _lacks_role(obj)]
+    if roleless:
+        told.append(
+            f"ClusterRole {chosen.spec.auth.default_role}, auth.defaultRole, does not exist in {named(roleless)}"
+        )
+    return told
+
+
+def named(control_planes: Sequence[Object]) -> str:
+    """Name control planes for people; of many, the first few."""
+    names = [obj["metadata"]["name"] for obj in control_planes]
+    more = f" and {len(names) - _NAMED_AT_MOST} more" if len(names) > _NAMED_AT_MOST else ""
+    return f"control plane{'s' if len(names) > 1 else ''} {', '.join(names[:_NAMED_AT_MOST])}{more}"
+
+
+def concerned_classes(change: Change) -> set[str]:
+    """Return the names of the classes whose status a change of a control plane concerns."""
+    before, after = (_use(obj) if obj is not None else set() for obj in (change.old, change.new))
+    return {name for name, _, _ in before ^ after}
+
+
+def _use(obj: Object) -> set[tuple[str, bool, bool]]:
+    name = (obj["spec"].get("classRef") or {}).get("name")
+    return {(name, _is_adopted(obj), _lacks_role(obj))} if name else set()
+
+
+def _is_adopted(obj: Object) -> bool:
+    return "endpointRef" in obj["spec"]
+
+
+def _lacks_role(obj: Object) -> bool:
+    conditions = obj.get("status", {}).get("conditions") or ()
+    return any(item["type"] == READY and item.get("reason") == ROLE_NOT_FOUND for item in conditions)

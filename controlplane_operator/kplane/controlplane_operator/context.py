@@ -1,0 +1,29 @@
+"""The management cluster as the reconcilers work with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kplane.controlplane_operator.metrics import Metrics
+from kplane.controlplane_operator.registrations.grants import Access
+from kplane.controlplane_operator.status.events import Events
+from kplane.controlplane_operator.status.writer import StatusWriter
+from kplane.controlplane_operator.watch.event_routing import Queues, Stores
+from kplane.provider import Client, Connections
+
+__all__ = ["Management"]
+
+
+@dataclass(frozen=True, slots=True)
+class Management:
+    """Client, caches, queues and writers, shared by all reconcilers of one operator."""
+
+    client: Client
+    stores: Stores
+    queues: Queues
+    status: StatusWriter
+    events: Events
+    access: Access
+    metrics: Metrics = field(default_factory=Metrics)
+    connections: Connections = field(default_factory=Connections)
+    """To control planes: many of them may be behind one address."""

@@ -1,0 +1,141 @@
+"""Address and kubeconfig of a control plane as one pair, also while it moves to another address.
+
+They are in several objects, which cannot be written in one step. So before the Secrets of a control plane that moves
+are written, its registrations stop naming the former address; they name the new one when Secrets and status have it. At
+no moment does a registration name an address with the credentials for another one, wherever the operator is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Final
+from weakref import WeakValueDictionary
+
+from kplane.api import ControlPlane, ControlPlaneRegistration, SecretReference
+from kplane.api.names import KUBECONFIG_KEY
+from kplane.controlplane_operator.controlplanes.partial import RegistrationAsWritten
+from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.registrations.resolution import Resolution
+from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.watch.cache import Change
+from kplane.controlplane_operator.watch.event_routing import Queues, Stores
+from kplane.provider import ClusterConfig, KubeconfigError
+
+__all__ = ["Pairs"]
+
+_FREED_SECONDS: Final = 10.0
+"""So long registrations may take to let go of the former address; it takes milliseconds."""
+
+
+class Pairs:
+    """Keeps writers of Secrets and writers of registrations from each other's way, a control plane each."""
+
+    def __init__(self, stores: Stores, *, queues: Queues) -> None:
+        self._stores = stores
+        self._queues = queues
+        self._moving: set[str] = set()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._changed = asyncio.Event()
+        stores.registrations.listen(self._registration_changed)
+
+    def resolving(self, name: str) -> asyncio.Lock:
+        """Return what a registration of this control plane is resolved and published within."""
+        return self._locks.setdefault(name, asyncio.Lock())
+
+    def check(self, registration: ControlPlaneRegistration, resolution: Resolution, *, of: ControlPlane) -> None:
+        """Raise Trouble (EndpointPending) where the control plane's address and its Secrets do not belong together now.
+
+        A registration with a Secret of its own choice is not concerned. One that names the pair already keeps it: what
+        somebody writes into a Secret is mended, and ends nothing that runs.
+        """
+        if resolution.kubeconfig_secret != of.status.kubeconfig_secret_ref:
+            return
+        if of.name in self._moving:
+            raise Trouble(
+                "EndpointPending", f"control plane {of.name} is moving to another address", waits_for_event=True
+            )
+        named = registration.status
+        if (
+            named.ready
+            and named.control_plane_uid == of.metadata.uid
+            and named.resolved_endpoint == resolution.endpoint
+        ):
+            return
+        secrets = (resolution.kubeconfig_secret, resolution.controllers_secret)
+        servers = {server for secret in secrets if secret is not None and (server := self._server(secret)) is not None}
+        if servers - {of.status.endpoint}:
+            raise Trouble(
+                "EndpointPending", f"the kubeconfig of control plane {of.name} is for the address that it moves to"
+            )
+
+    @contextlib.asynccontextmanager
+    async def moving(self, control_plane: ControlPlane, *, to: str) -> AsyncIterator[None]:
+        """Have Secrets and status of a control plane be written within, which is reached at `to` from then on.
+
+        Where that is another address than before, no registration names the former one within. Raises Trouble
+        (Provisioning) where one goes on to.
+        """
+        name = control_plane.name
+        if control_plane.status.endpoint in (None, to):
+            yield
+            return
+        self._moving.add(name)
+        try:
+            self._wake(name)
+            lock = await self._freed(control_plane)
+            try:
+                yield
+            finally:
+                self._moving.discard(name)
+                lock.release()
+        finally:
+            self._moving.discard(name)
+            self._wake(name)
+
+    async def _freed(self, control_plane: ControlPlane) -> asyncio.Lock:
+        """Return the lock, taken at a moment when no registration names the former address."""
+        lock = self.resolving(control_plane.name)
+        try:
+            async with asyncio.timeout(_FREED_SECONDS):
+                while True:
+                    async with contextlib.AsyncExitStack() as held:
+                        await lock.acquire()
+                        held.callback(lock.release)
+                        self._changed.clear()
+                        if not self._naming(control_plane):
+                            held.pop_all()
+                            return lock
+                    await self._changed.wait()
+        except TimeoutError:
+            raise Trouble(
+                "Provisioning",
+                "waiting until registrations no longer name the former address:"
+                f" {', '.join(self._naming(control_plane))}",
+            ) from None
+
+    def _naming(self, control_plane: ControlPlane) -> list[str]:
+        found = []
+        for obj in self._stores.registrations.by("control plane", control_plane.name):
+            registration = RegistrationAsWritten.of(obj)
+            status = registration.status
+            published = control_plane.status.kubeconfig_secret_ref
+            if status.ready and published is not None and status.resolved_kubeconfig_secret_ref == published:
+                found.append(registration.name)
+        return found
+
+    def _server(self, secret: SecretReference) -> str | None:
+        """Return the address that a published kubeconfig has; None where there is none to be read."""
+        known = self._stores.secrets.get((secret.namespace, secret.name))
+        try:
+            return ClusterConfig.from_kubeconfig(data_of(known)[KUBECONFIG_KEY]).server if known is not None else None
+        except (KeyError, KubeconfigError):
+            return None
+
+    def _wake(self, name: str) -> None:
+        for obj in self._stores.registrations.by("control plane", name):
+            self._queues.registrations.add(("", obj["metadata"]["name"]))
+
+    def _registration_changed(self, _: Change) -> None:
+        self._changed.set()

@@ -1,0 +1,201 @@
+"""Reconciles ControlPlaneEndpoint: publishes the addresses in force, and whether somebody answers there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from kplane.api import ConditionStatus, ControlPlane, ControlPlaneEndpoint, find_condition
+from kplane.api.names import CA_KEY, kubeconfig_secret_name, management_namespace
+from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.controlplanes.partial import EndpointAsWritten, as_recorded
+from kplane.controlplane_operator.endpoints.addresses import addresses_of, written_urls
+from kplane.controlplane_operator.endpoints.credentials import EndpointCredentials, check_trust
+from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.failures import Failures
+from kplane.controlplane_operator.status.writer import with_condition
+from kplane.controlplane_operator.tenant.client import tenant_client
+from kplane.controlplane_operator.watch.backoff import Backoff, jittered
+from kplane.controlplane_operator.watch.cache import Key
+from kplane.provider import (
+    ApiError,
+    ClusterConfig,
+    Connections,
+    Forbidden,
+    KubeconfigError,
+    Result,
+    Unauthorized,
+    Unreachable,
+)
+from kplane.provider.logs import log_fields
+
+__all__ = ["ControlPlaneEndpointReconciler"]
+
+_PROBE_SECONDS: Final = 5.0
+_PROMPT_SECONDS: Final = 0.5
+"""What answers within this gets its whole status in one write."""
+_PERIOD_SECONDS: Final = 60.0
+_FRESH_SECONDS: Final = 5.0
+"""So long an answer counts for who is woken again, by the status that was written because of it for one."""
+_URLS: Final = ("endpoint", "external_endpoint", "join_endpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a condition says."""
+
+    status: ConditionStatus
+    reason: str
+    message: str
+
+
+_USABLE: Final = _Told("True", "Reconciled", "usable as it is written")
+_ANSWERED: Final = _Told("True", "Answered", "/readyz answered")
+_PROBING: Final = _Told("Unknown", "Probing", "/readyz is asked for the first time")
+
+
+class ControlPlaneEndpointReconciler:
+    """Keeps the status of endpoints, and probes them again and again.
+
+    Condition Ready: the endpoint can be used as it is written. Condition Reachable: its API server answers.
+    """
+
+    def __init__(self, management: Management, *, default_credentials: ClusterConfig | None) -> None:
+        """`default_credentials` tell the CA of endpoints that name no Secret themselves."""
+        self.failures: Final = Failures(
+            management,
+            controller="controlplaneendpoint",
+            store=management.stores.endpoints,
+            written=EndpointAsWritten,
+        )
+        self._management = management
+        self._default = default_credentials
+        self._credentials = EndpointCredentials(management, default=default_credentials)
+        self._backoff: Backoff[Key] = Backoff(first_seconds=1.0)
+        self._answered: dict[Key, tuple[ClusterConfig, float]] = {}
+
+    async def reconcile(self, key: Key) -> Result | None:
+        """Publish the URLs of one endpoint and probe it."""
+        obj = self._management.stores.endpoints.get(key)
+        if obj is None:
+            self._backoff.forget(key)
+            self._answered.pop(key, None)
+            return None
+        with log_fields(object=f"ControlPlaneEndpoint/{key[1]}"):
+            endpoint = ControlPlaneEndpoint.model_validate(obj)
+            try:
+                target = await self._target(endpoint)
+            except Trouble as trouble:
+                self._management.metrics.troubled("controlplaneendpoint", reason=trouble.reason)
+                why = trouble.reason, trouble.message
+                await self._publish(endpoint, ready=_Told("False", *why), reachable=_Told("Unknown", *why))
+                return None if trouble.waits_for_event else Result(self._backoff.next(key))
+            found = _ANSWERED if self._is_fresh(key, target) else await self._probe(endpoint, target=target)
+            await self._publish(endpoint, ready=_USABLE, reachable=found)
+            await self.failures.over(key)
+            if found is not _ANSWERED:
+                self._answered.pop(key, None)
+                return Result(self._backoff.next(key, reason=found.reason))
+            self._backoff.forget(key)
+            return Result(jittered(_PERIOD_SECONDS))
+
+    def _is_fresh(self, key: Key, target: ClusterConfig) -> bool:
+        known, until = self._answered.get(key, (None, 0.0))
+        return known == target and time.monotonic() < until
+
+    async def _target(self, endpoint: ControlPlaneEndpoint) -> ClusterConfig:
+        """Return where to knock. Raises Trouble where the endpoint cannot be used as it is written.
+
+        Nobody is let in for a probe, so nothing is shown: of the credentials only the CA is used.
+        """
+        urls = written_urls(endpoint)
+        ca = await self._ca(endpoint, urls=urls)
+        try:
+            return ClusterConfig(server=self._address(endpoint, written=urls[0]), ca_data=ca)
+        except KubeconfigError as error:
+            raise Trouble("EndpointInvalid", str(error), waits_for_event=True) from error
+
+    def _address(self, endpoint: ControlPlaneEndpoint, *, written: str) -> str:
+        """Return the URL as it is used: below the path of a tenant there may be an answer, and none above."""
+        for obj in self._management.stores.control_planes.by("endpoint", endpoint.name):
+            try:
+                return addresses_of(endpoint, control_plane=as_recorded(obj)).internal
+            except Trouble:
+                continue
+        return written
+
+    async def _ca(self, endpoint: ControlPlaneEndpoint, *, urls: list[str]) -> bytes | None:
+        if endpoint.spec.credentials_secret_ref is not None:
+            credentials = await self._credentials.of(endpoint)
+            for url in urls:
+                check_trust(credentials, url=url)
+            return credentials.ca_data
+        owner = next(
+            (ref for ref in endpoint.metadata.owner_references if ref.kind == ControlPlane.resource.kind), None
+        )
+        if owner is not None:
+            key = management_namespace(owner.name), kubeconfig_secret_name(owner.name)
+            published = self._management.stores.secrets.get(key)
+            if published is None:
+                raise Trouble("EndpointPending", f"control plane {owner.name} has not published its CA yet")
+            return data_of(published).get(CA_KEY)
+        return self._default.ca_data if self._default is not None else None
+
+    async def _probe(self, endpoint: ControlPlaneEndpoint, *, target: ClusterConfig) -> _Told:
+        """Ask whether somebody answers; where that takes its time, the URLs are published meanwhile."""
+        async with asyncio.TaskGroup() as group:
+            probe = group.create_task(_ask(target, connections=self._management.connections))
+            await asyncio.wait([probe], timeout=_PROMPT_SECONDS)
+            if not probe.done():
+                await self._publish(endpoint, ready=_USABLE, reachable=_as_before(endpoint))
+        if probe.result() is _ANSWERED:
+            self._answered["", endpoint.name] = target, time.monotonic() + _FRESH_SECONDS
+        return probe.result()
+
+    async def _publish(self, endpoint: ControlPlaneEndpoint, *, ready: _Told, reachable: _Told) -> None:
+        obj = self._management.stores.endpoints.get(("", endpoint.name))
+        if obj is None or obj["metadata"].get("generation") != endpoint.metadata.generation:
+            return  # what was found is of another spec, which is looked at next
+        current = ControlPlaneEndpoint.model_validate(obj)
+        conditions = current.status.conditions
+        for kind, told in (("Reachable", reachable), ("Ready", ready)):
+            conditions = with_condition(
+                conditions, of=current, type=kind, status=told.status, reason=told.reason, message=told.message
+            )
+        # Only what the spec says: a URL of somebody else's in the status stays theirs, and one of ours goes with the
+        # spec's.
+        urls = {field: getattr(current.spec, field) for field in _URLS}
+        status = current.status.model_copy(
+            update={**urls, "observed_generation": current.metadata.generation, "conditions": conditions}
+        )
+        await self._management.status.write(
+            self._management.stores.endpoints,
+            current,
+            status=status,
+            yield_fields=("endpoint", "externalEndpoint", "joinEndpoint"),
+        )
+
+
+async def _ask(target: ClusterConfig, *, connections: Connections) -> _Told:
+    try:
+        async with tenant_client(target, timeout_seconds=_PROBE_SECONDS, connections=connections) as client:
+            await client.probe("/readyz")
+    except (Unauthorized, Forbidden):
+        return _ANSWERED
+    except Unreachable as error:
+        return _Told("False", error.reason, str(error))
+    except ApiError as error:
+        return _Told("False", "EndpointUnreachable", f"{target.server}/readyz answered {error.status}: {error.message}")
+    except KubeconfigError as error:
+        return _Told("False", "CertificateInvalid", str(error))
+    return _ANSWERED
+
+
+def _as_before(endpoint: ControlPlaneEndpoint) -> _Told:
+    known = find_condition(endpoint.status.conditions, "Reachable")
+    if known is None or known.observed_generation != endpoint.metadata.generation:
+        return _PROBING
+    return _Told(known.status, known.reason, known.message)

@@ -1,0 +1,21 @@
+"""The four kinds of ours as the API serves them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kplane.api import ControlPlane, ControlPlaneClass, ControlPlaneEndpoint, ControlPlaneRegistration
+from kplane.api.resource import ResourceInfo
+from kplane.provider import Resource
+
+__all__ = ["CONTROL_PLANES", "CONTROL_PLANE_CLASSES", "CONTROL_PLANE_ENDPOINTS", "CONTROL_PLANE_REGISTRATIONS"]
+
+
+def _served(info: ResourceInfo) -> Resource:
+    return Resource(info.api_version, info.kind, info.plural, namespaced=info.scope == "Namespaced")
+
+
+CONTROL_PLANES: Final = _served(ControlPlane.resource)
+CONTROL_PLANE_CLASSES: Final = _served(ControlPlaneClass.resource)
+CONTROL_PLANE_ENDPOINTS: Final = _served(ControlPlaneEndpoint.resource)
+CONTROL_PLANE_REGISTRATIONS: Final = _served(ControlPlaneRegistration.resource)

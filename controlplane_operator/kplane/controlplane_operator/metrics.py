@@ -1,0 +1,143 @@
+"""What the operator counts and measures, under controller-runtime's names where those exist."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from kplane.api import ControlPlane, ControlPlanePhase
+from kplane.controlplane_operator.watch.cache import Key, Store
+from kplane.provider import Result, WorkQueue
+
+__all__ = ["Metrics", "OnFailure", "Reconcile"]
+
+Reconcile = Callable[[Key], Awaitable[Result | None]]
+OnFailure = Callable[[Key, BaseException], Awaitable[None]]
+
+_BOOTSTRAP_BUCKETS: Final = (1, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 120, 300, 600)
+_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """The metrics of one operator, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._total = Counter(
+            "controller_runtime_reconcile_total",
+            "Reconciliations by controller and result: success, requeue_after or error",
+            ["controller", "result"],
+            registry=self.registry,
+        )
+        self._errors = Counter(
+            "controller_runtime_reconcile_errors_total",
+            "Reconciliations that failed or took too long",
+            ["controller"],
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "controller_runtime_reconcile_time_seconds",
+            "How long reconciliations took",
+            ["controller"],
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self._troubles = Counter(
+            "kplane_reconcile_troubles",
+            "Reconciliations that ended with something in the way, by the reason that the object's conditions say",
+            ["controller", "reason"],
+            registry=self.registry,
+        )
+        self._active = Gauge(
+            "controller_runtime_active_workers",
+            "Reconciliations going on now",
+            ["controller"],
+            registry=self.registry,
+        )
+
+        self._bootstrap = Histogram(
+            "kplane_bootstrap_seconds",
+            "How long control planes took from their creation until they were published for the first time",
+            buckets=_BOOTSTRAP_BUCKETS,
+            registry=self.registry,
+        )
+        self._deleted_keys = Counter(
+            "kplane_deleted_keys",
+            "Keys deleted from the shared etcd, of control planes that were destroyed",
+            registry=self.registry,
+        )
+
+    def published(self, control_plane: ControlPlane) -> None:
+        """Note that a control plane was published for the first time."""
+        created = control_plane.metadata.creation_timestamp
+        if created is not None:
+            self._bootstrap.observe(max(0.0, (datetime.now(UTC) - created).total_seconds()))
+
+    def keys_deleted(self, count: int) -> None:
+        """Note that so many keys of a control plane were deleted."""
+        self._deleted_keys.inc(count)
+
+    def troubled(self, controller: str, *, reason: str) -> None:
+        """Note that a reconciliation found something in the way; reasons are words of ours, of which there are few."""
+        self._troubles.labels(controller, reason).inc()
+
+    def failed(self, controller: str) -> None:
+        """Note that a reconciliation failed, or took too long: what is cancelled sees no difference to our end."""
+        self._total.labels(controller, "error").inc()
+        self._errors.labels(controller).inc()
+
+    def timed(self, controller: str, *, reconcile: Reconcile) -> Reconcile:
+        """Return the reconcile function, measured under the controller's name; `failed` counts its failures."""
+        active, seconds = self._active.labels(controller), self._seconds.labels(controller)
+        # Else there is no series before the first failure, and so no increase at that one.
+        self._errors.labels(controller)
+
+        async def measured(key: Key) -> Result | None:
+            started = time.perf_counter()
+            try:
+                with active.track_inprogress():
+                    result = await reconcile(key)
+            finally:
+                seconds.observe(time.perf_counter() - started)
+            self._total.labels(controller, "success" if result is None else "requeue_after").inc()
+            return result
+
+        return measured
+
+    def elected(self, lease: str, *, leading: Callable[[], bool]) -> None:
+        """Tell, whenever asked, whether this operator holds the Lease of that name."""
+        text = "Whether this one holds the Lease: 1, or 0"
+        gauge = Gauge("leader_election_master_status", text, ["name"], registry=self.registry)
+        gauge.labels(lease).set_function(leading)
+
+    def observe(self, *, control_planes: Store, queues: Mapping[str, WorkQueue[Key]]) -> None:
+        """Count, whenever asked, the control planes by phase and the keys that wait in each queue."""
+        self.registry.register(_Inventory(control_planes, queues))
+
+
+class _Inventory(Collector):
+    def __init__(self, control_planes: Store, queues: Mapping[str, WorkQueue[Key]]) -> None:
+        self._control_planes = control_planes
+        self._queues = queues
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        phases = Tally(obj.get("status", {}).get("phase") or "Pending" for obj in self._control_planes)
+        by_phase = GaugeMetricFamily("kplane_control_planes", "Control planes by phase", labels=["phase"])
+        for phase in ControlPlanePhase:
+            by_phase.add_metric([phase], phases[phase])
+        yield by_phase
+        depth = GaugeMetricFamily("workqueue_depth", "Keys that wait for a worker", labels=["name"])
+        for name, queue in self._queues.items():
+            depth.add_metric([name], len(queue))
+        yield depth

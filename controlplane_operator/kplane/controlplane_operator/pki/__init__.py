@@ -1,0 +1,1 @@
+"""Keys, certificates and kubeconfigs of control planes."""

@@ -1,0 +1,145 @@
+"""Issues the credentials that kubeconfigs carry, uses them again while they are good, and renews them in time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from kplane.api.names import GROUP, KUBECONFIG_KEY
+from kplane.controlplane_operator.errors import BootstrapFailed
+from kplane.controlplane_operator.pki.authorities import TenantAuthorities
+from kplane.controlplane_operator.pki.primitives import KeyPair, expiry, issue_client, issued_by, renewal_time
+from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.pki.token import signed_by
+from kplane.controlplane_operator.tenant.tokens import request_token
+from kplane.controlplane_operator.watch.cache import Object
+from kplane.provider import Client, ClusterConfig, KubeconfigError
+
+__all__ = [
+    "Identity",
+    "expires_at",
+    "issue_certificate",
+    "issue_token",
+    "issued_under",
+    "of_certificate",
+    "reusable",
+    "until_renewal",
+]
+
+_RENEW_AT: Final = f"{GROUP}/renew-at"
+_EXPIRES_AT: Final = f"{GROUP}/expires-at"
+_LIFETIME: Final = f"{GROUP}/lifetime"
+_CHECKSUM: Final = f"{GROUP}/checksum"
+_RENEWED_AFTER: Final = 2 / 3
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a kubeconfig authenticates with: a token or a client certificate, and when it is to be renewed."""
+
+    renew_at: datetime
+    expires_at: datetime
+    token: str | None = field(default=None, repr=False)
+    client: KeyPair | None = None
+    lifetime: timedelta | None = None
+    """What was asked for, which the API server need not have granted; None where nobody asks."""
+
+    def annotations(self) -> dict[str, str]:
+        """Return what the Secret of the kubeconfig notes about it; the checksum tells whether somebody edited it."""
+        noted = {_RENEW_AT: self.renew_at.isoformat(), _EXPIRES_AT: self.expires_at.isoformat()}
+        if self.lifetime is not None:
+            noted[_LIFETIME] = f"{self.lifetime.total_seconds():g}s"
+        return {**noted, _CHECKSUM: self._checksum(noted)}
+
+    def config(self, administrator: ClusterConfig) -> ClusterConfig:
+        """Return how this identity connects to where the administrator does."""
+        return ClusterConfig(
+            server=administrator.server,
+            ca_data=administrator.ca_data,
+            token=self.token,
+            client_certificate=self.client.certificate if self.client is not None else None,
+            client_key=self.client.key if self.client is not None else None,
+        )
+
+    def _checksum(self, noted: Mapping[str, str]) -> str:
+        pair = self.client or KeyPair(b"", b"")
+        parts = ((self.token or "").encode(), pair.certificate, pair.key, *(noted[name].encode() for name in noted))
+        return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+async def issue_token(client: Client, *, service_account: str, lifetime: timedelta) -> Identity:
+    """Ask the control plane for a token of one of our ServiceAccounts; the life that it grants counts.
+
+    Raises BootstrapFailed where the token has ended already by our clock: to renew it would never end.
+    """
+    asked = datetime.now(UTC)
+    token = await request_token(client, service_account=service_account, lifetime=lifetime)
+    life = token.expires_at - asked
+    if life <= timedelta():
+        raise BootstrapFailed(
+            f"the API server gave a token that ended at {token.expires_at.isoformat()}, and here it is"
+            f" {asked.isoformat(timespec='seconds')}; set the clocks of both machines right"
+        )
+    return Identity(asked + life * _RENEWED_AFTER, token.expires_at, token=token.value, lifetime=lifetime)
+
+
+def issue_certificate(authority: KeyPair, *, user: str, lifetime: timedelta) -> Identity:
+    """Issue a client certificate for a user of the control plane."""
+    return replace(of_certificate(issue_client(authority, user=user, lifetime=lifetime)), lifetime=lifetime)
+
+
+def of_certificate(client: KeyPair) -> Identity:
+    """Return the identity that a client certificate gives; whoever issued it says when it is due."""
+    return Identity(renewal_time(client.certificate), expiry(client.certificate), client=client)
+
+
+def reusable(secret: Object | None, *, by_certificate: bool, lifetime: timedelta) -> Identity | None:
+    """Return the identity in a published Secret, where it is as it was issued, of the wanted kind, not to be renewed.
+
+    One that was issued for another lifetime than the wanted one is not used again.
+    """
+    if secret is None:
+        return None
+    annotations = secret["metadata"].get("annotations") or {}
+    try:
+        config = ClusterConfig.from_kubeconfig(data_of(secret)[KUBECONFIG_KEY])
+        pair = None
+        if config.client_certificate is not None and config.client_key is not None:
+            pair = KeyPair(config.client_certificate, config.client_key)
+        identity = Identity(
+            datetime.fromisoformat(annotations[_RENEW_AT]),
+            datetime.fromisoformat(annotations[_EXPIRES_AT]),
+            token=config.token if pair is None else None,
+            client=pair,
+            lifetime=lifetime,
+        )
+        issued = all(annotations.get(name) == value for name, value in identity.annotations().items())
+        good = issued and datetime.now(UTC) < identity.renew_at and (pair is not None) is by_certificate
+    except (KeyError, ValueError, TypeError, KubeconfigError):
+        # Somebody edited it: what cannot be read is issued anew.
+        return None
+    return identity if good else None
+
+
+def expires_at(secret: Object) -> datetime | None:
+    """Return when the credentials in a published Secret end, with time zone; None where it does not say."""
+    try:
+        ends = datetime.fromisoformat(secret["metadata"]["annotations"][_EXPIRES_AT])
+    except (KeyError, ValueError, TypeError):
+        return None
+    return ends if ends.tzinfo is not None else None
+
+
+def until_renewal(*identities: Identity) -> float:
+    """Return the seconds until the first of them is to be renewed."""
+    return max(1.0, min((identity.renew_at - datetime.now(UTC)).total_seconds() for identity in identities))
+
+
+def issued_under(identity: Identity, *, authorities: TenantAuthorities) -> bool:
+    """Tell whether the keys that issue now issued it: others may be trusted still, and will not be for long."""
+    if identity.client is not None:
+        return issued_by(identity.client.certificate, authority=authorities.client)
+    return identity.token is not None and signed_by(identity.token, key=authorities.service_account_key)

@@ -1,0 +1,176 @@
+"""Reads Secrets of the management cluster, and writes those of control planes where they differ."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from kplane.api import ControlPlane
+from kplane.api.names import CONTROL_PLANE_LABEL, UID_ANNOTATION, label_value, management_namespace
+from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.controlplanes.namespaces import owner_of
+from kplane.controlplane_operator.watch.cache import Object
+from kplane.provider import SECRETS, Invalid, NotFound
+
+__all__ = [
+    "create_lasting_secret",
+    "data_of",
+    "delete_secret",
+    "find_secret",
+    "make_secret_last",
+    "replace_data",
+    "take_over_secret",
+    "write_secret",
+]
+
+
+async def find_secret(
+    management: Management, *, namespace: str, name: str, of: ControlPlane | None = None
+) -> Object | None:
+    """Return a Secret from what is watched, else from the API server; None where it does not exist.
+
+    With `of`, what is watched counts only where it belongs to that very control plane: its end may be seen late, and
+    nobody may get the keys of an earlier control plane of the same name.
+    """
+    for store in (management.stores.secrets, management.stores.allowed_secrets):
+        known = store.get((namespace, name))
+        if known is not None and (of is None or _owned(known, of)):
+            return known
+    try:
+        return await management.client.get(SECRETS, name, namespace=namespace)
+    except NotFound:
+        return None
+
+
+def data_of(secret: Object) -> dict[str, bytes]:
+    """Return the decoded data of a Secret, without entries that are not base64."""
+    decoded = {}
+    for name, value in (secret.get("data") or {}).items():
+        try:
+            decoded[name] = base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            continue
+    return decoded
+
+
+async def write_secret(
+    management: Management,
+    control_plane: ControlPlane,
+    *,
+    name: str,
+    data: Mapping[str, bytes],
+    annotations: Mapping[str, str] | None = None,
+) -> None:
+    """Have a Secret of the control plane's namespace carry exactly this; nothing is written where it does.
+
+    One that cannot be changed, because somebody made it immutable or of another type, is replaced.
+    """
+    body = _body(
+        control_plane,
+        name=name,
+        data=data,
+        metadata={"annotations": dict(annotations or {}), "ownerReferences": [owner_of(control_plane)]},
+    )
+    known = management.stores.secrets.get((management_namespace(control_plane.name), name))
+    if known is not None and _carries(known, body):
+        return
+    try:
+        written = await management.client.apply(SECRETS, body)
+    except Invalid:
+        await delete_secret(management, control_plane, name=name)
+        written = await management.client.apply(SECRETS, body)
+    management.stores.secrets.apply(written)
+
+
+async def create_lasting_secret(
+    management: Management, control_plane: ControlPlane, *, name: str, data: Mapping[str, bytes]
+) -> None:
+    """Create a Secret that goes with its namespace only, whatever becomes of the control plane.
+
+    Raises AlreadyExists, so that nothing is overwritten.
+    """
+    body = _body(control_plane, name=name, data=data, metadata=_lasting(control_plane))
+    management.stores.secrets.apply(await management.client.create(SECRETS, body))
+
+
+async def take_over_secret(management: Management, control_plane: ControlPlane, *, secret: Object) -> None:
+    """Have a lasting Secret of the control plane's namespace be its own; nothing is written where it is."""
+    if not _owned(secret, control_plane):
+        name = secret["metadata"]["name"]
+        body = {"metadata": _lasting(control_plane)}
+        management.stores.secrets.apply(
+            await management.client.patch(SECRETS, name, body, namespace=management_namespace(control_plane.name))
+        )
+
+
+async def make_secret_last(management: Management, control_plane: ControlPlane, *, name: str) -> None:
+    """Have a Secret that `write_secret` wrote, where it is there still, go with its namespace only."""
+    body = {"metadata": {"ownerReferences": None, **_lasting(control_plane)}}
+    with contextlib.suppress(NotFound):
+        management.stores.secrets.apply(
+            await management.client.patch(SECRETS, name, body, namespace=management_namespace(control_plane.name))
+        )
+
+
+async def replace_data(management: Management, secret: Object, *, data: Mapping[str, bytes]) -> None:
+    """Have a Secret carry this data and no other, in one write.
+
+    Raises Conflict where it was changed since it was read.
+    """
+    metadata = secret["metadata"]
+    encoded: dict[str, str | None] = dict.fromkeys(secret.get("data") or {})
+    encoded |= {key: base64.b64encode(value).decode() for key, value in data.items()}
+    body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "data": encoded}
+    management.stores.secrets.apply(
+        await management.client.patch(SECRETS, metadata["name"], body, namespace=metadata["namespace"])
+    )
+
+
+async def delete_secret(management: Management, control_plane: ControlPlane, *, name: str) -> None:
+    """Have no Secret of this name in the control plane's namespace."""
+    with contextlib.suppress(NotFound):
+        await management.client.delete(SECRETS, name, namespace=management_namespace(control_plane.name))
+
+
+def _body(control_plane: ControlPlane, *, name: str, data: Mapping[str, bytes], metadata: Mapping[str, Any]) -> Object:
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": management_namespace(control_plane.name),
+            "labels": {CONTROL_PLANE_LABEL: label_value(control_plane.name)},
+            **metadata,
+        },
+        "type": "Opaque",
+        "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
+    }
+
+
+def _lasting(control_plane: ControlPlane) -> dict[str, Any]:
+    # Not an ownerReference, by which garbage collection would take what the data cannot be read without.
+    return {"annotations": {UID_ANNOTATION: control_plane.metadata.uid}}
+
+
+def _owned(secret: Object, control_plane: ControlPlane) -> bool:
+    metadata, uid = secret["metadata"], control_plane.metadata.uid
+    owners = metadata.get("ownerReferences") or ()
+    return uid == (metadata.get("annotations") or {}).get(UID_ANNOTATION) or any(
+        owner.get("uid") == uid for owner in owners
+    )
+
+
+def _carries(known: Object, wanted: Object) -> bool:
+    metadata, data = known["metadata"], known.get("data") or {}
+    return (
+        all(data.get(key) == value for key, value in wanted["data"].items())
+        and all((metadata.get("labels") or {}).get(k) == v for k, v in wanted["metadata"]["labels"].items())
+        and all((metadata.get("annotations") or {}).get(k) == v for k, v in wanted["metadata"]["annotations"].items())
+        and _owners(wanted) <= _owners(known)
+        and "deletionTimestamp" not in metadata
+    )
+
+
+def _owners(secret: Object) -> set[str]:
+    return {owner["uid"] for owner in secret["metadata"].get("ownerReferences") or ()}

@@ -1,0 +1,305 @@
+"""Runs an mcm for each registration of mode Dedicated, in the namespace of the control plane that it serves.
+
+Between two mcm of one registration is what each says in `status.instance`: neither announces an instance while one of
+the other mode is there. So all that is done here is to have the dedicated one run while `status.mode` says so, and to
+have it ended, awaited, before another one runs elsewhere. When it ends it says that its instance has ended; where it
+could not, that is said here, because nothing is left of either.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from kplane.api import ConditionStatus, ControlPlane, RegistrationMode, find_condition
+from kplane.api.names import management_namespace
+from kplane.controlplane_operator.backends.mcm import MCM_PORTS, McmProgram, mcm_component
+from kplane.controlplane_operator.backends.names import mark_of, mcm_mark, mcm_name, place
+from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.controlplanes.partial import RegistrationAsWritten
+from kplane.controlplane_operator.errors import BootstrapFailed
+from kplane.controlplane_operator.pause import is_paused
+from kplane.controlplane_operator.registrations.grants import Account
+from kplane.controlplane_operator.registrations.identities import McmIdentities
+from kplane.controlplane_operator.status.errors import refusal
+from kplane.controlplane_operator.status.writer import DEDICATED_READY, MCM_WAITS
+from kplane.controlplane_operator.watch.backoff import jittered
+from kplane.controlplane_operator.watch.cache import Key, key_of
+from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.uid_tracker import Namesakes
+from kplane.provider import ClusterConfig, Conflict, Forbidden, Invalid, Result
+from kplane.provider.logs import log_fields
+from kplane.workloads import File, Phase, Runtime, WorkloadsError
+
+__all__ = ["DedicatedMcmReconciler", "DedicatedMcms", "account_of", "eldest_of"]
+
+_log: Final = logging.getLogger(__name__)
+
+_PERIOD_SECONDS: Final = 600.0
+_RETRY_SECONDS: Final = 5.0
+_TOKEN_FILE: Final = "token"  # noqa: S105 - a file's name
+_BEFORE_READY: Final = frozenset({Phase.ABSENT, Phase.STARTING})
+"""A cluster may be slow to tell of what was written a moment ago."""
+_ENDING: Final = "its mcm ends, and with it what that runs"
+
+
+def eldest_of(mark: str, *, stores: Stores) -> str | None:
+    """Return the uid of the registration whose mcm has this mark, the eldest of several; None: it is gone."""
+    found = [obj["metadata"] for obj in stores.registrations.by("mcm", mark)]
+    return min(((each.get("creationTimestamp", ""), each["uid"]) for each in found), default=("", None))[1]
+
+
+def account_of(component: str) -> Account:
+    """Return whom an mcm is: a ServiceAccount beside it, named as it is."""
+    placement = place(component)
+    return Account(placement.namespace, placement.name)
+
+
+class DedicatedMcms:
+    """The dedicated mcm that there are."""
+
+    def __init__(self, runtime: Runtime, *, identities: McmIdentities) -> None:
+        self._runtime = runtime
+        self._identities = identities
+
+    def of(self, uid: str) -> list[str]:
+        """Name the components with the mark of a registration: one, and more while it moves."""
+        mark = mcm_mark(uid)
+        return [name for name in self._runtime.names() if mark_of(name) == mark]
+
+    def at(self, control_plane: str) -> list[str]:
+        """Name all that are in the namespace of a control plane."""
+        namespace, names = management_namespace(control_plane), self._runtime.names()
+        return [name for name in names if mark_of(name) is not None and place(name).namespace == namespace]
+
+    async def end(self, component: str) -> None:
+        """End an mcm with its instance, and remove what it had. Raises WorkloadsError where it has not ended yet."""
+        await self._runtime.stop(component)
+        await self._identities.remove(account_of(component))
+        # Last, because the component is the record of the rest.
+        await self._runtime.delete(component)
+
+    async def vacate(self, control_plane: ControlPlane) -> None:
+        """End all that are in the namespace of a control plane. Raises WorkloadsError as `end` does."""
+        for component in self.at(control_plane.name):
+            await self.end(component)
+
+
+class DedicatedMcmReconciler:
+    """Keeps them running; what is in the way is in the registration's condition DedicatedReady."""
+
+    def __init__(
+        self,
+        management: Management,
+        *,
+        runtime: Runtime,
+        mcms: DedicatedMcms,
+        identities: McmIdentities,
+        program: McmProgram | None,
+        config: ClusterConfig | None,
+    ) -> None:
+        """`program` is None where the operator was not told how to run any.
+
+        `config` is the operator's own, where they are no pods: they reach the management cluster as it does, with
+        credentials of their own.
+        """
+        self._management = management
+        self._runtime = runtime
+        self._mcms = mcms
+        self._identities = identities
+        self._program = program
+        self._config = (
+            ClusterConfig(
+                server=config.server,
+                ca_data=config.ca_data,
+                tls_server_name=config.tls_server_name,
+                token_file=Path(_TOKEN_FILE),
+                proxy=config.proxy,
+            )
+            if config is not None
+            else None
+        )
+        self._namesakes = Namesakes()
+
+    async def reconcile(self, key: Key) -> Result | None:
+        """Bring the mcm of one registration in line, or end that of a deleted one."""
+        obj = self._management.stores.registrations.get(key)
+        uid = obj["metadata"]["uid"] if obj is not None else None
+        with log_fields(object=f"ControlPlaneRegistration/{key[1]}"):
+            if (former := self._namesakes.former(key, uid=uid)) is not None:
+                # Also where another one has its name already. Those that are not remembered are ended by Orphans.
+                try:
+                    if eldest_of(mcm_mark(former), stores=self._management.stores) is None:
+                        await self._end(self._mcms.of(former))
+                except WorkloadsError as error:
+                    _log.info("not ended yet, again in %g s: %s", _RETRY_SECONDS, error)
+                    return Result(jittered(_RETRY_SECONDS))
+                await self._identities.revoke(former)
+            self._namesakes.succeed(key, uid=uid)
+            if obj is None:
+                return None
+            return await self._keep(RegistrationAsWritten.of(obj))
+
+    def wake(self, component: str) -> None:
+        """Have those be looked at whom a change of an mcm concerns when its registration is gone.
+
+        Such are the name that its registration had, under which it is ended, and whoever is not served before that.
+        """
+        mark, stores, queues = mark_of(component), self._management.stores, self._management.queues
+        if mark is None or eldest_of(mark, stores=stores) is not None:
+            return
+        for key in self._namesakes.of(lambda uid: mcm_mark(uid) == mark):
+            queues.mcms.add(key)
+        for served in stores.control_planes.by("namespace", place(component).namespace):
+            for obj in stores.registrations.by("control plane", served["metadata"]["name"]):
+                queues.registrations.add(key_of(obj))
+
+    async def _keep(self, registration: RegistrationAsWritten) -> Result | None:
+        uid = registration.metadata.uid or ""
+        if eldest_of(mcm_mark(uid), stores=self._management.stores) != uid:
+            return None  # it is refused, and what has its mark is looked after by another one
+        present = self._mcms.of(uid)
+        if not present and not self._is_concerned(registration):
+            return None
+        try:
+            if is_paused(registration):
+                # It stays as it is: only a token that it has from here would not last.
+                return await self._run(registration, present[0]) if present and self._config is not None else None
+            component = self._component(registration, present=present)
+            ending = [each for each in present if each != component]
+            if ending and not await self._has_ended(registration, ending):
+                return Result(jittered(_RETRY_SECONDS))
+            if component is None:
+                await self._leave(registration)
+            return await self._run(registration, component) if component is not None else None
+        except Conflict:
+            _log.info("changed meanwhile, again in %g s", _RETRY_SECONDS)
+        except (WorkloadsError, BootstrapFailed) as error:
+            await self._tell(registration, "False", "McmFailed", str(error))
+        except (Forbidden, Invalid) as error:
+            trouble = refusal(error)
+            await self._tell(registration, "False", trouble.reason, trouble.message)
+        return Result(jittered(_RETRY_SECONDS))
+
+    async def _has_ended(self, registration: RegistrationAsWritten, ending: Sequence[str]) -> bool:
+        """End mcm; returns whether they have ended. One that takes its time is nothing out of the ordinary."""
+        known = find_condition(registration.conditions, DEDICATED_READY)
+        if known is None or known.reason != "McmEnding":
+            await self._tell(registration, "False", "McmEnding", _ENDING)
+        try:
+            await self._end(ending)
+        except WorkloadsError as error:
+            await self._tell(registration, "False", "McmEnding", f"{_ENDING}; {error}")
+            return False
+        return True
+
+    async def _leave(self, registration: RegistrationAsWritten) -> None:
+        """Have nothing be left of a registration's mcm, which has ended: no turn, no rights, no word."""
+        management, latest = self._management, self._latest(registration)
+        if _has_instance(latest, mode=RegistrationMode.DEDICATED):
+            await management.status.end_instance(management.stores.registrations, latest)
+        await self._identities.revoke(registration.metadata.uid or "")
+        await management.status.drop_apart(
+            management.stores.registrations, self._latest(registration), type=DEDICATED_READY
+        )
+
+    def _is_concerned(self, registration: RegistrationAsWritten) -> bool:
+        """Tell whether it is to have an mcm of its own, or whether something is left of one that has ended."""
+        return (
+            registration.status.mode is RegistrationMode.DEDICATED
+            or _has_instance(registration, mode=RegistrationMode.DEDICATED)
+            or find_condition(registration.conditions, DEDICATED_READY) is not None
+            or registration.metadata.uid in self._identities.holders()
+        )
+
+    def _component(self, registration: RegistrationAsWritten, *, present: Sequence[str]) -> str | None:
+        """Name the component that is to run; None: no mcm has anything to do here, or there is no place for one."""
+        wanted = registration.status.mode is RegistrationMode.DEDICATED and not registration.deleting
+        if not wanted or self._program is None:
+            return None
+        return self._home(registration) or next((each for each in present if self._stays(each)), None)
+
+    def _home(self, registration: RegistrationAsWritten) -> str | None:
+        if not registration.status.ready:
+            return None
+        served = self._management.stores.control_planes.by("uid", registration.status.control_plane_uid or "")
+        names = [obj["metadata"]["name"] for obj in served if "deletionTimestamp" not in obj["metadata"]]
+        return mcm_name(names[0], uid=registration.metadata.uid or "") if names else None
+
+    def _stays(self, component: str) -> bool:
+        """Tell whether the control plane that an mcm is at stays, so that its registration may be ready soon again."""
+        found = self._management.stores.control_planes.by("namespace", place(component).namespace)
+        return any("deletionTimestamp" not in obj["metadata"] for obj in found)
+
+    async def _run(self, registration: RegistrationAsWritten, component: str) -> Result | None:
+        if self._program is None:
+            return None  # it is paused, and was started by an operator that had a program
+        if find_condition(registration.conditions, DEDICATED_READY) is None:
+            await self._tell(registration, "False", "McmStarting", "its mcm is about to be started")
+        # First, so that it is known from then on that there is something to remove.
+        address = await self._runtime.reserve(component, ports=MCM_PORTS)
+        account = account_of(component)
+        await self._identities.ensure(registration, account=account)
+        await self._runtime.apply(
+            mcm_component(
+                component,
+                registration=registration.name,
+                program=self._program,
+                address=address,
+                service_account=account.name,
+                files=await self._files(account),
+            )
+        )
+        state = self._runtime.state(component)
+        if state.phase is Phase.READY and _has_instance(registration, mode=RegistrationMode.SHARED):
+            said = "its mcm runs, and waits until the one of many registrations says that its instance has ended"
+            await self._tell(registration, "False", "WaitingForShared", said)
+        elif state.phase is Phase.READY:
+            await self._tell(registration, "True", "McmRunning", f"its mcm runs in namespace {account.namespace}")
+        else:
+            starts = state.phase in _BEFORE_READY and not state.unobtainable
+            said = f"its mcm is {state.phase}" + (f": {state.message}" if state.message else "")
+            await self._tell(registration, "False", "McmStarting" if starts else "McmFailed", said)
+        renewal = self._identities.renewed_in(account) if self._config is not None else _PERIOD_SECONDS
+        return Result(jittered(max(_RETRY_SECONDS, min(_PERIOD_SECONDS, renewal))))
+
+    async def _files(self, account: Account) -> dict[str, File]:
+        """Return how it gets in where no pod's ServiceAccount lets it; the token is read again when it is renewed."""
+        if self._config is None:
+            return {}
+        token = await self._identities.token(account)
+        kubeconfig = json.dumps(self._config.to_kubeconfig()).encode()
+        return {"kubeconfig": File(kubeconfig), _TOKEN_FILE: File(token.encode(), reloaded=True)}
+
+    async def _end(self, components: Sequence[str]) -> None:
+        for component in components:
+            await self._mcms.end(component)
+
+    async def _tell(
+        self, registration: RegistrationAsWritten, status: ConditionStatus, reason: str, message: str
+    ) -> None:
+        if status == "False" and reason not in MCM_WAITS:
+            self._management.metrics.troubled("dedicatedmcm", reason=reason)
+        await self._management.status.write_apart(
+            self._management.stores.registrations,
+            self._latest(registration),
+            type=DEDICATED_READY,
+            status=status,
+            reason=reason,
+            message=message,
+        )
+
+    def _latest(self, registration: RegistrationAsWritten) -> RegistrationAsWritten:
+        """Return it with what was said of it meanwhile, so that nothing is said twice."""
+        obj = self._management.stores.registrations.get(("", registration.name))
+        if obj is None or obj["metadata"]["uid"] != registration.metadata.uid:
+            return registration
+        return RegistrationAsWritten.of(obj)
+
+
+def _has_instance(registration: RegistrationAsWritten, *, mode: RegistrationMode) -> bool:
+    instance = registration.status.instance
+    return instance is not None and (instance.mode or RegistrationMode.SHARED) is mode

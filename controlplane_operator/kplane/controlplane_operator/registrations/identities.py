@@ -1,0 +1,175 @@
+"""Who a dedicated mcm is in the management cluster, and what it may do there: follow one registration, and tell of it.
+
+The Secret that the registration resolves to is granted by `Access`, as to the shared mcm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from kplane.api import ResourceModel
+from kplane.api.names import GROUP, REGISTRATION_LABEL, label_value
+from kplane.controlplane_operator.registrations.grants import Account, owned_by
+from kplane.controlplane_operator.tenant.tokens import Token, request_token
+from kplane.provider import (
+    CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
+    ROLE_BINDINGS,
+    ROLES,
+    SERVICE_ACCOUNTS,
+    Client,
+    NotFound,
+    Resource,
+)
+
+__all__ = ["McmIdentities"]
+
+_UID_LABEL: Final = f"{GROUP}/dedicated-uid"
+_RBAC: Final = "rbac.authorization.k8s.io"
+_EVENTS_NAMESPACE: Final = "default"
+"""Events of cluster-scoped objects are there."""
+_VERIFIED_SECONDS: Final = 600.0
+"""So long what was written is taken to be there."""
+_TOKEN_LIFETIME: Final = timedelta(hours=24)
+_RENEWED_AFTER: Final = 2 / 3
+
+
+class McmIdentities:
+    """Makes ServiceAccounts of dedicated mcm with their rights, which go by the uid of the registration.
+
+    Call `load` before anything else. Rights end with their registration in any case, by its ownerReference.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._holders: set[str] = set()
+        self._changed: set[str] = set()
+        """Whose rights were changed since the last `load` began."""
+        self._written: dict[str, tuple[Account, float]] = {}
+        self._tokens: dict[Account, tuple[Token, datetime]] = {}
+        """With the time when each is to be renewed."""
+        self._uids: dict[Account, str] = {}
+
+    async def load(self) -> None:
+        """Read who has rights."""
+        self._changed.clear()
+        roles = await self._client.list(CLUSTER_ROLES, label_selector=_UID_LABEL)
+        listed = {item["metadata"]["labels"][_UID_LABEL] for item in roles.items}
+        # What was changed while the list was on its way is known better here than in it.
+        self._holders = (listed - self._changed) | (self._holders & self._changed)
+
+    def holders(self) -> set[str]:
+        """Return the uids of the registrations whose mcm has rights."""
+        return set(self._holders)
+
+    async def ensure(self, registration: ResourceModel, *, account: Account) -> None:
+        """Have the ServiceAccount be there, and be the one that may follow the registration."""
+        uid, now = registration.metadata.uid or "", time.monotonic()
+        written, until = self._written.get(uid, (None, 0.0))
+        if written == account and now < until:
+            return
+        labels = {REGISTRATION_LABEL: label_value(registration.name)}
+        # First, because a `remove` may go on meanwhile, and what that takes away is to be written again.
+        self._written[uid] = account, now + _VERIFIED_SECONDS
+        try:
+            await self._ensure_account(account, labels=labels)
+            await self._ensure_rights(registration, labels=labels, account=account)
+        except BaseException:
+            self._written.pop(uid, None)
+            raise
+
+    async def _ensure_rights(self, registration: ResourceModel, *, labels: dict[str, str], account: Account) -> None:
+        uid = registration.metadata.uid or ""
+        try:
+            for resource, body in _rights(registration, labels=labels, account=account):
+                await self._client.apply(resource, body)
+        finally:
+            # Also where the answer to a write was not heard; and not before, when a `load` may go on meanwhile.
+            self._holders.add(uid)
+            self._changed.add(uid)
+
+    async def _ensure_account(self, account: Account, *, labels: dict[str, str]) -> None:
+        body = {"metadata": {**account._asdict(), "labels": labels}, "automountServiceAccountToken": False}
+        uid = (await self._client.apply(SERVICE_ACCOUNTS, body))["metadata"]["uid"]
+        if self._uids.get(account) != uid:
+            # Tokens of one that somebody deleted are worthless.
+            self._tokens.pop(account, None)
+        self._uids[account] = uid
+
+    async def token(self, account: Account) -> str:
+        """Return a token of the ServiceAccount that is good for hours. Raises BootstrapFailed where none is given."""
+        now = datetime.now(UTC)
+        known = self._tokens.get(account)
+        if known is None or now >= known[1]:
+            token = await request_token(
+                self._client, service_account=account.name, lifetime=_TOKEN_LIFETIME, namespace=account.namespace
+            )
+            known = self._tokens[account] = token, now + (token.expires_at - now) * _RENEWED_AFTER
+        return known[0].value
+
+    def renewed_in(self, account: Account) -> float:
+        """Return in how many seconds the last `token` of the ServiceAccount is to be renewed; 0: it was removed."""
+        known = self._tokens.get(account)
+        return (known[1] - datetime.now(UTC)).total_seconds() if known is not None else 0.0
+
+    async def revoke(self, uid: str) -> None:
+        """Take the rights of the mcm of the registration with this uid back, where it has any."""
+        if uid not in self._holders:
+            return
+        self._written.pop(uid, None)
+        name = _name(uid)
+        for resource, namespace in (
+            (CLUSTER_ROLE_BINDINGS, None),
+            (ROLE_BINDINGS, _EVENTS_NAMESPACE),
+            (ROLES, _EVENTS_NAMESPACE),
+            (CLUSTER_ROLES, None),
+        ):
+            with contextlib.suppress(NotFound):
+                await self._client.delete(resource, name, namespace=namespace)
+        self._holders.discard(uid)
+        self._changed.add(uid)
+
+    async def remove(self, account: Account) -> None:
+        """Have there be no such ServiceAccount; the tokens of one that was there are worthless."""
+        self._tokens.pop(account, None)
+        self._uids.pop(account, None)
+        self._written = {uid: known for uid, known in self._written.items() if known[0] != account}
+        with contextlib.suppress(NotFound):
+            await self._client.delete(SERVICE_ACCOUNTS, account.name, namespace=account.namespace)
+
+
+def _rights(
+    registration: ResourceModel, *, labels: dict[str, str], account: Account
+) -> Iterator[tuple[Resource, dict[str, Any]]]:
+    """Describe what gives an mcm its rights, in the order in which it is made."""
+    uid = registration.metadata.uid or ""
+    metadata = {
+        "name": _name(uid),
+        "labels": {**labels, _UID_LABEL: uid},
+        "ownerReferences": [owned_by(registration)],
+    }
+    named = {"apiGroups": [GROUP], "resourceNames": [registration.name]}
+    rules = [
+        {**named, "resources": ["controlplaneregistrations"], "verbs": ["get", "list", "watch"]},
+        {**named, "resources": ["controlplaneregistrations/status"], "verbs": ["patch"]},
+    ]
+    yield CLUSTER_ROLES, {"metadata": metadata, "rules": rules}
+    yield CLUSTER_ROLE_BINDINGS, _binding(metadata, kind="ClusterRole", account=account)
+    events = {**metadata, "namespace": _EVENTS_NAMESPACE}
+    rules = [{"apiGroups": [""], "resources": ["events"], "verbs": ["get", "create", "patch"]}]
+    yield ROLES, {"metadata": events, "rules": rules}
+    yield ROLE_BINDINGS, _binding(events, kind="Role", account=account)
+
+
+def _binding(metadata: dict[str, Any], *, kind: str, account: Account) -> dict[str, Any]:
+    role = {"apiGroup": _RBAC, "kind": kind, "name": metadata["name"]}
+    return {"metadata": metadata, "roleRef": role, "subjects": [account.subject()]}
+
+
+def _name(uid: str) -> str:
+    return f"kplane-registration-{hashlib.sha256(uid.encode()).hexdigest()[:16]}"

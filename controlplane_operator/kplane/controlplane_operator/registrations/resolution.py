@@ -1,0 +1,136 @@
+"""What a registration resolves to, decided from what it names; pure, so that every order of creation is easy to try."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from kplane.api import ControlPlane, ControlPlaneEndpoint, ControlPlaneRegistration, SecretReference
+from kplane.api.names import (
+    ALLOW_REGISTRATION_LABEL,
+    controllers_secret_name,
+    kubeconfig_secret_name,
+    management_namespace,
+)
+from kplane.controlplane_operator.endpoints.addresses import addresses_of
+from kplane.controlplane_operator.pause import is_paused
+from kplane.controlplane_operator.status.errors import Trouble
+
+__all__ = ["Resolution", "SecretStanding", "is_published", "resolve", "secret_wanted"]
+
+
+class SecretStanding(Enum):
+    """Whether a registration may use a Secret."""
+
+    USABLE = auto()
+    ABSENT = auto()
+    NOT_ALLOWED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """Endpoint and Secrets of a registration, which belong together."""
+
+    endpoint: str
+    kubeconfig_secret: SecretReference
+    controllers_secret: SecretReference | None
+    control_plane_uid: str
+    version: str | None
+
+
+def secret_wanted(
+    registration: ControlPlaneRegistration, *, control_plane: ControlPlane | None
+) -> SecretReference | None:
+    """Return the Secret that the registration would use: its own choice, else the control plane's."""
+    published = control_plane.status.kubeconfig_secret_ref if control_plane is not None else None
+    return registration.spec.kubeconfig_secret_ref or published
+
+
+def is_published(secret: SecretReference, *, control_plane: ControlPlane) -> bool:
+    """Tell whether a Secret is one that kplane makes for whoever works with the control plane; its keys are not."""
+    return secret.namespace == management_namespace(control_plane.name) and secret.name in _published(control_plane)
+
+
+def _published(control_plane: ControlPlane) -> tuple[str, str]:
+    return kubeconfig_secret_name(control_plane.name), controllers_secret_name(control_plane.name)
+
+
+def resolve(
+    registration: ControlPlaneRegistration,
+    *,
+    control_plane: ControlPlane | None,
+    endpoint: ControlPlaneEndpoint | None,
+    standing: SecretStanding,
+) -> Resolution:
+    """Resolve a registration.
+
+    `endpoint` is the object that spec.endpointRef names, `standing` that of the Secret which `secret_wanted` returned.
+    Raises Trouble with the reason: ControlPlaneNotFound, ControlPlaneNotReady, EndpointPending, EndpointInvalid,
+    KubeconfigPending, SecretNotFound or SecretNotAllowed.
+    """
+    name = registration.spec.control_plane_ref.name
+    if registration.deleting:
+        raise Trouble("Deleting", "the registration is being deleted", waits_for_event=True)
+    if control_plane is None:
+        raise Trouble("ControlPlaneNotFound", f"control plane {name} does not exist", waits_for_event=True)
+    if control_plane.deleting and not is_paused(control_plane):
+        raise Trouble("ControlPlaneNotReady", f"control plane {name} is being deleted", waits_for_event=True)
+    url = _endpoint(registration, control_plane=control_plane, endpoint=endpoint)
+    secret = secret_wanted(registration, control_plane=control_plane)
+    if secret is None:
+        raise Trouble(
+            "KubeconfigPending", f"control plane {name} has not published a kubeconfig yet", waits_for_event=True
+        )
+    published = control_plane.status
+    if published.kubeconfig_secret_ref is None:
+        raise Trouble("ControlPlaneNotReady", f"control plane {name} has not been ready yet", waits_for_event=True)
+    _check_standing(secret, standing=standing, control_plane=control_plane)
+    own = secret == published.kubeconfig_secret_ref
+    return Resolution(
+        endpoint=url,
+        kubeconfig_secret=secret,
+        controllers_secret=published.controllers_secret_ref if own else None,
+        control_plane_uid=control_plane.metadata.uid or "",
+        version=published.version,
+    )
+
+
+def _endpoint(
+    registration: ControlPlaneRegistration, *, control_plane: ControlPlane, endpoint: ControlPlaneEndpoint | None
+) -> str:
+    reference = registration.spec.endpoint_ref
+    own = control_plane.spec.endpoint_ref.name if control_plane.spec.endpoint_ref is not None else control_plane.name
+    # By its own endpoint it is reached at what it published: a changed one counts when the Secrets are for it as well.
+    if reference is not None and (reference.name != own or control_plane.status.endpoint is None):
+        if endpoint is None:
+            raise Trouble(
+                "EndpointPending",
+                f"ControlPlaneEndpoint {reference.name}, named by spec.endpointRef, does not exist",
+                waits_for_event=True,
+            )
+        return addresses_of(endpoint, control_plane=control_plane).internal
+    if control_plane.status.endpoint is not None:
+        return control_plane.status.endpoint
+    ready = next((condition for condition in control_plane.status.conditions if condition.type == "Ready"), None)
+    if ready is None or ready.reason == "EndpointPending":
+        raise Trouble(
+            "EndpointPending", f"control plane {control_plane.name} has no endpoint yet", waits_for_event=True
+        )
+    raise Trouble(
+        "ControlPlaneNotReady",
+        f"control plane {control_plane.name} has not been ready yet: {ready.message or ready.reason}",
+        waits_for_event=True,
+    )
+
+
+def _check_standing(secret: SecretReference, *, standing: SecretStanding, control_plane: ControlPlane) -> None:
+    if standing is SecretStanding.ABSENT:
+        raise Trouble("SecretNotFound", f"Secret {secret.namespace}/{secret.name} does not exist")
+    if standing is SecretStanding.NOT_ALLOWED:
+        raise Trouble(
+            "SecretNotAllowed",
+            f"Secret {secret.namespace}/{secret.name} is not one that is published for control plane"
+            f" {control_plane.name}; name {' or '.join(_published(control_plane))} of namespace"
+            f" {management_namespace(control_plane.name)}, leave spec.kubeconfigSecretRef out, or, to let registrations"
+            f' use that Secret, label it {ALLOW_REGISTRATION_LABEL}="true"',
+        )

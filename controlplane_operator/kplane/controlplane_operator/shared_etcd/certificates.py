@@ -1,0 +1,68 @@
+"""The certificates of the shared etcd, as the Secrets carry them: entries `<name>.crt` and `<name>.key`."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import Final
+
+from kplane.controlplane_operator.errors import CredentialsInvalid
+from kplane.controlplane_operator.pki.entries import entries, kept, read_pair
+from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
+
+__all__ = ["authority_of", "create_credentials", "renew_credentials", "renew_server", "server_hosts"]
+
+_ROOT: Final = "root"
+"""etcd's administrator: clients and members of etcd are known by the CN of their certificate."""
+
+_MEMBERS: Final = 3
+"""As many as the chart runs at most; a certificate may name members that do not exist."""
+
+
+def server_hosts(service: str, *, namespace: str) -> tuple[str, ...]:
+    """Return the names that members are reached under: through the Service, by each other, and from within."""
+    members = (f"{service}-{number}.{service}-peers.{namespace}.svc" for number in range(_MEMBERS))
+    return ("localhost", "127.0.0.1", f"{service}.{namespace}.svc", *members)
+
+
+def create_credentials(name: str) -> dict[str, bytes]:
+    """Create an authority of that name, and the client certificate of etcd's administrator."""
+    authority = create_authority(name[:64])  # RFC 5280, appendix A: a common name has 64 characters at most
+    return entries("ca", authority) | entries("client", issue_client(authority, user=_ROOT))
+
+
+def renew_credentials(known: Mapping[str, bytes], *, now: dt.datetime) -> dict[str, bytes]:
+    """Return the same authority, and the same client certificate unless it is due or worth nothing.
+
+    Raises CredentialsInvalid where the authority is damaged, since everything hangs on it.
+    """
+    authority = authority_of(known)
+    client = _kept(known, "client", authority=authority, hosts=(), now=now) or issue_client(authority, user=_ROOT)
+    return entries("ca", authority) | entries("client", client)
+
+
+def renew_server(
+    known: Mapping[str, bytes], *, authority: KeyPair, hosts: tuple[str, ...], now: dt.datetime
+) -> dict[str, bytes]:
+    """Return the authority's certificate, and the same certificate of the members unless it is due or worth nothing.
+
+    Members show it to each other as clients too.
+    """
+    server = _kept(known, "server", authority=authority, hosts=hosts, now=now) or issue_serving(
+        authority, common_name=_ROOT, hosts=hosts, client=True
+    )
+    return {"ca.crt": authority.certificate, **entries("server", server)}
+
+
+def authority_of(credentials: Mapping[str, bytes]) -> KeyPair:
+    """Return the authority. Raises CredentialsInvalid where it is missing or damaged."""
+    return read_pair(credentials, "ca")
+
+
+def _kept(
+    known: Mapping[str, bytes], name: str, *, authority: KeyPair, hosts: tuple[str, ...], now: dt.datetime
+) -> KeyPair | None:
+    try:
+        return kept(read_pair(known, name), authority, now=now, hosts=hosts, user=_ROOT)
+    except CredentialsInvalid:
+        return None

@@ -1,0 +1,138 @@
+"""Tells, in an object's conditions, why looking at it ended without a word of its reconciler: what lasts is told.
+
+The management cluster refuses something, by a quota or by somebody's admission policy; the time was up; the object is
+not understood; or the operator has a fault. What is published stays while it is good, and condition Maintained says
+that nobody keeps it up.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from kplane.api import READY
+from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.controlplanes.partial import SPEC_INVALID, AsWritten, misunderstood
+from kplane.controlplane_operator.metrics import Reconcile
+from kplane.controlplane_operator.status.errors import Trouble, refusal
+from kplane.controlplane_operator.status.writer import MAINTAINED, with_condition
+from kplane.controlplane_operator.watch.cache import Key, Object, Store
+from kplane.provider import Conflict, Expired, LeaseLost, ProviderError, Result, TooManyRequests, Unreachable
+
+__all__ = ["Failures"]
+
+_log: Final = logging.getLogger(__name__)
+
+_LASTS_SECONDS: Final = 3.0
+"""What fails for less than this only the log tells: a lost connection, or an etcd that elects its leader."""
+
+_OF_THE_MOMENT: Final = (Conflict, Expired, LeaseLost, TooManyRequests, Unreachable)
+"""The next try is better, or there is nobody to write a status to."""
+
+
+class Failures:
+    """Tells the failures of one reconciler."""
+
+    def __init__(self, management: Management, *, controller: str, store: Store, written: type[AsWritten]) -> None:
+        """`store` has the reconciler's objects, and `written` is how those are read that are not understood."""
+        self.kind: Final = store.resource.kind
+        self._management = management
+        self._controller = controller
+        self._store = store
+        self._written = written
+        self._since: dict[Key, float] = {}
+
+    def guarded(self, reconcile: Reconcile) -> Reconcile:
+        """Return the reconcile function, which does not fail for an object that is not understood, but says so."""
+
+        async def attempt(key: Key) -> Result | None:
+            try:
+                result = await reconcile(key)
+            except ValidationError:
+                obj = self._store.get(key)
+                trouble = misunderstood(self._written.kind, obj) if obj is not None else None
+                if trouble is None:
+                    raise
+                await self._tell(key, trouble)
+                result = None
+            else:
+                await self._understood(key)
+            self._since.pop(key, None)
+            return result
+
+        return attempt
+
+    async def failed(self, key: Key, error: BaseException) -> None:
+        """Count a failure, and tell it where it lasts."""
+        self._management.metrics.failed(self._controller)
+        trouble = self._lasting(key, error)
+        if trouble is None:
+            return
+        try:
+            await self._tell(key, trouble)
+        except ProviderError as refused:
+            _log.warning("cannot tell in the status of %s what fails: %s", key[1], refused)
+
+    async def over(self, key: Key) -> None:
+        """The reconciler got through: what is published is kept up."""
+        obj = self._store.get(key)
+        if obj is not None and _reason(obj) is not None:
+            await self._drop(obj)
+
+    async def _understood(self, key: Key) -> None:
+        obj = self._store.get(key)
+        if obj is not None and _reason(obj) == SPEC_INVALID:
+            await self._drop(obj)
+
+    async def _drop(self, obj: Object) -> None:
+        current = self._written.of(obj)
+        conditions = [each for each in current.conditions if each.type != MAINTAINED]
+        await self._write(current, conditions=conditions, **current.own(obj.get("spec") or {}))
+
+    def _lasting(self, key: Key, error: BaseException) -> Trouble | None:
+        """Say what fails; None where it may pass by itself at once."""
+        now = time.monotonic()
+        since = self._since.setdefault(key, now)
+        if isinstance(error, TimeoutError):
+            told = str(error) or "an answer took too long"
+            return Trouble("TimedOut", f"one attempt was given up: {told}; it is tried again")
+        if isinstance(error, _OF_THE_MOMENT) or now - since < _LASTS_SECONDS:
+            return None
+        if isinstance(error, ProviderError):
+            return refusal(error)
+        # Not what the error says: that may be anything.
+        return Trouble("InternalError", f"the operator failed by {type(error).__name__}; its log says where: report it")
+
+    async def _tell(self, key: Key, trouble: Trouble) -> None:
+        """Say it in Maintained where something good is published, and in Ready otherwise."""
+        self._management.metrics.troubled(self._controller, reason=trouble.reason)
+        obj = self._store.get(key)
+        if obj is None:
+            return
+        current = self._written.of(obj)
+        update = current.own(obj.get("spec") or {})
+        good = current.deleting or (current.published and current.holds(self._management.stores))
+        if not good:
+            update |= {"observed_generation": current.metadata.generation, **current.withdrawn()}
+        update["conditions"] = with_condition(
+            current.conditions,
+            of=current,
+            type=MAINTAINED if good else READY,
+            status="False",
+            reason=trouble.reason,
+            message=trouble.message,
+        )
+        await self._write(current, **update)
+
+    async def _write(self, current: AsWritten, **update: Any) -> None:
+        status = current.status.model_copy(update=update)
+        await self._management.status.write(self._store, current, status=status, yield_fields=current.yields)
+
+
+def _reason(obj: Object) -> str | None:
+    """Return why nobody keeps up what is published; None where somebody does."""
+    conditions = obj.get("status", {}).get("conditions", ())
+    return next((each["reason"] for each in conditions if each["type"] == MAINTAINED), None)

@@ -1,0 +1,335 @@
+"""Writes the status of our kinds: by server-side apply, as one manager, and only where it changed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from kplane.api import (
+    RUNNING,
+    Condition,
+    ConditionStatus,
+    ControlPlaneRegistrationStatus,
+    ResourceModel,
+    find_condition,
+    set_condition,
+)
+from kplane.api.resource import ApiModel
+from kplane.controlplane_operator.status.events import Events
+from kplane.controlplane_operator.watch.cache import Object, Store
+from kplane.provider import Client, Conflict, NotFound
+
+__all__ = [
+    "ADDONS_READY",
+    "DEDICATED_READY",
+    "FIELD_MANAGER",
+    "MAINTAINED",
+    "MCM_WAITS",
+    "StatusWriter",
+    "with_condition",
+    "with_supported",
+]
+
+_log: Final = logging.getLogger(__name__)
+
+FIELD_MANAGER: Final = "kplane-status"
+
+ADDONS_READY: Final = "AddonsReady"
+"""Whether a control plane's add-ons are installed."""
+DEDICATED_READY: Final = "DedicatedReady"
+"""The condition of a registration that has an mcm of its own: whether that runs."""
+MAINTAINED: Final = "Maintained"
+"""The condition that is there, and False, while what is published stays and is not kept up."""
+
+MCM_WAITS: Final = frozenset({"McmStarting", "McmEnding", "WaitingForShared"})
+"""Reasons of registrations while one mcm comes and another one goes, which is nothing out of the ordinary."""
+
+_APART: Final = {ADDONS_READY: "kplane-addons-status", DEDICATED_READY: "kplane-dedicated-status"}
+"""Conditions that have a writer of their own, by the name of their field manager: none of them is to be overtaken by
+what another one has read before."""
+_TRIES: Final = 5
+"""So often somebody else may be faster."""
+
+
+class StatusWriter:
+    """Writes statuses of one management cluster and records an Event for each change of a condition."""
+
+    def __init__(self, client: Client, *, events: Events) -> None:
+        self._client = client
+        self._events = events
+
+    async def write(
+        self,
+        store: Store,
+        current: ResourceModel,
+        *,
+        status: ApiModel,
+        yield_fields: Iterable[str] = (),
+        only_as_seen: bool = False,
+    ) -> None:
+        """Make `status` the whole status of the object, unless it is already.
+
+        What a registration's instance is said to be is mcm's, and never touched.
+        A published value stays only if `status` carries it: start from the object's own one. Fields in `yield_fields`
+        are left to whoever else wrote them. The answer goes into the store at once, so that the next look at it is not
+        behind. An object that is gone, or was replaced by one of the same name, is left alone. With `only_as_seen`, it
+        has to be as `current` says; raises Conflict where it was changed, or its deletion asked for, meanwhile.
+        """
+        before = _dump(getattr(current, "status"))  # noqa: B009 - each kind has one, of its own type
+        after = _dump(status)
+        if before == after:
+            return
+        stored = await self._apply_own(
+            store, current, after, yield_fields=tuple(yield_fields), only_as_seen=only_as_seen
+        )
+        if stored is not None:
+            store.apply(stored)
+            self._tell(current, before, after)
+
+    async def write_apart(
+        self,
+        store: Store,
+        current: ResourceModel,
+        *,
+        type: str,  # noqa: A002 - upstream's word
+        status: ConditionStatus,
+        reason: str,
+        message: str,
+    ) -> None:
+        """Make this a condition of the object that has a writer of its own, unless it is already."""
+        known = find_condition(_conditions(current), type)
+        wanted = with_condition(
+            [known] if known is not None else [],
+            of=current,
+            type=type,
+            status=status,
+            reason=reason,
+            message=message,
+        )
+        if wanted != [known]:
+            await self._write_apart(
+                store, current, type=type, known=[known] if known is not None else [], wanted=wanted
+            )
+
+    async def drop_apart(self, store: Store, current: ResourceModel, *, type: str) -> None:  # noqa: A002 - see above
+        """Take such a condition off the object."""
+        known = find_condition(_conditions(current), type)
+        if known is not None:
+            await self._write_apart(store, current, type=type, known=[known], wanted=[])
+
+    async def end_instance(self, store: Store, current: ResourceModel) -> None:
+        """Say of a registration, as it was last seen, that its instance has ended, in the place of an mcm that did not.
+
+        Raises Conflict where it changed meanwhile.
+        """
+        seen = store.get(("", current.name))
+        if seen is None or seen["metadata"]["uid"] != current.metadata.uid:
+            return
+        ended = with_condition(
+            [each for each in _conditions(current) if each.type == RUNNING],
+            of=current,
+            type=RUNNING,
+            status="False",
+            reason="Ended",
+            message="nothing of it runs any more",
+        )
+        others = [each for each in seen["status"].get("conditions", ()) if each["type"] != RUNNING]
+        told = [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in ended]
+        # No server-side apply: that takes away only what the same manager has said.
+        body = {
+            "metadata": {"resourceVersion": seen["metadata"]["resourceVersion"]},
+            "status": {"instance": None, "conditions": [*others, *told]},
+        }
+        try:
+            stored = await self._client.patch(store.resource, current.name, body, subresource="status")
+        except NotFound:
+            return
+        store.apply(stored)
+        self._say(current, reason="InstanceEnded", message="its instance ended with its mcm, which could not say so")
+
+    async def _write_apart(
+        self,
+        store: Store,
+        current: ResourceModel,
+        *,
+        type: str,  # noqa: A002 - see above
+        known: list[Condition],
+        wanted: list[Condition],
+    ) -> None:
+        before, after = (
+            {"conditions": [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in conditions]}
+            for conditions in (known, wanted)
+        )
+        stored = await self._apply(store, current, after, manager=_APART[type])
+        if stored is not None:
+            store.apply(stored)
+            self._tell(current, before, after)
+
+    async def _apply_own(
+        self,
+        store: Store,
+        current: ResourceModel,
+        status: dict[str, Any],
+        *,
+        yield_fields: tuple[str, ...],
+        only_as_seen: bool,
+    ) -> Object | None:
+        if "conditions" in status:
+            own = [condition for condition in status["conditions"] if condition["type"] not in _APART]
+            status = {**status, "conditions": own}
+        try:
+            return await self._apply(store, current, status, only_as_seen=only_as_seen, force=not yield_fields)
+        except Conflict as error:
+            left = {f".status.{name}" for name in yield_fields} & _conflicts(error)
+            if not left:
+                raise
+        kept = {name: value for name, value in status.items() if f".status.{name}" not in left}
+        return await self._apply(store, current, kept, only_as_seen=only_as_seen)
+
+    async def _apply(
+        self,
+        store: Store,
+        current: ResourceModel,
+        status: dict[str, Any],
+        *,
+        manager: str = FIELD_MANAGER,
+        only_as_seen: bool = False,
+        force: bool = True,
+    ) -> Object | None:
+        """Apply the status to this object and to no other one of its name; None where it is gone.
+
+        Of a status the API server compares the resourceVersion, and of a uid in what is applied it takes no notice.
+        """
+        seen = None if only_as_seen else store.get(("", current.name))
+        tries = 0
+        try:
+            while seen is None or seen["metadata"]["uid"] == current.metadata.uid:
+                version = seen["metadata"]["resourceVersion"] if seen is not None else current.metadata.resource_version
+                body = {"metadata": {"name": current.name, "resourceVersion": version}, "status": status}
+                try:
+                    return await self._client.apply(
+                        store.resource, body, subresource="status", field_manager=manager, force=force
+                    )
+                except Conflict as error:
+                    tries += 1
+                    if only_as_seen or _conflicts(error) or tries == _TRIES:
+                        raise
+                seen = await self._client.get(store.resource, current.name)
+        except NotFound:
+            return None
+        return None
+
+    def _tell(self, current: ResourceModel, before: dict[str, Any], after: dict[str, Any]) -> None:
+        old = {condition["type"]: condition for condition in before.get("conditions", ())}
+        for kind in _ended(before, after):
+            reason, message = _OVER[kind]
+            self._say(current, reason=reason, message=message)
+        told = set()
+        for condition in after.get("conditions", ()):
+            known = old.get(condition["type"], {})
+            words = condition["reason"], condition["message"]
+            changed = (known.get("status"), known.get("reason")) != (condition["status"], condition["reason"])
+            # Where two conditions change for one reason, it is said once.
+            if changed and words not in told:
+                told.add(words)
+                self._say(
+                    current,
+                    warning=condition["status"] == "False" and condition["reason"] not in _EXPECTED,
+                    reason=condition["reason"],
+                    message=condition["message"],
+                )
+
+    def _say(self, current: ResourceModel, *, reason: str, message: str, warning: bool = False) -> None:
+        """Say it in an Event, which ends after an hour and may be dropped, and in the log."""
+        _log.log(logging.WARNING if warning else logging.INFO, "%s", message, extra={"reason": reason})
+        self._events.record(current, reason=reason, message=message, warning=warning)
+
+
+_OVER: Final = {
+    "ClassFound": ("ClassFound", "what is remembered of a class is no longer in force in the place of one"),
+    "Supported": ("Supported", "nothing that was asked for is without effect any more"),
+    "UpToDate": ("UpToDate", "the API server is what is asked for"),
+    "Paused": ("Resumed", "the pause of it is over"),
+    MAINTAINED: ("Maintained", "what is published is kept up again"),
+    DEDICATED_READY: (
+        "DedicatedEnded",
+        "no mcm of its own is asked for any more, and the one that was there has ended",
+    ),
+    ADDONS_READY: ("AddonsRemoved", "no add-on is asked for any more, and those that were there are removed"),
+}
+"""What is said when a condition goes that is there only while something is out of the ordinary."""
+
+
+def _ended(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Return the conditions that are not there any more and whose end is worth a word."""
+    here = {condition["type"] for condition in after.get("conditions", ())}
+    gone = [each["type"] for each in before.get("conditions", ()) if each["type"] not in here]
+    # Of a version that changed there is an Event already.
+    said = {"UpToDate"} if before.get("version") != after.get("version") else set()
+    return [kind for kind in gone if kind in _OVER and kind not in said]
+
+
+_EXPECTED: Final = MCM_WAITS | frozenset(
+    {
+        "Installing",
+        "Provisioning",
+        "Bootstrapping",
+        "Deleting",
+        "EndpointPending",
+        "KubeconfigPending",
+        "RollingOut",
+    }
+)
+
+
+def _conflicts(error: Conflict) -> set[str]:
+    """Return the fields that other managers own, as the API server writes them, such as `.status.endpoint`."""
+    causes = error.details.get("causes") or ()
+    return {cause["field"] for cause in causes if cause.get("reason") == "FieldManagerConflict"}
+
+
+def with_condition(
+    conditions: Iterable[Condition],
+    *,
+    of: ResourceModel,
+    type: str = "Ready",  # noqa: A002 - upstream's word
+    status: ConditionStatus,
+    reason: str,
+    message: str,
+) -> list[Condition]:
+    """Return the conditions with one set as of now, for the generation of the object."""
+    return set_condition(
+        conditions,
+        type=type,
+        status=status,
+        reason=reason,
+        message=message,
+        observed_generation=of.metadata.generation,
+        now=datetime.now(UTC),
+    )
+
+
+def with_supported(conditions: Iterable[Condition], *, of: ResourceModel, missing: Iterable[str]) -> list[Condition]:
+    """Return the conditions with Supported=False where sentences say what is not acted on, and without it otherwise."""
+    told = "; ".join(missing)
+    if told:
+        return with_condition(conditions, of=of, type="Supported", status="False", reason="NotSupported", message=told)
+    return [condition for condition in conditions if condition.type != "Supported"]
+
+
+def _conditions(current: ResourceModel) -> list[Condition]:
+    conditions: list[Condition] = getattr(current, "status").conditions  # noqa: B009 - see above
+    return conditions
+
+
+def _dump(status: ApiModel) -> dict[str, Any]:
+    if isinstance(status, ControlPlaneRegistrationStatus):
+        ours = [condition for condition in status.conditions if condition.type != RUNNING]
+        status = status.model_copy(update={"conditions": ours, "instance": None})
+    return {
+        name: value
+        for name, value in status.model_dump(mode="json", by_alias=True, exclude_none=True).items()
+        if value not in ([], {})
+    }

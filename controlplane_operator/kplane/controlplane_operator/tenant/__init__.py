@@ -1,0 +1,1 @@
+"""What the operator keeps inside each control plane."""

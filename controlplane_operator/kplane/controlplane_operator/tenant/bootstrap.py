@@ -1,0 +1,122 @@
+"""What every control plane has inside: system namespaces, the administrator's identity, the controllers' identity.
+
+Everything goes through the tenant's own API by server-side apply, so that a repeated call writes nothing and drift is
+mended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from kplane.controlplane_operator.errors import RoleMissing
+from kplane.provider import (
+    CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
+    NAMESPACES,
+    SERVICE_ACCOUNTS,
+    AlreadyExists,
+    Client,
+    Invalid,
+    NotFound,
+)
+
+__all__ = [
+    "ADMIN_ACCOUNT",
+    "ADMIN_BINDING",
+    "CONTROLLERS_ACCOUNT",
+    "CONTROLLERS_BINDING",
+    "JOIN_ADDON",
+    "MANAGED_LABELS",
+    "TENANT_NAMESPACE",
+    "Subject",
+    "bootstrap",
+]
+
+TENANT_NAMESPACE: Final = "kplane-system"
+"""Where kplane's ServiceAccounts are, in each control plane."""
+
+JOIN_ADDON: Final = "kubeadm-join"
+"""The add-on that nodes join with; its bootstrap tokens are credentials like the others."""
+
+_SYSTEM_NAMESPACES: Final = ("default", "kube-system", "kube-public", "kube-node-lease", TENANT_NAMESPACE)
+_FIELD_MANAGER: Final = "kplane-bootstrap"
+ADMIN_BINDING: Final = "controlplane-admin"
+CONTROLLERS_BINDING: Final = "controlplane-controllers"
+_CONTROLLERS_ROLE: Final = "cluster-admin"
+"""Garbage collection and namespace deletion need every resource that the tenant may add."""
+MANAGED_LABELS: Final = {"app.kubernetes.io/managed-by": "kplane"}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Who a binding is for: a ServiceAccount in `TENANT_NAMESPACE`, or a user known by client certificate."""
+
+    kind: Literal["ServiceAccount", "User"]
+    name: str
+
+
+ADMIN_ACCOUNT: Final = Subject("ServiceAccount", "controlplane-admin")
+CONTROLLERS_ACCOUNT: Final = Subject("ServiceAccount", "controlplane-controllers")
+
+
+async def bootstrap(client: Client, *, admin: Subject, admin_role: str, controllers: Subject) -> None:
+    """Have everything in place; `client` is an administrator of the control plane.
+
+    `admin` gets the ClusterRole `admin_role` in every namespace, `controllers` may do everything. Raises
+    RoleMissing where that ClusterRole does not exist, with all else in place and any former role taken away, and what
+    `client` raises.
+    """
+    # By their names: how many namespaces the tenant has besides, and what is written on them, is its own affair.
+    # One after the other over one connection, because four more would cost more than they save.
+    for name in _SYSTEM_NAMESPACES:
+        if not await client.exists(NAMESPACES, name):
+            with contextlib.suppress(AlreadyExists):
+                await client.create(NAMESPACES, {"metadata": {"name": name}})
+    for subject in (admin, controllers):
+        if subject.kind == "ServiceAccount":
+            await _apply_account(client, subject.name)
+    # First of the bindings: the controllers serve the tenant whatever is wrong with the administrator's role.
+    await _bind(client, CONTROLLERS_BINDING, role=_CONTROLLERS_ROLE, subject=controllers)
+    if not await client.exists(CLUSTER_ROLES, admin_role):
+        await _unbind_former(client, role=admin_role)
+        raise RoleMissing(
+            f"ClusterRole {admin_role} does not exist in the control plane; create it there, or correct"
+            " spec.auth.defaultRole of its class"
+        )
+    await _bind(client, ADMIN_BINDING, role=admin_role, subject=admin)
+
+
+async def _unbind_former(client: Client, *, role: str) -> None:
+    """Take the administrator's role away, unless it is this one: who wants another one wants the former one gone."""
+    with contextlib.suppress(NotFound):
+        known = await client.get(CLUSTER_ROLE_BINDINGS, ADMIN_BINDING)
+        role_ref = known.get("roleRef")
+        if not isinstance(role_ref, dict) or role_ref.get("name") != role:
+            await client.delete(CLUSTER_ROLE_BINDINGS, ADMIN_BINDING)
+
+
+async def _apply_account(client: Client, name: str) -> None:
+    body = {"metadata": {"name": name, "namespace": TENANT_NAMESPACE, "labels": MANAGED_LABELS}}
+    await client.apply(SERVICE_ACCOUNTS, body, field_manager=_FIELD_MANAGER)
+
+
+async def _bind(client: Client, name: str, *, role: str, subject: Subject) -> None:
+    subject_ref: dict[str, Any] = {"kind": subject.kind, "name": subject.name}
+    if subject.kind == "ServiceAccount":
+        subject_ref["namespace"] = TENANT_NAMESPACE
+    else:
+        subject_ref["apiGroup"] = "rbac.authorization.k8s.io"
+    body = {
+        "metadata": {"name": name, "labels": MANAGED_LABELS},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        "subjects": [subject_ref],
+    }
+    try:
+        await client.apply(CLUSTER_ROLE_BINDINGS, body, field_manager=_FIELD_MANAGER)
+    except Invalid:
+        # The role of a binding cannot be changed, only the binding replaced.
+        with contextlib.suppress(NotFound):
+            await client.delete(CLUSTER_ROLE_BINDINGS, name)
+        await client.apply(CLUSTER_ROLE_BINDINGS, body, field_manager=_FIELD_MANAGER)

@@ -1,0 +1,113 @@
+"""Takes back, in a control plane, the identities that `bootstrap` made there. Every call may be repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any, Final
+
+from kplane.api.names import ADDON_LABEL
+from kplane.controlplane_operator.tenant.bootstrap import (
+    ADMIN_ACCOUNT,
+    ADMIN_BINDING,
+    CONTROLLERS_ACCOUNT,
+    CONTROLLERS_BINDING,
+    JOIN_ADDON,
+    MANAGED_LABELS,
+    TENANT_NAMESPACE,
+    Subject,
+)
+from kplane.provider import (
+    CLUSTER_ROLE_BINDINGS,
+    ROLE_BINDINGS,
+    ROLES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    Client,
+    Forbidden,
+    NotFound,
+)
+
+__all__ = ["revoke", "revoke_as_controllers"]
+
+_JOIN_NAMESPACE: Final = "kube-system"
+_FIELD_MANAGER: Final = "kplane-bootstrap"
+_RBAC: Final = "rbac.authorization.k8s.io"
+_LAST_RIGHT: Final = "controlplane-revocation"
+_TRIES: Final = 20
+_PAUSE_SECONDS: Final = 0.1
+"""An API server sees what was granted and taken by watches of its own, some milliseconds later."""
+
+
+async def revoke(client: Client) -> None:
+    """Have the tokens and certificates of both identities be worth nothing; `client` is an administrator.
+
+    Raises what `client` raises.
+    """
+    for binding in (ADMIN_BINDING, CONTROLLERS_BINDING):
+        await _unbind(client, binding)
+    for account in (ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT):
+        await _end(client, account)
+    # Last: whoever could make another token has no rights any more.
+    await _end_join_tokens(client)
+    for resource in (ROLE_BINDINGS, ROLES):
+        with contextlib.suppress(NotFound):
+            await client.delete(resource, _LAST_RIGHT, namespace=TENANT_NAMESPACE)
+
+
+async def revoke_as_controllers(client: Client) -> None:
+    """The same, where `client` is the controllers' own identity: it goes last, and its rights before it.
+
+    An account without rights would not do: bound again by whoever adopts the API server next, its old tokens were good
+    again. So the one right to delete that account is granted to it before all others are taken. What is left is that
+    right, which lets an account of this name delete itself.
+
+    Raises Forbidden where it has not the rights that `bootstrap` gave it, Unauthorized where its token is refused, as
+    it is once all of this was done.
+    """
+    # Where an earlier call got so far that the rights are gone, only the account is left.
+    with contextlib.suppress(Forbidden):
+        await _unbind(client, ADMIN_BINDING)
+        await _end(client, ADMIN_ACCOUNT)
+        await _end_join_tokens(client)
+        await _grant_last_right(client)
+        await _unbind(client, CONTROLLERS_BINDING)
+    for left in reversed(range(_TRIES)):
+        try:
+            await _end(client, CONTROLLERS_ACCOUNT)
+        except Forbidden:
+            if not left:
+                raise
+            await asyncio.sleep(_PAUSE_SECONDS)
+        else:
+            return
+
+
+async def _unbind(client: Client, binding: str) -> None:
+    with contextlib.suppress(NotFound):
+        await client.delete(CLUSTER_ROLE_BINDINGS, binding)
+
+
+async def _end(client: Client, account: Subject) -> None:
+    with contextlib.suppress(NotFound):
+        await client.delete(SERVICE_ACCOUNTS, account.name, namespace=TENANT_NAMESPACE)
+
+
+async def _end_join_tokens(client: Client) -> None:
+    """Delete them in one call: who may write Secrets may have made more of them than could be listed."""
+    await client.delete_all(SECRETS, namespace=_JOIN_NAMESPACE, label_selector=f"{ADDON_LABEL}={JOIN_ADDON}")
+
+
+async def _grant_last_right(client: Client) -> None:
+    metadata = {"name": _LAST_RIGHT, "namespace": TENANT_NAMESPACE, "labels": MANAGED_LABELS}
+    rule: dict[str, Any] = {
+        "apiGroups": [""],
+        "resources": ["serviceaccounts"],
+        "resourceNames": [CONTROLLERS_ACCOUNT.name],
+        "verbs": ["delete"],
+    }
+    subject = {"kind": "ServiceAccount", "name": CONTROLLERS_ACCOUNT.name, "namespace": TENANT_NAMESPACE}
+    role_ref = {"apiGroup": _RBAC, "kind": "Role", "name": _LAST_RIGHT}
+    await client.apply(ROLES, {"metadata": metadata, "rules": [rule]}, field_manager=_FIELD_MANAGER)
+    binding = {"metadata": metadata, "roleRef": role_ref, "subjects": [subject]}
+    await client.apply(ROLE_BINDINGS, binding, field_manager=_FIELD_MANAGER)

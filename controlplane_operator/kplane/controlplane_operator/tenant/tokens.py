@@ -1,0 +1,49 @@
+"""Bound ServiceAccount tokens of a control plane."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kplane.controlplane_operator.errors import BootstrapFailed
+from kplane.controlplane_operator.tenant.bootstrap import TENANT_NAMESPACE
+from kplane.provider import Client
+
+__all__ = ["Token", "request_token"]
+
+_TOKEN: Final = re.compile(r"[-._~+/=0-9A-Za-z]{1,16384}")
+"""A bearer token by RFC 6750, of a length that headers have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A bearer token and the end of its life as the API server granted it."""
+
+    value: str = field(repr=False)
+    expires_at: dt.datetime
+
+
+async def request_token(
+    client: Client, *, service_account: str, lifetime: dt.timedelta, namespace: str = TENANT_NAMESPACE
+) -> Token:
+    """Ask for a token of a ServiceAccount; the API server may grant a shorter or longer life.
+
+    Raises BootstrapFailed where the answer is no token, and what `client` raises.
+    """
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{service_account}/token"
+    body = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"expirationSeconds": int(lifetime.total_seconds())},
+    }
+    answer: Any = await client.request("POST", path, body=body)
+    try:
+        value, expires = answer["status"]["token"], dt.datetime.fromisoformat(answer["status"]["expirationTimestamp"])
+        # It goes into Secrets and headers, so it has to be fit for both.
+        if _TOKEN.fullmatch(value) and expires.tzinfo is not None:
+            return Token(value=value, expires_at=expires)
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise BootstrapFailed(f"the API server gave no token for ServiceAccount {service_account}")

@@ -1,0 +1,124 @@
+"""Objects of the management cluster as last seen, told apart by (namespace or "", name)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from kplane.provider import Resource
+
+__all__ = ["Change", "Key", "Object", "Store", "key_of"]
+
+Key: TypeAlias = tuple[str, str]
+Object: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What happened to one object: `old` is None for a new one, `new` for one that is gone."""
+
+    key: Key
+    old: Object | None
+    new: Object | None
+
+
+def key_of(obj: Mapping[str, Any]) -> Key:
+    """Return the key of an object."""
+    metadata = obj["metadata"]
+    return metadata.get("namespace") or "", metadata["name"]
+
+
+class Store:
+    """All objects of one kind, fed by watch events, by lists, and by what our own writes return.
+
+    These three may overtake each other. The resourceVersion decides: nothing older ever replaces something newer, and
+    an object that was seen to go does not come back by an older list.
+    """
+
+    def __init__(
+        self, resource: Resource, *, indexers: Mapping[str, Callable[[Object], Iterable[str]]] | None = None
+    ) -> None:
+        """Each indexer gives the values under which `by` finds an object."""
+        self.resource = resource
+        self._objects: dict[Key, Object] = {}
+        self._gone: dict[Key, int] = {}
+        self._indexers = dict(indexers or {})
+        self._indexes: dict[str, dict[str, set[Key]]] = {name: {} for name in self._indexers}
+        self._listeners: list[Callable[[Change], None]] = []
+
+    def __iter__(self) -> Iterator[Object]:
+        return iter(list(self._objects.values()))
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def get(self, key: Key) -> Object | None:
+        """Return the object, or None."""
+        return self._objects.get(key)
+
+    def by(self, index: str, value: str) -> list[Object]:
+        """Return the objects that an indexer files under a value, in the order of their keys."""
+        return [self._objects[key] for key in sorted(self._indexes[index].get(value, ()))]
+
+    def listen(self, listener: Callable[[Change], None]) -> None:
+        """Call back, at once and in order, with every change from now on."""
+        self._listeners.append(listener)
+
+    def apply(self, obj: Object) -> None:
+        """Take in an object as it was seen; an older or equal one than the known one changes nothing."""
+        key, version = key_of(obj), _version(obj)
+        known = self._objects.get(key)
+        if version <= self._gone.get(key, -1) or (known is not None and version <= _version(known)):
+            return
+        self._gone.pop(key, None)
+        obj["metadata"].pop("managedFields", None)
+        self._set(key, obj)
+
+    def remove(self, obj: Object) -> None:
+        """Take in that an object was seen to go; `obj` is its last state."""
+        key, version = key_of(obj), _version(obj)
+        known = self._objects.get(key)
+        if known is not None and _version(known) > version:
+            return
+        self._gone[key] = max(version, self._gone.get(key, -1))
+        self._set(key, None)
+
+    def replace(self, objects: Iterable[Object], *, resource_version: str) -> None:
+        """Take in a complete list: what it lacks is gone, unless it came after the list was made."""
+        listed = int(resource_version)
+        seen = set()
+        for obj in objects:
+            seen.add(key_of(obj))
+            self.apply(obj)
+        for key, obj in list(self._objects.items()):
+            if key not in seen and _version(obj) <= listed:
+                self._set(key, None)
+        self._gone = {key: version for key, version in self._gone.items() if version > listed}
+
+    def _set(self, key: Key, new: Object | None) -> None:
+        old = self._objects.pop(key, None)
+        if old is None and new is None:
+            return
+        if new is not None:
+            self._objects[key] = new
+        self._reindex(key, old, new)
+        for listener in self._listeners:
+            listener(Change(key, old, new))
+
+    def _reindex(self, key: Key, old: Object | None, new: Object | None) -> None:
+        for name, indexer in self._indexers.items():
+            index = self._indexes[name]
+            before = set(indexer(old)) if old is not None else set()
+            after = set(indexer(new)) if new is not None else set()
+            for value in before - after:
+                index[value].discard(key)
+                if not index[value]:
+                    del index[value]
+            for value in after - before:
+                index.setdefault(value, set()).add(key)
+
+
+def _version(obj: Mapping[str, Any]) -> int:
+    # A decimal number that grows, and comparable: promised by Kubernetes since 1.35, true of etcd always.
+    return int(obj["metadata"]["resourceVersion"])

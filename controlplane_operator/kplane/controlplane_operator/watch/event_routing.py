@@ -1,0 +1,380 @@
+"""Which objects a change concerns: every reconciler is woken by whatever its result depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kplane.api.names import (
+    ALLOW_ENDPOINT_LABEL,
+    ALLOW_REGISTRATION_LABEL,
+    BUNDLE_LABEL,
+    CLUSTER_PATH_ANNOTATION,
+    CONTROL_PLANE_LABEL,
+    management_namespace,
+)
+from kplane.controlplane_operator.backends.names import apiserver_name, etcd_name, mark_of, mcm_mark, place
+from kplane.controlplane_operator.classes.usage import concerned_classes
+from kplane.controlplane_operator.controlplanes.address_claims import places_held, places_written
+from kplane.controlplane_operator.kinds import (
+    CONTROL_PLANE_CLASSES,
+    CONTROL_PLANE_ENDPOINTS,
+    CONTROL_PLANE_REGISTRATIONS,
+    CONTROL_PLANES,
+)
+from kplane.controlplane_operator.status.writer import DEDICATED_READY
+from kplane.controlplane_operator.watch.cache import Change, Key, Object, Store, key_of
+from kplane.provider import CONFIG_MAPS, NAMESPACES, SECRETS, WorkQueue
+
+__all__ = [
+    "ALLOWED_SECRETS",
+    "BUNDLES",
+    "ENDPOINT_SECRETS",
+    "LABEL_SELECTORS",
+    "Queues",
+    "Stores",
+    "connect",
+    "wake_all",
+    "wake_by_component",
+]
+
+
+def _field(*path: str) -> Callable[[Object], list[str]]:
+    def values(obj: Object) -> list[str]:
+        value: Any = obj
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        return [value] if isinstance(value, str) and value else []
+
+    return values
+
+
+def _cluster_path(obj: Object) -> list[str]:
+    wanted = _field("spec", "virtual", "clusterPath")(obj) or [obj["metadata"]["name"]]
+    return list({*wanted, *_field("status", "clusterPath")(obj)})
+
+
+_recorded_path: Final = _field("metadata", "annotations", CLUSTER_PATH_ANNOTATION)
+
+
+def _namespace(obj: Object) -> list[str]:
+    return [management_namespace(obj["metadata"]["name"])]
+
+
+def _addons(obj: Object) -> list[str]:
+    return [addon for addon in obj.get("spec", {}).get("addons") or () if isinstance(addon, str)]
+
+
+def _components(obj: Object) -> list[str]:
+    name = obj["metadata"]["name"]
+    return [apiserver_name(name), etcd_name(name)]
+
+
+def _kubeconfig_secret(obj: Object) -> list[str]:
+    secrets = (obj.get("spec", {}).get("kubeconfigSecretRef"), obj.get("status", {}).get("resolvedKubeconfigSecretRef"))
+    return [_reference(secret) for secret in secrets if secret]
+
+
+_uid: Final = _field("metadata", "uid")
+
+
+def _marks(obj: Object) -> list[str]:
+    return [mcm_mark(uid) for uid in _uid(obj)]
+
+
+def _served(obj: Object) -> list[str]:
+    resolved, working = _field("status", "controlPlaneUID"), _field("status", "instance", "controlPlaneUID")
+    return list({*resolved(obj), *working(obj)})
+
+
+def _reference(secret: Object) -> str:
+    return f"{secret.get('namespace')}/{secret.get('name')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """What is known of the management cluster."""
+
+    control_planes: Store = field(
+        default_factory=lambda: Store(
+            CONTROL_PLANES,
+            indexers={
+                "class": _field("spec", "classRef", "name"),
+                "endpoint": _field("spec", "endpointRef", "name"),
+                "path": _cluster_path,
+                "place": places_held,
+                "namespace": _namespace,
+                "component": _components,
+                "uid": _field("metadata", "uid"),
+            },
+        )
+    )
+    classes: Store = field(default_factory=lambda: Store(CONTROL_PLANE_CLASSES, indexers={"addon": _addons}))
+    endpoints: Store = field(
+        default_factory=lambda: Store(
+            CONTROL_PLANE_ENDPOINTS,
+            indexers={
+                "credentials": lambda obj: [
+                    _reference(secret) for secret in [obj["spec"].get("credentialsSecretRef")] if secret
+                ],
+                "place": places_written,
+            },
+        )
+    )
+    registrations: Store = field(
+        default_factory=lambda: Store(
+            CONTROL_PLANE_REGISTRATIONS,
+            indexers={
+                "control plane": _field("spec", "controlPlaneRef", "name"),
+                "endpoint": _field("spec", "endpointRef", "name"),
+                "secret": _kubeconfig_secret,
+                "served": _served,
+                "mcm": _marks,
+            },
+        )
+    )
+    namespaces: Store = field(default_factory=lambda: Store(NAMESPACES, indexers={"path": _recorded_path}))
+    secrets: Store = field(default_factory=lambda: Store(SECRETS))
+    """Those of control planes."""
+    allowed_secrets: Store = field(default_factory=lambda: Store(SECRETS))
+    """Those that their owners opened to registrations."""
+    endpoint_secrets: Store = field(default_factory=lambda: Store(SECRETS))
+    """Those that their owners opened to endpoints."""
+    bundles: Store = field(default_factory=lambda: Store(CONFIG_MAPS))
+    """Manifests of add-ons."""
+
+    def watched(self) -> tuple[Store, ...]:
+        """Return the stores of what is followed as a whole, or by `LABEL_SELECTORS`."""
+        return (*self.of_our_kinds(), *self.of_others())
+
+    def of_our_kinds(self) -> tuple[Store, ...]:
+        """Return the stores that kopf feeds."""
+        return (self.control_planes, self.classes, self.endpoints, self.registrations)
+
+    def of_others(self) -> tuple[Store, ...]:
+        """Return the stores that Reflectors feed, at a tenth of what kopf takes for an event."""
+        return (self.namespaces, self.secrets)
+
+
+_WORDS_SECONDS: Final = 1.0
+
+LABEL_SELECTORS: Final = {SECRETS: CONTROL_PLANE_LABEL, NAMESPACES: CONTROL_PLANE_LABEL}
+"""So that no other Secret and Namespace of the cluster is read."""
+
+_CLASS_SECONDS: Final = 1.0
+"""So long a class waits for more of what its status tells, so that many control planes at once are one write."""
+
+ALLOWED_SECRETS: Final = f"{ALLOW_REGISTRATION_LABEL}=true"
+ENDPOINT_SECRETS: Final = f"{ALLOW_ENDPOINT_LABEL}=true"
+BUNDLES: Final = f"{BUNDLE_LABEL}=true"
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """Keys that wait for their reconciler, one queue a kind."""
+
+    control_planes: WorkQueue[Key] = field(default_factory=WorkQueue)
+    classes: WorkQueue[Key] = field(default_factory=WorkQueue)
+    endpoints: WorkQueue[Key] = field(default_factory=WorkQueue)
+    registrations: WorkQueue[Key] = field(default_factory=WorkQueue)
+    addons: WorkQueue[Key] = field(default_factory=WorkQueue)
+    """Of control planes."""
+    mcms: WorkQueue[Key] = field(default_factory=WorkQueue)
+    """Of registrations, which may have an mcm of their own."""
+
+    def by_name(self) -> dict[str, WorkQueue[Key]]:
+        """Return them by the names of their controllers."""
+        return {
+            "controlplane": self.control_planes,
+            "controlplaneclass": self.classes,
+            "controlplaneendpoint": self.endpoints,
+            "controlplaneregistration": self.registrations,
+            "controlplaneaddons": self.addons,
+            "dedicatedmcm": self.mcms,
+        }
+
+
+def connect(stores: Stores, *, queues: Queues) -> None:
+    """Have every change in the stores, from now on, enqueue what depends on the object."""
+    for store, listener in _listeners(stores, queues):
+        store.listen(listener)
+
+
+def wake_all(stores: Stores, *, queues: Queues) -> None:
+    """Enqueue what depends on any object that is known, as if all of them had just come."""
+    for store, listener in _listeners(stores, queues):
+        for obj in store:
+            listener(Change(key_of(obj), None, obj))
+
+
+def _listeners(stores: Stores, queues: Queues) -> tuple[tuple[Store, Callable[[Change], None]], ...]:
+    wiring = _Fanout(stores, queues)
+    return (
+        (stores.control_planes, wiring.control_plane),
+        (stores.classes, wiring.control_plane_class),
+        (stores.endpoints, wiring.control_plane_endpoint),
+        (stores.registrations, wiring.registration),
+        (stores.namespaces, wiring.namespace),
+        (stores.secrets, wiring.secret),
+        (stores.allowed_secrets, wiring.secret),
+        (stores.endpoint_secrets, wiring.secret),
+        (stores.bundles, wiring.bundle),
+    )
+
+
+def wake_by_component(component: str, *, stores: Stores, queues: Queues) -> None:
+    """Enqueue the control plane that a component of the runtime belongs to, or the registration whose mcm it is."""
+    if (mark := mark_of(component)) is not None:
+        for obj in stores.registrations.by("mcm", mark):
+            queues.mcms.add(("", obj["metadata"]["name"]))
+        for obj in stores.control_planes.by("namespace", place(component).namespace):
+            # A removal goes on when each mcm there has ended.
+            if "deletionTimestamp" in obj["metadata"]:
+                queues.control_planes.add(key_of(obj))
+    for obj in stores.control_planes.by("component", component):
+        queues.control_planes.add(("", obj["metadata"]["name"]))
+
+
+def _matters(change: Change) -> bool:
+    """Tell whether more changed than conditions and phase.
+
+    Those are our own words. An object that was looked at again for them would never come to rest where an API server
+    says something else each time, such as an error with a request's number.
+    """
+    return _without_words(change.old) != _without_words(change.new)
+
+
+def _without_status(obj: Object | None) -> Object | None:
+    without = _without_words(obj)
+    return {**without, "status": None} if without is not None else None
+
+
+def _is_ready(obj: Object | None) -> bool:
+    conditions = (obj or {}).get("status", {}).get("conditions", ())
+    return any(condition["type"] == "Ready" and condition.get("status") == "True" for condition in conditions)
+
+
+def _has(obj: Object | None, condition: str) -> bool:
+    return any(each["type"] == condition for each in (obj or {}).get("status", {}).get("conditions", ()))
+
+
+def _without_words(obj: Object | None) -> Object | None:
+    if obj is None:
+        return None
+    metadata = {name: value for name, value in obj["metadata"].items() if name != "resourceVersion"}
+    status = {name: value for name, value in obj.get("status", {}).items() if name not in {"conditions", "phase"}}
+    return {**obj, "metadata": metadata, "status": status}
+
+
+@dataclass(frozen=True, slots=True)
+class _Fanout:
+    stores: Stores
+    queues: Queues
+
+    def control_plane(self, change: Change) -> None:
+        matters = _matters(change)
+        if matters:
+            self.queues.control_planes.add(change.key)
+        if matters or _is_ready(change.old) != _is_ready(change.new):
+            self.queues.addons.add(change.key)
+        for name in concerned_classes(change):
+            self.queues.classes.add_after(("", name), _CLASS_SECONDS)
+        if matters:
+            self._registrations("control plane", change.key[1])
+            uids = {uid for obj in (change.old, change.new) if obj for uid in _uid(obj)}
+            served = [obj for uid in uids for obj in self.stores.registrations.by("served", uid)]
+            for obj in [*self.stores.registrations.by("control plane", change.key[1]), *served]:
+                # Its mcm is where the control plane is, and no longer than that.
+                self.queues.mcms.add(("", obj["metadata"]["name"]))
+        else:
+            # They repeat its words, which follow each other fast: it is the last ones that people read.
+            for obj in self.stores.registrations.by("control plane", change.key[1]):
+                self.queues.registrations.add_after(("", obj["metadata"]["name"]), _WORDS_SECONDS)
+        referenced = _field("spec", "endpointRef", "name")
+        # An endpoint is probed where its control planes use it.
+        for name in set(referenced(change.old or {})) ^ set(referenced(change.new or {})):
+            self.queues.endpoints.add(("", name))
+        left = set(places_held(change.old or {})) - set(places_held(change.new or {}))
+        if change.old is not None and (left or change.new is None):
+            # Its clusterPath or its address is free now: whoever was refused because of it gets another look.
+            for path in _cluster_path(change.old):
+                self._control_planes("path", path)
+            for endpoint in [found for place in left for found in self.stores.endpoints.by("place", place)]:
+                self._control_planes("endpoint", endpoint["metadata"]["name"])
+
+    def control_plane_class(self, change: Change) -> None:
+        if _without_status(change.old) == _without_status(change.new):
+            # Our own write, as a rule: at once would be another write for each control plane that comes meanwhile.
+            self.queues.classes.add_after(change.key, _CLASS_SECONDS)
+            return
+        self.queues.classes.add(change.key)
+        for control_plane in self._control_planes("class", change.key[1]):
+            self._registrations("control plane", control_plane)
+            self.queues.addons.add(("", control_plane))
+
+    def control_plane_endpoint(self, change: Change) -> None:
+        if not _matters(change):
+            return
+        self.queues.endpoints.add(change.key)
+        self._control_planes("endpoint", change.key[1])
+        self._registrations("endpoint", change.key[1])
+        self._owner(change)
+
+    def registration(self, change: Change) -> None:
+        self.queues.registrations.add(change.key)
+        if _matters(change) or _has(change.old, DEDICATED_READY) > _has(change.new, DEDICATED_READY):
+            self.queues.mcms.add(change.key)
+        seen = [obj for obj in (change.old, change.new) if obj]
+        # Of those whose mcm would have one name only the eldest may have any, so each hears when another comes or goes.
+        for mark in set(_marks(change.old or {})) ^ set(_marks(change.new or {})):
+            for obj in self.stores.registrations.by("mcm", mark):
+                self.queues.registrations.add(key_of(obj))
+                self.queues.mcms.add(key_of(obj))
+        names = {name for obj in seen for name in _field("spec", "controlPlaneRef", "name")(obj)}
+        # One that was moved names another one already, and its instance may still be at the former.
+        served = [self.stores.control_planes.by("uid", uid) for obj in seen for uid in _served(obj)]
+        for name in names | {obj["metadata"]["name"] for found in served for obj in found}:
+            control_plane = self.stores.control_planes.get(("", name))
+            # One that is being deleted waits for its registrations; another one makes its default registration anew.
+            if control_plane is not None and (change.new is None or "deletionTimestamp" in control_plane["metadata"]):
+                self.queues.control_planes.add(("", name))
+
+    def namespace(self, change: Change) -> None:
+        self._control_planes("namespace", change.key[1])
+        kept = {path for obj in (change.old, change.new) if obj for path in _recorded_path(obj)}
+        for path in kept:
+            # Whoever was refused because of data under its clusterPath gets another look.
+            self._control_planes("path", path)
+
+    def secret(self, change: Change) -> None:
+        namespace, name = change.key
+        for control_plane in self._control_planes("namespace", namespace):
+            self.queues.addons.add(("", control_plane))
+        self._registrations("secret", f"{namespace}/{name}")
+        for endpoint in self.stores.endpoints.by("credentials", f"{namespace}/{name}"):
+            self.queues.endpoints.add(("", endpoint["metadata"]["name"]))
+            self._control_planes("endpoint", endpoint["metadata"]["name"])
+
+    def bundle(self, change: Change) -> None:
+        for obj in self.stores.classes.by("addon", change.key[1]):
+            name = obj["metadata"]["name"]
+            self.queues.classes.add(("", name))
+            for control_plane in self.stores.control_planes.by("class", name):
+                self.queues.addons.add(("", control_plane["metadata"]["name"]))
+
+    def _owner(self, change: Change) -> None:
+        for obj in (change.old, change.new):
+            for owner in obj["metadata"].get("ownerReferences", ()) if obj else ():
+                if owner.get("kind") == CONTROL_PLANES.kind and self.stores.control_planes.get(("", owner["name"])):
+                    self.queues.control_planes.add(("", owner["name"]))
+
+    def _control_planes(self, index: str, value: str) -> list[str]:
+        names = [obj["metadata"]["name"] for obj in self.stores.control_planes.by(index, value)]
+        for name in names:
+            self.queues.control_planes.add(("", name))
+        return names
+
+    def _registrations(self, index: str, value: str) -> None:
+        for obj in self.stores.registrations.by(index, value):
+            self.queues.registrations.add(("", obj["metadata"]["name"]))

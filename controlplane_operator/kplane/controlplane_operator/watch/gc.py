@@ -1,0 +1,98 @@
+"""Ends what runs for control planes and registrations that are gone without us: by a finalizer that somebody removed,
+or while no operator worked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final, NoReturn
+
+from kplane.controlplane_operator.backends.names import apiserver_name, etcd_name, mark_of, mcm_mark
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
+from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms
+from kplane.controlplane_operator.watch.backoff import Backoff, jittered
+from kplane.provider import Client, ProviderError
+from kplane.workloads import Phase, Runtime, WorkloadsError
+
+__all__ = ["Orphans"]
+
+_log: Final = logging.getLogger(__name__)
+
+_PERIOD_SECONDS: Final = 60.0
+
+
+class Orphans:
+    """Collects components that no control plane and no registration has. Data stay: nobody said that they may go."""
+
+    def __init__(
+        self, client: Client, *, runtime: Runtime, mcms: DedicatedMcms, period_seconds: float = _PERIOD_SECONDS
+    ) -> None:
+        self._client = client
+        self._runtime = runtime
+        self._mcms = mcms
+        self._period_seconds = period_seconds
+        self._backoff: Backoff[None] = Backoff()
+
+    async def run(self) -> NoReturn:
+        """Collect until cancelled."""
+        await self._runtime.synced()
+        while True:
+            try:
+                ended = await self.collect()
+            except ProviderError as error:
+                pause = self._backoff.next(None)
+                _log.warning("orphans cannot be collected, again in %.1f s: %s", pause, error)
+            else:
+                if ended:
+                    self._backoff.forget(None)
+                # A registration may wait for the end of the mcm of a former one.
+                pause = jittered(self._period_seconds) if ended else self._backoff.next(None)
+            await asyncio.sleep(pause)
+
+    async def collect(self) -> bool:
+        """End every component of which the API server knows no owner; returns whether no mcm takes longer to end.
+
+        Raises ProviderError.
+        """
+        names = self._runtime.names()
+        ended = await self._collect_mcms([name for name in names if mark_of(name) is not None])
+        running = [
+            name for name in names if mark_of(name) is None and self._runtime.state(name).phase is not Phase.ABSENT
+        ]
+        owned = await self._owned() if running else set()
+        for component in running:
+            # Anew for each: to end others took its time, and a control plane may have come meanwhile.
+            if component in owned or component in await self._owned():
+                continue
+            try:
+                await self._runtime.stop(component)
+            except WorkloadsError as error:
+                _log.warning("%s, whose control plane is gone, has not ended yet: %s", component, error)
+            else:
+                _log.warning("ended %s: its control plane is gone; its data stay", component)
+        return ended
+
+    async def _collect_mcms(self, present: Sequence[str]) -> bool:
+        ended, registered = True, await self._registered() if present else set()
+        for component in present:
+            if mark_of(component) in registered or mark_of(component) in await self._registered():
+                continue
+            try:
+                await self._mcms.end(component)
+            except WorkloadsError as error:
+                _log.warning("%s, whose registration is gone, has not ended yet: %s", component, error)
+                ended = False
+            else:
+                _log.warning("ended %s: its registration is gone", component)
+        return ended
+
+    async def _registered(self) -> set[str]:
+        """Return the marks of all registrations that the API server has, which go by their uids."""
+        found = await self._client.list(CONTROL_PLANE_REGISTRATIONS)
+        return {mcm_mark(each["metadata"]["uid"]) for each in found.items}
+
+    async def _owned(self) -> set[str]:
+        """Return the components of all control planes that the API server has."""
+        names = [found["metadata"]["name"] for found in (await self._client.list(CONTROL_PLANES)).items]
+        return {component for name in names for component in (apiserver_name(name), etcd_name(name))}

@@ -1,0 +1,122 @@
+"""Descriptions of the programs that make up a management cluster, as far as the operator has none of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from kplane.controlplane_operator.pki.primitives import KeyPair
+from kplane.workloads import FILES, Address, Component, File, Lifetime, Port, Probe
+
+__all__ = [
+    "API_SERVER",
+    "CONTROLLER_MANAGER",
+    "CONTROLLER_MANAGER_PORTS",
+    "ETCD",
+    "MCM",
+    "OPERATOR",
+    "OPERATOR_PORTS",
+    "TENANTS_ETCD",
+    "bound",
+    "controller_manager",
+    "python",
+    "python_program",
+]
+
+ETCD: Final = "etcd"
+TENANTS_ETCD: Final = "tenants-etcd"
+API_SERVER: Final = "kube-apiserver"
+CONTROLLER_MANAGER: Final = "kube-controller-manager"
+OPERATOR: Final = "controlplane-operator"
+MCM: Final = "mcm"
+
+_HTTPS: Final = "https"
+_HTTP: Final = "http"
+CONTROLLER_MANAGER_PORTS: Final = (_HTTPS,)
+OPERATOR_PORTS: Final = (_HTTP,)
+
+_CONTROLLERS: Final = (
+    "namespace-controller",
+    "garbage-collector-controller",
+    "serviceaccount-controller",
+    "serviceaccount-token-controller",
+    "root-ca-certificate-publisher-controller",
+    "clusterrole-aggregation-controller",
+)
+"""What a cluster without workloads needs: namespaces that end, ServiceAccounts, garbage that is collected."""
+
+_PACKAGES: Final = Path(__file__).resolve().parent.parent
+
+
+def bound(component: Component, *, args: Sequence[str] = ()) -> Component:
+    """Return the component with more arguments, and with a life that ends with ours."""
+    return dataclasses.replace(component, args=(*component.args, *args), lifetime=Lifetime.BOUND)
+
+
+def controller_manager(
+    *, address: Address, kubeconfig: bytes, ca: bytes, server: KeyPair, service_account_key: bytes
+) -> Component:
+    """Describe kube-controller-manager with the controllers that every Kubernetes API needs."""
+    port = address.ports[_HTTPS]
+    return Component(
+        name=CONTROLLER_MANAGER,
+        program="kube-controller-manager",
+        args=(
+            f"--kubeconfig={FILES}/kubeconfig",
+            f"--bind-address={address.host}",
+            f"--secure-port={port}",
+            f"--tls-cert-file={FILES}/server.crt",
+            f"--tls-private-key-file={FILES}/server.key",
+            f"--controllers={','.join(_CONTROLLERS)}",
+            "--use-service-account-credentials=true",
+            f"--service-account-private-key-file={FILES}/sa.key",
+            f"--root-ca-file={FILES}/ca.crt",
+            "--leader-elect=false",
+            "--profiling=false",
+        ),
+        files={
+            "kubeconfig": File(kubeconfig),
+            "ca.crt": File(ca),
+            "sa.key": File(service_account_key),
+            "server.crt": File(server.certificate),
+            "server.key": File(server.key),
+        },
+        ports=(Port(number=port, name=_HTTPS),),
+        readiness=Probe(port=_HTTPS, path="/healthz", ca="ca.crt"),
+        lifetime=Lifetime.BOUND,
+        grace_seconds=5.0,
+    )
+
+
+def python_program(directory: Path, *, module: str) -> Path:
+    """Write a program that runs a module as `python` does, for others to start; returns where it is."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    program = directory / module.partition(".")[0]
+    lines = (
+        f"#!{sys.executable}",
+        "import runpy, sys",
+        f"sys.path.insert(0, {str(_PACKAGES)!r})",
+        f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)",
+    )
+    program.write_text("".join(f"{line}\n" for line in lines))
+    program.chmod(0o700)
+    return program
+
+
+def python(name: str, *, module: str, args: Sequence[str], address: Address, kubeconfig: bytes) -> Component:
+    """Describe one of our operators: the same interpreter and packages as here, and a kubeconfig of its own."""
+    port = address.ports[_HTTP]
+    return Component(
+        name=name,
+        program=sys.executable,
+        args=("-m", module, f"--kubeconfig={FILES}/kubeconfig", f"--listen={address.host}:{port}", *args),
+        files={"kubeconfig": File(kubeconfig)},
+        env={"PYTHONPATH": str(_PACKAGES)},
+        ports=(Port(number=port, name=_HTTP),),
+        readiness=Probe(port=_HTTP, path="/readyz"),
+        lifetime=Lifetime.BOUND,
+        grace_seconds=20.0,
+    )

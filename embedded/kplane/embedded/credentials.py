@@ -1,0 +1,104 @@
+"""Everything secret of a management cluster, kept in one directory."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from pathlib import Path
+from typing import Final
+
+from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
+from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
+from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
+
+__all__ = [
+    "ADMINISTRATOR_GROUPS",
+    "MCM_USER",
+    "OPERATOR_USER",
+    "SERVICE_ACCOUNT_GROUPS",
+    "Credentials",
+    "write_private",
+]
+
+_NAMESPACE: Final = "kplane-system"
+OPERATOR_USER: Final = f"system:serviceaccount:{_NAMESPACE}:controlplane-operator"
+MCM_USER: Final = f"system:serviceaccount:{_NAMESPACE}:mcm"
+SERVICE_ACCOUNT_GROUPS: Final = ("system:serviceaccounts", f"system:serviceaccounts:{_NAMESPACE}")
+ADMINISTRATOR_GROUPS: Final = ("system:masters",)
+_ETCD_USER: Final = "kube-apiserver"
+
+
+def write_private(file: Path, *, content: bytes) -> None:
+    """Write a file that only this user may read, in one step."""
+    partial = file.with_name(f".{file.name}.partial")
+    partial.unlink(missing_ok=True)
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as out:
+        out.write(content)
+        out.flush()
+        os.fsync(out.fileno())
+    partial.replace(file)
+
+
+class Credentials:
+    """Authorities stay for the life of the directory, so that data and kubeconfigs do; certificates are issued anew."""
+
+    def __init__(self, directory: Path, *, host: str) -> None:
+        """Read what is in the directory, and make what is missing. `host` is where everything listens.
+
+        Raises OSError, and `kplane.controlplane_operator.errors.CredentialsInvalid` where a file was damaged.
+        """
+        self.directory = directory
+        self.tenants_etcd_directory = directory / "tenants-etcd"
+        self._host = host
+        self.tenants_etcd_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.authorities = self._keep_authorities()
+        self.tenants_etcd_authority = self._keep_tenants_etcd_authority()
+        root = issue_client(self.tenants_etcd_authority, user="root")
+        write_private(self.tenants_etcd_directory / "client.crt", content=root.certificate)
+        write_private(self.tenants_etcd_directory / "client.key", content=root.key)
+
+    def certificates(self, *, hosts: tuple[str, ...]) -> TenantCertificates:
+        """Issue the certificates of the API server, under these hosts, and of its etcd."""
+        return TenantCertificates.renewed(
+            None,
+            authorities=self.authorities,
+            hosts=hosts,
+            etcd_authority=self.authorities.etcd,
+            etcd_user=_ETCD_USER,
+            controllers_user=CONTROLLERS_USER,
+            etcd_hosts=(self._host,),
+            now=dt.datetime.now(dt.UTC),
+        )
+
+    def controller_manager(self) -> KeyPair:
+        """Issue kube-controller-manager's serving certificate."""
+        return issue_serving(self.authorities.serving, common_name="kube-controller-manager", hosts=(self._host,))
+
+    def tenants_etcd(self) -> KeyPair:
+        """Issue the serving certificate of the tenants' etcd."""
+        return issue_serving(self.tenants_etcd_authority, common_name="etcd", hosts=(self._host,), client=True)
+
+    def kubeconfig(self, server: str, *, user: str, groups: tuple[str, ...] = ()) -> bytes:
+        """Issue a client certificate for a user of the API server, and render a kubeconfig with it."""
+        client = issue_client(self.authorities.client, user=user, groups=groups)
+        return render_kubeconfig(server=server, ca=self.authorities.serving.certificate, user=user, client=client)
+
+    def _keep_authorities(self) -> TenantAuthorities:
+        directory = self.directory / "authorities"
+        complete = directory / "complete"
+        if not complete.exists():
+            # What an interrupted attempt left has issued nothing yet.
+            directory.mkdir(mode=0o700, exist_ok=True)
+            for name, content in TenantAuthorities.create("management").to_secret().items():
+                write_private(directory / name, content=content)
+            write_private(complete, content=b"")
+        return TenantAuthorities.from_secret({file.name: file.read_bytes() for file in directory.iterdir()})
+
+    def _keep_tenants_etcd_authority(self) -> KeyPair:
+        certificate, key = (self.tenants_etcd_directory / name for name in ("ca.crt", "ca.key"))
+        if not certificate.exists():
+            # The certificate comes last: where it is, its key is.
+            authority = create_authority("kplane-tenants-etcd")
+            write_private(key, content=authority.key)
+            write_private(certificate, content=authority.certificate)
+        return KeyPair(certificate=certificate.read_bytes(), key=key.read_bytes())

@@ -1,0 +1,88 @@
+"""What others need to know of a running management cluster, kept in a file beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from kplane.embedded.errors import EmbeddedError
+from kplane.embedded.etcdctl import Etcdctl
+from kplane.embedded.kubectl import Kubectl
+
+__all__ = ["LOG_FILE", "READY_FILE", "Handle", "log_files"]
+
+LOG_FILE = "daemon.log"
+READY_FILE = "ready.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handle:
+    """How to reach a management cluster from any process. Holds paths of credentials, never credentials."""
+
+    directory: Path
+    pid: int
+    """Of the process that runs the cluster."""
+    server: str
+    """URL of the management API server."""
+    admin_kubeconfig: Path
+    operator_kubeconfig: Path
+    """Of controlplane-operator's identity."""
+    mcm_kubeconfig: Path
+    """Of mcm's identity."""
+    programs: tuple[Path, ...]
+    """Directories of the Kubernetes and etcd programs."""
+    kubectl_program: Path
+    tenants_etcd: Etcdctl
+    """The shared etcd of the virtual control planes, as its user `root`."""
+    tenants_etcd_credentials: Path
+    """Directory with `ca.crt`, `ca.key`, `client.crt`, `client.key`, as the operator takes it."""
+    operator_directory: Path
+    """Where controlplane-operator keeps its state; the tenants' processes carry its marker."""
+    mcm_directory: Path
+    """Where mcm keeps its state; the instances carry its marker."""
+    operator_url: str | None
+    """Of its /healthz, /readyz and /metrics; None where the operators were not started."""
+    mcm_url: str | None
+    seconds: Mapping[str, float]
+    """How long each part of the start took; `total` is all of it."""
+
+    @property
+    def kubectl(self) -> Kubectl:
+        """kubectl as administrator of the management cluster."""
+        return Kubectl(program=self.kubectl_program, kubeconfig=self.admin_kubeconfig)
+
+    @property
+    def logs(self) -> tuple[Path, ...]:
+        """Log files of everything that runs here, the tenants' and instances' included, that are not empty."""
+        return log_files(self.directory)
+
+    def save(self) -> None:
+        """Write the handle to `READY_FILE` in the directory, atomically."""
+        file = self.directory / READY_FILE
+        partial = file.with_suffix(".partial")
+        partial.write_bytes(_ADAPTER.dump_json(self, indent=2) + b"\n")
+        os.replace(partial, file)
+
+    @classmethod
+    def load(cls, directory: Path) -> Handle:
+        """Read the handle of the cluster that runs over a directory. Raises `EmbeddedError` where none is ready."""
+        file = directory / READY_FILE
+        try:
+            return _ADAPTER.validate_json(file.read_bytes())
+        except FileNotFoundError:
+            raise EmbeddedError(f"No management cluster is ready over {directory}: {file} is not there.") from None
+        except ValueError as error:
+            raise EmbeddedError(f"{file} is not what a management cluster writes: {error}") from error
+
+
+def log_files(directory: Path) -> tuple[Path, ...]:
+    """Find the logs of a management cluster that are not empty, whether it runs or not."""
+    candidates = [directory / LOG_FILE, *sorted(directory.rglob("log"))]
+    return tuple(log for log in candidates if log.is_file() and log.stat().st_size)
+
+
+_ADAPTER = TypeAdapter(Handle)

@@ -1,0 +1,67 @@
+"""Installs what kplane needs in a management cluster: CRDs, a namespace, and RBAC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kplane import provider
+from kplane.embedded.errors import EmbeddedError, NotReadyInTime
+from kplane.embedded.manifests import crd_manifests, rbac_manifests
+from kplane.provider import CUSTOM_RESOURCE_DEFINITIONS, Client, Resource
+
+__all__ = ["install"]
+
+_RESOURCES: Final[Mapping[str, Resource]] = {
+    resource.kind: resource
+    for resource in (
+        provider.NAMESPACES,
+        provider.SERVICE_ACCOUNTS,
+        provider.ROLES,
+        provider.ROLE_BINDINGS,
+        provider.CLUSTER_ROLES,
+        provider.CLUSTER_ROLE_BINDINGS,
+    )
+}
+_NAMESPACE: Final = {"metadata": {"name": "kplane-system"}}
+_POLL_SECONDS: Final = 0.05
+
+
+async def install(client: Client, *, timeout_seconds: float) -> None:
+    """Apply everything, and wait until the CRDs are served. Raises `NotReadyInTime`, and what `client` raises."""
+    crds = crd_manifests()
+    async with asyncio.TaskGroup() as tasks:
+        for crd in crds:
+            tasks.create_task(client.apply(CUSTOM_RESOURCE_DEFINITIONS, crd), name=f"apply {crd['metadata']['name']}")
+        tasks.create_task(_install_rbac(client), name="apply RBAC")
+    names = [crd["metadata"]["name"] for crd in crds]
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            for name in names:
+                await _wait_established(client, name)
+    except TimeoutError:
+        raise NotReadyInTime(f"The CRDs {', '.join(names)} were not served after {timeout_seconds:.0f} s.") from None
+
+
+async def _install_rbac(client: Client) -> None:
+    await client.apply(provider.NAMESPACES, _NAMESPACE)
+    for manifest in rbac_manifests():
+        resource = _RESOURCES.get(manifest["kind"])
+        if resource is None:
+            raise EmbeddedError(f"deploy/rbac has a {manifest['kind']}, which is not known here.")
+        await client.apply(resource, manifest)
+
+
+async def _wait_established(client: Client, name: str) -> None:
+    while True:
+        found = await client.get(CUSTOM_RESOURCE_DEFINITIONS, name)
+        if _is_established(found):
+            return
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def _is_established(crd: Mapping[str, Any]) -> bool:
+    # `conditions` is null until the API server has looked at the CRD: the field has no omitempty (apiextensions/v1).
+    conditions = crd.get("status", {}).get("conditions") or ()
+    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)

@@ -1,0 +1,155 @@
+"""Flags of the programs on mcm's own command line: they reach every instance."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kplane.mcm.describe.flag_check import ask
+from kplane.mcm.errors import ConfigurationError
+from kplane.mcm.instance.programs import find_programs
+
+__all__ = ["NO_FLAGS", "Flags", "check_flags"]
+
+_CONTROLLERS: Final = "controllers"
+
+_CONNECTION: Final = "each instance works for the control plane of its own registration, with the credentials of that"
+_ENDPOINT: Final = "mcm gives each instance a port and a certificate of its own, because it asks them for their health"
+_CALLERS: Final = "mcm decides who may ask an instance, because it asks them for their health"
+_LEADER: Final = "mcm runs one instance for each control plane, and ends it before it starts the next"
+_KEYS: Final = "keys are each control plane's own, and come from the Secret of its registration"
+_ASIDE: Final = "it would have the instances end at once: ask the program itself for it"
+
+_OWNED: Final = {
+    "kubeconfig": _CONNECTION,
+    "master": _CONNECTION,
+    "authentication-kubeconfig": _CONNECTION,
+    "authorization-kubeconfig": _CONNECTION,
+    "bind-address": _ENDPOINT,
+    "cert-dir": _ENDPOINT,
+    "permit-address-sharing": _ENDPOINT,
+    "permit-port-sharing": _ENDPOINT,
+    "secure-port": _ENDPOINT,
+    "tls-cert-file": _ENDPOINT,
+    "tls-private-key-file": _ENDPOINT,
+    "tls-sni-cert-key": _ENDPOINT,
+    "authentication-skip-lookup": _CALLERS,
+    "authentication-tolerate-lookup-failure": _CALLERS,
+    "authorization-always-allow-paths": _CALLERS,
+    "client-ca-file": _CALLERS,
+    "enable-leader-migration": _LEADER,
+    "leader-migration-config": _LEADER,
+    "root-ca-file": _KEYS,
+    "service-account-private-key-file": _KEYS,
+    "help": _ASIDE,
+    "version": _ASIDE,
+}
+_OWNED_FAMILIES: Final = (
+    (re.compile(r"leader-elect(-.*)?"), _LEADER),
+    (re.compile(r"requestheader-.*"), _CALLERS),
+    (re.compile(r"cluster-signing-(.+-)?(cert|key)-file"), _KEYS),
+)
+_OWNED_OF_SCHEDULER: Final = {
+    "config": "the file would say to which API server it connects, and that it elects a leader, both of which are for"
+    " mcm to say; profiles other than the default one need a kube-scheduler of your own",
+    "write-config-to": _ASIDE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What the instances are told beyond what mcm and their registrations say."""
+
+    arguments: tuple[str, ...] = ()
+    """As they were given, in their order, without `--controllers`."""
+    controllers: tuple[str, ...] = ()
+    """Of `--controllers`: what runs where neither registration nor class says it. Empty: it was not given."""
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str]) -> Flags:
+        """Take the flags that are not mcm's own. Raises ConfigurationError for one that mcm sets itself.
+
+        Whether the others are flags of kube-controller-manager is for itself to say: see `check_flags`.
+        """
+        kept: list[str] = []
+        controllers: list[str] | None = None
+        rest = iter(arguments)
+        for argument in rest:
+            name = _name(argument)
+            if (reason := _why_owned(name)) is not None:
+                raise ConfigurationError(f"--{name} is not for you to set: {reason}")
+            if argument == "--":
+                raise ConfigurationError("-- is not understood: every argument has to be a flag")
+            if name != _CONTROLLERS:
+                kept.append(argument)
+                continue
+            # As for kube-controller-manager, a second one adds to the first.
+            _, separator, value = argument.partition("=")
+            controllers = controllers or []
+            controllers += [item for item in (value if separator else next(rest, "")).split(",") if item]
+        if controllers is not None and all(item.startswith("-") for item in controllers):
+            raise ConfigurationError("--controllers has none run: name some, or '*' for all that are on by default")
+        return cls(tuple(kept), tuple(controllers or ()))
+
+    @classmethod
+    def parse_scheduler(cls, arguments: Sequence[str]) -> Flags:
+        """Take flags of kube-scheduler, each with its value. Raises ConfigurationError for one that mcm sets itself.
+
+        Whether it knows the others is for itself to say: see `check_flags`.
+        """
+        for argument in arguments:
+            if not argument.startswith("--") or argument == "--":
+                raise ConfigurationError(
+                    f"--scheduler-flag={argument} is not understood: give one flag with its value each time, such as"
+                    " --scheduler-flag=--kube-api-qps=100"
+                )
+            name = _name(argument)
+            if (reason := _OWNED_OF_SCHEDULER.get(name) or _why_owned(name)) is not None:
+                raise ConfigurationError(f"--{name} of kube-scheduler is not for you to set: {reason}")
+        return cls(tuple(arguments))
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self.arguments or self.controllers)
+
+    def over(self, defaults: Sequence[str]) -> tuple[str, ...]:
+        """Put them in place of those defaults, each `--name=value`, that they set as well."""
+        given = {_name(argument) for argument in self.arguments}
+        return (*(default for default in defaults if _name(default) not in given), *self.arguments)
+
+
+NO_FLAGS: Final = Flags()
+
+
+async def check_flags(flags: Flags, *, program: str, directories: Sequence[Path]) -> None:
+    """Ask every program of that name, of whatever version, whether it can be started with these flags.
+
+    Raises ConfigurationError where one refuses them, with its own words, or where there is none; RuntimeFailure where
+    one cannot be asked.
+    """
+    found = find_programs(program, directories=directories)
+    if not found:
+        places = ", ".join(str(directory) for directory in directories)
+        raise ConfigurationError(f"there is no {program} in {places} that could say whether it knows the flags given")
+    question = list(flags.arguments)
+    if flags.controllers:
+        question.append(f"--controllers={','.join(flags.controllers)}")
+    for path in found:
+        if (refused := await ask(path, question)) is not None:
+            raise ConfigurationError(f"{path} refuses its flags: {refused}")
+
+
+def _name(argument: str) -> str:
+    """Tell the name of a flag as kube-controller-manager understands it: it takes underscores for hyphens."""
+    if not argument.startswith("--"):
+        return "help" if argument == "-h" else ""
+    return argument[2:].partition("=")[0].replace("_", "-")
+
+
+def _why_owned(name: str) -> str | None:
+    if (reason := _OWNED.get(name)) is not None:
+        return reason
+    return next((reason for pattern, reason in _OWNED_FAMILIES if pattern.fullmatch(name)), None)

@@ -1,0 +1,56 @@
+"""Why an instance ended by itself, told from its exit code and its last words."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from kplane.mcm.status.report import Reason
+
+__all__ = ["EXIT_REASONS", "KILLED_BY", "exit_reason"]
+
+EXIT_REASONS: Final = (
+    Reason.BAD_FLAG,
+    Reason.API_SERVER_NOT_HEALTHY,
+    Reason.LEASE_LOST,
+    Reason.OUT_OF_MEMORY,
+    Reason.KILLED,
+    Reason.BACKOFF,
+)
+"""Every reason that there may be; the last one is for all other ends."""
+
+KILLED_BY: Final = -9
+"""Exit code of what the kernel, or somebody, has killed."""
+
+# What kube-controller-manager 1.34 to 1.36 writes at its end: cmd/kube-controller-manager/app (WaitForAPIServer,
+# leader election), k8s.io/component-base/cli, pflag, k8s.io/apiserver/pkg/server/options/authentication.go.
+_LAST_WORDS: Final = (
+    (
+        Reason.BAD_FLAG,
+        re.compile(
+            r"unknown (shorthand )?flag|invalid argument .* for .* flag|flag needs an argument"
+            r"|is not in the list of known controllers|unrecognized feature gate|cannot set feature gate"
+            r"|unable to parse flag"
+        ),
+    ),
+    (
+        Reason.API_SERVER_NOT_HEALTHY,
+        re.compile(
+            r"failed to wait for apiserver being healthy|unable to load configmap based request-header-client-ca-file"
+        ),
+    ),
+    (Reason.LEASE_LOST, re.compile(r"leader ?election lost")),
+    (Reason.OUT_OF_MEMORY, re.compile(r"fatal error: (runtime: )?(out of memory|cannot allocate memory)")),
+)
+
+
+def exit_reason(exit_code: int | None, log: str, *, oom_killed: bool) -> Reason:
+    """Tell why a process ended by itself.
+
+    `exit_code` is negative for a signal, `log` what it wrote last, and `oom_killed` says that it was killed for want of
+    memory, if it was killed. What an API server answers may be in the log, so that a hostile one can have
+    another reason told of its own instance: nothing else depends on it.
+    """
+    if exit_code is not None and exit_code < 0:
+        return Reason.OUT_OF_MEMORY if exit_code == KILLED_BY and oom_killed else Reason.KILLED
+    return next((reason for reason, words in _LAST_WORDS if words.search(log)), Reason.BACKOFF)

@@ -1,0 +1,191 @@
+"""What instances log, passed on with the name of their cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import enum
+import json
+import logging
+import os
+import re
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple, TextIO
+
+from kplane.mcm.describe.controllers import PROGRAM
+from kplane.provider.aio.running import kept_running
+
+__all__ = ["InstanceLog", "InstanceLogs", "LogForm"]
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS: Final = 1.0
+_LAST_SECONDS: Final = 3.0
+"""For what is left at the end."""
+_BYTES_AT_ONCE: Final = 256 << 10
+"""Of one instance, each time. What it writes beyond is left out, and that is told: the file has it still."""
+_LINE_LENGTH: Final = 16 << 10
+_START_BYTES: Final = 64
+"""By which a file is known again: its first line begins with a time in microseconds."""
+_LEVELS: Final = {"I": "info", "W": "warning", "E": "error", "F": "error"}
+_KLOG: Final = re.compile(r"[IWEF][0-9]{4} [0-9:.]{15} ")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+
+
+class LogForm(enum.StrEnum):
+    """Where the logs of instances are."""
+
+    FILES = "files"
+    """In the state directory, and nowhere else."""
+    PREFIXED = "prefixed"
+    """On the standard output too, each line after the name of the cluster in brackets."""
+    JSON = "json"
+    """On the standard output too, each line as an object of the same form as mcm's own log."""
+
+
+class InstanceLog(NamedTuple):
+    """The log of one instance. Another `key` (by `==`) is another instance, also of the same cluster."""
+
+    key: object
+    cluster: str
+    path: Path
+
+
+class InstanceLogs:
+    """Follows the files that instances write, from when they are there until their last line, and writes to a stream.
+
+    Instances write to files and not to mcm, so none of them ever waits for whoever reads this. Files are opened before
+    they are removed with their instance, and an open file is still read to its end. Lines that come just before a
+    file is cut for its size may be missed here; that it was cut is told.
+    """
+
+    def __init__(self, logs: Callable[[], list[InstanceLog]], *, form: LogForm, stream: TextIO) -> None:
+        """`logs` lists those of the instances that are there."""
+        self._logs = logs
+        self._form = form
+        self._stream = stream
+        self._files: dict[object, _OpenFile] = {}
+        self._wake = asyncio.Event()
+        self._writing: asyncio.Future[None] | None = None
+
+    def look(self, _: str = "") -> None:
+        """An instance may be there that was not before."""
+        self._wake.set()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Pass on while within, and what is left at the end, for which whoever reads the stream has a few seconds."""
+        try:
+            async with kept_running("logs of instances", self._run):
+                yield
+        finally:
+            try:
+                async with asyncio.timeout(_LAST_SECONDS):
+                    await self._pass_on({})
+            except TimeoutError:
+                logger.warning("the last lines of instances are not passed on: nobody reads them")
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            await self._pass_on({log.key: log for log in self._logs()})
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_SECONDS):
+                    await self._wake.wait()
+
+    async def _pass_on(self, logs: Mapping[object, InstanceLog]) -> None:
+        if self._writing is not None:  # of a round that was cancelled
+            await asyncio.wait([self._writing])
+        for key, log in logs.items():
+            if key not in self._files and (descriptor := _open(log.path)) is not None:
+                self._files[key] = _OpenFile(log.cluster, descriptor, path=log.path)
+        ended = [self._files.pop(key) for key in self._files.keys() - logs.keys()]
+        self._writing = _in_thread(partial(self._write, [*self._files.values()], ended))
+        await asyncio.shield(self._writing)
+
+    def _write(self, present: list[_OpenFile], ended: list[_OpenFile]) -> None:
+        try:
+            for file in [*present, *ended]:
+                lines = file.read(last=file in ended)
+                self._stream.writelines(f"{self._format(file.cluster, line)}\n" for line in lines)
+            self._stream.flush()
+        except (OSError, ValueError) as error:  # whoever reads the stream may have closed it
+            logger.warning("the logs of instances cannot be passed on: %s", error)
+        finally:
+            for file in ended:
+                file.close()
+
+    def _format(self, cluster: str, line: str) -> str:
+        if self._form is LogForm.PREFIXED:
+            return f"[{cluster}] {_CONTROL.sub(' ', line)}"
+        level = _LEVELS[line[0]] if _KLOG.match(line) else "info"
+        now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
+        return json.dumps({"time": now, "level": level, "logger": PROGRAM, "message": line, "cluster": cluster})
+
+
+class _OpenFile:
+    """One open file, and how far it was read. All but the constructor runs in a thread."""
+
+    def __init__(self, cluster: str, descriptor: int, *, path: Path) -> None:
+        self.cluster = cluster
+        self._descriptor = descriptor
+        self._path = path
+        self._offset = 0
+        self._start = b""
+        self._rest = b""
+
+    def read(self, *, last: bool) -> list[str]:
+        """Read the whole lines that were added; with `last` also the one that has no end."""
+        lines: list[str] = []
+        if self._was_cut():
+            self._offset, self._rest = 0, b""
+            lines.append(f"the log was cut here; {self._path}.1 has for a while what came before")
+        size = os.fstat(self._descriptor).st_size
+        skipped = max(0, size - self._offset - _BYTES_AT_ONCE)
+        content = os.pread(self._descriptor, _BYTES_AT_ONCE, self._offset + skipped)
+        if content:
+            self._offset += skipped + len(content)
+            if skipped:
+                lines.append(f"{skipped} bytes are left out here; {self._path} has them for a while")
+                content, self._rest = content.partition(b"\n")[2], b""
+        *whole, self._rest = (self._rest + content).split(b"\n")
+        if last or len(self._rest) > _LINE_LENGTH:
+            whole.append(self._rest)
+            self._rest = b""
+        return lines + [line[:_LINE_LENGTH].decode(errors="replace") for line in whole if line]
+
+    def _was_cut(self) -> bool:
+        """Tell by how it starts: it may be longer again by now than it was."""
+        before, self._start = self._start, os.pread(self._descriptor, _START_BYTES, 0)
+        return not self._start.startswith(before)
+
+    def close(self) -> None:
+        """Let the file go."""
+        os.close(self._descriptor)
+
+
+def _in_thread(work: Callable[[], None]) -> asyncio.Future[None]:
+    """Do it where whoever reads the stream may be slow; the end of the process does not wait for it."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(done.set_result, None)
+
+    threading.Thread(target=run, name="logs of instances", daemon=True).start()
+    return done
+
+
+def _open(path: Path) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None  # the instance was not started yet

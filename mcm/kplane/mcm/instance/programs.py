@@ -1,0 +1,135 @@
+"""The programs that instances run: of several versions, the one that fits an API server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kplane.api import KubernetesVersion
+from kplane.mcm.describe.flag_check import ask
+from kplane.mcm.errors import ConfigurationError
+from kplane.provider import Cluster
+from kplane.provider.providers.kplane.registration import VERSION_ATTRIBUTE
+from kplane.workloads import Runtime, RuntimeFailure
+
+__all__ = ["Build", "Programs", "find_programs"]
+
+logger = logging.getLogger(__name__)
+
+_ANSWERS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A program in one version."""
+
+    program: str
+    """As `Component.program` has it: an absolute path, or a name where any version will do."""
+    version: KubernetesVersion | None = None
+    """None where it is not known, and was not chosen by that."""
+
+
+class Programs:
+    """Knows which versions of the programs there are, and what they take.
+
+    `directories` may each have another version, and are those that the runtime searches; without any there is what the
+    runtime finds. What programs answer is remembered for as long as their files are the same. `first` is the version of
+    those that count where that of the API server is not known.
+    """
+
+    def __init__(
+        self, directories: Sequence[Path] = (), *, runtime: Runtime, first: KubernetesVersion | None = None
+    ) -> None:
+        self._directories = tuple(directories)
+        self._runtime = runtime
+        self._first = first
+        self._asking = asyncio.Lock()
+        self._answers: dict[tuple[str, int, tuple[str, ...]], str | None] = {}
+        self._told: set[str] = set()
+
+    async def choose(self, program: str, *, cluster: Cluster) -> Build:
+        """Choose the build for a cluster: of the API server's own minor version, else of the one before; the newest.
+
+        By https://kubernetes.io/releases/version-skew-policy/ neither kube-controller-manager nor kube-scheduler is
+        newer than kube-apiserver, and each is one minor version older at most. Where the API server's version is not
+        known, the first one counts.
+
+        Raises ConfigurationError where there is none that fits, RuntimeFailure where none tells its version.
+        """
+        reported = cluster.attributes.get(VERSION_ATTRIBUTE)
+        server = KubernetesVersion.parse(f"{reported}.0") if reported else None
+        if server is None:
+            return Build(program, self._first)
+        builds = await self._builds(program)
+        fitting = [version for version in builds if server.minors_after(version) in {0, 1}]
+        if fitting:
+            chosen = max(fitting)
+            return Build(builds[chosen], chosen)
+        there = " and ".join(str(version) for version in sorted(builds))
+        raise ConfigurationError(
+            f"registration {cluster.name}: its API server is Kubernetes {reported}, which needs {program}"
+            f" {server.major}.{server.minor} or {server.major}.{server.minor - 1}, and there is {there} only; give mcm"
+            " a directory with one of them (--programs-dir), or bring the control plane to a version that fits"
+        )
+
+    async def check_controllers(self, build: Build, names: tuple[str, ...], *, cluster: Cluster) -> None:
+        """See that kube-controller-manager knows all of these, so that it is not started in vain.
+
+        Raises ConfigurationError with its own words where it does not, RuntimeFailure where it cannot be asked.
+        """
+        path = self._path(build.program)
+        try:
+            changed = path.stat().st_mtime_ns if path is not None else 0
+        except OSError:
+            path = None
+        if path is None:
+            return  # that it is missing is told where it is to run
+        key = str(path), changed, names
+        async with self._asking:
+            if key not in self._answers:
+                answer = await ask(path, [f"--controllers={','.join(names)}"])
+                while len(self._answers) >= _ANSWERS:
+                    del self._answers[next(iter(self._answers))]
+                self._answers[key] = answer
+            refused = self._answers[key]
+        if refused is not None:
+            raise ConfigurationError(
+                f"registration {cluster.name}: kube-controller-manager refuses controllers.explicit: {refused}"
+            )
+
+    async def _builds(self, program: str) -> dict[KubernetesVersion, str]:
+        """Find each version once, in the first directory that has it. Raises RuntimeFailure where there is none."""
+        paths = [str(path) for path in find_programs(program, directories=self._directories)] or [program]
+        builds: dict[KubernetesVersion, str] = {}
+        failures: list[str] = []
+        for path in paths:
+            try:
+                version = KubernetesVersion.parse(await self._runtime.version(path))
+            except RuntimeFailure as error:
+                failures.append(str(error))
+                continue
+            if version is not None:
+                builds.setdefault(version, path)
+        if not builds:
+            raise RuntimeFailure(" ".join(failures) or f"The version of {program} is not known.")
+        for failure in failures:
+            if failure not in self._told:
+                self._told.add(failure)
+                logger.warning("one of several programs is left out: %s", failure)
+        return builds
+
+    def _path(self, program: str) -> Path | None:
+        if program.startswith("/"):
+            return Path(program)
+        return next(iter(find_programs(program, directories=self._directories)), None)
+
+
+def find_programs(name: str, *, directories: Sequence[Path]) -> list[Path]:
+    """Find every executable of that name, in the order of the directories."""
+    candidates = dict.fromkeys(directory.absolute() / name for directory in directories)
+    return [path for path in candidates if path.is_file() and os.access(path, os.X_OK)]

@@ -1,0 +1,132 @@
+"""Keeps an instance from running where it cannot work, or must not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from dataclasses import dataclass
+
+from kplane.mcm.instance.api_server_probe import Obstacle, Tenant
+from kplane.mcm.instance.lifecycle import Instance
+from kplane.mcm.instance.liveness import Liveness
+from kplane.mcm.status.report import Reason
+from kplane.provider import Backoff, Engagement
+
+__all__ = ["Guard", "GuardPace"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardPace:
+    """Times in seconds; the defaults are for production, tests take shorter ones."""
+
+    look: float = 10.0
+    """Between looks at the API server of an instance that runs."""
+    timeout: float = 5.0
+    """Of one look."""
+    fresh: float = 1.0
+    """Where an instance had to wait for its turn for longer than this, its API server is looked at again."""
+    grace: float = 60.0
+    """So long an API server may be away until its instance, which can do nothing meanwhile, is ended. So it is with one
+    that mcm fails to look at: nobody sees then who else works there.
+    """
+    retry_initial: float = 1.0
+    retry_maximum: float = 60.0
+    stable: float = 60.0
+    """An instance that was let run for so long starts over with the shortest wait."""
+    hung: float = 90.0
+    """So long an instance may leave its health check without an answer; kubeadm's static pods have 80 s."""
+    hung_maximum: float = 900.0
+    """The same of one that was ended for that again and again."""
+
+
+class Guard:
+    """Starts the instance of one engagement, ends it where an obstacle comes up, and starts it again when that is gone.
+
+    While nothing runs, one small request after growing waits (`retry_initial` to `retry_maximum`, with jitter) is all
+    that a dead control plane costs; the waits go on where they were when the API server comes and goes. What changes in
+    the description, such as renewed credentials, is tried at once.
+    """
+
+    def __init__(self, instance: Instance, *, tenant: Tenant | None, pace: GuardPace) -> None:
+        """`tenant` is None where nothing can be in the way."""
+        self._instance = instance
+        self._tenant = tenant
+        self._pace = pace
+        self._backoff = Backoff(initial_seconds=pace.retry_initial, maximum_seconds=pace.retry_maximum)
+        self._away_since: float | None = None
+        self._started_at = 0.0
+        self._liveness = Liveness(instance, initial_seconds=pace.hung, maximum_seconds=pace.hung_maximum)
+
+    async def keep(self, engagement: Engagement) -> None:
+        """Guard the instance until cancelled."""
+        try:
+            while True:
+                obstacle = await self._look(engagement)
+                if self._instance.running:
+                    await self._review(obstacle, engagement)
+                else:
+                    await self._try_start(obstacle, engagement)
+                await self._wait()
+        finally:
+            if self._tenant is not None:
+                await self._tenant.aclose()
+
+    async def _look(self, engagement: Engagement) -> Obstacle | None:
+        if self._tenant is None:
+            return None
+        try:
+            return await self._tenant.look(engagement.cluster.config)
+        except Exception as error:  # whatever it is that an API server makes of us, its instance is looked after
+            name = engagement.cluster.name
+            logger.exception("cluster %s: its API server cannot be looked at", name)
+            return Obstacle(
+                Reason.CANNOT_START,
+                f"mcm fails to look at its API server ({type(error).__name__}): the log of mcm says more",
+            )
+
+    async def _try_start(self, obstacle: Obstacle | None, engagement: Engagement) -> None:
+        self._away_since = None
+        if obstacle is not None:
+            await self._instance.hold(obstacle)
+            return
+        looked_at = _now()
+        async with self._instance.turn():
+            if _now() - looked_at > self._pace.fresh:
+                obstacle = await self._look(engagement)
+            if obstacle is not None:
+                await self._instance.hold(obstacle)
+            else:
+                await self._instance.start(engagement)
+                self._started_at = _now()
+
+    async def _review(self, obstacle: Obstacle | None, engagement: Engagement) -> None:
+        async def answers() -> bool:
+            return await self._look(engagement) is None
+
+        await self._liveness.review(answered=obstacle is None, look=answers)
+        if obstacle is None:
+            self._away_since = None
+            await self._instance.renew_trust()
+            if _now() - self._started_at > self._pace.stable:
+                self._backoff.reset()
+            return
+        if self._away_since is None:
+            self._away_since = _now()
+        # Whose own attempt has failed already need not wait for its next one.
+        patient = obstacle.reason is not Reason.FOREIGN_CONTROLLER_MANAGER and not self._instance.exited
+        if not patient or _now() - self._away_since >= self._pace.grace:
+            await self._instance.hold(obstacle)
+
+    async def _wait(self) -> None:
+        seconds = self._pace.look * random.uniform(0.8, 1.2) if self._instance.running else self._backoff.next_delay()  # noqa: S311
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._instance.wait_followed()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

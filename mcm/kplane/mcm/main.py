@@ -1,0 +1,212 @@
+"""The command `mcm`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final
+
+import uvloop
+
+from kplane.api import KubernetesVersion
+from kplane.mcm.describe.certificate import ReaderCertificate
+from kplane.mcm.describe.controllers import PROGRAM
+from kplane.mcm.describe.flags import check_flags
+from kplane.mcm.describe.scheduler import SCHEDULER_PROGRAM
+from kplane.mcm.errors import McmError
+from kplane.mcm.fleet import Instances, Witness, remove_leftovers
+from kplane.mcm.instance.logs import InstanceLog, InstanceLogs, LogForm
+from kplane.mcm.instance.memory_ceiling import MemoryCeiling
+from kplane.mcm.instance.programs import Programs
+from kplane.mcm.instance.start_gate import GuardPace
+from kplane.mcm.metrics.collector import InstanceMetrics, Metrics
+from kplane.mcm.metrics.scrape import Scraper
+from kplane.mcm.placement.lease_enforcer import Tenure
+from kplane.mcm.placement.sharding import coordinating, shard_metrics
+from kplane.mcm.settings import Settings
+from kplane.mcm.source.debounce import Settling
+from kplane.mcm.source.sources import Feed
+from kplane.mcm.status.events import Events
+from kplane.mcm.status.null_reporter import Silence
+from kplane.mcm.status.overview import Overview
+from kplane.mcm.status.reporter import Reports
+from kplane.mcm.status.server import serve_status
+from kplane.provider import Client, ClusterConfig, EventRecorder, Manager, ProviderError, Sharded
+from kplane.provider.coordination.contract import Coordinator
+from kplane.provider.logs import json_logging
+from kplane.workloads import ProcessRuntime, Runtime, WorkloadsError
+
+__all__ = ["main", "run"]
+
+logger = logging.getLogger(__name__)
+
+LOG_BYTES: Final = 1 << 20
+"""Of each instance, twice: the directory may be in memory, and there are as many instances as tenants."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run until SIGTERM or SIGINT. Ends the process with status 0 after a clean stop, 1 where it cannot run."""
+    settings = Settings.parse(arguments)
+    with json_logging(settings.log_level.upper()):
+        try:
+            uvloop.run(_run_until_signalled(settings))
+        except (McmError, ProviderError, WorkloadsError) as error:
+            logger.error("mcm cannot run: %s", error)  # noqa: TRY400 - the sentence says it all
+            sys.exit(1)
+
+
+async def run(settings: Settings, *, until: asyncio.Event) -> None:
+    """Run until the event is set; then every instance has ended. Raises McmError, ProviderError or WorkloadsError."""
+    await _check_flags(settings)
+    config = ClusterConfig.load(settings.kubeconfig) if settings.kubeconfig else ClusterConfig.in_cluster()
+    reader = ReaderCertificate.create() if settings.instance_metrics is not InstanceMetrics.NONE else None
+    async with (
+        ProcessRuntime(settings.state_dir, programs=settings.programs, log_limit_bytes=LOG_BYTES) as runtime,
+        Client(config, field_manager="mcm") as client,
+        coordinating(settings.sharding, config=config) as coordinator,
+    ):
+        await remove_leftovers(runtime)
+        version = await _version(runtime)
+        programs = Programs(settings.programs, runtime=runtime, first=KubernetesVersion.parse(version))
+        feed = settings.source.follow(client)
+        tenure = Tenure(settings.state_dir, seconds_left=coordinator.require_write if settings.sharding else None)
+        async with _witness(settings, feed=feed, client=client, coordinator=coordinator, version=version) as witness:
+            instances = Instances(
+                runtime,
+                witness=witness,
+                flags=settings.flags,
+                scheduler_flags=settings.scheduler_flags,
+                programs=programs,
+                guard_pace=GuardPace(),
+                readers=reader.certificate if reader else None,
+                memory_bytes=settings.instance_memory_mib << 20 or None,
+                admit=tenure.admit,
+            )
+            settled = Settling(feed.provider, programs=programs, flags=settings.flags)
+            manager = Manager(config, settled, awares=[instances], coordinator=coordinator)
+            overview = Overview(manager.clusters, instances=instances, mine=coordinator.may_work)
+            async with (
+                _status(settings, overview=overview, reader=reader, coordinator=coordinator, synced=feed.synced),
+                tenure.running(instances.all, stop=until),
+                _memory_ceiling(settings, instances=instances),
+                _logs(settings, instances=instances, runtime=runtime),
+            ):
+                logger.info("mcm runs an instance for every %s at %s", settings.source.kind, config.server)
+                await manager.run(until)
+                logger.info("all instances have ended")
+
+
+async def _check_flags(settings: Settings) -> None:
+    if settings.flags:
+        await check_flags(settings.flags, program=PROGRAM, directories=settings.programs)
+    if settings.scheduler_flags:
+        await check_flags(settings.scheduler_flags, program=SCHEDULER_PROGRAM, directories=settings.programs)
+
+
+@contextlib.asynccontextmanager
+async def _witness(
+    settings: Settings, *, feed: Feed, client: Client, coordinator: Coordinator, version: str | None
+) -> AsyncIterator[Witness]:
+    """Tell registrations of their instances in their status, if that is wanted, and in Events; endpoints in Events."""
+    registrations = feed.registrations
+    async with contextlib.AsyncExitStack() as stack:
+        told: Witness = Silence(registration=None)
+        if registrations is not None:
+            told = Silence(registration=registrations.registration, mode=settings.source.mode)
+        if registrations is not None and settings.report_status:
+            told = reports = Reports(
+                client,
+                registration=registrations.registration,
+                version=version,
+                mine=lambda registration: coordinator.may_work(registration["metadata"]["name"]),
+                before_write=coordinator.require_write,
+                mode=settings.source.mode,
+                has_to_announce=settings.has_to_announce,
+            )
+            registrations.listen(reports.look)
+            if isinstance(coordinator, Sharded):
+                coordinator.listen(
+                    lambda: reports.take_over(name for name in registrations.names() if coordinator.may_work(name))
+                )
+            await stack.enter_async_context(reports.running())
+        recorder = EventRecorder(lambda: client, component="mcm")
+        await stack.enter_async_context(contextlib.aclosing(recorder))
+        yield Events(told, recorder=recorder, resource=feed.resource, seen=feed.seen)
+
+
+@contextlib.asynccontextmanager
+async def _status(
+    settings: Settings,
+    *,
+    overview: Overview,
+    reader: ReaderCertificate | None,
+    coordinator: Coordinator,
+    synced: Callable[[], bool],
+) -> AsyncIterator[None]:
+    """Serve health and metrics; those of instances are read with the certificate of `reader`, if there is one."""
+    async with Scraper(reader) if reader is not None else contextlib.nullcontext() as scraper:
+        metrics = Metrics(
+            overview,
+            scraper=scraper,
+            full=settings.instance_metrics is InstanceMetrics.FULL,
+            more=lambda: shard_metrics(coordinator),
+        )
+        sources = settings.source.kind.plural
+        async with serve_status(settings.listen, overview=overview, metrics=metrics, sources=sources, synced=synced):
+            yield
+
+
+def _memory_ceiling(settings: Settings, *, instances: Instances) -> contextlib.AbstractAsyncContextManager[None]:
+    if not settings.instance_memory_mib:
+        return contextlib.nullcontext()
+    return MemoryCeiling(instances.all, limit_bytes=settings.instance_memory_mib << 20).kept()
+
+
+@contextlib.asynccontextmanager
+async def _logs(settings: Settings, *, instances: Instances, runtime: ProcessRuntime) -> AsyncIterator[None]:
+    if settings.instance_logs is LogForm.FILES:
+        yield
+        return
+
+    def present() -> list[InstanceLog]:
+        return [
+            InstanceLog(instance, instance.cluster.name, runtime.log_path(instance.component))
+            for instance in instances.all()
+        ]
+
+    # A stream of its own: Python flushes `sys.stdout` at the end, however long nobody reads that.
+    stream = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    logs = InstanceLogs(present, form=settings.instance_logs, stream=stream)
+    unsubscribe = runtime.subscribe(logs.look)
+    try:
+        async with logs.running():
+            yield
+    finally:
+        unsubscribe()
+
+
+async def _version(runtime: Runtime) -> str | None:
+    """Tell the version of the instances; that the program is missing is told where it is to run."""
+    try:
+        version = await runtime.version(PROGRAM)
+    except WorkloadsError as error:
+        logger.debug("the version of %s is not known: %s", PROGRAM, error)
+        return None
+    return f"v{version}" if version is not None else None
+
+
+async def _run_until_signalled(settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await run(settings, until=stop)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Metrics of mcm and its instances: a fixed set of series for each cluster, none for a cluster that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from kplane.mcm.errors import McmError
+from kplane.mcm.instance.exits import EXIT_REASONS
+from kplane.mcm.instance.memory import pss_by_pid
+from kplane.mcm.metrics.allowlist import SERIES, digest
+from kplane.mcm.metrics.render import Families
+from kplane.mcm.metrics.scrape import Origin, Scraper, Target
+from kplane.mcm.status.overview import ClusterSummary, Overview, State
+from kplane.provider.serving.exposition import process_families, render_families
+from kplane.provider.serving.rendering import Rendering
+
+__all__ = ["InstanceMetrics", "Metrics"]
+
+_FULL_BYTES: Final = 32 << 20
+"""Of the texts of all instances together."""
+
+Digest = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+class _Answers(NamedTuple):
+    """What instances said."""
+
+    asked: Sequence[Origin] = ()
+    digests: Mapping[Origin, Digest] = MappingProxyType({})
+    texts: Mapping[Origin, str] = MappingProxyType({})
+
+
+class InstanceMetrics(enum.StrEnum):
+    """What of the metrics of instances mcm tells."""
+
+    NONE = "none"
+    """Nothing: instances are not asked."""
+    FIXED = "fixed"
+    """`kplane.mcm.metrics.allowlist.SERIES`: a few series for each cluster."""
+    FULL = "full"
+    """All: thousands of series for each cluster."""
+
+
+class Metrics:
+    """Renders the fleet for Prometheus. Nothing is kept between scrapes.
+
+    `scraper` reads the metrics of instances, all of them where `full`; None: they are not told. `more` gives those of
+    something else, which have no cluster.
+    """
+
+    def __init__(
+        self,
+        overview: Overview,
+        *,
+        scraper: Scraper | None = None,
+        full: bool = False,
+        more: Callable[[], Iterable[Metric]] = tuple,
+    ) -> None:
+        self._overview = overview
+        self._more = more
+        self._scraper = scraper
+        self._full = full
+        self._rendering = Rendering(self._render)
+
+    async def render(self) -> bytes:
+        """The text format. Those who ask while instances are asked share the next answer."""
+        return await self._rendering.text()
+
+    async def _render(self) -> bytes:
+        pids = [pid for found in self._overview.summaries() for pid in found.pids]
+        async with asyncio.TaskGroup() as tasks:
+            measured = tasks.create_task(asyncio.to_thread(pss_by_pid, pids), name="memory of instances")
+            asked = tasks.create_task(self._ask(), name="metrics of instances")
+        pss, answers = measured.result(), asked.result()
+        text = render_families(self._collect(pss, answers))
+        return await self._with_texts(text, answers.texts) if self._full else text
+
+    async def _ask(self) -> _Answers:
+        if self._scraper is None:
+            return _Answers()
+        targets = self._overview.targets()
+        asked = sorted(target.origin for target in targets)
+        if self._full:
+            return _Answers(asked, texts=await self._scraper.scrape(targets, take=_Budget(_FULL_BYTES)))
+        return _Answers(asked, digests=await self._scraper.scrape(targets, take=_digest))
+
+    def _collect(self, pss: Mapping[int, int], answers: _Answers) -> Iterable[Metric]:
+        summaries = self._overview.summaries()  # as it is now: some have gone while the others were asked
+        families = {family.name: family for family in process_families()}
+        families |= {family.name: family for family in (*_fleet_families(summaries, pss=pss), *self._more())}
+        success = GaugeMetricFamily(
+            "mcm_instance_scrape_success",
+            "1 where the metrics of the cluster's ready instance of the program were read.",
+            labels=["cluster", "program"],
+        )
+        present = {found.name for found in summaries}
+        for origin in answers.asked:
+            if origin.cluster in present:
+                success.add_metric([*origin], origin in answers.digests or origin in answers.texts)
+                _add(families, origin, values=answers.digests.get(origin, {}))
+        return [*families.values(), success]
+
+    async def _with_texts(self, own: bytes, texts: Mapping[Origin, str]) -> bytes:
+        families = Families()
+        families.add(own.decode().split("\n"))
+        present = {found.name for found in self._overview.summaries()}
+        for origin, text in texts.items():
+            if origin.cluster in present:
+                families.add(text.split("\n"), labels=origin._asdict())
+                await asyncio.sleep(0)  # each takes some 20 ms of the loop
+        return families.render()
+
+
+def _digest(_: Target, text: str) -> Digest:
+    return digest(text.split("\n"))
+
+
+class _Budget:
+    """Takes texts as they are, as long as they are not too much together."""
+
+    def __init__(self, budget: int) -> None:
+        self._left = budget
+
+    def __call__(self, target: Target, text: str) -> str:
+        if len(text) > self._left:
+            raise McmError(f"all instances together say more than is passed on; {target.origin.cluster} is left out")
+        self._left -= len(text)
+        return text
+
+
+def _fleet_families(summaries: Iterable[ClusterSummary], *, pss: Mapping[int, int]) -> list[Metric]:
+    found = list(summaries)
+    clusters = GaugeMetricFamily("mcm_clusters", "Clusters by the state of their instance.", labels=["state"])
+    counts = Counter(summary.state for summary in found)
+    for state in State:
+        clusters.add_metric([state], counts[state])
+    up = GaugeMetricFamily("mcm_instance_up", "1 where the cluster's instance is ready.", labels=["cluster"])
+    restarts = CounterMetricFamily(
+        "mcm_instance_restarts", "Starts after the instance ended by itself.", labels=["cluster"]
+    )
+    memory = GaugeMetricFamily(
+        "mcm_instance_pss_bytes",
+        "Memory of the instances of a cluster, their share of shared pages included.",
+        labels=["cluster"],
+    )
+    exits = CounterMetricFamily(
+        "mcm_instance_exits", "Ends of the instance by itself, by the reason.", labels=["cluster", "reason"]
+    )
+    for summary in found:
+        up.add_metric([summary.name], summary.state is State.READY)
+        restarts.add_metric([summary.name], summary.restarts)
+        for reason in EXIT_REASONS:
+            exits.add_metric([summary.name, reason], summary.exits.get(reason, 0))
+        if measured := [pss[pid] for pid in summary.pids if pid in pss]:
+            memory.add_metric([summary.name], sum(measured))
+    return [clusters, up, restarts, exits, memory]
+
+
+def _add(families: dict[str, Metric], origin: Origin, *, values: Digest) -> None:
+    """Add what an instance says; mcm itself has some metrics of the same names, without these labels."""
+    for (name, labels), value in values.items():
+        series = SERIES[name]
+        base = name.removesuffix("_total") if series.type == "counter" else name
+        family = families.setdefault(base, Metric(base, series.help, series.type))
+        family.add_sample(name, {**origin._asdict(), **dict(labels)}, value)

@@ -1,0 +1,150 @@
+"""Reads the metrics of instances over TLS, with a certificate that only mcm has."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import NamedTuple, Self, TypeVar
+
+import aiohttp
+
+from kplane.mcm.describe.certificate import ReaderCertificate
+from kplane.mcm.errors import McmError
+from kplane.provider import ClusterConfig, KubeconfigError
+from kplane.provider.aio.cancellation import end_tasks
+from kplane.provider.client.tls import ssl_context
+
+__all__ = ["Origin", "ScrapeLimits", "Scraper", "Target"]
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+class Origin(NamedTuple):
+    """Whose metrics they are."""
+
+    cluster: str
+    program: str
+
+
+class Target(NamedTuple):
+    """Where the metrics of one instance are."""
+
+    origin: Origin
+    url: str
+    authority: bytes
+    """Of its serving certificate, in PEM."""
+
+
+class ScrapeLimits(NamedTuple):
+    """What reading the metrics of all instances may cost."""
+
+    deadline_seconds: float = 5.0
+    """Of all together. Prometheus waits for 10 s unless it is told otherwise."""
+    timeout_seconds: float = 2.0
+    """Of each."""
+    at_once: int = 8
+    bytes_each: int = 4 << 20
+    """Of the text of one instance; 0.4 MB are usual."""
+
+
+class Scraper:
+    """Reads instances at once, a few at a time; an async context manager.
+
+    One that is silent, slow, or says too much is left out, and nobody waits for it longer than the limits say. Those
+    that failed the last time are asked last, so that they are not in the way of the others.
+    """
+
+    def __init__(self, reader: ReaderCertificate, *, limits: ScrapeLimits | None = None) -> None:
+        self._reader = reader
+        self._limits = limits or ScrapeLimits()
+        self._failing: frozenset[Origin] = frozenset()
+        self._contexts: dict[bytes, ssl.SSLContext] = {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        # Connections are not kept: each would cost memory in an instance, of which there are many.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            headers={"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"},
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def scrape(self, targets: Iterable[Target], *, take: Callable[[Target, str], _T]) -> dict[Origin, _T]:
+        """Return what `take` makes of the text of each instance, by whose it is.
+
+        Those that failed are left out, and those of which `take` raises McmError.
+        """
+        ordered = sorted(targets, key=lambda target: target.origin in self._failing)
+        authorities = {target.authority for target in ordered}
+        self._contexts = {known: context for known, context in self._contexts.items() if known in authorities}
+        found: dict[Origin, _T] = {}
+        slots = asyncio.Semaphore(self._limits.at_once)
+        tasks = [
+            asyncio.create_task(
+                self._ask(target, slots=slots, take=take, found=found), name=f"scrape {target.origin.cluster}"
+            )
+            for target in ordered
+        ]
+        if tasks:
+            try:
+                await asyncio.wait(tasks, timeout=self._limits.deadline_seconds)
+            finally:
+                await end_tasks(tasks)
+        self._failing = frozenset(target.origin for target in ordered if target.origin not in found)
+        return found
+
+    async def _ask(
+        self,
+        target: Target,
+        *,
+        slots: asyncio.Semaphore,
+        take: Callable[[Target, str], _T],
+        found: dict[Origin, _T],
+    ) -> None:
+        async with slots:
+            try:
+                async with asyncio.timeout(self._limits.timeout_seconds):
+                    text = await self._read(target)
+                found[target.origin] = take(target, text.decode(errors="replace"))
+            except (aiohttp.ClientError, OSError, ValueError, McmError, KubeconfigError) as error:
+                reason = str(error) or type(error).__name__
+                level = logging.DEBUG if target.origin in self._failing else logging.INFO
+                logger.log(level, "the metrics of %s of %s cannot be read: %s", *reversed(target.origin), reason)
+
+    async def _read(self, target: Target) -> bytearray:
+        if self._session is None:
+            raise McmError("the scraper is not open")
+        text = bytearray()
+        async with self._session.get(target.url, ssl=self._context(target), allow_redirects=False) as answer:
+            if answer.status != 200:
+                raise McmError(f"{target.url} answers {answer.status}")
+            async for chunk in answer.content.iter_any():
+                text += chunk
+                if len(text) > self._limits.bytes_each:
+                    raise McmError(f"{target.url} says more than {self._limits.bytes_each} bytes")
+        return text
+
+    def _context(self, target: Target) -> ssl.SSLContext:
+        context = self._contexts.get(target.authority)
+        if context is None:
+            config = ClusterConfig(
+                server=target.url,
+                ca_data=target.authority,
+                client_certificate=self._reader.certificate,
+                client_key=self._reader.key,
+            )
+            context = self._contexts[target.authority] = ssl_context(config)
+        return context

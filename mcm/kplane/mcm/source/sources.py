@@ -1,0 +1,172 @@
+"""Where mcm finds the control planes that instances run for."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from kplane.api import RegistrationMode
+from kplane.mcm.describe.services import SERVICES
+from kplane.mcm.errors import ConfigurationError
+from kplane.mcm.status.reporter import Object
+from kplane.provider import Client, Provider, ProviderError, Resource
+from kplane.provider.cache.selectors import parse_label_selector
+from kplane.provider.client.resources import DNS_SUBDOMAIN
+from kplane.provider.providers.kplane.endpoint import ENDPOINTS, EndpointProvider, SecretTemplate
+from kplane.provider.providers.kplane.registration import REGISTRATIONS, RegistrationProvider
+
+__all__ = ["Feed", "Source", "SourceKind", "add_source_flags"]
+
+_TEMPLATE: Final = "--cluster-kubeconfig-secret-template"
+_SCOPE: Final = "--cluster-namespace-scope"
+_SELECTOR: Final = "--cluster-selector"
+_REGISTRATION: Final = "--registration"
+
+
+class SourceKind(StrEnum):
+    """Which objects of the management cluster stand for control planes."""
+
+    REGISTRATIONS = "controlplaneregistration"
+    """What controlplane-operator resolved, and which are told of their instances."""
+    ENDPOINTS = "controlplaneendpoint"
+    """What somebody wrote, with credentials in Secrets whose names follow from theirs. Nothing is told of instances."""
+
+    @property
+    def plural(self) -> str:
+        """What several of them are called, in short."""
+        return "registrations" if self is SourceKind.REGISTRATIONS else "endpoints"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """What tells of the control planes of a source."""
+
+    provider: Provider
+    synced: Callable[[], bool]
+    """Whether all objects have been read once."""
+    registrations: RegistrationProvider | None
+    """The provider, where it follows registrations."""
+    resource: Resource
+    """Kind of the objects."""
+    seen: Callable[[str], Object | None]
+    """An object as it was last seen, by the name of its cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the control planes are found. `secrets` is there for endpoints, and for nothing else."""
+
+    kind: SourceKind
+    secrets: SecretTemplate | None
+    selector: str | None
+    """The API's label selector; None: all objects of the kind."""
+    registration: str | None = None
+    """The only registration that is served, one of mode Dedicated; None: this mcm is that of many."""
+
+    @property
+    def mode(self) -> RegistrationMode:
+        """Of the registrations that are served."""
+        return RegistrationMode.DEDICATED if self.registration is not None else RegistrationMode.SHARED
+
+    @classmethod
+    def parse(cls, given: argparse.Namespace) -> Source:
+        """Make it of the flags of `add_source_flags`. Raises ConfigurationError where they do not go together."""
+        kind, template, scope = SourceKind(given.source), given.secret_template, given.namespace_scope
+        if given.registration is not None:
+            _check_alone(given.registration, kind=kind, selector=given.selector)
+        try:
+            parse_label_selector(given.selector or "")
+            if kind is SourceKind.ENDPOINTS:
+                return cls(kind=kind, secrets=_template(template, scope=scope), selector=given.selector or None)
+        except ProviderError as error:
+            raise ConfigurationError(str(error)) from error
+        for flag, value in ((_TEMPLATE, template), (_SCOPE, scope)):
+            if value is not None:
+                raise ConfigurationError(
+                    f"{flag} is for --cluster-source={SourceKind.ENDPOINTS}: the status of a registration names the"
+                    " namespace and the name of its Secret. Leave it out; --cluster-selector chooses registrations"
+                )
+        return cls(kind=kind, secrets=None, selector=given.selector or None, registration=given.registration)
+
+    def follow(self, client: Client) -> Feed:
+        """Make the provider, which reads by a client of the management cluster that belongs to the caller."""
+        if self.secrets is not None:
+            endpoints = EndpointProvider(client, secrets=self.secrets, label_selector=self.selector)
+            return Feed(
+                provider=endpoints,
+                synced=endpoints.synced.is_set,
+                registrations=None,
+                resource=ENDPOINTS,
+                seen=endpoints.endpoint,
+            )
+        registrations = RegistrationProvider(
+            client,
+            services=SERVICES,
+            label_selector=self.selector,
+            mode=self.mode,
+            object_name=self.registration,
+        )
+        return Feed(
+            provider=registrations,
+            synced=registrations.synced.is_set,
+            registrations=registrations,
+            resource=REGISTRATIONS,
+            seen=registrations.registration,
+        )
+
+
+def add_source_flags(parser: argparse.ArgumentParser) -> None:
+    """Let a parser know the flags that `Source.parse` reads."""
+    group = parser.add_argument_group("where control planes are found")
+    group.add_argument(
+        "--cluster-source",
+        choices=tuple(map(str, SourceKind)),
+        default=str(SourceKind.REGISTRATIONS),
+        dest="source",
+        help="which objects of the management cluster have an instance each (default: controlplaneregistration)",
+    )
+    group.add_argument(
+        _TEMPLATE,
+        dest="secret_template",
+        metavar="NAMESPACE/NAME",
+        help="the Secret with the kubeconfig of an endpoint, such as kplane-cp-{name}/controlplane-{name}-controllers;"
+        " {name} stands for the name of the endpoint",
+    )
+    group.add_argument(
+        _SCOPE,
+        dest="namespace_scope",
+        metavar="NAMESPACE",
+        help="all Secrets of endpoints are in this namespace, and the template may leave it out",
+    )
+    group.add_argument(
+        _REGISTRATION,
+        metavar="NAME",
+        help="serve this registration of mode Dedicated, and no other; controlplane-operator starts such an mcm",
+    )
+    group.add_argument(
+        _SELECTOR,
+        dest="selector",
+        metavar="LABELS",
+        help="only objects with these labels, such as tier=gold,region in (a,b)",
+    )
+
+
+def _check_alone(registration: str, *, kind: SourceKind, selector: str | None) -> None:
+    if DNS_SUBDOMAIN.fullmatch(registration) is None:
+        raise ConfigurationError(f"{_REGISTRATION} {registration!r} cannot be the name of a registration")
+    if kind is not SourceKind.REGISTRATIONS:
+        raise ConfigurationError(f"{_REGISTRATION} is for --cluster-source={SourceKind.REGISTRATIONS}: leave one out")
+    if selector is not None:
+        raise ConfigurationError(f"{_SELECTOR} chooses among many, and {_REGISTRATION} names one: leave one out")
+
+
+def _template(text: str | None, *, scope: str | None) -> SecretTemplate:
+    if text is None:
+        raise ConfigurationError(
+            f"--cluster-source={SourceKind.ENDPOINTS} needs {_TEMPLATE}, which says where the kubeconfig of an endpoint"
+            " is, such as kplane-cp-{name}/controlplane-{name}-controllers"
+        )
+    return SecretTemplate(text, namespace_scope=scope)

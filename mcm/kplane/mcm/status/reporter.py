@@ -1,0 +1,377 @@
+"""Tells registrations of their instances: before they start, when they change, and when they have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any, Final
+
+from kplane.api import RegistrationMode
+from kplane.mcm.describe.services import served
+from kplane.mcm.errors import NotAnnounced, RegistrationWithdrawn
+from kplane.mcm.status.report import Reason, Report, essence_of
+from kplane.provider import (
+    Backoff,
+    Client,
+    Cluster,
+    ClusterNotOwned,
+    Conflict,
+    Controller,
+    NotFound,
+    ProviderError,
+    Result,
+    Unreachable,
+    WorkQueue,
+)
+from kplane.provider.aio.running import kept_running
+from kplane.provider.providers.kplane.registration import REGISTRATIONS, UID_ATTRIBUTE, is_occupied, is_served
+
+__all__ = ["Object", "Reports", "check_wanted"]
+
+logger = logging.getLogger(__name__)
+
+_MANAGER: Final = "mcm"
+_DEADLINE_SECONDS: Final = 5.0
+"""Of one write: an instance starts, and one is replaced, no later than that where the management API is silent."""
+_AT_ONCE: Final = 16
+_TRIES: Final = 5
+"""Of a write, while others write to the same registration."""
+_WORKERS: Final = 4
+_REFRESH_SECONDS: Final = 300.0
+"""So long a condition keeps a message that is no longer the last one."""
+_CALM_SECONDS: Final = 120.0
+"""An instance that changed nothing for so long may change at once; one that goes to and fro is told of less often."""
+
+Object = Mapping[str, Any]
+
+
+class _Subject:
+    """What is known of one registration."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.live: Report | None = None
+        """Of the instance that is there, or about to start."""
+        self.announced: Mapping[str, str] | None = None
+        self.failure = ""
+        """Why it cannot start, for the control plane with uid `failed_for`."""
+        self.failed_for = ""
+        self.answer: Object | None = None
+        """The registration as the answer to our last write had it, or to a question of ours."""
+        self.written_at = 0.0
+        """0: this run has written nothing."""
+        self.not_before = 0.0
+        self.pace = Backoff(initial_seconds=0.5, maximum_seconds=60.0)
+
+
+class Reports:
+    """Has each registration say whether its instance runs, and for which control plane.
+
+    The start of an instance is announced before there is one: so whoever has seen that a registration is not ready, and
+    that its status names no instance, knows that none will come. The API server puts the two writes in an order: either
+    the operator's comes first, and the answer to ours says that the registration is not ready any more; or ours does,
+    and is in the answer to the operator's.
+
+    Only transitions are written, with server-side apply, as manager of these two fields and of no other. A management
+    API that refuses or is silent keeps no instance from ending, and from running only where it `has_to_announce`; it is
+    told when it is back.
+
+    Who serves one mode leaves a registration alone that has an instance of the other. Each write names the version of
+    the registration that it answers: so of two who announce an instance at once, the second one sees the first.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        registration: Callable[[str], Object | None],
+        version: str | None = None,
+        mine: Callable[[Object], bool] = lambda _: True,
+        before_write: Callable[[str], float | None] = lambda _: None,
+        mode: RegistrationMode = RegistrationMode.SHARED,
+        has_to_announce: bool = False,
+    ) -> None:
+        """`registration` returns one as it was last seen, `version` is that of kube-controller-manager where an
+        instance is not announced with another one.
+
+        `mine` tells of a registration as it was last seen whether its instance is this process's business. Where it is
+        not, the registration is told that what this run announced has ended, and of nothing else. `before_write` is
+        called with its name before it is asked for or written to: it raises ClusterNotOwned where another process
+        speaks of it now, and a number that it returns is for how many seconds none does.
+
+        `mode` is that of the registrations which are served. With `has_to_announce` no instance starts whose
+        registration could not be told of it.
+        """
+        self._client = client
+        self._registration = registration
+        self._version = version
+        self._mine = mine
+        self._before_write = before_write
+        self._mode = mode
+        self._has_to_announce = has_to_announce
+        self._subjects: dict[str, _Subject] = {}
+        self._queue: WorkQueue[str] = WorkQueue(initial_backoff_seconds=0.5, maximum_backoff_seconds=60.0)
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Write what changes, while within."""
+        controller = Controller(
+            "report", self._reconcile, queue=self._queue, workers=_WORKERS, timeout_seconds=3 * _DEADLINE_SECONDS
+        )
+        async with kept_running("reports", controller.run):
+            yield
+
+    def look(self, name: str) -> None:
+        """The registration changed: what it says of its instance may be wrong by now."""
+        self._queue.add(name)
+
+    def take_over(self, names: Iterable[str]) -> None:
+        """Have a look at registrations that became this process's business, and of which others may have spoken."""
+        for name in names:
+            subject = self._subjects.get(name)
+            if subject is not None and subject.live is None:
+                subject.written_at = 0.0
+            self.look(name)
+
+    async def announce(self, cluster: Cluster, *, version: str | None = None) -> None:
+        """Say that an instance is about to start, of that version of kube-controller-manager.
+
+        Raises RegistrationWithdrawn where the registration wants none for this control plane any more, or none of this
+        mode; NotAnnounced where it is not known to say so, and has to.
+        """
+        name, uid = cluster.name, cluster.attributes.get(UID_ATTRIBUTE, "")
+        self._check_wanted(name, uid=uid)
+        subject = self._subject(name)
+        version = version or self._version
+        subject.announced = {
+            **({"controlPlaneUID": uid} if uid else {}),
+            **({"version": version} if version is not None else {}),
+            **({"mode": self._mode} if self._mode is RegistrationMode.DEDICATED else {}),
+        }
+        reason = Reason.CANNOT_START if subject.failure else Reason.STARTING
+        message = subject.failure or f"{served(cluster)[0].program} is starting"
+        subject.live = Report(reason=reason, message=message, instance=subject.announced)
+        if await self._write_announcement(name):
+            self._check_wanted(name, uid=uid)
+
+    def _check_wanted(self, name: str, *, uid: str) -> None:
+        check_wanted(name, self._latest(name), uid=uid, mode=self._mode)
+
+    async def _write_announcement(self, name: str) -> bool:
+        """Have the registration say it, as an answer to what it says now; whether it does."""
+        try:
+            await self._tell_now(name)
+        except NotFound:
+            raise RegistrationWithdrawn(f"registration {name} is gone") from None
+        except ProviderError as error:
+            # After a conflict it may be another instance that is announced by now.
+            if self._has_to_announce or isinstance(error, (ClusterNotOwned, Conflict)):
+                raise NotAnnounced(f"registration {name} cannot be told of its instance: {error}") from error
+            self._retry(name, error)
+            return False
+        return True
+
+    def say(self, name: str, reason: Reason, *, message: str = "") -> None:
+        """Say how the instance is now, which was announced."""
+        subject = self._subject(name)
+        subject.failure = ""
+        subject.live = Report(reason=reason, message=message, instance=subject.announced)
+        self._queue.add(name)
+
+    def say_failure(self, cluster: Cluster, message: str) -> None:
+        """Say why the instance cannot start. It stays announced, because it is tried again."""
+        subject = self._subject(cluster.name)
+        subject.failure, subject.failed_for = message, cluster.attributes.get(UID_ATTRIBUTE, "")
+        self._queue.add(cluster.name)
+
+    async def end(self, name: str) -> None:
+        """Say that the instance has ended."""
+        self._subject(name).live = None
+        try:
+            await self._tell_now(name)
+        except NotFound:
+            pass  # the watch has not told of it yet
+        except ProviderError as error:
+            self._retry(name, error)
+
+    async def _tell_now(self, name: str) -> None:
+        """Write what is to be said without waiting for a turn."""
+        later = await self._bring(name, at_once=True)
+        if later is not None and later.requeue_after_seconds is not None:
+            self._queue.add_after(name, later.requeue_after_seconds)
+
+    def _retry(self, name: str, error: ProviderError) -> None:
+        delay = self._queue.retry(name)
+        logger.warning("registration %s cannot be told of its instance, again in %.1f s: %s", name, delay, error)
+
+    async def _reconcile(self, name: str) -> Result | None:
+        try:
+            return await self._bring(name, at_once=False)
+        except NotFound:
+            return None
+
+    async def _bring(self, name: str, *, at_once: bool) -> Result | None:
+        subject = self._subject(name)
+        async with subject.lock:
+            for _ in range(_TRIES - 1):
+                try:
+                    return await self._bring_about(name, subject, at_once=at_once)
+                except Conflict as conflict:
+                    await self._look_again(name, subject, conflict=conflict)
+                except ClusterNotOwned:
+                    if subject.live is not None:
+                        raise
+                    # Whose business it is by now says that there is none of ours.
+                    subject.announced, subject.failure = None, ""
+                    if self._latest(name) is None:
+                        self._forget(name)
+                    return None
+            return await self._bring_about(name, subject, at_once=at_once)
+
+    async def _bring_about(self, name: str, subject: _Subject, *, at_once: bool) -> Result | None:
+        registration = self._latest(name)
+        if registration is None:
+            await self._part(name, subject)
+            self._forget(name)
+            return None
+        if is_occupied(registration, mode=self._mode):
+            return None  # whoever announced that instance says what becomes of it
+        wanted = self._wanted(subject, registration)
+        wait = _until(subject, wanted, registration=registration, at_once=at_once)
+        if wait is not None and wait > 0:
+            return Result(wait)
+        if wanted is None:
+            return None
+        if wait is not None:
+            await self._write(name, subject, wanted.applied(registration))
+        if wanted.reason is Reason.ENDED and subject.live is None:
+            # Not before that is said: a write that fails is tried again.
+            subject.announced = None
+        return None
+
+    async def _part(self, name: str, subject: _Subject) -> None:
+        """Say of a registration that is not seen any more that its instance has ended: it may have lost a label."""
+        if subject.live is None and subject.announced is not None:
+            registration = await self._read(name)
+            if registration is not None and _announces(registration, subject.announced):
+                with contextlib.suppress(NotFound):
+                    await self._write(name, subject, Report(reason=Reason.ENDED).applied(registration))
+            subject.announced = None
+
+    def _wanted(self, subject: _Subject, registration: Object) -> Report | None:
+        if subject.live is not None:
+            return subject.live
+        said = essence_of(registration)
+        # Of one of the other mode only an instance of ours that was left is ours to tell of: the rest others have said.
+        ours = is_served(registration, mode=self._mode) or (said is not None and bool(said[0][2]))
+        mine = ours and self._mine(registration)
+        if mine and subject.failure and _wants(registration, uid=subject.failed_for, mode=self._mode):
+            return Report(reason=Reason.CANNOT_START, message=subject.failure, instance=subject.announced)
+        subject.failure = ""
+        if said is None:
+            return None
+        # Of one of ours that an earlier run announced nothing is left either: the instances end with their mcm.
+        still_ours = subject.announced is not None and _announces(registration, subject.announced)
+        return Report(reason=Reason.ENDED) if mine or still_ours else None
+
+    async def _look_again(self, name: str, subject: _Subject, *, conflict: Conflict) -> None:
+        """See what somebody else made of the registration, without waiting for the watch.
+
+        Raises NotFound where it is gone, and the conflict where it is not known.
+        """
+        try:
+            found = await self._read(name)
+        except ProviderError as error:
+            raise conflict from error
+        if found is None:
+            raise NotFound(404, "NotFound", f"registration {name} is gone")
+        subject.answer = found
+
+    async def _read(self, name: str) -> Object | None:
+        # By a list: mcm may list and watch registrations, and nobody lets it `get` them.
+        async with self._turn(name):
+            found = await self._client.list(REGISTRATIONS, field_selector=f"metadata.name={name}")
+        return found.items[0] if found.items else None
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, name: str) -> AsyncIterator[None]:
+        """Bound a request about a registration, and how many there are at once."""
+        most_seconds = self._before_write(name)
+        # Half of it: of an instance that ended because time runs out, that is to be known before it has.
+        seconds = _DEADLINE_SECONDS if most_seconds is None else min(_DEADLINE_SECONDS, most_seconds / 2)
+        try:
+            async with asyncio.timeout(seconds), self._slots:
+                yield
+        except TimeoutError as error:
+            raise Unreachable(f"no answer within {seconds:g} s", kind="timeout") from error
+
+    async def _write(self, name: str, subject: _Subject, body: dict[str, Any]) -> None:
+        async with self._turn(name):
+            subject.answer = await self._client.apply(REGISTRATIONS, body, subresource="status", field_manager=_MANAGER)
+        now = time.monotonic()
+        if now - subject.written_at > _CALM_SECONDS:
+            subject.pace.reset()
+        subject.written_at, subject.not_before = now, now + subject.pace.next_delay()
+        self._queue.forget(name)
+
+    def _latest(self, name: str) -> Object | None:
+        """Return the registration as it was seen last, by the watch or in an answer."""
+        seen, subject = self._registration(name), self._subjects.get(name)
+        answer = subject.answer if subject is not None else None
+        if seen is None or answer is None or seen["metadata"].get("uid") != answer["metadata"].get("uid"):
+            return seen
+        return answer if _version(answer) > _version(seen) else seen
+
+    def _subject(self, name: str) -> _Subject:
+        return self._subjects.setdefault(name, _Subject())
+
+    def _forget(self, name: str) -> None:
+        subject = self._subjects.get(name)
+        if subject is not None and subject.live is None:
+            del self._subjects[name]
+
+
+def _until(subject: _Subject, wanted: Report | None, *, registration: Object, at_once: bool) -> float | None:
+    """Tell in how many seconds to write what is wanted; None: there is no need to."""
+    if wanted is None:
+        return None
+    # What an earlier run said announces nothing: as far as we know, somebody may have taken it back by now.
+    fresh = subject.written_at > 0 or subject.live is None
+    now, said = time.monotonic(), essence_of(registration) if fresh else None
+    if said is not None and said[0] == wanted.essence:
+        return max(0.0, subject.written_at + _REFRESH_SECONDS - now) if said[1] != wanted.sentence else None
+    return 0.0 if at_once else max(0.0, subject.not_before - now)
+
+
+def _announces(registration: Object, instance: Mapping[str, str]) -> bool:
+    said = essence_of(registration)
+    return said is not None and said[0][2] == tuple(sorted(instance.items()))
+
+
+def check_wanted(name: str, registration: Object | None, *, uid: str, mode: RegistrationMode) -> None:
+    """Raise RegistrationWithdrawn where a registration wants no instance for a control plane, as it was last seen.
+
+    So it does where it wants none of this mode, or has one of the other.
+    """
+    if not _wants(registration, uid=uid, mode=mode):
+        raise RegistrationWithdrawn(f"registration {name} wants no instance for control plane {uid} any more")
+    if registration is not None and is_occupied(registration, mode=mode):
+        raise RegistrationWithdrawn(f"registration {name} has an instance of the other mode, which has not ended yet")
+
+
+def _wants(registration: Object | None, *, uid: str, mode: RegistrationMode) -> bool:
+    if registration is None or registration["metadata"].get("deletionTimestamp"):
+        return False
+    if not is_served(registration, mode=mode):
+        return False
+    status = registration.get("status") or {}
+    return status.get("ready") is True and str(status.get("controlPlaneUID") or "") == uid
+
+
+def _version(registration: Object) -> int:
+    # A decimal number that grows: promised by Kubernetes since 1.35, true of etcd always.
+    return int(registration["metadata"]["resourceVersion"])

@@ -1,0 +1,84 @@
+"""Serves /healthz, /readyz, /clusters with a summary of every cluster, and /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from kplane.mcm.errors import McmError
+from kplane.mcm.instance.memory import pss_by_pid
+from kplane.mcm.metrics.collector import Metrics
+from kplane.mcm.settings import Listen
+from kplane.mcm.status.overview import Overview
+from kplane.mcm.status.table import ClusterDetails, render_checks, render_table
+
+__all__ = ["serve_status"]
+
+
+@contextlib.asynccontextmanager
+async def serve_status(
+    listen: Listen, *, overview: Overview, metrics: Metrics, sources: str, synced: Callable[[], bool]
+) -> AsyncIterator[None]:
+    """Serve while within. `synced` says whether all objects that stand for control planes have been read once.
+
+    `sources` is what these are called. `/healthz` answers as long as the loop turns. `/readyz` is 200 from the time
+    that they are known;
+    `/readyz?verbose` tells of each cluster too, but instances that fail never make mcm itself unready, as that would
+    help none of them. `/clusters` tells more of them, as JSON or, where text/plain or `?format=table` is asked for, as
+    a table. Raises McmError where the address cannot be listened on.
+    """
+
+    not_synced = f"the {sources} have not been read yet; see the log for what is in the way"
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(request: web.Request) -> web.Response:
+        ready = synced()
+        if "verbose" in request.query:
+            text = render_checks({sources: "" if ready else not_synced}, clusters=overview.summaries())
+        else:
+            text = "ok\n" if ready else f"{not_synced}\n"
+        return web.Response(text=text, status=200 if ready else 503)
+
+    async def show_clusters(request: web.Request) -> web.Response:
+        form = request.query.get("format") or ("table" if _prefers_text(request.headers.get("Accept", "")) else "json")
+        if form not in {"json", "table"}:
+            raise web.HTTPBadRequest(text="format is json or table\n")
+        details = await _details(overview)
+        if form == "table":
+            return web.Response(text=render_table(details))
+        return web.json_response({"clusters": {found.summary.name: found.to_json() for found in details}})
+
+    async def show_metrics(_: web.Request) -> web.Response:
+        return web.Response(body=await metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
+    app.add_routes([web.get("/clusters", show_clusters), web.get("/metrics", show_metrics)])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, listen.host, listen.port).start()
+        except OSError as error:
+            raise McmError(f"cannot listen on {listen.host}:{listen.port} (--listen): {error.strerror}") from error
+        yield
+    finally:
+        await runner.cleanup()
+
+
+async def _details(overview: Overview) -> Sequence[ClusterDetails]:
+    summaries = overview.summaries()
+    pss = await asyncio.to_thread(pss_by_pid, [pid for found in summaries for pid in found.pids])
+    return [ClusterDetails(found, sum(pss[pid] for pid in found.pids if pid in pss) or None) for found in summaries]
+
+
+def _prefers_text(accept: str) -> bool:
+    """Whether text/plain is asked for, and JSON is not: browsers and curl ask for anything."""
+    kinds = {kind.partition(";")[0].strip() for kind in accept.split(",")}
+    return "text/plain" in kinds and "application/json" not in kinds

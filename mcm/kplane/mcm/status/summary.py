@@ -1,0 +1,49 @@
+"""What the instances of one cluster come to as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from kplane.mcm.describe.services import Served
+from kplane.mcm.instance.lifecycle import Instance
+from kplane.mcm.status.report import Reason
+
+__all__ = ["Told", "foremost", "summarize"]
+
+
+class Told(NamedTuple):
+    """What a registration is told of its instances."""
+
+    reason: Reason
+    message: str
+
+
+def foremost(instances: Sequence[Instance]) -> Instance:
+    """Return the one that is to be told of: the first of those that are furthest from running."""
+    return max(instances, key=lambda each: _RANKS.get(each.reason, _RANK_OF_TROUBLE))
+
+
+_RANK_OF_TROUBLE: Final = 2
+_RANKS: Final[Mapping[Reason | None, int]] = {Reason.INSTANCE_RUNNING: 0, Reason.STARTING: 1, None: 3}
+
+
+def summarize(instances: Sequence[Instance]) -> Told | None:
+    """Tell whether all run, else why one does not; None while that is about to change.
+
+    Where controllers are all there is, the message has no more than what the instance says.
+    """
+    shown = foremost(instances)
+    reason = shown.reason
+    if reason is None:
+        return None
+    if [each.service for each in instances] == [Served.CONTROLLERS]:
+        return Told(reason, shown.message)
+    if shown.message:
+        return Told(reason, f"{shown.service.program}: {shown.message}")
+    programs = [each.service.program for each in instances]
+    sentences = {
+        Reason.INSTANCE_RUNNING: " and ".join(programs) + (" run" if len(programs) > 1 else " runs"),
+        Reason.STARTING: f"{shown.service.program} is starting",
+    }
+    return Told(reason, sentences.get(reason, shown.service.program))

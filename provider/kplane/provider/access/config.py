@@ -1,0 +1,363 @@
+"""How to reach and authenticate to one API server."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from cryptography import x509
+
+from kplane.provider.access.documents import DocumentError, read_yaml
+from kplane.provider.access.exec_plugin import ExecPlugin, require_no_text
+from kplane.provider.access.impersonation import Impersonation
+from kplane.provider.errors import KubeconfigError
+
+__all__ = ["ClusterConfig", "read_document"]
+
+_SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+# Forty clusters with certificates, or four hundred contexts. What somebody else wrote is read in the loop, in 0.1 s.
+_MOST_BYTES: Final = 256 * 1024
+_MOST_NODES: Final = 10_000
+_MOST_BYTES_OF_FILE: Final = 16 * 1024**2
+_REFUSED_USER_FIELDS: Final = {
+    "auth-provider": "auth providers were removed from Kubernetes",
+    "username": "user name and password were removed from Kubernetes",
+    "password": "user name and password were removed from Kubernetes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """Address, trust and credentials of one API server. Its repr shows no secret.
+
+    `server` is an https URL, with a path where the API server is served below one. `ca_data` is PEM (None: the
+    system's CAs). `client_certificate` and `client_key` are PEM. `token_file` is read again while the client runs.
+    `exec_plugin` is run for credentials, and again when they expire or are refused; it is used in the place of others.
+    `impersonation` is whom requests are made as, `proxy` the http URL of a proxy that connects to the server.
+    Raises KubeconfigError where a value cannot be used.
+    """
+
+    server: str
+    ca_data: bytes | None = field(default=None, repr=False)
+    tls_server_name: str | None = None
+    client_certificate: bytes | None = field(default=None, repr=False)
+    client_key: bytes | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    token_file: Path | None = None
+    exec_plugin: ExecPlugin | None = None
+    impersonation: Impersonation | None = None
+    proxy: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "server", _checked_server(self.server))
+        if self.ca_data is not None:
+            _certificates(self.ca_data, what="the CA of the cluster")
+        if (self.client_certificate is None) != (self.client_key is None):
+            raise KubeconfigError(
+                "a client certificate needs its key and the other way round; only one of them is given"
+            )
+        if self.client_certificate is not None:
+            _subject(self.client_certificate)
+        name = self.tls_server_name or ""
+        if not (name.isascii() and name.isprintable()):
+            raise KubeconfigError("tls-server-name is no name of a host; write one that is not ASCII as xn--…")
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token):
+            raise KubeconfigError("the token is empty or has characters that no HTTP header can carry")
+        if self.exec_plugin is not None and (self.token or self.token_file or self.client_certificate):
+            raise KubeconfigError("there is an exec plugin and a token or certificate besides; give only one of them")
+        if self.proxy is not None:
+            object.__setattr__(self, "proxy", _checked_proxy(self.proxy))
+
+    @classmethod
+    def from_kubeconfig(
+        cls,
+        source: str | bytes | Mapping[str, Any],
+        *,
+        context: str | None = None,
+        directory: Path | None = None,
+        exec_plugins: bool | Collection[str] = False,
+    ) -> ClusterConfig:
+        """Take one context (default: the current one) out of a kubeconfig.
+
+        `source` is its text or the parsed document. Files it refers to are looked up below `directory`; without one
+        they are refused, so that a kubeconfig that somebody else wrote cannot name files of this machine. Nor does it
+        run programs here: exec plugins are refused, unless `exec_plugins` is true, or has the command in it, as it is
+        written in the kubeconfig. Text is 256 KiB at most, and has no YAML aliases of mappings or lists.
+
+        Raises KubeconfigError with what is wrong.
+        """
+        require_no_text(exec_plugins)
+        document = source if isinstance(source, Mapping) else _parse(source)
+        name = context if context is not None else document.get("current-context")
+        if not isinstance(name, str) or not name:
+            raise KubeconfigError("the kubeconfig has no current-context, and none was chosen")
+        chosen = _named(document, "contexts", "context", name)
+        cluster = _named(document, "clusters", "cluster", chosen.get("cluster"))
+        user = _named(document, "users", "user", chosen["user"]) if chosen.get("user") else {}
+        if cluster.get("insecure-skip-tls-verify"):
+            raise KubeconfigError(
+                "insecure-skip-tls-verify is set: connections are always verified; give the cluster's CA"
+            )
+        for refused, why in _REFUSED_USER_FIELDS.items():
+            if user.get(refused):
+                raise KubeconfigError(
+                    f"the user of context {name!r} has {refused!r}: {why}; use a token or a certificate"
+                )
+        token_file = _text(user, "tokenFile")
+        return cls(
+            server=_text(cluster, "server") or "",
+            ca_data=_data(cluster, "certificate-authority", directory),
+            tls_server_name=_text(cluster, "tls-server-name"),
+            client_certificate=_data(user, "client-certificate", directory),
+            client_key=_data(user, "client-key", directory),
+            token=None if token_file else _text(user, "token"),
+            token_file=_path(token_file, "tokenFile", directory) if token_file else None,
+            exec_plugin=_plugin(user.get("exec"), cluster=cluster, directory=directory, allowed=exec_plugins),
+            impersonation=Impersonation.from_kubeconfig(user),
+            proxy=_text(cluster, "proxy-url"),
+        )
+
+    @classmethod
+    def load(
+        cls, path: Path, *, context: str | None = None, exec_plugins: bool | Collection[str] = False
+    ) -> ClusterConfig:
+        """Read a kubeconfig file; relative paths in it are relative to it. `exec_plugins` as in `from_kubeconfig`.
+
+        It may be larger than one that comes from elsewhere.
+        """
+        try:
+            document = read_document(path)
+        except OSError as error:
+            raise KubeconfigError(f"cannot read kubeconfig {path}: {error.strerror}") from error
+        directory = path.absolute().parent
+        return cls.from_kubeconfig(document, context=context, directory=directory, exec_plugins=exec_plugins)
+
+    @classmethod
+    def in_cluster(
+        cls, *, directory: Path = _SERVICE_ACCOUNT, environment: Mapping[str, str] | None = None
+    ) -> ClusterConfig:
+        """Use the ServiceAccount of the pod this runs in."""
+        variables = os.environ if environment is None else environment
+        host, port = variables.get("KUBERNETES_SERVICE_HOST"), variables.get("KUBERNETES_SERVICE_PORT", "443")
+        if not host:
+            raise KubeconfigError("not in a pod: KUBERNETES_SERVICE_HOST is not set; give a kubeconfig")
+        try:
+            ca_data = (directory / "ca.crt").read_bytes()
+        except OSError as error:
+            raise KubeconfigError(f"cannot read {directory / 'ca.crt'}: {error.strerror}") from error
+        address = f"[{host}]" if ":" in host else host
+        return cls(server=f"https://{address}:{port}", ca_data=ca_data, token_file=directory / "token")
+
+    def with_server(self, server: str) -> ClusterConfig:
+        """The same trust and credentials for another address.
+
+        Raises KubeconfigError where the trust is in the system's CAs and the address is another host or port: any
+        server with a public certificate would be given the credentials.
+        """
+        moved = replace(self, server=server)
+        if self.ca_data is None and _authority(moved.server) != _authority(self.server):
+            raise KubeconfigError(
+                f"credentials for {self.server} are not sent to {moved.server}, because the kubeconfig has no CA of its"
+                " own; put certificate-authority-data into it"
+            )
+        return moved
+
+    def continues(self, previous: ClusterConfig) -> bool:
+        """Whether this is the cluster and the identity of `previous`, whatever was renewed.
+
+        A token or certificate may be another one, and the CA as long as one is in both: when a CA is exchanged, both
+        are trusted for a while.
+        """
+        return (
+            (self.server, self.tls_server_name, self.proxy, self._identity())
+            == (previous.server, previous.tls_server_name, previous.proxy, previous._identity())
+        ) and _share_a_ca(self.ca_data, previous.ca_data)
+
+    def to_kubeconfig(self) -> dict[str, Any]:
+        """A kubeconfig document with one context; it holds the credentials."""
+        cluster: dict[str, Any] = {"server": self.server}
+        if self.ca_data is not None:
+            cluster["certificate-authority-data"] = base64.b64encode(self.ca_data).decode()
+        if self.tls_server_name is not None:
+            cluster["tls-server-name"] = self.tls_server_name
+        if self.proxy is not None:
+            cluster["proxy-url"] = self.proxy
+        user: dict[str, Any] = {}
+        if self.client_certificate is not None and self.client_key is not None:
+            user["client-certificate-data"] = base64.b64encode(self.client_certificate).decode()
+            user["client-key-data"] = base64.b64encode(self.client_key).decode()
+        if self.token_file is not None:
+            user["tokenFile"] = str(self.token_file)
+        elif self.token is not None:
+            user["token"] = self.token
+        if self.exec_plugin is not None:
+            user["exec"] = self.exec_plugin.to_kubeconfig()
+            cluster["extensions"] = self.exec_plugin.extensions()
+        if self.impersonation is not None:
+            user |= self.impersonation.to_kubeconfig()
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "default", "cluster": cluster}],
+            "users": [{"name": "default", "user": user}],
+            "contexts": [{"name": "default", "context": {"cluster": "default", "user": "default"}}],
+            "current-context": "default",
+        }
+
+    def _identity(self) -> tuple[object, ...]:
+        kinds: list[object] = [self.exec_plugin, self.impersonation]
+        if self.client_certificate is not None:
+            kinds.append(f"certificate {_subject(self.client_certificate)}")
+        if self.token_file is not None:
+            kinds.append(f"token file {self.token_file}")
+        elif self.token is not None:
+            kinds.append("token")
+        return tuple(kinds)
+
+
+def _authority(server: str) -> tuple[str | None, int]:
+    parts = urlsplit(server)
+    return parts.hostname, parts.port or 443
+
+
+def _checked_server(server: str) -> str:
+    # What is not understood is not shown: there may be a password in it.
+    try:
+        url = urlsplit(server)
+        host, _ = url.hostname, url.port
+    except ValueError:
+        raise KubeconfigError("server is no URL, such as https://10.0.0.1:6443") from None
+    if "@" in url.netloc or url.query or url.fragment or not (server.isascii() and server.isprintable()):
+        raise KubeconfigError(f"server of host {host!r} may only have a host, a port and a path")
+    if url.scheme != "https" or not host:
+        whose = f" of host {host!r}" if host else ""
+        raise KubeconfigError(f"server{whose} has to be an https URL, such as https://10.0.0.1:6443")
+    if any(part in {".", ".."} for part in url.path.split("/")) or " " in server:
+        raise KubeconfigError(f"server of host {host!r} has a path that is not in its plain form")
+    return server.rstrip("/")
+
+
+def _checked_proxy(proxy: str) -> str:
+    try:
+        url = urlsplit(proxy)
+        host, _ = url.hostname, url.port
+    except ValueError as error:
+        raise KubeconfigError("proxy-url is no URL") from error
+    if url.scheme != "http":
+        raise KubeconfigError(
+            f"proxy-url begins with {url.scheme!r}: only http proxies are supported; what is said to the cluster is"
+            " encrypted on the way through one all the same"
+        )
+    if not host or url.path.strip("/") or url.query or url.fragment or not (proxy.isascii() and proxy.isprintable()):
+        raise KubeconfigError("proxy-url may only have a host and a port, such as http://10.0.0.1:3128")
+    return proxy
+
+
+def _plugin(
+    section: object, *, cluster: Mapping[str, Any], directory: Path | None, allowed: bool | Collection[str]
+) -> ExecPlugin | None:
+    if not section:
+        return None
+    if not isinstance(section, Mapping):
+        raise KubeconfigError("'exec' in the kubeconfig has to be a mapping")
+    if allowed is False:
+        raise KubeconfigError(
+            "the kubeconfig has an exec credential plugin: programs are not run because a kubeconfig says so; allow it"
+            " where you trust its author (exec_plugins), or use a token or a certificate"
+        )
+    command = section.get("command")
+    if not isinstance(command, str):
+        raise KubeconfigError("the command of an exec plugin has to be a text")
+    if allowed is not True and command not in allowed:
+        raise KubeconfigError(f"exec plugin {command!r} is not one of those that are allowed here")
+    return ExecPlugin.from_kubeconfig(section, cluster=cluster, directory=directory)
+
+
+def _certificates(pem: bytes, *, what: str) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except (ValueError, x509.InvalidVersion) as error:
+        raise KubeconfigError(f"{what} is no certificate in PEM form") from error
+
+
+def _subject(client_certificate: bytes) -> str:
+    """Whom a client certificate, the first of its chain, is for: what is in one is not read before it is asked for."""
+    first = _certificates(client_certificate, what="the client certificate")[0]
+    try:
+        return first.subject.rfc4514_string()
+    except (ValueError, TypeError) as error:
+        raise KubeconfigError("the subject of the client certificate cannot be read; have one issued anew") from error
+
+
+def read_document(path: Path) -> Mapping[str, Any]:
+    """Read a kubeconfig file, without any of what it refers to. Raises OSError and KubeconfigError."""
+    return _parse(path.read_bytes(), most_bytes=_MOST_BYTES_OF_FILE, most_nodes=None)
+
+
+def _parse(
+    source: str | bytes, *, most_bytes: int = _MOST_BYTES, most_nodes: int | None = _MOST_NODES
+) -> Mapping[str, Any]:
+    if len(source) > most_bytes:
+        raise KubeconfigError(
+            f"the kubeconfig has more than {most_bytes // 1024} KiB; keep only the contexts that are needed"
+        )
+    try:
+        document = read_yaml(source, most_nodes=most_nodes)
+    except DocumentError as error:
+        raise KubeconfigError(f"the kubeconfig {error}") from error
+    if not isinstance(document, Mapping):
+        raise KubeconfigError("the kubeconfig is empty or no YAML mapping")
+    return document
+
+
+def _named(document: Mapping[str, Any], section: str, kind: str, name: object) -> Mapping[str, Any]:
+    entries = document.get(section)
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, Mapping) and entry.get("name") == name and isinstance(entry.get(kind), Mapping):
+            found: Mapping[str, Any] = entry[kind]
+            return found
+    raise KubeconfigError(f"the kubeconfig has no {kind} {name!r} in {section}")
+
+
+def _share_a_ca(one: bytes | None, other: bytes | None) -> bool:
+    if one is None or other is None or one == other:
+        return one == other
+    return not set(_certificates(one, what="the CA")).isdisjoint(_certificates(other, what="the CA"))
+
+
+def _text(section: Mapping[str, Any], key: str) -> str | None:
+    value = section.get(key)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        raise KubeconfigError(f"{key!r} in the kubeconfig has to be text")
+    return value.strip()
+
+
+def _data(section: Mapping[str, Any], key: str, directory: Path | None) -> bytes | None:
+    inline = _text(section, f"{key}-data")
+    if inline is not None:
+        try:
+            return base64.b64decode(inline, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise KubeconfigError(f"'{key}-data' in the kubeconfig is not base64") from error
+    name = _text(section, key)
+    if name is None:
+        return None
+    path = _path(name, key, directory)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise KubeconfigError(f"cannot read {path}, the {key!r} of the kubeconfig: {error.strerror}") from error
+
+
+def _path(name: str, key: str, directory: Path | None) -> Path:
+    if directory is None:
+        raise KubeconfigError(f"{key!r} in the kubeconfig refers to a file; here only inline data is accepted")
+    return directory / name

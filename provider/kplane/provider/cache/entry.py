@@ -1,0 +1,280 @@
+"""One object as it is cached: its bytes, and what of its metadata everybody asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, cast
+
+import msgspec
+import orjson
+from msgspec import Raw, Struct
+
+from kplane.provider.client.resources import Resource
+from kplane.provider.client.wire import decode, status_error
+from kplane.provider.errors import Unreachable
+
+__all__ = ["Change", "Entry", "EntryReader", "Key", "Object"]
+
+Key = tuple[str, str]
+"""Namespace (empty for cluster-scoped kinds) and name."""
+
+Object = dict[str, Any]
+
+_ABSENT: Final = Raw()
+_EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
+_MANAGED: Final = b'"managedFields":'
+_COMMA: Final = ord(",")
+_TYPES: Final = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK")
+_HEADS: Final = {kind: b'{"type":"%s","object":' % kind.encode() for kind in _TYPES[:3]}
+_INITIAL_END: Final = "k8s.io/initial-events-end"
+_SHARED_TEXTS: Final = 2048
+_MALFORMED: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+class _Metadata(Struct, gc=False):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resourceVersion: str = ""  # noqa: N815 - as in JSON
+    generation: int = 0
+    deletionTimestamp: str | None = None  # noqa: N815
+    labels: dict[str, str] | None = None
+    managedFields: Raw = _ABSENT  # noqa: N815
+
+
+class _Object(Struct, gc=False):
+    metadata: _Metadata
+
+
+class _Event(Struct, gc=False):
+    type: str
+    object: _Object
+
+
+class _RawEvent(Struct, gc=False):
+    type: str
+    object: Raw
+
+
+class _Bookmark(Struct, gc=False):
+    annotations: dict[str, str] | None = None
+
+
+class _PageMetadata(Struct, gc=False):
+    resourceVersion: str = ""  # noqa: N815
+    token: str | None = msgspec.field(default=None, name="continue")
+
+
+class _Page(Struct, gc=False):
+    metadata: _PageMetadata
+    items: list[Raw] | None = None
+
+
+_decode_event: Final = msgspec.json.Decoder(_Event).decode
+_decode_raw_event: Final = msgspec.json.Decoder(_RawEvent).decode
+_decode_object: Final = msgspec.json.Decoder(_Object).decode
+_decode_metadata: Final = msgspec.json.Decoder(_Metadata).decode
+_decode_parts: Final = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_bookmark: Final = msgspec.json.Decoder(_Bookmark).decode
+_decode_page: Final = msgspec.json.Decoder(_Page).decode
+
+
+class Entry(Struct, gc=False, eq=False):
+    """An object without managedFields. Whoever wants more of it than is here has it decoded by an `EntryReader`."""
+
+    _metadata: _Metadata
+    raw: bytes
+    indexed: tuple[tuple[str, str], ...] = ()
+    """Names and values of the field indexes that it is found by."""
+
+    @property
+    def name(self) -> str:
+        """`metadata.name`."""
+        return self._metadata.name
+
+    @property
+    def namespace(self) -> str:
+        """`metadata.namespace`; empty for cluster-scoped kinds."""
+        return self._metadata.namespace
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name."""
+        metadata = self._metadata
+        return metadata.namespace, metadata.name
+
+    @property
+    def uid(self) -> str:
+        """`metadata.uid`."""
+        return self._metadata.uid
+
+    @property
+    def resource_version(self) -> str:
+        """`metadata.resourceVersion`."""
+        return self._metadata.resourceVersion
+
+    @property
+    def generation(self) -> int:
+        """`metadata.generation`; 0 for kinds that have none."""
+        return self._metadata.generation
+
+    @property
+    def deleting(self) -> bool:
+        """Whether it has a deletionTimestamp."""
+        return self._metadata.deletionTimestamp is not None
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """`metadata.labels`, which cannot be changed."""
+        labels = self._metadata.labels
+        return MappingProxyType(labels) if labels else _EMPTY
+
+
+class Change(NamedTuple):
+    """One event of a watch: ADDED, MODIFIED, DELETED or BOOKMARK. `initial_end`: what was there before has come."""
+
+    type: str
+    entry: Entry
+    initial_end: bool = False
+
+
+class EntryReader:
+    """Makes entries of what one server sends, and objects of entries. All of it is checked: it may be anything.
+
+    With `metadata_only` an entry has the bytes of its metadata only, also where the server sends more.
+    """
+
+    def __init__(self, resource: Resource, *, server: str, metadata_only: bool = False) -> None:
+        self.resource: Final = resource
+        self._server = server
+        self.metadata_only: Final = metadata_only
+        self._texts: dict[str, str] = {}
+
+    def change(self, line: bytes) -> Change:
+        """Read one line of a watch. Raises the ApiError that an ERROR event stands for, and Unreachable for garbage."""
+        if not self.metadata_only:
+            try:
+                event = _decode_event(line)
+            except _MALFORMED:
+                pass
+            else:
+                head = _HEADS.get(event.type)
+                # As every API server writes them; bookmarks, and what others write, have to be looked at again.
+                if head is not None and line.startswith(head) and line.endswith(b"}"):
+                    return Change(event.type, self._entry(event.object.metadata, line[len(head) : -1]))
+        return self._any_change(line)
+
+    def entry(self, raw: bytes) -> Entry:
+        """Read an object. Raises Unreachable where it is none."""
+        try:
+            if self.metadata_only:
+                raw = bytes(_decode_parts(raw)["metadata"])
+                return self._entry(_decode_metadata(raw), raw)
+            return self._entry(_decode_object(raw).metadata, raw)
+        except (*_MALFORMED, KeyError) as error:
+            raise self._malformed() from error
+
+    def page(self, body: bytes) -> tuple[list[Entry], str, str | None]:
+        """Read a page of a list: its objects, the list's resourceVersion, and the token of the next page."""
+        try:
+            page = _decode_page(body)
+        except _MALFORMED as error:
+            decode(body, server=self._server)
+            raise Unreachable(
+                f"{self._server} answered with no list of {self.resource.plural}", kind="protocol"
+            ) from error
+        entries = [self.entry(bytes(item)) for item in page.items or ()]
+        return entries, page.metadata.resourceVersion, page.metadata.token or None
+
+    def decode(self, entry: Entry) -> Object:
+        """Return the whole object, a new one each time. Raises Unreachable where the server sent none."""
+        whole = self._decoded(entry.raw)
+        if self.metadata_only:
+            return {"apiVersion": self.resource.api_version, "kind": self.resource.kind, "metadata": whole}
+        whole.setdefault("apiVersion", self.resource.api_version)
+        whole.setdefault("kind", self.resource.kind)
+        return whole
+
+    def decode_metadata(self, entry: Entry) -> Object:
+        """Return the metadata alone: for large objects that is much less work."""
+        if self.metadata_only:
+            return self._decoded(entry.raw)
+        try:
+            return self._decoded(bytes(_decode_parts(entry.raw)["metadata"]))
+        except (*_MALFORMED, KeyError) as error:
+            raise self._malformed() from error
+
+    def encode(self, found: Object) -> Entry:
+        """Make an entry of an object. Raises ValueError or TypeError where it cannot be one."""
+        try:
+            return self.entry(orjson.dumps(found))
+        except Unreachable as error:
+            raise ValueError(f"it is no {self.resource.kind} object") from error
+
+    def _any_change(self, line: bytes) -> Change:
+        try:
+            event = _decode_raw_event(line)
+        except _MALFORMED as error:
+            decode(line, server=self._server)
+            raise self._no_event() from error
+        if event.type == "ERROR":
+            status = decode(bytes(event.object), server=self._server)
+            if isinstance(status, dict):
+                raise status_error(status, asked=f"watch of {self.resource.plural}")
+        if event.type not in _TYPES:
+            raise self._no_event()
+        entry = self.entry(bytes(event.object))
+        return Change(event.type, entry, event.type == "BOOKMARK" and self._ends_initial(event.object))
+
+    def _ends_initial(self, bookmark: Raw) -> bool:
+        try:
+            annotations = _decode_bookmark(_decode_parts(bookmark)["metadata"]).annotations
+        except _MALFORMED as error:
+            raise self._malformed() from error
+        return annotations is not None and annotations.get(_INITIAL_END) == "true"
+
+    def _entry(self, metadata: _Metadata, raw: bytes) -> Entry:
+        managed, metadata.managedFields = metadata.managedFields, _ABSENT
+        if managed:
+            raw = self._without(managed, raw)
+        metadata.namespace = self._shared(metadata.namespace)
+        labels = metadata.labels
+        if labels:
+            for key in labels:
+                labels[key] = self._shared(labels[key])
+        return Entry(metadata, raw)
+
+    def _without(self, managed: Raw, raw: bytes) -> bytes:
+        # In JSON a quote after a comma begins a key or a text. So where there is only one, and what follows it is the
+        # value that was found in the metadata, it can be cut out. Else, and where it comes first, the long way.
+        begin = raw.find(_MANAGED)
+        value = begin + len(_MANAGED)
+        end = value + len(managed)
+        if begin > 0 and raw[begin - 1] == _COMMA and raw.startswith(managed, value) and raw.find(_MANAGED, end) < 0:
+            return raw[: begin - 1] + raw[end:]
+        whole = self._decoded(raw)
+        (whole if self.metadata_only else cast("Object", whole["metadata"])).pop("managedFields", None)
+        return orjson.dumps(whole)
+
+    def _shared(self, text: str) -> str:
+        """Return the text as it was seen before, so that many objects share it."""
+        texts = self._texts
+        if len(texts) >= _SHARED_TEXTS and text not in texts:
+            texts.clear()
+        return texts.setdefault(text, text)
+
+    def _decoded(self, raw: bytes) -> Object:
+        # What was skipped before has not been checked in full: texts may be no UTF-8.
+        found = decode(raw, server=self._server)
+        if not isinstance(found, dict):
+            raise self._malformed()
+        return cast("Object", found)
+
+    def _malformed(self) -> Unreachable:
+        return Unreachable(
+            f"{self._server} answered with something that is no {self.resource.kind} object", kind="protocol"
+        )
+
+    def _no_event(self) -> Unreachable:
+        return Unreachable(f"{self._server} sent something that is no watch event", kind="protocol")

@@ -1,0 +1,276 @@
+"""Keeps all objects of a kind in one cluster, and tells handlers about every change."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final, NoReturn
+
+from typing_extensions import override
+
+from kplane.provider.aio.backoff import Backoff
+from kplane.provider.aio.cancellation import end_tasks
+from kplane.provider.cache.delivery import EventHandler, Handlers, Registration
+from kplane.provider.cache.entry import Change, Entry, EntryReader, Key, Object
+from kplane.provider.cache.event import Event, EventKind
+from kplane.provider.cache.feed import CollectionFeed, FeedState, Streaming
+from kplane.provider.cache.indexes import Extract
+from kplane.provider.cache.store import Store
+from kplane.provider.client.client import Client
+from kplane.provider.client.resources import Resource
+from kplane.provider.errors import AnswerTooLarge, ClusterNotReady
+from kplane.provider.logs import log_fields
+
+__all__ = ["Informer", "Transform"]
+
+log: Final = logging.getLogger(__name__)
+
+Transform = Callable[[Object], Object]
+"""Changes an object before it is kept: to leave out what nobody reads. Its identity stays."""
+
+Objects = list[Object]
+Keys = list[Key]
+
+_SLICE: Final = 100
+
+
+class Informer:
+    """Mirrors a kind from `start` until `aclose`; a `Cache` makes, shares and ends them.
+
+    Objects stay bytes, without managedFields, until they are read, and each read makes a new one: whoever changes it
+    harms nobody. With `metadata_only` objects have apiVersion, kind and metadata, and the server is asked for no more.
+
+    The objects take at most `limits.list_bytes` of the client, if that is set: a server that has more of them is
+    treated as one that cannot be reached, and what is known stays.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        resource: Resource,
+        *,
+        metadata_only: bool = False,
+        transform: Transform | None = None,
+        streaming: Streaming | None = None,
+        name: str = "",
+        relist_seconds: float = 3600.0,
+        watch_seconds: float = 300.0,
+        idle_timeout_seconds: float = 120.0,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self.resource = resource
+        self.metadata_only = metadata_only
+        self._name = name
+        self._server = client.config.server
+        self._reader = EntryReader(resource, server=self._server, metadata_only=metadata_only)
+        self._store = Store(self._reader)
+        self._mirror = _Mirror(self._store, transform=transform, bytes_at_most=client.limits.list_bytes)
+        self.synced = self._mirror.synced
+        """Set once all objects were read for the first time."""
+        self._feed = CollectionFeed(
+            client,
+            self._reader,
+            self._mirror,
+            streaming=streaming or Streaming(),
+            relist_seconds=relist_seconds,
+            watch_seconds=watch_seconds,
+            idle_timeout_seconds=idle_timeout_seconds,
+            backoff=backoff,
+        )
+        self._task: asyncio.Task[NoReturn] | None = None
+        self._closed = False
+
+    @override
+    def __repr__(self) -> str:
+        return f"Informer({self.resource}{', metadata_only=True' if self.metadata_only else ''})"
+
+    @property
+    def state(self) -> FeedState:
+        """Whether the objects are up to date: ready, connecting (for the first time), or unreachable."""
+        return self._feed.state
+
+    @property
+    def error(self) -> str:
+        """Why it is unreachable."""
+        return self._feed.error
+
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """How often its watch ended, by reason."""
+        return self._feed.restarts
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all objects."""
+        return self._store.size_bytes
+
+    def start(self) -> None:
+        """Begin to mirror, in a task of its own."""
+        if self._task is None and not self._closed:
+            # In no context of whoever happened to need it first, e.g. of one reconcile.
+            name = f"{self._name}: informer of {self._feed}".removeprefix(": ")
+            self._task = asyncio.create_task(self._run(), name=name, context=contextvars.Context())
+
+    async def aclose(self) -> None:
+        """End it, and forget handlers and objects; no handler is called again."""
+        self._closed = True
+        self._mirror.settled.set()
+        for registration in self._mirror.handlers:
+            registration.remove()
+        task, self._task = self._task, None
+        if task is not None:
+            await end_tasks([task])
+        self._store.clear()
+
+    async def wait_synced(self) -> None:
+        """Wait until all objects were read for the first time. Raises ClusterNotReady where it is closed before."""
+        await self._mirror.settled.wait()
+        self._require_open()
+
+    def add_handler(self, handler: EventHandler, *, namespace: str | None = None) -> Registration:
+        """Tell a handler of all objects that are there, as ADDED with `initial`, and of every change from then on.
+
+        None is lost and none told twice: what changes before the handler was given it is given as it is then. The
+        handler is not called before this returns. With `namespace` it is told of that one's objects only, which costs
+        no more where there are many such handlers. Raises ClusterNotReady where the informer was closed.
+        """
+        self._require_open()
+        registration = Registration(
+            handler,
+            pending=self.keys(namespace=namespace),
+            present=self._present,
+            source_synced=self.synced,
+            removed=lambda ended: self._mirror.handlers.remove(ended, namespace=namespace),
+        )
+        self._mirror.handlers.add(registration, namespace=namespace)
+        return registration
+
+    def add_index(self, field: str, extract: Extract) -> None:
+        """Index a field; the same function twice is fine. Each object that is there is decoded at once."""
+        self._store.add_index(field, extract)
+
+    def get(self, name: str, *, namespace: str | None = None) -> Object | None:
+        """Return an object as it is known now. Raises ClusterNotReady where the informer was closed."""
+        self._require_open()
+        entry = self._store.get((namespace or "", name))
+        return None if entry is None else self._reader.decode(entry)
+
+    def list(
+        self,
+        *,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field: Mapping[str, str] | None = None,
+    ) -> Objects:
+        """Return the objects that are known now; `namespace=None` is over all namespaces.
+
+        `field` are values of indexed fields, all of which an object must have. Raises ProviderError for one that is not
+        indexed and for a selector that cannot be read, and ClusterNotReady where the informer was closed.
+        """
+        self._require_open()
+        found = self._store.select(namespace=namespace, label_selector=label_selector, field=field)
+        return [self._reader.decode(entry) for entry in found]
+
+    def keys(
+        self,
+        *,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field: Mapping[str, str] | None = None,
+    ) -> Keys:
+        """Return namespaces and names of what `list` would return, without decoding the objects."""
+        self._require_open()
+        found = self._store.select(namespace=namespace, label_selector=label_selector, field=field)
+        return [entry.key for entry in found]
+
+    def _require_open(self) -> None:
+        # What is forgotten must not be taken for gone.
+        if self._closed:
+            raise ClusterNotReady(f"the cache of {self._server} was stopped")
+
+    async def _run(self) -> NoReturn:
+        with log_fields(**({"cluster": self._name} if self._name else {})):
+            await self._feed.run()
+
+    def _present(self, key: Key) -> Event | None:
+        """Return the event that tells a new handler of an object that is there."""
+        entry = self._store.get(key)
+        return None if entry is None else Event("ADDED", entry, reader=self._reader, initial=True)
+
+
+class _Mirror:
+    """Takes what the feed tells into the store of an informer, and tells its handlers."""
+
+    def __init__(self, store: Store, *, transform: Transform | None, bytes_at_most: int | None) -> None:
+        self.handlers: Final = Handlers()
+        self.synced: Final = asyncio.Event()
+        self.settled: Final = asyncio.Event()
+        """Set once it is synced, or never will be."""
+        self._store = store
+        self._transform = transform
+        self._bytes_at_most = bytes_at_most
+
+    async def replace(self, entries: list[Entry]) -> None:
+        """This is all there is."""
+        present = {entry.key for entry in entries}
+        gone = [entry for entry in self._store if entry.key not in present]
+        for number, entry in enumerate(gone + entries, start=1):
+            if number > len(gone):
+                self._upsert(entry)
+            else:
+                self._delete(entry)
+            if not number % _SLICE:
+                await asyncio.sleep(0)
+        self.synced.set()
+        self.settled.set()
+        for registration in self.handlers:
+            registration.settle()
+
+    def apply(self, changes: list[Change]) -> None:
+        """These are the next changes."""
+        for change in changes:
+            if change.type == "DELETED":
+                self._delete(change.entry)
+            else:
+                self._upsert(change.entry)
+
+    def _upsert(self, entry: Entry) -> None:
+        known = self._store.get(entry.key)
+        if known is not None and known.uid != entry.uid:
+            self._delete(known)
+            known = None
+        if known is not None and known.resource_version == entry.resource_version:
+            return
+        entry = self._transformed(entry)
+        size_bytes = self._store.size_bytes + len(entry.raw) - (0 if known is None else len(known.raw))
+        if self._bytes_at_most is not None and size_bytes > self._bytes_at_most:
+            raise AnswerTooLarge(
+                f"all {self._store.reader.resource.plural} of the server are more than {self._bytes_at_most} bytes"
+            )
+        self._store.put(entry)
+        self._tell("ADDED" if known is None else "MODIFIED", entry, known)
+
+    def _delete(self, entry: Entry) -> None:
+        if self._store.pop(entry.key) is not None:
+            self._tell("DELETED", self._transformed(entry), None)
+
+    def _transformed(self, entry: Entry) -> Entry:
+        if self._transform is None:
+            return entry
+        reader = self._store.reader
+        try:
+            changed = reader.encode(self._transform(reader.decode(entry)))
+            if (changed.key, changed.uid, changed.resource_version) != (entry.key, entry.uid, entry.resource_version):
+                raise ValueError("it has another identity")  # noqa: TRY301 - is logged as whatever a transform raises
+        except Exception:
+            log.exception("%s %s is kept as it is: its transform failed", reader.resource, "/".join(entry.key))
+            return entry
+        return changed
+
+    def _tell(self, kind: EventKind, entry: Entry, old: Entry | None) -> None:
+        if registrations := self.handlers.of(entry.namespace):
+            event = Event(kind, entry, reader=self._store.reader, old=old, initial=not self.synced.is_set())
+            for registration in registrations:
+                registration.see(event)

@@ -1,0 +1,109 @@
+"""Calls of one API server: a deadline on each, and patience with a server that is busy."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Final, TypeVar
+
+import aiohttp
+
+from kplane.provider.client.limits import AnswerLimits, Intake
+from kplane.provider.client.transport import Request, Transport
+from kplane.provider.client.wire import drop_body, error_of, read_body, translated
+from kplane.provider.controllers.waiting import unanswered
+from kplane.provider.errors import TooManyRequests, Unreachable
+
+__all__ = ["Calls"]
+
+T = TypeVar("T")
+
+
+class Calls:
+    """Sends requests and reads their answers; see `Client`, whose arguments these are."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        timeout_seconds: float,
+        keeps_worker: bool,
+        before_write: Callable[[], float | None] | None,
+        limits: AnswerLimits,
+    ) -> None:
+        self._transport: Final = transport
+        self._timeout_seconds = timeout_seconds
+        self._waiting: Callable[[], AbstractContextManager[None]] = nullcontext if keeps_worker else unanswered
+        self._before_write = before_write
+        self._limits = limits
+
+    async def body(self, request: Request, *, intake: Intake, timeout_seconds: float | None = None) -> bytes:
+        """Send a request and return what is answered. Raises the ApiError where that is no success."""
+
+        async def read(response: aiohttp.ClientResponse) -> bytes:
+            return await read_body(response, intake=intake)
+
+        return await self._call(request, read, timeout_seconds=timeout_seconds)
+
+    async def drop(self, request: Request) -> None:
+        """Send a request of whose answer only the status counts."""
+
+        async def drop(response: aiohttp.ClientResponse) -> None:
+            await drop_body(response, size_bytes=self._limits.answer_bytes)
+
+        await self._call(request, drop)
+
+    async def _call(
+        self,
+        request: Request,
+        read: Callable[[aiohttp.ClientResponse], Awaitable[T]],
+        *,
+        timeout_seconds: float | None = None,
+    ) -> T:
+        seconds = timeout_seconds if timeout_seconds is not None else self._timeout_seconds
+        with self._waiting(), translated(server=self._transport.config.server, asked=str(request)):
+            async with asyncio.timeout(seconds) as deadline:
+                while True:
+                    try:
+                        return await self._once(request, read)
+                    except TooManyRequests as error:
+                        pause = (error.retry_after_seconds or 1.0) * random.uniform(1.0, 1.3)  # noqa: S311
+                        left = (deadline.when() or 0.0) - asyncio.get_running_loop().time()
+                        if pause >= left:
+                            raise
+                        await asyncio.sleep(pause)
+
+    async def _once(self, request: Request, read: Callable[[aiohttp.ClientResponse], Awaitable[T]]) -> T:
+        ask = self._before_write
+        if ask is None or request.method == "GET":
+            return await self._exchange(request, read, seconds=None)
+        seconds, refusals = ask(), list[Exception]()
+        if seconds is not None:
+            request = request.within(seconds)
+
+        def ask_again() -> None:
+            # A connection was waited for, and the process may have been stopped meanwhile.
+            try:
+                ask()
+            except Exception as refusal:
+                refusals.append(refusal)
+                raise
+
+        try:
+            return await self._exchange(replace(request, before_sending=ask_again), read, seconds=seconds)
+        except Unreachable:
+            for refusal in refusals:
+                raise refusal from None
+            raise
+
+    async def _exchange(
+        self, request: Request, read: Callable[[aiohttp.ClientResponse], Awaitable[T]], *, seconds: float | None
+    ) -> T:
+        async with asyncio.timeout(seconds), self._transport.exchange(request) as response:
+            if not 200 <= response.status < 300:
+                with self._limits.intake(server=self._transport.config.server) as intake:
+                    raise await error_of(response, intake=intake, asked=str(request))
+            return await read(response)

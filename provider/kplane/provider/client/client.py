@@ -1,0 +1,372 @@
+"""A thin client for one API server: plain dicts in and out, a deadline on every call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from typing_extensions import override
+
+from kplane.provider.access.config import ClusterConfig
+from kplane.provider.client.body import encode, name_of, namespace_of, query_of, typed
+from kplane.provider.client.calls import Calls
+from kplane.provider.client.connections import Connections
+from kplane.provider.client.limits import AnswerLimits
+from kplane.provider.client.listing import JSON, METADATA, METADATA_LIST, Listing, ObjectList, Pages
+from kplane.provider.client.resources import Resource
+from kplane.provider.client.transport import Request, Transport
+from kplane.provider.client.watch import Watch
+from kplane.provider.client.wire import decode, read_object, translated
+from kplane.provider.errors import Expired, NotFound, ProviderError
+
+__all__ = ["Client", "ObjectList"]
+
+_MERGE_PATCH: Final = "application/merge-patch+json"
+_JSON_PATCH: Final = "application/json-patch+json"
+# JSON is YAML, and the API server knows server-side apply under this name in every version.
+_APPLY_PATCH: Final = "application/apply-patch+yaml"
+_LIST_DEADLINES: Final = 10
+
+P = TypeVar("P", bound=Pages)
+Object = dict[str, Any]
+Params = Mapping[str, str | int | bool | None]
+
+
+class Client:
+    """Talks to the API server of a `ClusterConfig`; close it with `aclose()`, or use it as `async with`.
+
+    `timeout_seconds` is the deadline of one call with all its retries, `connect_timeout_seconds` the one of making a
+    connection. Every method raises ApiError when the server refuses, Unreachable when it gives no answer in time (or
+    none that makes sense), KubeconfigError when the credentials cannot be used. 429 is retried within the deadline.
+
+    `limits` bound what is taken in of its answers; more raises AnswerTooLarge, an Unreachable. The defaults let 64 MiB
+    in, and lists of any length: set them for a server whose administrator may mean harm. A call needs the memory of
+    one answer, a list that of all its pages, and calls at once that of each, unless `limits.together` bounds the sum.
+
+    A reconcile whose call stays unanswered leaves its worker to others (see `Controller`), unless `keeps_worker`: that
+    is for the server that all reconciles work with, which more of them at once would only make slower.
+
+    `before_write` is called before each request that may change something, and once more when its body is about to be
+    sent; what it raises keeps it from being sent. So whoever may write only while a Lease is held cannot forget it.
+    Where it returns a number, the request may take so many seconds at most: the server is told so as well, and gives up
+    when they are over.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        *,
+        timeout_seconds: float = 30.0,
+        connect_timeout_seconds: float = 5.0,
+        field_manager: str = "kplane",
+        keeps_worker: bool = False,
+        connections: Connections | None = None,
+        before_write: Callable[[], float | None] | None = None,
+        limits: AnswerLimits = AnswerLimits(),  # noqa: B008 - frozen
+    ) -> None:
+        """`connections` are used in the place of own ones, and outlive the client."""
+        self._transport = Transport(config, connect_timeout_seconds=connect_timeout_seconds, connections=connections)
+        self._calls = Calls(
+            self._transport,
+            timeout_seconds=timeout_seconds,
+            keeps_worker=keeps_worker,
+            before_write=before_write,
+            limits=limits,
+        )
+        self._timeout_seconds = timeout_seconds
+        self._field_manager = field_manager
+        self._limits = limits
+
+    @override
+    def __repr__(self) -> str:
+        return f"Client({self.config.server!r})"
+
+    @property
+    def config(self) -> ClusterConfig:
+        """What the client connects with."""
+        return self._transport.config
+
+    @property
+    def limits(self) -> AnswerLimits:
+        """What it takes in at most."""
+        return self._limits
+
+    @property
+    def timeout_seconds(self) -> float:
+        """The deadline of one call."""
+        return self._timeout_seconds
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close every connection, also those of watches that are still open."""
+        await self._transport.aclose()
+
+    async def update(self, config: ClusterConfig) -> None:
+        """Go on with renewed credentials for the same cluster; open watches are not disturbed.
+
+        Raises ProviderError where `config` is another cluster or identity.
+        """
+        if not config.continues(self.config):
+            raise ProviderError(f"the client of {self.config.server} cannot be turned into one of another cluster")
+        await self._transport.update(config)
+
+    async def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Object:
+        """Read one object; raises NotFound."""
+        return await self._object("GET", resource.path(name, namespace=namespace), resource)
+
+    async def exists(self, resource: Resource, name: str, *, namespace: str | None = None) -> bool:
+        """Tell whether there is an object of that name; what is said of it is not kept, however long it is."""
+        request = Request("GET", resource.path(name, namespace=namespace), accept=METADATA)
+        try:
+            await self._calls.drop(request)
+        except NotFound:
+            return False
+        return True
+
+    async def list(
+        self,
+        resource: Resource,
+        *,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
+        page_size: int = 500,
+        max_items: int | None = None,
+        metadata_only: bool = False,
+    ) -> ObjectList:
+        """Read a whole collection in pages, all as of one resourceVersion; `namespace=None` is over all namespaces.
+
+        `page_size` is in objects. Raises AnswerTooLarge where there are more than `max_items` of them. With
+        `metadata_only` they have apiVersion, kind and metadata, and the server is asked to send no more.
+        """
+
+        listing = await self.collect(
+            lambda: Listing(resource, self.config.server, metadata_only=metadata_only, max_items=max_items),
+            resource,
+            namespace=namespace,
+            label_selector=label_selector,
+            field_selector=field_selector,
+            page_size=page_size,
+        )
+        return ObjectList(listing.items, listing.resource_version)
+
+    async def collect(
+        self,
+        pages: Callable[[], P],
+        resource: Resource,
+        *,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
+        page_size: int = 500,
+    ) -> P:
+        """Read a whole collection as `list` does, into what `pages` makes."""
+        path = resource.path(namespace=namespace)
+        selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
+        # A server that hands out pages without end must not hold the caller for ever.
+        with translated(server=self.config.server, asked=f"list of {resource.plural}"):
+            async with asyncio.timeout(_LIST_DEADLINES * self._timeout_seconds):
+                try:
+                    return await self._pages(path, pages(), {**selectors, "limit": page_size})
+                except Expired:
+                    # The pages outlived their snapshot; one request cannot.
+                    return await self._pages(path, pages(), selectors)
+
+    def watch(
+        self,
+        resource: Resource,
+        *,
+        resource_version: str | None,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
+        timeout_seconds: float = 300.0,
+        idle_timeout_seconds: float = 120.0,
+        metadata_only: bool = False,
+        initial_events: bool = False,
+    ) -> Watch:
+        """Follow a collection from a resourceVersion on; with None it begins with the present objects as ADDED.
+
+        The server ends it after `timeout_seconds`; the client gives up after `idle_timeout_seconds` without as much as
+        a bookmark (a server sends one about every minute). With `metadata_only` the server is asked for apiVersion,
+        kind and metadata only. With `initial_events` it says by a bookmark, annotated `k8s.io/initial-events-end`, that
+        all objects that were there have come (KEP-3157); a server that cannot raises Invalid.
+        """
+        query = query_of(
+            {
+                "watch": True,
+                "allowWatchBookmarks": True,
+                "sendInitialEvents": True if initial_events else None,
+                "resourceVersionMatch": "NotOlderThan" if initial_events else None,
+                "resourceVersion": resource_version,
+                "labelSelector": label_selector,
+                "fieldSelector": field_selector,
+                "timeoutSeconds": max(1, round(timeout_seconds)),
+            }
+        )
+        return Watch(
+            self._transport,
+            resource=resource,
+            request=Request(
+                "GET", resource.path(namespace=namespace), query, accept=METADATA if metadata_only else JSON
+            ),
+            open_timeout_seconds=self._timeout_seconds,
+            idle_timeout_seconds=idle_timeout_seconds,
+            limits=self._limits,
+        )
+
+    async def create(self, resource: Resource, body: Object, *, namespace: str | None = None) -> Object:
+        """Create an object; raises AlreadyExists.
+
+        The namespace is taken from the body where none is given; apiVersion and kind are filled in.
+        """
+        namespace = namespace if namespace is not None else namespace_of(body)
+        path = resource.path(namespace=namespace)
+        params: Params = {"fieldManager": self._field_manager}
+        return await self._object("POST", path, resource, body=typed(resource, body), params=params)
+
+    async def replace(
+        self, resource: Resource, body: Object, *, namespace: str | None = None, subresource: str | None = None
+    ) -> Object:
+        """Replace an object by `body`; raises Conflict where its resourceVersion is not the present one."""
+        namespace = namespace if namespace is not None else namespace_of(body)
+        path = resource.path(name_of(body), namespace=namespace, subresource=subresource)
+        params: Params = {"fieldManager": self._field_manager}
+        return await self._object("PUT", path, resource, body=typed(resource, body), params=params)
+
+    async def patch(
+        self,
+        resource: Resource,
+        name: str,
+        body: Object,
+        *,
+        namespace: str | None = None,
+        subresource: str | None = None,
+    ) -> Object:
+        """Change an object by a JSON merge patch."""
+        path = resource.path(name, namespace=namespace, subresource=subresource)
+        params = {"fieldManager": self._field_manager}
+        return await self._object("PATCH", path, resource, body=body, params=params, content_type=_MERGE_PATCH)
+
+    async def json_patch(
+        self,
+        resource: Resource,
+        name: str,
+        operations: Sequence[Object],
+        *,
+        namespace: str | None = None,
+        subresource: str | None = None,
+    ) -> Object:
+        """Change an object by a JSON patch (RFC 6902); its `test` operations fail with Invalid."""
+        path = resource.path(name, namespace=namespace, subresource=subresource)
+        params = {"fieldManager": self._field_manager}
+        return await self._object("PATCH", path, resource, body=operations, params=params, content_type=_JSON_PATCH)
+
+    async def apply(
+        self,
+        resource: Resource,
+        body: Object,
+        *,
+        namespace: str | None = None,
+        subresource: str | None = None,
+        force: bool = True,
+        field_manager: str | None = None,
+    ) -> Object:
+        """Server-side apply: create the object or make exactly these fields ours.
+
+        apiVersion and kind are filled in; name and namespace are those of the body. Raises Conflict where another
+        manager owns a field and `force` is off.
+        """
+        namespace = namespace if namespace is not None else namespace_of(body)
+        path = resource.path(name_of(body), namespace=namespace, subresource=subresource)
+        params: Params = {"fieldManager": field_manager or self._field_manager, "force": force}
+        body = typed(resource, body)
+        return await self._object("PATCH", path, resource, body=body, params=params, content_type=_APPLY_PATCH)
+
+    async def delete(
+        self,
+        resource: Resource,
+        name: str,
+        *,
+        namespace: str | None = None,
+        uid: str | None = None,
+        propagation: str | None = None,
+    ) -> Object:
+        """Delete one object; raises NotFound, and Conflict where it has another `uid`.
+
+        `propagation` is Background, Foreground or Orphan. Returns the object if finalizers hold it, else a Status.
+        """
+        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+        if propagation is not None:
+            options["propagationPolicy"] = propagation
+        return await self._object("DELETE", resource.path(name, namespace=namespace), resource, body=options)
+
+    async def delete_all(self, resource: Resource, *, namespace: str | None = None, label_selector: str) -> None:
+        """Delete the objects with a label, however many; `namespace=None` is over all of a cluster-scoped kind.
+
+        The server does it in one call, and repeats what it deleted: that is not kept. Raises ProviderError where the
+        selector is empty.
+        """
+        if not label_selector:
+            raise ProviderError(f"without a label all {resource.plural} would be deleted")
+        if resource.namespaced and namespace is None:
+            raise ProviderError(f"{resource.plural} are namespaced: a namespace is needed")
+        query = query_of({"labelSelector": label_selector})
+        await self._calls.drop(Request("DELETE", resource.path(namespace=namespace), query, accept=METADATA_LIST))
+
+    async def probe(self, path: str = "/readyz") -> None:
+        """Return when the API server says that it is healthy; raises Unreachable or ApiError otherwise."""
+        await self._calls.drop(Request("GET", path, accept="*/*"))
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        params: Params | None = None,
+        timeout_seconds: float | None = None,
+        content_type: str = JSON,
+    ) -> Any:
+        """Send any request and return the parsed JSON answer, e.g. `request("GET", "/version")`.
+
+        `path` begins with a slash and is quoted by the caller.
+        """
+        request = Request(method, path, query_of(params or {}), None if body is None else encode(body), content_type)
+        with self._limits.intake(server=self.config.server) as intake:
+            body = await self._calls.body(request, intake=intake, timeout_seconds=timeout_seconds)
+            intake.parse(body)
+            return decode(body, server=self.config.server)
+
+    async def _object(
+        self,
+        method: str,
+        path: str,
+        resource: Resource,
+        *,
+        body: Any = None,
+        params: Params | None = None,
+        content_type: str = JSON,
+    ) -> Object:
+        answer = await self.request(method, path, body=body, params=params, content_type=content_type)
+        return read_object(answer, server=self.config.server, api_version=resource.api_version, kind=resource.kind)
+
+    async def _pages(self, path: str, pages: P, params: Params) -> P:
+        token: str | None = None
+        with self._limits.intake(server=self.config.server, is_list=True) as intake:
+            while True:
+                request = Request("GET", path, query_of({**params, "continue": token}), accept=pages.accept)
+                token = pages.add(await self._calls.body(request, intake=intake), intake=intake)
+                if token is None:
+                    return pages

@@ -1,0 +1,246 @@
+"""Connections for many clients: one pool, and TLS contexts shared by what they are made of."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ssl
+import time
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import aiohttp
+from typing_extensions import override
+from yarl import URL
+
+from kplane.provider.access.config import ClusterConfig
+from kplane.provider.aio.turns import Turns
+from kplane.provider.client.lookup import Resolver
+from kplane.provider.client.tls import fingerprint, ssl_context
+from kplane.provider.errors import ProviderError
+
+if TYPE_CHECKING:
+    from aiohttp.client_proto import ResponseHandler
+    from aiohttp.client_reqrep import ClientRequest
+    from aiohttp.tracing import Trace
+
+__all__ = ["Connections", "Peer"]
+
+_ATTEMPTS_PER_SERVER: Final = 16
+_PLUGINS_AT_ONCE: Final = 8
+_PLUGIN_PATIENCE_SECONDS: Final = 5.0
+
+
+class _Key(NamedTuple):
+    """What two clients must have in common to use the same connections: nothing of it may be another's."""
+
+    host: str | None
+    port: int | None
+    tls_server_name: str | None
+    proxy: str | None
+    tls: bytes
+
+
+class _Context:
+    """A TLS context, and how many peers it is for."""
+
+    def __init__(self) -> None:
+        self.made: ssl.SSLContext | None = None
+        self.made_at = 0.0
+        self.making: asyncio.Future[ssl.SSLContext] | None = None
+        self.users = 0
+
+
+class Peer:
+    """A server, seen with one identity: who uses connections to it, and which there are."""
+
+    def __init__(self, key: _Key, config: ClusterConfig, context: _Context) -> None:
+        self.key: Final = key
+        self.config: Final = config
+        self.context: Final = context
+        self.proxy: URL | None = None
+        self.proxy_headers: dict[str, str] | None = None
+        if key.proxy is not None:
+            proxy = URL(key.proxy)
+            # Who we are is said apart from the proxy's URL, which errors show.
+            self.proxy = proxy.with_user(None)
+            if proxy.user:
+                credentials = aiohttp.encode_basic_auth(proxy.user, proxy.password or "")
+                self.proxy_headers = {"Proxy-Authorization": credentials}
+        self.users = 0
+        self.open: set[ResponseHandler] = set()
+        self.lingering: asyncio.TimerHandle | None = None
+
+
+_peer: Final[ContextVar[Peer | None]] = ContextVar("provider_peer", default=None)
+"""Whom the current task asks for a connection."""
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Makes few connections at once, and remembers whose they are.
+
+    Its pool keeps connections with different TLS contexts, server names or proxies apart (aiohttp's ConnectionKey).
+    """
+
+    def __init__(self, attempts: Turns) -> None:
+        super().__init__(limit=0, resolver=Resolver())
+        self._attempts = attempts
+
+    @override
+    async def _create_connection(
+        self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> ResponseHandler:
+        peer = _peer.get()
+        # The time for connecting begins when it is this one's turn.
+        async with self._attempts.turn((req.url.host, req.url.port)), asyncio.timeout(timeout.sock_connect):
+            made = await super()._create_connection(req, traces, timeout)
+        if peer is not None and (closed := made.closed) is not None:
+            peer.open.add(made)
+
+            def ended(future: asyncio.Future[None]) -> None:
+                peer.open.discard(made)
+                # Whoever used it was told; here a failure is as good an end as any.
+                if not future.cancelled():
+                    future.exception()
+
+            closed.add_done_callback(ended)
+        return made
+
+
+class Connections:
+    """What the clients of a process share: a pool of connections, and TLS contexts.
+
+    A context is shared where CA, client certificate and key are the same, a connection where host, port, server name
+    and proxy are the same besides: a certificate is never used for another's requests, and who somebody is by a token
+    is said in each request. After `lifetime_seconds` a context is made anew, and so are connections that begin from
+    then on: until then nobody looks at a server's certificate or its address again. Connections that nobody uses are
+    closed `linger_seconds` after the last client of their server was, by 15 s at the latest; with 0 its end waits for
+    that.
+
+    `attempts` connections are made at once, 16 of them to one server; those that take longer than 0.25 s do not count
+    for the others. Eight credential plugins are run at once likewise, with 5 s. It belongs to the loop that it is first
+    used in; close it with `aclose()`, after the clients.
+    """
+
+    def __init__(self, *, lifetime_seconds: float = 60.0, linger_seconds: float = 15.0, attempts: int = 32) -> None:
+        self.plugin_runs: Final = Turns(_PLUGINS_AT_ONCE, per_key=1, patience_seconds=_PLUGIN_PATIENCE_SECONDS)
+        self._lifetime_seconds = lifetime_seconds
+        self._linger_seconds = linger_seconds
+        self._attempts = Turns(attempts, per_key=_ATTEMPTS_PER_SERVER)
+        self._contexts: dict[bytes, _Context] = {}
+        self._peers: dict[_Key, Peer] = {}
+        self._making: set[asyncio.Future[ssl.SSLContext]] = set()
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+
+    def join(self, config: ClusterConfig) -> Peer:
+        """Count one more user of the connections to a server; `leave` must follow."""
+        if self._closed:
+            raise ProviderError("the shared connections are closed")
+        url = urlsplit(config.server)
+        key = _Key(url.hostname, url.port, config.tls_server_name, config.proxy, fingerprint(config))
+        peer = self._peers.get(key)
+        if peer is None:
+            context = self._contexts.setdefault(key.tls, _Context())
+            context.users += 1
+            peer = self._peers[key] = Peer(key, config, context)
+        elif peer.lingering is not None:
+            peer.lingering.cancel()
+            peer.lingering = None
+        peer.users += 1
+        return peer
+
+    def leave(self, peer: Peer) -> None:
+        """Take back one `join`; after the last one the connections are closed, at once or later."""
+        peer.users -= 1
+        if peer.users or self._peers.get(peer.key) is not peer:
+            return
+        if self._linger_seconds > 0:
+            peer.lingering = asyncio.get_running_loop().call_later(self._linger_seconds, self._forget, peer)
+        else:
+            self._forget(peer)
+
+    async def ended(self, peer: Peer) -> None:
+        """Return when nothing is left of connections that are being closed; at once where they are used on."""
+        if self._peers.get(peer.key) is not peer:
+            await _ended(peer.open)
+
+    async def request(
+        self, peer: Peer, method: str, url: Any, *, timeout: aiohttp.ClientTimeout, **options: Any
+    ) -> aiohttp.ClientResponse:
+        """Send a request to a server, and return the head of its answer.
+
+        `options` are aiohttp's; of `timeout`, `sock_connect` bounds making a connection. Raises KubeconfigError where
+        CA or certificate cannot be used, and aiohttp's errors.
+        """
+        context = await self._context(peer)
+        if self._closed:
+            raise ProviderError("the shared connections are closed")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=_Connector(self._attempts), cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
+            )
+        token = _peer.set(peer)
+        try:
+            return await self._session.request(
+                method,
+                url,
+                timeout=timeout,
+                allow_redirects=False,
+                ssl=context,
+                server_hostname=peer.key.tls_server_name,
+                proxy=peer.proxy,
+                proxy_headers=peer.proxy_headers,
+                **options,
+            )
+        finally:
+            _peer.reset(token)
+
+    async def aclose(self) -> None:
+        """Close every connection, also those in use."""
+        self._closed = True
+        left: set[ResponseHandler] = set()
+        for peer in tuple(self._peers.values()):
+            left |= peer.open
+            self._forget(peer)
+        if self._session is not None:
+            await self._session.close()
+        await _ended(left)
+        if self._making:
+            await asyncio.wait(tuple(self._making))
+
+    async def _context(self, peer: Peer) -> ssl.SSLContext:
+        known = peer.context
+        if known.made is not None and time.monotonic() - known.made_at <= self._lifetime_seconds:
+            return known.made
+        if known.making is None:
+            # The CAs of the system take long to read. It cannot be cancelled, so whoever gives up leaves it to others.
+            known.making = asyncio.get_running_loop().run_in_executor(None, ssl_context, peer.config)
+            self._making.add(known.making)
+            known.making.add_done_callback(functools.partial(self._made, known))
+        return await asyncio.shield(known.making)
+
+    def _made(self, context: _Context, future: asyncio.Future[ssl.SSLContext]) -> None:
+        self._making.discard(future)
+        context.making = None
+        if not future.cancelled() and future.exception() is None:
+            context.made, context.made_at = future.result(), time.monotonic()
+
+    def _forget(self, peer: Peer) -> None:
+        if peer.lingering is not None:
+            peer.lingering.cancel()
+            peer.lingering = None
+        del self._peers[peer.key]
+        peer.context.users -= 1
+        if not peer.context.users:
+            del self._contexts[peer.key.tls]
+        for connection in tuple(peer.open):
+            # A TLS transport that is closed politely stays open for as long as the server likes.
+            connection.abort()
+
+
+async def _ended(connections: set[ResponseHandler]) -> None:
+    waiting = [closed for connection in tuple(connections) if (closed := connection.closed) is not None]
+    if waiting:
+        await asyncio.wait(waiting)

@@ -1,0 +1,113 @@
+"""Kinds by their names: `"v1/ConfigMap"`, `"apps/v1/Deployment"`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from kplane.provider.client.client import Client
+from kplane.provider.client.resources import Resource
+from kplane.provider.errors import NotFound, ProviderError
+
+__all__ = ["discover", "resource_of"]
+
+# What a kube-apiserver of Kubernetes 1.36 serves by default and can be watched. Plurals are the lower-case kind and an
+# s where nothing else is said.
+_NAMESPACED: Final = """
+v1: ConfigMap Endpoints=endpoints Event LimitRange PersistentVolumeClaim Pod PodTemplate ReplicationController
+v1: ResourceQuota Secret Service ServiceAccount
+apps/v1: ControllerRevision DaemonSet Deployment ReplicaSet StatefulSet
+autoscaling/v1: HorizontalPodAutoscaler
+autoscaling/v2: HorizontalPodAutoscaler
+batch/v1: CronJob Job
+coordination.k8s.io/v1: Lease
+discovery.k8s.io/v1: EndpointSlice
+events.k8s.io/v1: Event
+networking.k8s.io/v1: Ingress=ingresses NetworkPolicy=networkpolicies
+policy/v1: PodDisruptionBudget
+rbac.authorization.k8s.io/v1: Role RoleBinding
+resource.k8s.io/v1: ResourceClaim ResourceClaimTemplate
+storage.k8s.io/v1: CSIStorageCapacity=csistoragecapacities
+"""
+_CLUSTER_SCOPED: Final = """
+v1: Namespace Node PersistentVolume
+admissionregistration.k8s.io/v1: MutatingAdmissionPolicy=mutatingadmissionpolicies MutatingAdmissionPolicyBinding
+admissionregistration.k8s.io/v1: MutatingWebhookConfiguration ValidatingAdmissionPolicy=validatingadmissionpolicies
+admissionregistration.k8s.io/v1: ValidatingAdmissionPolicyBinding ValidatingWebhookConfiguration
+apiextensions.k8s.io/v1: CustomResourceDefinition
+apiregistration.k8s.io/v1: APIService
+certificates.k8s.io/v1: CertificateSigningRequest
+flowcontrol.apiserver.k8s.io/v1: FlowSchema PriorityLevelConfiguration
+networking.k8s.io/v1: IngressClass=ingressclasses IPAddress=ipaddresses ServiceCIDR
+node.k8s.io/v1: RuntimeClass=runtimeclasses
+rbac.authorization.k8s.io/v1: ClusterRole ClusterRoleBinding
+resource.k8s.io/v1: DeviceClass=deviceclasses ResourceSlice
+scheduling.k8s.io/v1: PriorityClass=priorityclasses
+storage.k8s.io/v1: CSIDriver CSINode StorageClass=storageclasses VolumeAttachment
+storage.k8s.io/v1: VolumeAttributesClass=volumeattributesclasses
+"""
+
+
+def _read(table: str, *, namespaced: bool) -> Iterator[tuple[str, Resource]]:
+    for line in table.strip().splitlines():
+        api_version, _, kinds = line.partition(": ")
+        for each in kinds.split():
+            kind, _, plural = each.partition("=")
+            yield f"{api_version}/{kind}", Resource(api_version, kind, plural or f"{kind.lower()}s", namespaced)
+
+
+BUILT_IN: Final[dict[str, Resource]] = {
+    **dict(_read(_NAMESPACED, namespaced=True)),
+    **dict(_read(_CLUSTER_SCOPED, namespaced=False)),
+}
+"""The kinds that need no discovery, by name."""
+
+_NAME: Final = re.compile(r"(?P<api_version>(?:[a-z0-9.-]{1,253}/)?[a-z0-9]{1,63})/(?P<kind>[A-Za-z][A-Za-z0-9]{0,62})")
+
+
+def resource_of(kind: Resource | str) -> Resource:
+    """Return the kind of that name, such as `"apps/v1/Deployment"`; a Resource is returned as it is.
+
+    Raises ProviderError for names that are none of Kubernetes' own kinds.
+    """
+    if isinstance(kind, Resource):
+        return kind
+    found = BUILT_IN.get(kind)
+    if found is None:
+        _ = _parse(kind)
+        raise ProviderError(
+            f"{kind!r} is none of Kubernetes' own kinds: give a Resource instead, or let a cluster tell by "
+            f"`await discover(client, {kind!r})`"
+        )
+    return found
+
+
+async def discover(client: Client, kind: str) -> Resource:
+    """Ask a cluster how it serves a kind, such as `"example.com/v1/Widget"`.
+
+    Raises NotFound where it does not serve it, and ProviderError where `kind` is no name of a kind.
+    """
+    api_version, name = _parse(kind)
+    path = f"/{'apis' if '/' in api_version else 'api'}/{api_version}"
+    answer = await client.request("GET", path)
+    for each in _listed(answer):
+        plural, namespaced = each.get("name"), each.get("namespaced")
+        # Subresources are listed as well: `widgets/status`.
+        if each.get("kind") == name and isinstance(plural, str) and isinstance(namespaced, bool) and "/" not in plural:
+            return Resource(api_version, name, plural, namespaced)
+    raise NotFound(404, "NotFound", f"{client.config.server} serves {api_version}, but no kind {name} in it")
+
+
+def _parse(kind: str) -> tuple[str, str]:
+    match = _NAME.fullmatch(kind)
+    if match is None:
+        raise ProviderError(
+            f"{kind!r} is not the name of a kind: it is written as 'v1/ConfigMap' or 'apps/v1/Deployment'"
+        )
+    return match["api_version"], match["kind"]
+
+
+def _listed(answer: Any) -> list[dict[str, Any]]:
+    resources = answer.get("resources") if isinstance(answer, dict) else None
+    return [each for each in resources if isinstance(each, dict)] if isinstance(resources, list) else []

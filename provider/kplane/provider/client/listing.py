@@ -1,0 +1,100 @@
+"""Lists: what is asked for, and what is kept of the pages that come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from kplane.provider.cache.entry import Entry, EntryReader
+from kplane.provider.client.limits import Intake
+from kplane.provider.client.resources import Resource
+from kplane.provider.client.wire import decode, read_object
+from kplane.provider.errors import AnswerTooLarge, Unreachable
+
+__all__ = ["JSON", "METADATA", "METADATA_LIST", "EntryListing", "Listing", "ObjectList", "Pages"]
+
+JSON: Final = "application/json"
+# As upstream's metadata client asks; a server that cannot leave the rest out sends it, and it is dropped here.
+METADATA: Final = f"{JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1,{JSON}"
+METADATA_LIST: Final = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,{JSON}"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectList:
+    """The objects of a collection, all as of `resource_version`, without managedFields."""
+
+    items: list[dict[str, Any]]
+    resource_version: str
+
+
+class Pages(Protocol):
+    """One list, as far as its pages have come."""
+
+    @property
+    def accept(self) -> str:
+        """What to ask for."""
+
+    def add(self, body: bytes, *, intake: Intake) -> str | None:
+        """Take a page in, and return the token of the next one. Raises Unreachable where it is none of a list."""
+
+
+@dataclass(slots=True)
+class EntryListing:
+    """One list of objects that stay bytes."""
+
+    reader: EntryReader
+    entries: list[Entry] = field(default_factory=list)
+    resource_version: str = ""
+
+    @property
+    def accept(self) -> str:
+        """What to ask for."""
+        return METADATA_LIST if self.reader.metadata_only else JSON
+
+    def add(self, body: bytes, *, intake: Intake) -> str | None:
+        """Take a page in, and return the token of the next one. Raises Unreachable where it is none of a list."""
+        intake.count(body)
+        found, self.resource_version, token = self.reader.page(body)
+        self.entries += found
+        return token
+
+
+@dataclass(slots=True)
+class Listing:
+    """One list of the objects of a kind, as far as its pages have come."""
+
+    resource: Resource
+    server: str
+    metadata_only: bool = False
+    max_items: int | None = None
+    items: list[dict[str, Any]] = field(default_factory=list)
+    resource_version: str = ""
+
+    @property
+    def accept(self) -> str:
+        """What to ask for."""
+        return METADATA_LIST if self.metadata_only else JSON
+
+    def add(self, body: bytes, *, intake: Intake) -> str | None:
+        """Take a page in, and return the token of the next one. Raises Unreachable where it is none of a list."""
+        intake.parse(body)
+        page = decode(body, server=self.server)
+        metadata = page.get("metadata") if isinstance(page, dict) else None
+        found = page.get("items") if isinstance(page, dict) else None
+        if not isinstance(metadata, dict) or not isinstance(found, (list, type(None))):
+            raise Unreachable(f"{self.server} answered with no list of {self.resource.plural}", kind="protocol")
+        found = found or []
+        if self.max_items is not None and len(self.items) + len(found) > self.max_items:
+            raise AnswerTooLarge(
+                f"{self.server} has more {self.resource.plural} of those asked for than {self.max_items}; refused"
+            )
+        self.items += map(self._read, found)
+        self.resource_version = str(metadata.get("resourceVersion", ""))
+        return metadata.get("continue") or None
+
+    def _read(self, item: object) -> dict[str, Any]:
+        kind = self.resource.kind
+        found = read_object(item, server=self.server, api_version=self.resource.api_version, kind=kind)
+        if not self.metadata_only:
+            return found
+        return {"apiVersion": self.resource.api_version, "kind": kind, "metadata": found["metadata"]}

@@ -1,0 +1,225 @@
+"""Authenticated HTTPS exchanges with one API server, over connections that are all closed in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+
+import aiohttp
+from aiohttp.abc import AbstractStreamWriter
+from multidict import CIMultiDict
+from typing_extensions import override
+from yarl import URL
+
+from kplane.provider.access.config import ClusterConfig
+from kplane.provider.access.credentials import Credentials
+from kplane.provider.client.connections import Connections, Peer
+from kplane.provider.client.wire import translated
+from kplane.provider.errors import ProviderError, Unreachable
+
+__all__ = ["Request", "Transport"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request: `path` is encoded and below the server's own path; `query` is encoded as well."""
+
+    method: str
+    path: str
+    query: str = ""
+    body: bytes | None = None
+    content_type: str = "application/json"
+    accept: str = "application/json"
+    before_sending: Callable[[], object] | None = None
+    """Called right before the body is sent; what it raises keeps the request from being sent, told as Unreachable."""
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+    def within(self, seconds: float) -> Request:
+        """The same, which the API server ends when it took so long (its parameter `timeout`, a Go duration)."""
+        timeout = f"timeout={max(1, int(seconds * 1000))}ms"
+        return replace(self, query=f"{self.query}&{timeout}" if self.query else timeout)
+
+
+class _Exchange:
+    """A request under way, until its answer was read."""
+
+    def __init__(self) -> None:
+        self.closing = asyncio.timeout(None)
+        self.response: aiohttp.ClientResponse | None = None
+        self.peers: list[Peer] = []
+
+    def end(self) -> None:
+        """Have whoever waits for it told that the connection is closed."""
+        if self.response is not None:
+            _drop(self.response)
+        elif self.closing.when() is None:
+            self.closing.reschedule(asyncio.get_running_loop().time())
+
+
+class Transport:
+    """Sends requests to the server of a `ClusterConfig`; its connections are made on first use, in the running loop."""
+
+    def __init__(
+        self, config: ClusterConfig, *, connect_timeout_seconds: float, connections: Connections | None = None
+    ) -> None:
+        """`connections` are used in the place of own ones."""
+        self._config = config
+        self._owned = connections is None
+        self._connections = Connections() if connections is None else connections
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_seconds)
+        self._credentials = Credentials(config, connections=self._connections)
+        self._shown: ClusterConfig | None = None
+        self._peer: Peer | None = None
+        self._exchanges: set[_Exchange] = set()
+        self._closed = False
+
+    @property
+    def config(self) -> ClusterConfig:
+        """What the next request uses."""
+        return self._config
+
+    @contextlib.asynccontextmanager
+    async def exchange(self, request: Request) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send the request and give the answer's head; on exit its connection is free again, or closed if unread.
+
+        Sets no deadline but the one for connecting. Raises Unreachable, or KubeconfigError for unusable credentials.
+        """
+        self._require_open()
+        exchange = _Exchange()
+        self._exchanges.add(exchange)
+        try:
+            with translated(server=self._config.server, asked=str(request)):
+                response = exchange.response = await self._begin(request, exchange)
+                try:
+                    yield response
+                finally:
+                    _drop(response)
+        finally:
+            self._exchanges.discard(exchange)
+            for peer in exchange.peers:
+                self._connections.leave(peer)
+
+    async def update(self, config: ClusterConfig) -> None:
+        """Use renewed credentials from now on; exchanges under way end on the old ones."""
+        old, self._config = self._credentials, config
+        self._credentials = Credentials(config, connections=self._connections)
+        await old.aclose()
+
+    async def aclose(self) -> None:
+        """Close every connection; whoever waits for an answer gets Unreachable."""
+        self._closed = True
+        for exchange in tuple(self._exchanges):
+            exchange.end()
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            self._connections.leave(peer)
+            await self._connections.ended(peer)
+        if self._owned:
+            await self._connections.aclose()
+        await self._credentials.aclose()
+        # Transports of connections that were closed unread finish in the loop's next rounds.
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ProviderError(f"the client of {self._config.server} is closed")
+
+    async def _begin(self, request: Request, exchange: _Exchange) -> aiohttp.ClientResponse:
+        try:
+            async with exchange.closing:
+                response = await self._send(request, exchange)
+        except TimeoutError:
+            if exchange.closing.expired():
+                raise self._ended(request) from None
+            raise
+        if self._closed:
+            _drop(response)
+            raise self._ended(request)
+        return response
+
+    def _ended(self, request: Request) -> Unreachable:
+        return Unreachable(f"{request}: the client of {self._config.server} was closed meanwhile", kind="connect")
+
+    async def _send(self, request: Request, exchange: _Exchange) -> aiohttp.ClientResponse:
+        credentials = self._credentials
+        shown = await credentials.current()
+        response = await self._send_once(request, exchange, shown=shown)
+        if response.status == HTTPStatus.UNAUTHORIZED:
+            try:
+                renewed = await credentials.refused(shown)
+            except BaseException:
+                _drop(response)
+                raise
+            if renewed is not shown:
+                _drop(response)
+                return await self._send_once(request, exchange, shown=renewed)
+        return response
+
+    async def _send_once(
+        self, request: Request, exchange: _Exchange, *, shown: ClusterConfig
+    ) -> aiohttp.ClientResponse:
+        peer = self._join(exchange, shown=shown)
+        headers = CIMultiDict({"Accept": request.accept, "User-Agent": "kplane"})
+        if request.body is not None:
+            headers["Content-Type"] = request.content_type
+        if shown.token is not None:
+            headers["Authorization"] = f"Bearer {shown.token}"
+        if shown.impersonation is not None:
+            headers.extend(shown.impersonation.headers())
+        query = f"?{request.query}" if request.query else ""
+        return await self._connections.request(
+            peer,
+            request.method,
+            URL(f"{shown.server}{request.path}{query}", encoded=True),
+            timeout=self._timeout,
+            headers=headers,
+            data=_payload(request),
+        )
+
+    def _join(self, exchange: _Exchange, *, shown: ClusterConfig) -> Peer:
+        """Count one more exchange with the server; the client as such counts as well, so that connections stay."""
+        self._require_open()
+        peer = self._peer
+        if peer is None or shown is not self._shown:
+            previous, peer = peer, self._connections.join(shown)
+            self._peer, self._shown = peer, shown
+            if previous is not None:
+                self._connections.leave(previous)
+        peer.users += 1
+        exchange.peers.append(peer)
+        return peer
+
+
+class _CheckedBody(aiohttp.BytesPayload):
+    """A body that is looked at once more, when all that a request waits for has come."""
+
+    def __init__(self, body: bytes, *, check: Callable[[], object]) -> None:
+        super().__init__(body)
+        self._check = check
+
+    @override
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        self._check()
+        await super().write_with_length(writer, content_length)
+
+
+def _payload(request: Request) -> bytes | aiohttp.BytesPayload | None:
+    if request.body is None or request.before_sending is None:
+        return request.body
+    return _CheckedBody(request.body, check=request.before_sending)
+
+
+def _drop(response: aiohttp.ClientResponse) -> None:
+    """Give the response's connection back where it was read to its end, else end it at once."""
+    connection = response.connection
+    if connection is not None and connection.transport is not None:
+        # A TLS transport that is closed politely stays open for as long as the server likes.
+        connection.transport.abort()
+    response.close()

@@ -1,0 +1,200 @@
+"""One watch: the stream of changes of a collection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, Final, Self
+
+import aiohttp
+
+from kplane.provider.client.limits import AnswerLimits
+from kplane.provider.client.resources import Resource
+from kplane.provider.client.transport import Request, Transport
+from kplane.provider.client.wire import decode, error_of, read_object, status_error, translated
+from kplane.provider.errors import AnswerTooLarge, Unreachable
+
+__all__ = ["Watch", "WatchEvent"]
+
+_TYPES: Final = frozenset({"ADDED", "MODIFIED", "DELETED", "BOOKMARK"})
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """`type` is ADDED, MODIFIED, DELETED or BOOKMARK; a bookmark's object has nothing but a resourceVersion."""
+
+    type: str
+    object: dict[str, Any]
+
+
+class Watch:
+    """Iterate over it (`async for event in watch`), inside of `async with watch` so that its connection is closed.
+
+    It ends when the server ends it. Raises Expired when the resourceVersion is too old, other ApiErrors, and
+    Unreachable when the connection fails, an event is cut off, or nothing (not even a bookmark) comes for
+    `idle_timeout_seconds`. `open_timeout_seconds` is the deadline for the server to begin.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        resource: Resource,
+        request: Request,
+        open_timeout_seconds: float,
+        idle_timeout_seconds: float,
+        limits: AnswerLimits,
+    ) -> None:
+        """`limits.answer_bytes` are the most bytes of one event."""
+        self._limits = limits
+        self._transport = transport
+        self._resource = resource
+        self._request = request
+        self._open_timeout_seconds = open_timeout_seconds
+        self._idle_timeout_seconds = idle_timeout_seconds
+        self._stack = contextlib.AsyncExitStack()
+        self._response: aiohttp.ClientResponse | None = None
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._waiting_since: float | None = None
+        self._closed = False
+        self._lines: deque[bytes] = deque()
+        self._partial: list[bytes] = []
+        self._partial_size = 0
+
+    async def open(self) -> None:
+        """Send the request and wait until the server begins; iteration does it by itself otherwise."""
+        if self._response is not None or self._closed:
+            return
+        server, asked = self._transport.config.server, f"watch of {self._resource.plural}"
+        refusal: Exception | None = None
+        try:
+            with translated(server=server, asked=asked):
+                async with asyncio.timeout(self._open_timeout_seconds):
+                    response = await self._stack.enter_async_context(self._transport.exchange(self._request))
+                    if response.status != HTTPStatus.OK:
+                        with self._limits.intake(server=server) as intake:
+                            refusal = await error_of(response, intake=intake, asked=asked)
+        except BaseException:
+            await self.aclose()
+            raise
+        if refusal is not None:
+            await self.aclose()
+            raise refusal
+        self._response = response
+        self._look_again(self._idle_timeout_seconds)
+
+    async def aclose(self) -> None:
+        """End the watch and close its connection."""
+        self._closed = True
+        self._response = None
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        self._lines.clear()
+        await self._stack.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> WatchEvent:
+        try:
+            if not self._lines:
+                self._lines.extend(await self.read())
+            if self._lines:
+                return self._event(self._lines.popleft())
+        except BaseException:
+            await self.aclose()
+            raise
+        raise StopAsyncIteration
+
+    async def read(self) -> list[bytes]:
+        """Return all events that came meanwhile, each as it was sent; none: the server ended the watch.
+
+        It is for whoever parses them, and raises what iteration does, but for the errors that are events.
+        """
+        try:
+            await self.open()
+            while (lines := await self._read()) is not None:
+                if lines:
+                    return lines
+        except BaseException:
+            await self.aclose()
+            raise
+        await self.aclose()
+        return []
+
+    async def _read(self) -> list[bytes] | None:
+        if self._response is None:
+            return None
+        server = self._transport.config.server
+        self._waiting_since = asyncio.get_running_loop().time()
+        try:
+            chunk = await self._response.content.readany()
+        except Exception:
+            with translated(server=server, asked=f"watch of {self._resource.plural}"):
+                raise
+        finally:
+            self._waiting_since = None
+        if not chunk:
+            if self._partial_size:
+                raise Unreachable(
+                    f"watch of {self._resource.plural}: {server} ended it in the middle of an event", kind="connect"
+                )
+            return None
+        return self._split(chunk, server=server)
+
+    def _look_again(self, seconds: float) -> None:
+        # One timer for the whole watch: to start and stop one for each read takes longer than to read.
+        self._watchdog = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        """Have whoever waits for an event raise where that takes too long."""
+        since, idle_seconds = self._waiting_since, self._idle_timeout_seconds
+        waited = 0.0 if since is None else asyncio.get_running_loop().time() - since
+        if waited < idle_seconds:
+            self._look_again(idle_seconds - waited)
+        elif self._response is not None:
+            what = f"watch of {self._resource.plural}: {self._transport.config.server}"
+            stalled = Unreachable(f"{what} sent nothing for {idle_seconds:g} s", kind="timeout")
+            self._response.content.set_exception(stalled)
+
+    def _split(self, chunk: bytes, *, server: str) -> list[bytes]:
+        head, separator, rest = chunk.rpartition(b"\n")
+        if not separator:
+            self._partial.append(chunk)
+            self._partial_size += len(chunk)
+            if self._partial_size > self._limits.answer_bytes:
+                raise AnswerTooLarge(f"{server} sent an event of more than {self._limits.answer_bytes} bytes; refused")
+            return []
+        complete = b"".join([*self._partial, head])
+        self._partial = [rest] if rest else []
+        self._partial_size = len(rest)
+        lines = [line for line in complete.split(b"\n") if line.strip()]
+        if self._limits.values is not None:
+            for line in lines:
+                with self._limits.intake(server=server) as intake:
+                    intake.parse(line)
+        return lines
+
+    def _event(self, line: bytes) -> WatchEvent:
+        server = self._transport.config.server
+        event = decode(line, server=server)
+        kind = event.get("type") if isinstance(event, dict) else None
+        content = event.get("object") if isinstance(event, dict) else None
+        if kind == "ERROR" and isinstance(content, dict):
+            raise status_error(content, asked=f"watch of {self._resource.plural}")
+        if kind not in _TYPES:
+            raise Unreachable(f"{server} sent something that is no watch event", kind="protocol")
+        found = read_object(content, server=server, api_version=self._resource.api_version, kind=self._resource.kind)
+        return WatchEvent(str(kind), found)

@@ -1,0 +1,301 @@
+"""Runs the handlers of an existing kopf operator against every cluster of a fleet.
+
+When kopf stops it cancels every task of its loop that is younger than itself, whoever made it, and it takes over the
+signals of the main thread. So each cluster has a thread, with an event loop and a kopf operator of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import dataclasses
+import datetime as dt
+import logging
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+import uvloop
+from multidict import CIMultiDict
+
+from kplane.provider.access.config import ClusterConfig
+from kplane.provider.access.credentials import Credentials
+from kplane.provider.aio.backoff import Backoff
+from kplane.provider.client.connections import Connections
+from kplane.provider.client.lookup import Resolver
+from kplane.provider.client.tls import ssl_context
+from kplane.provider.contrib.kopf.sockets import KopfSockets
+from kplane.provider.controllers.context import cluster_context
+from kplane.provider.errors import ProviderError
+from kplane.provider.fleet.cluster import Cluster
+from kplane.provider.fleet.engagement import Engagement
+from kplane.provider.logs import log_fields
+
+if TYPE_CHECKING:
+    import kopf
+
+__all__ = ["KopfAware"]
+
+log: Final = logging.getLogger(__name__)
+
+_IDENTITY: Final[Any] = "provider"
+_STEADY_SECONDS: Final = 60.0
+_LOGIN_SECONDS: Final = 5.0
+_SESSION_MINUTES: Final = 10.0
+
+
+class KopfAware:
+    """Runs a kopf registry in every cluster it is engaged with: `manager.add(KopfAware(registry))`.
+
+    The handlers stay as they are. What cluster they are called for is in `memo.cluster`, and in `current_cluster()`; of
+    `memo`, each operator gets a copy. Each cluster has an operator in a thread and an event loop of its own: handlers
+    share nothing with the manager's loop, and are no part of its queues and limits. `settings` are the operators', each
+    with a copy of its own. They log in with the cluster's credentials, and with those that it is given later, so login
+    handlers of the registry are left out; those for startup and cleanup are called once for each cluster.
+
+    An operator that ends by itself is started again, later and later, up to `retry_maximum_seconds`. With the
+    engagement it is told to stop, and its end is awaited for `stop_seconds`. What it writes is not held back by
+    `before_write` of the manager: after a takeover by another process, a handler of it that does not end may still
+    write.
+
+    Raises ProviderError where kopf is not installed.
+    """
+
+    def __init__(
+        self,
+        registry: kopf.OperatorRegistry,
+        *,
+        settings: kopf.OperatorSettings | None = None,
+        memo: Mapping[str, Any] | None = None,
+        stop_seconds: float = 30.0,
+        retry_maximum_seconds: float = 60.0,
+    ) -> None:
+        try:
+            import kopf
+        except ImportError as error:
+            raise ProviderError("KopfAware needs kopf: pip install kplane[operator]") from error
+        self._registry = registry
+        self._settings = settings if settings is not None else kopf.OperatorSettings()
+        self._memo = dict(memo or {})
+        self._stop_seconds = stop_seconds
+        self._retry_maximum_seconds = retry_maximum_seconds
+
+    async def engage(self, engagement: Engagement) -> None:
+        """Run an operator until the engagement ends; raises ProviderError where kopf cannot be given the cluster."""
+        if "@" in (engagement.cluster.config.proxy or ""):
+            raise ProviderError(
+                f"cluster {engagement.cluster.name!r} has a proxy with a password, which kopf would show in its logs"
+            )
+        if type(engagement.cluster).make_client is not Cluster.make_client:
+            raise ProviderError(
+                f"cluster {engagement.cluster.name!r} is a part of another one: kopf would see all of that"
+            )
+        operator = _Operator(engagement, registry=self._registry, settings=self._settings, memo=self._memo)
+        engagement.on_close(lambda: operator.ended(within_seconds=self._stop_seconds))
+        _ = engagement.spawn(operator.follow(), name="kopf credentials")
+        _ = engagement.spawn(operator.run(retry_maximum_seconds=self._retry_maximum_seconds), name="kopf")
+
+
+class _Operator:
+    """kopf for one cluster, from one thread to the next."""
+
+    def __init__(
+        self,
+        engagement: Engagement,
+        *,
+        registry: kopf.OperatorRegistry,
+        settings: kopf.OperatorSettings,
+        memo: Mapping[str, Any],
+    ) -> None:
+        self._engagement = engagement
+        self._name = engagement.cluster.name
+        self._config = engagement.cluster.config
+        self._registry = registry
+        self._settings = settings
+        self._memo = memo
+        self._stop: _Stop | None = None
+        self._thread: threading.Thread | None = None
+        self._thread_ended = asyncio.Event()
+        self._thread_ended.set()
+
+    async def follow(self) -> None:
+        """Have the next login use renewed credentials."""
+        async for cluster in self._engagement.changes():
+            self._config = cluster.config
+
+    async def run(self, *, retry_maximum_seconds: float) -> None:
+        """Run kopf until cancelled, again where it ends by itself."""
+        loop = asyncio.get_running_loop()
+        backoff = Backoff(initial_seconds=1.0, maximum_seconds=retry_maximum_seconds)
+        try:
+            while True:
+                began = loop.time()
+                self._stop = _Stop()
+                self._thread_ended.clear()
+                self._thread = threading.Thread(
+                    target=self._work, args=(loop, self._stop), name=f"kopf {self._name}", daemon=True
+                )
+                self._thread.start()
+                await self._thread_ended.wait()
+                if loop.time() - began > _STEADY_SECONDS:
+                    backoff.reset()
+                delay = backoff.next_delay()
+                log.warning("cluster %s: kopf has ended, again in %.1f s", self._name, delay)
+                await asyncio.sleep(delay)
+        finally:
+            if self._stop is not None:
+                self._stop.set()
+
+    async def ended(self, *, within_seconds: float) -> None:
+        """Return when the thread has ended, or the time is over."""
+        try:
+            async with asyncio.timeout(within_seconds):
+                await self._thread_ended.wait()
+            if self._thread is not None:
+                self._thread.join()  # it does nothing any more
+        except TimeoutError:
+            log.warning(
+                "cluster %s: kopf does not end within %g s; a handler that blocks goes on", self._name, within_seconds
+            )
+
+    def _work(self, loop: asyncio.AbstractEventLoop, stop: _Stop) -> None:
+        try:
+            with (
+                cluster_context(self._name),
+                log_fields(cluster=self._name),
+                asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+            ):
+                runner.run(self._operate(stop))
+        except Exception:
+            log.exception("cluster %s: kopf failed", self._name)
+        finally:
+            with contextlib.suppress(RuntimeError):  # the manager's loop has ended
+                loop.call_soon_threadsafe(self._thread_ended.set)
+
+    async def _operate(self, stop: _Stop) -> None:
+        import kopf
+
+        login = _Login(self)
+        settings = _copy(self._settings)
+        # Else kopf kills our process when its loop is slow to end.
+        settings.process.ultimate_exiting_timeout = None
+        try:
+            await kopf.operator(
+                registry=_registry(self._registry, login),
+                settings=settings,
+                memo=kopf.Memo({**self._memo, "cluster": self._name}),
+                clusterwide=True,
+                standalone=True,
+                stop_flag=stop.begin(),
+                identity=_IDENTITY,
+            )
+        finally:
+            await login.aclose()
+
+    @property
+    def config(self) -> ClusterConfig:
+        """As it is now; read from the thread."""
+        return self._config
+
+
+class _Stop:
+    """Tells a loop in another thread that it is to stop, also where it has not begun yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asked = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._flag: asyncio.Event | None = None
+
+    def begin(self) -> asyncio.Event:
+        """Return what is set when it is time to stop, for the running loop."""
+        with self._lock:
+            self._loop, self._flag = asyncio.get_running_loop(), asyncio.Event()
+            if self._asked:
+                self._flag.set()
+            return self._flag
+
+    def set(self) -> None:
+        """Ask it to stop, from any thread."""
+        with self._lock:
+            self._asked = True
+            if self._loop is not None and self._flag is not None:
+                with contextlib.suppress(RuntimeError):  # it has ended
+                    self._loop.call_soon_threadsafe(self._flag.set)
+
+
+class _Login:
+    """Gives kopf a session whenever it asks: at first, when the session is too old, and when it was refused."""
+
+    def __init__(self, operator: _Operator) -> None:
+        self._operator = operator
+        self._connections = Connections()
+        self._config: ClusterConfig | None = None
+        self._credentials: Credentials | None = None
+        self._shown: ClusterConfig | None = None
+        self._expires = dt.datetime.now(dt.UTC)
+        self._sessions: list[aiohttp.ClientSession] = []
+        self._sockets = KopfSockets()
+
+    async def log_in(self, **_: Any) -> kopf.AiohttpSession:
+        """Be the login handler of kopf."""
+        import kopf
+
+        shown = await self._show()
+        if shown is self._shown and dt.datetime.now(dt.UTC) < self._expires:
+            # kopf asks for others at once, and would do so again and again.
+            raise kopf.TemporaryError(
+                f"{shown.server} refuses the credentials, and there are no others yet", delay=_LOGIN_SECONDS
+            )
+        context = await asyncio.to_thread(ssl_context, shown)
+        headers = CIMultiDict({"Authorization": f"Bearer {shown.token}"} if shown.token is not None else {})
+        if shown.impersonation is not None:
+            headers.extend(shown.impersonation.headers())
+        connector = aiohttp.TCPConnector(limit=0, ssl=context, resolver=Resolver(), socket_factory=self._sockets.open)
+        session = aiohttp.ClientSession(connector=connector, headers=headers, proxy=shown.proxy)
+        self._sessions = [*(known for known in self._sessions if not known.closed), session]
+        self._shown = shown
+        self._expires = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=_SESSION_MINUTES)
+        return kopf.AiohttpSession(server=shown.server, aiohttp_session=session, expiration=self._expires)
+
+    async def aclose(self) -> None:
+        """Close what kopf has left open, and return when that is: its loop ends then, and closes nothing."""
+        for session in self._sessions:
+            await session.close()
+        if self._credentials is not None:
+            await self._credentials.aclose()
+        await self._connections.aclose()
+        await self._sockets.closed()
+
+    async def _show(self) -> ClusterConfig:
+        config = self._operator.config
+        if self._credentials is None or config is not self._config:
+            self._config = config
+            self._credentials = Credentials(config, connections=self._connections)
+            return await self._credentials.current()
+        if self._shown is not None and dt.datetime.now(dt.UTC) < self._expires:
+            return await self._credentials.refused(self._shown)
+        return await self._credentials.current()
+
+
+def _copy(settings: kopf.OperatorSettings) -> kopf.OperatorSettings:
+    """Return settings that an operator may change; the executor of synchronous handlers is the same."""
+    return dataclasses.replace(
+        settings, **{each.name: copy.copy(getattr(settings, each.name)) for each in dataclasses.fields(settings)}
+    )
+
+
+def _registry(registry: kopf.OperatorRegistry, login: _Login) -> kopf.OperatorRegistry:
+    """Return the same handlers, of whom ours logs in alone: another one might log in to another cluster."""
+    import kopf
+
+    own = copy.copy(registry)
+    # kopf has no other way to ask for some handlers of a registry.
+    activities = own._activities = type(registry._activities)()  # noqa: SLF001
+    for handler in registry._activities.get_all_handlers():  # noqa: SLF001
+        if handler.activity is None or handler.activity.value != "authentication":
+            activities.append(handler)
+    kopf.on.login(registry=own, id="provider", backoff=_LOGIN_SECONDS)(login.log_in)
+    return own

@@ -1,0 +1,259 @@
+"""Makes controllers: which kinds they watch in which clusters, and how they work."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Self, TypeVar, cast, overload
+
+from kplane.provider.client.kinds import resource_of
+from kplane.provider.client.resources import Resource
+from kplane.provider.contracts import Provider
+from kplane.provider.controllers.handlers import Handler, enqueue_object, enqueue_owner
+from kplane.provider.controllers.multicluster import MulticlusterController
+from kplane.provider.controllers.options import Options, Reconcile
+from kplane.provider.controllers.predicates import Predicate
+from kplane.provider.controllers.rate_limiter import Clustered, RateLimiter
+from kplane.provider.controllers.request import Request
+from kplane.provider.controllers.sources import Engage, KindSource, RawSource
+from kplane.provider.controllers.workers import Logger
+from kplane.provider.errors import ProviderError
+from kplane.provider.fleet.cluster import Cluster
+from kplane.provider.manager.manager import Manager
+
+__all__ = ["ControllerBuilder", "controller", "engage", "every_owner", "metadata_only", "predicates"]
+
+R = TypeVar("R", bound=Clustered)
+
+
+@dataclass(frozen=True, slots=True)
+class _Predicates:
+    predicates: tuple[Predicate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _MetadataOnly:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _EveryOwner:
+    pass
+
+
+WatchOption = _Predicates | _MetadataOnly | Engage
+OwnsOption = WatchOption | _EveryOwner
+
+
+def predicates(*those: Predicate) -> _Predicates:
+    """Only events that matter to all of these; for one kind."""
+    return _Predicates(those)
+
+
+def metadata_only() -> _MetadataOnly:
+    """Have apiVersion, kind and metadata of the objects only: less to send, to keep and to decode."""
+    return _MetadataOnly()
+
+
+def every_owner() -> _EveryOwner:
+    """Ask for each owner of the kind, not only for the one that is the controller."""
+    return _EveryOwner()
+
+
+def engage(
+    *,
+    local: bool | None = None,
+    provider: bool | None = None,
+    filter: Callable[[str, Cluster], bool] | None = None,  # noqa: A002 - upstream's word
+    from_provider: Provider | None = None,
+) -> Engage:
+    """Say which clusters are watched; see `Engage`. For one kind, or for all by `with_options`."""
+    return Engage(local=local, provider=provider, filter=filter, from_provider=from_provider)
+
+
+@overload
+def controller(manager: Manager | None) -> ControllerBuilder[Request]: ...
+@overload
+def controller(manager: Manager | None, *, request: type[R]) -> ControllerBuilder[R]: ...
+def controller(manager: Manager | None, *, request: type[Any] = Request) -> ControllerBuilder[Any]:
+    """Begin to describe a controller; `build(reconcile)` makes it and adds it to the manager.
+
+    `request` is another type of requests, for controllers with own sources and handlers only. Raises ProviderError
+    where there is no manager.
+    """
+    if manager is None:
+        raise ProviderError("a controller needs a manager, which engages it with clusters: give one to controller()")
+    return ControllerBuilder(manager, request=request)
+
+
+class ControllerBuilder(Generic[R]):
+    """See `controller`."""
+
+    def __init__(self, manager: Manager, *, request: type[R]) -> None:
+        self._manager = manager
+        self._request = request
+        self._name: str | None = None
+        self._for: Resource | str | None = None
+        self._watches: list[_Watch[R]] = []
+        self._owns: list[tuple[Resource | str, tuple[OwnsOption, ...]]] = []
+        self._raw: list[RawSource[R]] = []
+        self._filter: tuple[Predicate, ...] = ()
+        self._options: Options[R] = Options()
+        self._reconcile: Reconcile[R] | None = None
+
+    def named(self, name: str) -> Self:
+        """Name the controller: in logs and metrics; by default it is the lower-case kind of `for_`."""
+        self._name = name
+        return self
+
+    def for_(self, kind: Resource | str, *options: WatchOption) -> Self:
+        """Reconcile the objects of a kind."""
+        if self._for is not None:
+            raise ProviderError("for_() must only be called once: use watches() for further kinds")
+        self._for = kind
+        self._watches.append(_Watch(kind, cast("Handler[R]", self._plain(enqueue_object(), "for_()")), options))
+        return self
+
+    def owns(self, kind: Resource | str, *options: OwnsOption) -> Self:
+        """Reconcile the object of `for_` that controls an object of this kind, or each that owns it (`every_owner`)."""
+        self._owns.append((kind, options))
+        return self
+
+    def watches(self, kind: Resource | str, handler: Handler[R], *options: WatchOption) -> Self:
+        """Reconcile what `handler` makes of the events of a kind."""
+        self._watches.append(_Watch(kind, handler, options))
+        return self
+
+    def watches_metadata(self, kind: Resource | str, handler: Handler[R], *options: WatchOption) -> Self:
+        """As `watches`, with the metadata of the objects only."""
+        return self.watches(kind, handler, metadata_only(), *options)
+
+    def watches_raw(self, source: RawSource[R]) -> Self:
+        """Reconcile what a source asks for, whatever clusters are engaged; filters do not apply to it."""
+        self._raw.append(source)
+        return self
+
+    def with_filter(self, *those: Predicate) -> Self:
+        """Only events that matter to all of these, of every kind."""
+        self._filter += those
+        return self
+
+    def with_options(
+        self,
+        *,
+        max_concurrent: int | None = None,
+        per_cluster: int | None = None,
+        waiting: int | None = None,
+        timeout_seconds: float | None = None,
+        grace_seconds: float | None = None,
+        weights: Callable[[str], float] | None = None,
+        rate_limiter: RateLimiter[R] | None = None,
+        logger: Logger | None = None,
+        retry_cluster_not_found: bool | None = None,
+        engage: Engage | None = None,
+        reconcile: Reconcile[R] | None = None,
+    ) -> Self:
+        """Change how the controller works; see `Options`. What is not given stays."""
+        given = {
+            "max_concurrent": max_concurrent,
+            "per_cluster": per_cluster,
+            "waiting": waiting,
+            "timeout_seconds": timeout_seconds,
+            "grace_seconds": grace_seconds,
+            "weights": weights,
+            "rate_limiter": rate_limiter,
+            "logger": logger,
+            "retry_cluster_not_found": retry_cluster_not_found,
+            "engage": engage.over(self._options.engage) if engage is not None else None,
+        }
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        self._options = dataclasses.replace(self._options, **changes)
+        self._reconcile = reconcile if reconcile is not None else self._reconcile
+        return self
+
+    def build(self, reconcile: Reconcile[R] | None = None) -> MulticlusterController[R]:
+        """Make the controller and add it to the manager.
+
+        Raises ProviderError for what does not make one: no reconcile or two, nothing to watch, no name, a name that
+        another controller of the manager has, a kind that is not known.
+        """
+        made = self._chosen(reconcile)
+        name, options = self._named(), self._with_concurrency()
+        watches = [each.source(self._filter) for each in self._all_watches()]
+        if not watches and not self._raw:
+            raise ProviderError(f"controller {name} has nothing to watch: call for_(), watches() or watches_raw()")
+        built = MulticlusterController(name, made, manager=self._manager, options=options)
+        for source in watches:
+            built.watch(source)
+        for raw in self._raw:
+            built.watch_raw(raw)
+        self._manager.add(built)
+        return built
+
+    def _chosen(self, given: Reconcile[R] | None) -> Reconcile[R]:
+        if given is not None and self._reconcile is not None:
+            raise ProviderError("reconcile is given both to with_options() and to build(): give one of them")
+        found = given if given is not None else self._reconcile
+        if found is None:
+            raise ProviderError("a controller needs a reconcile function: give one to build()")
+        return found
+
+    def _named(self) -> str:
+        if self._name:
+            return self._name
+        if self._for is None:
+            raise ProviderError("a controller without for_() has no name of its own: call named()")
+        return resource_of(self._for).kind.lower()
+
+    def _with_concurrency(self) -> Options[R]:
+        if self._options.max_concurrent is not None or self._for is None:
+            return self._options
+        resource = resource_of(self._for)
+        group = resource.api_version.rpartition("/")[0]
+        at_once = self._manager.group_kind_concurrency.get(f"{resource.kind}.{group}".rstrip("."))
+        return dataclasses.replace(self._options, max_concurrent=at_once)
+
+    def _all_watches(self) -> list[_Watch[R]]:
+        if not self._owns:
+            return self._watches
+        if self._for is None:
+            raise ProviderError("owns() asks for the owners that for_() names: call for_() too, or use watches()")
+        owned: list[_Watch[R]] = []
+        for kind, options in self._owns:
+            others = tuple(each for each in options if not isinstance(each, _EveryOwner))
+            handler = enqueue_owner(self._for, every_owner=len(others) != len(options))
+            owned.append(_Watch(kind, cast("Handler[R]", self._plain(handler, "owns()")), others))
+        return self._watches + owned
+
+    def _plain(self, handler: Handler[Request], what: str) -> Handler[Request]:
+        if self._request is not Request:
+            raise ProviderError(
+                f"{what} asks for objects, which are of type Request and not {self._request.__name__}: use watches() "
+                f"with a handler of your own, or watches_raw()"
+            )
+        return handler
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch(Generic[R]):
+    kind: Resource | str
+    handler: Handler[R]
+    options: tuple[WatchOption, ...]
+
+    def source(self, filters: tuple[Predicate, ...]) -> KindSource[R]:
+        """Raises ProviderError for a kind that is not known, and for options that do not belong to it."""
+        those, clusters, metadata = filters, Engage(), False
+        for option in self.options:
+            match option:
+                case _Predicates(more):
+                    those += more
+                case _MetadataOnly():
+                    metadata = True
+                case Engage():
+                    clusters = option.over(clusters)
+                case _:
+                    raise ProviderError(f"{option!r} is no option of {self.kind}: only owns() takes every_owner()")
+        if not callable(self.handler):
+            raise ProviderError(f"the watch of {self.kind} needs a handler, such as enqueue_object()")
+        return KindSource(resource_of(self.kind), self.handler, those, metadata, clusters)

@@ -1,0 +1,96 @@
+"""Which requests an event leads to."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from kplane.provider.cache.event import Event
+from kplane.provider.client.kinds import resource_of
+from kplane.provider.client.resources import Resource
+from kplane.provider.controllers.request import ObjectKey, Request
+from kplane.provider.errors import ProviderError
+from kplane.provider.fleet.cluster import Cluster
+
+__all__ = ["Handler", "enqueue_mapped", "enqueue_object", "enqueue_owner"]
+
+R = TypeVar("R")
+
+Object = dict[str, Any]
+
+Handler = Callable[[Cluster, Event], Iterable[R]]
+"""Called in the event loop with the cluster that an event is from, and must not block; what it raises is logged."""
+
+
+def enqueue_object() -> Handler[Request]:
+    """Ask for the object of the event."""
+    return _object
+
+
+def enqueue_owner(owner: Resource | str, *, every_owner: bool = False) -> Handler[Request]:
+    """Ask for the controller of the event's object, where it is of the kind `owner`; or for each owner of that kind.
+
+    Where the owner changes, the one before is asked for as well. The version of the owner's API does not matter
+    (controller-runtime, pkg/handler/enqueue_owner.go).
+    """
+    kind = resource_of(owner)
+    group = _group(kind.api_version)
+
+    def owners(cluster: Cluster, event: Event) -> Iterable[Request]:
+        # What stays in a change is asked for once.
+        return dict.fromkeys(each_owner(cluster, event))
+
+    def each_owner(cluster: Cluster, event: Event) -> Iterator[Request]:
+        for metadata in (event.metadata, event.old_metadata):
+            references = metadata.get("ownerReferences") if metadata is not None else None
+            for each in references if isinstance(references, list) else ():
+                if (
+                    isinstance(each, dict)
+                    and (each.get("controller") is True or every_owner)
+                    and each.get("kind") == kind.kind
+                    and _group(str(each.get("apiVersion", ""))) == group
+                ):
+                    namespace = event.namespace if kind.namespaced else ""
+                    yield Request(cluster.name, namespace, str(each.get("name", "")))
+
+    return owners
+
+
+def enqueue_mapped(
+    function: Callable[[Cluster, Object], Iterable[ObjectKey | Request]], *, preserve_cluster: bool = False
+) -> Handler[Request]:
+    """Ask for what `function` makes of a cluster and an object of it; for a change, of the object before it as well.
+
+    What it returns is about the same cluster, whatever it says itself; with `preserve_cluster` a Request keeps its own,
+    so that an event of one cluster leads to work in others. It is a plain function, because events keep their order: it
+    reads what caches have (`cluster.cache.informer(kind).list()`), and asks no server. Raises ProviderError for a
+    coroutine function.
+    """
+    if inspect.iscoroutinefunction(function):
+        raise ProviderError(
+            f"{function.__name__} cannot map events, because it is a coroutine function: give a plain one, which reads "
+            f"from informers (`cluster.cache.informer(kind).list()`), and leave what takes time to the reconcile"
+        )
+
+    def mapped(cluster: Cluster, event: Event) -> Iterable[Request]:
+        return dict.fromkeys(each_mapped(cluster, event))
+
+    def each_mapped(cluster: Cluster, event: Event) -> Iterator[Request]:
+        for found in (event.object, event.old):
+            for each in function(cluster, found) if found is not None else ():
+                if preserve_cluster and isinstance(each, Request):
+                    yield each
+                else:
+                    yield Request(cluster.name, each.namespace, each.name)
+
+    return mapped
+
+
+def _object(cluster: Cluster, event: Event) -> Iterable[Request]:
+    return (Request(cluster.name, event.namespace, event.name),)
+
+
+def _group(api_version: str) -> str:
+    group, slash, _ = api_version.partition("/")
+    return group if slash else ""

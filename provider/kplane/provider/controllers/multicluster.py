@@ -1,0 +1,292 @@
+"""A controller over all clusters of a fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
+
+from kplane.provider.aio.backoff import Backoff
+from kplane.provider.aio.running import keep_running
+from kplane.provider.controllers.context import cluster_context
+from kplane.provider.controllers.options import Options, Reconcile
+from kplane.provider.controllers.queue import FairQueue
+from kplane.provider.controllers.rate_limiter import Clustered
+from kplane.provider.controllers.request import Request
+from kplane.provider.controllers.sources import KindSource, RawSource
+from kplane.provider.controllers.stats import ControllerStats
+from kplane.provider.controllers.workers import Controller, Result
+from kplane.provider.errors import ClusterNotFound, ClusterNotOwned, ClusterNotReady, ProviderError
+from kplane.provider.fleet.engagement import Engagement
+
+if TYPE_CHECKING:
+    from kplane.provider.cache.delivery import Registration
+    from kplane.provider.manager.manager import Manager
+
+__all__ = ["MulticlusterController"]
+
+log: Final = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Clustered)
+
+_UNDECIDED_SECONDS: Final = 60.0
+"""So long a request waits for this process to get its cluster: longer than a takeover takes."""
+_SWEEP_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 0.5
+
+
+class _Engaged:
+    """What a controller has of a cluster."""
+
+    def __init__(self, engagement: Engagement) -> None:
+        self.engagement: Final = engagement
+        self.registrations: list[Registration] = []
+        self.ending: asyncio.Task[None] | None = None
+
+
+class MulticlusterController(Generic[R]):
+    """Watches clusters, and calls `reconcile` for what happens there, fairly and bounded for each cluster.
+
+    It is engaged with clusters by a `Manager`, and run by it; `controller()` makes one and adds it to its manager. The
+    cluster of a request is in the context of its reconcile (`current_cluster`), and in all that is logged there.
+
+    A reconcile begins only while this process may work on the cluster; a request of a cluster that is known but not
+    engaged yet waits until it is, and is thrown away where that is not this process's within a minute. When the work
+    on a cluster ends, its sources are stopped, what waits for it is thrown away, and the reconciles under way may end
+    in `grace_seconds`; all of that is awaited by the engagement's end.
+    """
+
+    def __init__(
+        self, name: str, reconcile: Reconcile[R], *, manager: Manager, options: Options[R] | None = None
+    ) -> None:
+        """`options.max_concurrent` is by default the manager's."""
+        options = options if options is not None else Options()
+        at_once = options.max_concurrent if options.max_concurrent is not None else manager.max_concurrent
+        self.name: Final = name
+        self.max_concurrent: Final = at_once
+        self.stats: Final = ControllerStats()
+        self.queue: Final[FairQueue[R]] = FairQueue(
+            weights=options.weights,
+            per_cluster=options.per_cluster if options.per_cluster is not None else at_once,
+            rate_limiter=options.rate_limiter,
+        )
+        self._reconcile = reconcile
+        self._options = options
+        self._manager = manager
+        self._may_work = manager.coordinator.may_work
+        self._sources: list[KindSource[R]] = []
+        self._raw_sources: list[RawSource[R]] = []
+        self._engaged: dict[str, _Engaged] = {}
+        self._undecided: dict[str, float] = {}
+        """Since when requests wait for clusters that are known, and not this process's."""
+        self._running: asyncio.TaskGroup | None = None
+        self._controller: Controller[R] = Controller(
+            name,
+            self._work,
+            queue=self.queue,
+            workers=at_once,
+            waiting=options.waiting,
+            timeout_seconds=options.timeout_seconds,
+            on_failure=self._failed,
+            fields=self._fields,
+            logger=options.logger,
+        )
+
+    @property
+    def under_way(self) -> Mapping[str, int]:
+        """How many reconciles are under way, by cluster."""
+        return Counter(request.cluster for request in self._controller.under_way)
+
+    @property
+    def clusters(self) -> list[str]:
+        """Names of the clusters that it is engaged with, sorted."""
+        return sorted(self._engaged)
+
+    def watch(self, source: KindSource[R]) -> None:
+        """Watch one more kind, in the clusters that are engaged already and in those to come.
+
+        Where that fails in a cluster that is engaged already, it is logged, and tried again with growing delays.
+        """
+        self._sources.append(source)
+        for engaged in tuple(self._engaged.values()):
+            if not engaged.engagement.closing and not self._try_start(source, engaged):
+                name = f"{self.name} watches {source.resource.kind}"
+                _ = engaged.engagement.spawn(self._start_later(source, engaged), name=name)
+
+    def watch_raw(self, source: RawSource[R]) -> None:
+        """Take requests from one more source that has nothing to do with clusters."""
+        self._raw_sources.append(source)
+        if self._running is not None:
+            self._start_raw(source, self._running)
+
+    async def engage(self, engagement: Engagement) -> None:
+        """Begin to watch a cluster, and return at once; the same engagement twice is one."""
+        name = engagement.cluster.name
+        while (known := self._engaged.get(name)) is not None:
+            if known.engagement is engagement and known.ending is None:
+                return
+            await self._end(known)
+        engaged = _Engaged(engagement)
+        engagement.on_close(lambda: self._end(engaged))
+        self._engaged[name] = engaged
+        self.stats.by_cluster.setdefault(name, Counter())
+        for source in self._sources:
+            self._start(source, engaged)
+        self.queue.unpark(name)
+
+    async def engage_local(self, engagement: Engagement) -> None:
+        """As `engage`, with the local cluster."""
+        await self.engage(engagement)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._running = tasks
+            try:
+                tasks.create_task(self._controller.run(), name=f"{self.name} workers")
+                tasks.create_task(self._sweep(), name=f"{self.name} sweep")
+                for source in self._raw_sources:
+                    self._start_raw(source, tasks)
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self._running = None
+
+    def _start(self, source: KindSource[R], engaged: _Engaged) -> None:
+        options = source.engage.over(self._options.engage)
+        if options.wants(engaged.engagement.cluster, has_provider=self._manager.provider is not None):
+            engaged.registrations.append(source.start(engaged.engagement, self.queue.add))
+
+    def _try_start(self, source: KindSource[R], engaged: _Engaged) -> bool:
+        try:
+            self._start(source, engaged)
+        except Exception:
+            name = engaged.engagement.cluster.name
+            log.exception("%s: %s of cluster %s cannot be watched yet", self.name, source.resource.kind, name)
+            return False
+        return True
+
+    async def _start_later(self, source: KindSource[R], engaged: _Engaged) -> None:
+        backoff = Backoff(initial_seconds=_RETRY_SECONDS, maximum_seconds=60.0)
+        while True:
+            await asyncio.sleep(backoff.next_delay())
+            if engaged.ending is not None or self._try_start(source, engaged):
+                return
+
+    def _start_raw(self, source: RawSource[R], tasks: asyncio.TaskGroup) -> None:
+        name = f"{self.name} {type(source).__name__}"
+        tasks.create_task(keep_running(name, lambda: source.run(self.queue.add)), name=name)
+
+    async def _end(self, engaged: _Engaged) -> None:
+        # Whoever ends it first is not the only one who waits until nothing is left.
+        if engaged.ending is None:
+            name = f"{self.name} leaves {engaged.engagement.cluster.name}"
+            engaged.ending = asyncio.create_task(self._leave(engaged), name=name)
+        await asyncio.shield(engaged.ending)
+
+    async def _leave(self, engaged: _Engaged) -> None:
+        name = engaged.engagement.cluster.name
+        for registration in engaged.registrations:
+            registration.remove()
+        del self._engaged[name]
+        self.stats.dropped["gone"] += self.queue.drop(name)
+        await self._controller.drain(lambda request: request.cluster == name, grace_seconds=self._grace_seconds(name))
+        if name not in self._engaged:
+            self.stats.by_cluster.pop(name, None)
+
+    def _grace_seconds(self, cluster: str) -> float:
+        least = self._manager.coordinator.grace_seconds(cluster)
+        return self._options.grace_seconds if least is None else min(self._options.grace_seconds, least)
+
+    async def _work(self, request: R) -> Result | None:
+        cluster = request.cluster
+        if not self._may_begin(request):
+            return None
+        began = time.perf_counter()
+        try:
+            with cluster_context(cluster):
+                result = await self._reconcile(request)
+        except ClusterNotFound:
+            if self._options.retry_cluster_not_found:
+                raise
+            self.stats.dropped["not_found"] += 1
+            result = None
+        except ClusterNotReady as error:
+            self._options.logger.debug("%s: %s waits: %s", self.name, request, error)
+            result = Result(requeue=True)
+        except ClusterNotOwned:
+            if self._may_begin(request):
+                raise
+            return None
+        finally:
+            self.stats.durations.note(time.perf_counter() - began)
+        self._count(cluster, result)
+        return result
+
+    def _may_begin(self, request: R) -> bool:
+        """Whether the request can be worked on; else it waits, or is thrown away where it is nothing to us."""
+        cluster = request.cluster
+        engaged = self._engaged.get(cluster)
+        if self._may_work(cluster):
+            if not (self._known(cluster) if engaged is None else engaged.engagement.closing):
+                return True
+        elif engaged is None:
+            if not self._known(cluster):
+                self.stats.dropped["not_owned"] += 1
+                return False
+            # Nobody's yet, perhaps: at the start and in a takeover, and what no informer gives is not given again.
+            self._undecided.setdefault(cluster, asyncio.get_running_loop().time())
+        # It is ready, ours or gone soon. Ours again, perhaps: a Lease that is renewed late ends no engagement, and what
+        # was thrown away meanwhile would not come again.
+        self.queue.park(cluster)
+        self.queue.add(request)
+        return False
+
+    def _count(self, cluster: str, result: Result | None) -> None:
+        if result is None or not (result.requeue or result.requeue_after_seconds is not None):
+            self.stats.count(cluster, "success")
+        else:
+            self.stats.count(cluster, "requeue" if result.requeue_after_seconds is None else "requeue_after")
+
+    async def _failed(self, request: R, error: BaseException) -> None:
+        self.stats.count(request.cluster, "error")
+        self.stats.timeouts += isinstance(error, TimeoutError)
+
+    def _known(self, cluster: str) -> bool:
+        """Whether the fleet has a cluster: a request of one that it has not is left to the reconciler to refuse."""
+        try:
+            self._manager.clusters.get(cluster)
+        except ClusterNotFound:
+            return False
+        except ProviderError:
+            pass
+        return True
+
+    async def _sweep(self) -> NoReturn:
+        """Look at clusters whose requests wait: whether they may be worked on again, or never became ready and went."""
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            for cluster in self.queue.parked():
+                if cluster in self._engaged:
+                    if self._may_work(cluster):
+                        self.queue.unpark(cluster)
+                elif not self._known(cluster):
+                    self.stats.dropped["gone"] += self.queue.drop(cluster)
+                elif not self._may_work(cluster):
+                    now = asyncio.get_running_loop().time()
+                    if now - self._undecided.setdefault(cluster, now) > _UNDECIDED_SECONDS:
+                        self.stats.dropped["not_owned"] += self.queue.drop(cluster)
+            parked = frozenset(self.queue.parked())
+            self._undecided = {name: since for name, since in self._undecided.items() if name in parked}
+
+    def _fields(self, request: R) -> dict[str, Any]:
+        if isinstance(request, Request):
+            return {
+                "controller": self.name,
+                "cluster": request.cluster,
+                "namespace": request.namespace,
+                "name": request.name,
+            }
+        return {"controller": self.name, "cluster": request.cluster, "request": str(request)}

@@ -1,0 +1,81 @@
+"""Which events matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kplane.provider.cache.event import Event
+from kplane.provider.cache.selectors import parse_label_selector
+
+__all__ = [
+    "Predicate",
+    "all_of",
+    "annotations_changed",
+    "any_of",
+    "generation_changed",
+    "in_namespaces",
+    "labels_changed",
+    "matches_labels",
+    "none_of",
+    "on_events",
+]
+
+Predicate = Callable[[Event], bool]
+"""Called in the event loop, and must not block; an event for which it raises is logged and counts as one that matters
+not. Those of this module look at what is decoded of each object anyway, unless they say otherwise."""
+
+
+def on_events(*, added: bool = True, modified: bool = True, deleted: bool = True) -> Predicate:
+    """Only events of these kinds."""
+    wanted = {kind for kind, is_wanted in (("ADDED", added), ("MODIFIED", modified), ("DELETED", deleted)) if is_wanted}
+    return lambda event: event.kind in wanted
+
+
+def generation_changed() -> Predicate:
+    """No changes that left the generation as it was: those of status, labels and annotations, for most kinds."""
+    return lambda event: event.old_entry is None or event.generation != event.old_entry.generation
+
+
+def labels_changed() -> Predicate:
+    """No changes that left the labels as they were."""
+    return lambda event: event.old_entry is None or event.labels != event.old_entry.labels
+
+
+def annotations_changed() -> Predicate:
+    """No changes that left the annotations as they were; decodes the metadata of both."""
+
+    def changed(event: Event) -> bool:
+        old = event.old_metadata
+        return old is None or event.metadata.get("annotations") != old.get("annotations")
+
+    return changed
+
+
+def matches_labels(selector: str) -> Predicate:
+    """Only objects with these labels (`app=web,tier in (a,b)`), and those that had them until the event.
+
+    Raises ProviderError where the selector cannot be read.
+    """
+    matches = parse_label_selector(selector)
+    return lambda event: matches(event.labels) or (event.old_entry is not None and matches(event.old_entry.labels))
+
+
+def in_namespaces(*namespaces: str) -> Predicate:
+    """Only objects in these namespaces."""
+    wanted = frozenset(namespaces)
+    return lambda event: event.namespace in wanted
+
+
+def all_of(*predicates: Predicate) -> Predicate:
+    """Events that matter to all."""
+    return lambda event: all(each(event) for each in predicates)
+
+
+def any_of(*predicates: Predicate) -> Predicate:
+    """Events that matter to any."""
+    return lambda event: any(each(event) for each in predicates)
+
+
+def none_of(*predicates: Predicate) -> Predicate:
+    """Events that matter to none."""
+    return lambda event: not any(each(event) for each in predicates)

@@ -1,0 +1,335 @@
+"""A queue of requests over many clusters, in which none of them starves the others."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final, Generic, TypeVar
+
+from kplane.provider.controllers.rate_limiter import Clustered, ItemBackoff, RateLimiter
+
+__all__ = ["FairQueue"]
+
+log: Final = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Clustered)
+
+_LIGHTEST: Final = 0.01
+_HEAVIEST: Final = 100.0
+_STALE: Final = 64
+"""So many delays that were overtaken by shorter ones are kept besides those that count."""
+
+
+class _Lane(Generic[R]):
+    """What the queue has of one cluster. It is in the ring while requests of it may be taken."""
+
+    __slots__ = (
+        "deficit", "delayed", "dirty", "generation", "heap", "in_ring", "kept", "name", "parked", "processing", "timer",
+        "told_full", "waiting", "weight",
+    )  # fmt: skip
+
+    def __init__(self, name: str) -> None:
+        self.name: Final = name
+        self.waiting: deque[R] = deque()
+        self.dirty: set[R] = set()
+        # With the generation that they were taken in: what is asked for on behalf of an older one comes too late.
+        self.processing: dict[R, int] = {}
+        self.delayed: dict[R, float] = {}
+        self.heap: list[tuple[float, int, R]] = []
+        self.timer: asyncio.TimerHandle | None = None
+        self.generation = 0
+        self.kept = False
+        self.parked = False
+        self.told_full = False
+        self.in_ring = False
+        self.deficit = 0.0
+        self.weight = 1.0
+
+    def drop(self) -> int:
+        """Throw away all but what is worked on, in the same time however much it is."""
+        thrown = len(self.waiting) + len(self.delayed)
+        self.waiting, self.dirty, self.delayed, self.heap = deque(), set(), {}, []
+        self.generation += 1
+        self.kept = self.parked = False
+        self.stop_timer()
+        return thrown
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+class FairQueue(Generic[R]):
+    """client-go's work queue for one event loop, with a line for each cluster.
+
+    Within a cluster it is first in, first out. A request that is added while it waits is not added twice; one that is
+    added while somebody works on it is given once more after `done`, so no request is worked on twice at once.
+
+    Clusters take turns by deficit round robin, where one that had no work goes before those that had (RFC 8290,
+    section 4.2, of network flows): in each round one with weight 2 has two requests taken where one with weight 1 has
+    one. `weights` gives the weight of a cluster, from 0.01 to 100 (others count as the nearest of these); it is asked
+    whenever the cluster has work again after it had none. At most `per_cluster` requests of a cluster are worked on at
+    once.
+
+    A parked cluster is one that nothing can be done for now: its requests wait until it is unparked. Of one that was
+    never unparked, and of which it is not known whether it ever will be, at most `parked_limit` do; more are refused,
+    which is logged and counted by `refused`.
+    """
+
+    def __init__(
+        self,
+        *,
+        weights: Callable[[str], float] | None = None,
+        per_cluster: int | None = None,
+        rate_limiter: RateLimiter[R] | None = None,
+        parked_limit: int = 10_000,
+    ) -> None:
+        self._weights = weights
+        self._per_cluster = per_cluster if per_cluster is not None else 1 << 62
+        self._parked_limit = parked_limit
+        self._limiter: RateLimiter[R] = rate_limiter if rate_limiter is not None else ItemBackoff()
+        self._lanes: dict[str, _Lane[R]] = {}
+        # A lane is in one of the two, or in none; in the first for its first turn only.
+        self._fresh: deque[_Lane[R]] = deque()
+        self._ring: deque[_Lane[R]] = deque()
+        self._order = itertools.count()
+        self._notify: Callable[[], None] = _nobody
+        self._closed = False
+        self._told_weight = False
+        self.refused = 0
+
+    def __len__(self) -> int:
+        """Number of requests that wait now, those of parked clusters included."""
+        return sum(len(lane.waiting) for lane in self._lanes.values())
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits, is delayed, or is worked on."""
+        return not any(lane.dirty or lane.processing or lane.delayed for lane in self._lanes.values())
+
+    def on_ready(self, notify: Callable[[], None] | None) -> None:
+        """Have `notify` called when there is something to take after there was nothing, and when the queue closes."""
+        self._notify = notify if notify is not None else _nobody
+
+    def depth(self, cluster: str) -> int:
+        """How many requests of a cluster wait now."""
+        lane = self._lanes.get(cluster)
+        return len(lane.waiting) if lane is not None else 0
+
+    def depths(self) -> Mapping[str, int]:
+        """How many requests wait now, by cluster."""
+        return {name: len(lane.waiting) for name, lane in self._lanes.items()}
+
+    def add(self, request: R) -> None:
+        """Ask for work on the request as soon as it is its turn."""
+        if self._closed:
+            return
+        lane = self._lanes.get(request.cluster) or self._lane(request.cluster)
+        if request in lane.dirty or (lane.parked and self._full(lane, len(lane.dirty))):
+            return
+        lane.dirty.add(request)
+        if request not in lane.processing:
+            lane.waiting.append(request)
+            if not lane.in_ring:
+                self._offer(lane)
+
+    def add_after(self, request: R, seconds: float) -> None:
+        """Add the request in `seconds`; of several delays for one the earliest counts."""
+        if seconds <= 0:
+            self.add(request)
+            return
+        if self._closed:
+            return
+        lane = self._lane(request.cluster)
+        due = asyncio.get_running_loop().time() + seconds
+        known = lane.delayed.get(request)
+        if known is not None and known <= due:
+            return
+        if lane.parked and known is None and self._full(lane, len(lane.delayed)):
+            return
+        lane.delayed[request] = due
+        heapq.heappush(lane.heap, (due, next(self._order), request))
+        if len(lane.heap) > 2 * len(lane.delayed) + _STALE:
+            lane.heap = [(when, next(self._order), each) for each, when in lane.delayed.items()]
+            heapq.heapify(lane.heap)
+        self._set_timer(lane)
+
+    def take(self) -> R | None:
+        """Take the request whose turn it is; `done(request)` must follow. None where there is nothing to do now."""
+        while ring := self._fresh or self._ring:
+            lane = ring[0]
+            if not lane.waiting or lane.parked or len(lane.processing) >= self._per_cluster:
+                ring.popleft()
+                # Once round, also with nothing to do: else one request after the other would always go first.
+                lane.in_ring = ring is self._fresh
+                if lane.in_ring:
+                    self._ring.append(lane)
+            elif lane.deficit < 1.0:
+                ring.popleft()
+                lane.deficit += lane.weight
+                self._ring.append(lane)
+            else:
+                lane.deficit -= 1.0
+                request = lane.waiting.popleft()
+                lane.dirty.discard(request)
+                lane.processing[request] = lane.generation
+                return request
+        return None
+
+    def done(self, request: R) -> None:
+        """Say that the work on a request that `take` gave has ended, well or not."""
+        lane = self._lanes[request.cluster]
+        del lane.processing[request]
+        if request in lane.dirty:
+            lane.waiting.append(request)
+        if lane.waiting and not lane.in_ring:
+            # It left the ring because of all that was worked on, and is no newcomer.
+            self._offer(lane, fresh=False)
+        if not lane.kept:
+            self._tidy(lane)
+
+    def requeue(self, request: R, seconds: float) -> None:
+        """As `add_after`, by whoever works on the request: of no effect where its cluster was dropped meanwhile."""
+        if self._current(request):
+            self.add_after(request, seconds)
+
+    def retry(self, request: R) -> float | None:
+        """Add the request again after its growing backoff.
+
+        Returns the delay in seconds; None where its cluster was dropped since it was taken, and nothing is done.
+        """
+        if not self._current(request):
+            return None
+        delay = self._limiter.next_delay(request)
+        self.add_after(request, delay)
+        return delay
+
+    def failures(self, request: R) -> int:
+        """How often the request was retried since it was last forgotten."""
+        return self._limiter.failures(request)
+
+    def forget(self, request: R) -> None:
+        """Let the request's next retry begin with the shortest delay again."""
+        self._limiter.forget(request)
+
+    def park(self, cluster: str) -> None:
+        """Let the requests of a cluster wait until `unpark`, or `drop`, which ends it too."""
+        self._lane(cluster).parked = True
+
+    def unpark(self, cluster: str) -> None:
+        """The cluster is there: let its requests be taken, and keep its place in the queue until it is dropped."""
+        lane = self._lane(cluster)
+        lane.kept, lane.parked, lane.told_full = True, False, False
+        if lane.waiting and not lane.in_ring:
+            self._offer(lane)
+
+    def parked(self) -> list[str]:
+        """Names of the clusters that are parked."""
+        return [name for name, lane in self._lanes.items() if lane.parked]
+
+    def drop(self, cluster: str) -> int:
+        """Throw away what waits for a cluster, its delays and its backoffs; returns how many requests that were.
+
+        It takes the same time however many they are. What is worked on goes on, but cannot ask for more any longer.
+        """
+        lane = self._lanes.get(cluster)
+        if lane is None:
+            return 0
+        thrown = lane.drop()
+        self._limiter.drop(cluster)
+        self._tidy(lane)
+        return thrown
+
+    def close(self) -> None:
+        """Take no more requests: what waits is still given, what is delayed is dropped."""
+        if self._closed:
+            return
+        self._closed = True
+        for lane in self._lanes.values():
+            lane.delayed, lane.heap = {}, []
+            lane.stop_timer()
+        self._notify()
+
+    def _lane(self, cluster: str) -> _Lane[R]:
+        lane = self._lanes.get(cluster)
+        if lane is None:
+            lane = self._lanes[cluster] = _Lane(cluster)
+        return lane
+
+    def _current(self, request: R) -> bool:
+        lane = self._lanes.get(request.cluster)
+        return lane is not None and lane.processing.get(request) == lane.generation
+
+    def _full(self, lane: _Lane[R], there: int) -> bool:
+        if lane.kept or there < self._parked_limit:
+            return False
+        self.refused += 1
+        if not lane.told_full:
+            lane.told_full = True
+            log.warning("cluster %r is not ready, and no more than %d requests wait for it", lane.name, there)
+        return True
+
+    def _tidy(self, lane: _Lane[R]) -> None:
+        # Who names clusters that nobody knows must not fill the memory with them.
+        if not (lane.dirty or lane.processing or lane.delayed or lane.parked):
+            del self._lanes[lane.name]
+
+    def _offer(self, lane: _Lane[R], *, fresh: bool = True) -> None:
+        """Give a lane with waiting requests its place, where they may be taken; `take` removes those without."""
+        if lane.parked or len(lane.processing) >= self._per_cluster:
+            return
+        lane.in_ring = True
+        if fresh:
+            if self._weights is not None:
+                lane.weight = self._weight(lane.name)
+            lane.deficit = lane.weight
+            self._fresh.append(lane)
+        else:
+            self._ring.append(lane)
+        self._notify()
+
+    def _weight(self, cluster: str) -> float:
+        assert self._weights is not None  # noqa: S101 - asked by `_offer` only
+        try:
+            return min(_HEAVIEST, max(_LIGHTEST, float(self._weights(cluster))))
+        except Exception as error:
+            # Once: it is asked again with each burst of work.
+            if not self._told_weight:
+                self._told_weight = True
+                log.warning("the weight of cluster %r is not known, and taken as 1", cluster, exc_info=error)
+            return 1.0
+
+    def _set_timer(self, lane: _Lane[R]) -> None:
+        if not lane.heap:
+            lane.stop_timer()
+            return
+        due = lane.heap[0][0]
+        if lane.timer is None or lane.timer.when() > due:
+            lane.stop_timer()
+            loop = asyncio.get_running_loop()
+            # uvloop's timers have a resolution of a millisecond: a bit late is better than too early and once more.
+            lane.timer = loop.call_at(due, self._due, lane)
+
+    def _due(self, lane: _Lane[R]) -> None:
+        lane.timer = None
+        now = asyncio.get_running_loop().time() + 0.001
+        while lane.heap and lane.heap[0][0] <= now:
+            due, _, request = heapq.heappop(lane.heap)
+            if lane.delayed.get(request) == due:
+                del lane.delayed[request]
+                self.add(request)
+        self._set_timer(lane)
+
+
+def _nobody() -> None:
+    """Take the place of whoever takes requests, before there is somebody."""

@@ -1,0 +1,87 @@
+"""How long a request waits after it failed: longer and longer, until it succeeds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable
+from typing import Protocol, TypeVar
+
+from typing_extensions import override
+
+from kplane.provider.aio.backoff import delay_after
+
+__all__ = ["Clustered", "ItemBackoff", "RateLimiter"]
+
+
+class Clustered(Hashable, Protocol):
+    """A request that belongs to a cluster: `Request`, or what a user's own sources add. Equal ones are one."""
+
+    @property
+    def cluster(self) -> str:
+        """Name of the cluster."""
+
+
+R = TypeVar("R", bound=Clustered)
+R_contra = TypeVar("R_contra", bound=Clustered, contravariant=True)
+
+
+class RateLimiter(Protocol[R_contra]):
+    """Decides when a failed request is tried again."""
+
+    def next_delay(self, request: R_contra) -> float:
+        """Note one more failure; seconds until the next try."""
+
+    def failures(self, request: R_contra) -> int:
+        """How often it failed since it was last forgotten."""
+
+    def forget(self, request: R_contra) -> None:
+        """It succeeded: its next failure is a first one again."""
+
+    def drop(self, cluster: str) -> None:
+        """Forget all requests of a cluster that is gone."""
+
+
+class ItemBackoff(RateLimiter[R]):
+    """Delays that grow for each request by itself, by 2 from `initial_seconds` to `maximum_seconds`.
+
+    Each is shortened at random by up to half, so that many that failed together do not come back together. The bounds
+    are those of client-go's ItemExponentialFailureRateLimiter. `uniform` is replaced in tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        initial_seconds: float = 0.005,
+        maximum_seconds: float = 1000.0,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self._initial = initial_seconds
+        self._maximum = maximum_seconds
+        self._uniform = uniform
+        self._failures: dict[str, dict[R, int]] = {}
+
+    @override
+    def next_delay(self, request: R) -> float:
+        """Note one more failure; seconds until the next try."""
+        of_cluster = self._failures.setdefault(request.cluster, {})
+        failures = of_cluster.get(request, 0)
+        of_cluster[request] = failures + 1
+        delay = delay_after(failures, initial_seconds=self._initial, maximum_seconds=self._maximum)
+        return delay * self._uniform(0.5, 1.0)
+
+    @override
+    def failures(self, request: R) -> int:
+        """How often it failed since it was last forgotten."""
+        return self._failures.get(request.cluster, {}).get(request, 0)
+
+    @override
+    def forget(self, request: R) -> None:
+        """It succeeded: its next failure is a first one again."""
+        of_cluster = self._failures.get(request.cluster)
+        if of_cluster is not None and of_cluster.pop(request, 0) and not of_cluster:
+            del self._failures[request.cluster]
+
+    @override
+    def drop(self, cluster: str) -> None:
+        """Forget all requests of a cluster that is gone."""
+        self._failures.pop(cluster, None)

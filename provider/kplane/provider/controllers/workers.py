@@ -1,0 +1,257 @@
+"""Workers that bring the world in line with what keys stand for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
+
+from kplane.provider.aio.cancellation import end_tasks
+from kplane.provider.controllers.deadlines import Deadlines
+from kplane.provider.controllers.waiting import Place, Room
+from kplane.provider.errors import ProviderError
+from kplane.provider.logs import log_fields
+
+__all__ = ["Controller", "Queue", "Result"]
+
+_log: Final = logging.getLogger(__name__)
+
+K = TypeVar("K", bound=Hashable)
+
+_LONG_SECONDS: Final = 5.0
+"""After this a reconcile leaves its worker whatever it does, where it may."""
+
+Logger = logging.Logger | logging.LoggerAdapter[logging.Logger]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a reconcile asks for: to be called again even if nothing changes.
+
+    That is in `requeue_after_seconds`; or, with `requeue`, after a delay that grows each time until there is another
+    result, as after a failure.
+    """
+
+    requeue_after_seconds: float | None = None
+    requeue: bool = False
+
+
+class Queue(Protocol[K]):
+    """What a controller takes keys from: `WorkQueue` and `FairQueue`."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether no more keys come."""
+
+    def on_ready(self, notify: Callable[[], None] | None) -> None:
+        """Have `notify` called when there is something to take after there was nothing, and when the queue closes."""
+
+    def take(self) -> K | None:
+        """Take a key; None where there is nothing to do now."""
+
+    def done(self, key: K) -> None:
+        """The work on a key has ended."""
+
+    def requeue(self, key: K, seconds: float) -> None:
+        """Give the key again in so many seconds."""
+
+    def retry(self, key: K) -> float | None:
+        """Give the key again after its backoff, which is returned; None where nobody wants it done any more."""
+
+    def forget(self, key: K) -> None:
+        """It succeeded."""
+
+
+class _Attempt(Place, Generic[K]):
+    """One reconcile under way."""
+
+    __slots__ = ("key", "late", "task")
+
+    def __init__(self, key: K, room: Room, freed: Callable[[], None]) -> None:
+        super().__init__(room, freed)
+        self.key: Final = key
+        self.late = False
+        self.task: asyncio.Task[None] | None = None
+
+    def give_up(self) -> None:
+        """Its time is up."""
+        if self.task is not None:
+            self.late = True
+            self.task.cancel()
+
+
+class Controller(Generic[K]):
+    """Calls `reconcile(key)` for the keys of a queue, up to `workers` at once, never one key twice at once.
+
+    A reconcile that raises, or takes longer than `timeout_seconds`, is logged and tried again with growing delays. One
+    that waits for an API server which is slow to answer leaves its worker to other keys, and so does one that takes
+    long; up to `waiting` may do so besides, so that servers which say nothing delay nobody else's keys.
+
+    Whoever counts failures, or tells of them, is called by `on_failure` with the key and the error before the next try:
+    a TimeoutError where the time was up, for the reconcile itself saw no more of that than its cancellation. What is
+    logged of a key, by the reconcile and of its failures, carries its `fields`; failures are logged by `logger`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        reconcile: Callable[[K], Awaitable[Result | None]],
+        *,
+        queue: Queue[K],
+        workers: int = 8,
+        waiting: int = 0,
+        timeout_seconds: float = 60.0,
+        on_failure: Callable[[K, BaseException], Awaitable[None]] | None = None,
+        fields: Callable[[K], Mapping[str, str]] | None = None,
+        logger: Logger = _log,
+    ) -> None:
+        self.name: Final = name
+        self.queue: Final = queue
+        self._reconcile = reconcile
+        self._workers = workers
+        self._room = Room(waiting)
+        self._timeout_seconds = timeout_seconds
+        self._on_failure = on_failure
+        self._fields = fields
+        self._log = logger
+        self._attempts: dict[asyncio.Task[None], _Attempt[K]] = {}
+        self._deadlines: Deadlines[_Attempt[K]] = Deadlines(timeout_seconds, _Attempt.give_up)
+        self._patience: Deadlines[_Attempt[K]] | None = Deadlines(_LONG_SECONDS, self._long) if waiting else None
+        self._context = contextvars.copy_context()
+        self._ended: asyncio.Future[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many reconciles wait for an answer without a worker now."""
+        return len(self._room)
+
+    @property
+    def under_way(self) -> Collection[K]:
+        """The keys that are worked on now."""
+        return [attempt.key for attempt in self._attempts.values()]
+
+    async def run(self) -> None:
+        """Work until cancelled (reconciles under way are cancelled and awaited), or the queue is closed and empty."""
+        self._context = contextvars.copy_context()
+        self._ended = asyncio.get_running_loop().create_future()
+        self.queue.on_ready(self._fill)
+        try:
+            self._fill()
+            await self._ended
+        finally:
+            self._ended = None
+            self.queue.on_ready(None)
+            await self._cancel(list(self._attempts))
+            self._deadlines.close()
+            if self._patience is not None:
+                self._patience.close()
+
+    async def drain(self, belongs: Callable[[K], bool], *, grace_seconds: float) -> None:
+        """Return when no reconcile of the keys in question is under way; after `grace_seconds` they are cancelled."""
+        tasks = [task for task, attempt in self._attempts.items() if belongs(attempt.key)]
+        if tasks:
+            _, left = await asyncio.wait(tasks, timeout=grace_seconds)
+            await self._cancel(left)
+
+    async def _cancel(self, tasks: Iterable[asyncio.Task[None]]) -> None:
+        await end_tasks(tasks, why=f"{self.name} ends it", logger=self._log)
+
+    def _fill(self) -> None:
+        """Begin as much as there are workers for. No task is kept for a worker: it is the right to have one more."""
+        if self._ended is None:
+            return
+        while len(self._attempts) - len(self._room) < self._workers:
+            key = self.queue.take()
+            if key is None:
+                if self.queue.closed and not self._attempts and not self._ended.done():
+                    self._ended.set_result(None)
+                return
+            self._begin(key)
+
+    def _begin(self, key: K) -> None:
+        attempt = _Attempt(key, self._room, self._fill)
+        # Neither what the last one left in its context, nor what whoever added the key has in its own.
+        task = asyncio.get_running_loop().create_task(
+            self._attempt(attempt), name=f"{self.name} {key}", context=self._context.copy()
+        )
+        attempt.task = task
+        self._attempts[task] = attempt
+        task.add_done_callback(self._over, context=self._context)
+        self._deadlines.begin(attempt)
+        if self._patience is not None:
+            self._patience.begin(attempt)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        attempt = self._attempts.pop(task)
+        self._stop_clocks(attempt)
+        attempt.end()
+        # The task's context has the attempt: what refers to itself would be left to the garbage collector.
+        attempt.task = None
+        self.queue.done(attempt.key)
+        error = task.exception() if not task.cancelled() else None
+        if error is not None and self._ended is not None and not self._ended.done():
+            self._ended.set_exception(error)
+        self._fill()
+
+    def _stop_clocks(self, attempt: _Attempt[K]) -> None:
+        self._deadlines.end(attempt)
+        if self._patience is not None:
+            self._patience.end(attempt)
+
+    def _long(self, attempt: _Attempt[K]) -> None:
+        # A server may also answer at once, and never come to an end: with one page after the other, for example.
+        attempt.let_go()
+        if not attempt.left and self._patience is not None:
+            self._patience.begin(attempt)
+
+    async def _attempt(self, attempt: _Attempt[K]) -> None:
+        attempt.take()
+        with log_fields(**(self._fields(attempt.key) if self._fields is not None else {})):
+            try:
+                result = await self._reconcile(attempt.key)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - told, logged and tried again
+                self._deadlines.end(attempt)
+                await self._failed(attempt, error)
+            else:
+                self._deadlines.end(attempt)
+                if attempt.late and attempt.task is not None:
+                    attempt.task.uncancel()
+                self._succeeded(attempt.key, result)
+
+    def _succeeded(self, key: K, result: Result | None) -> None:
+        if result is not None and result.requeue_after_seconds is not None:
+            self.queue.forget(key)
+            self.queue.requeue(key, result.requeue_after_seconds)
+        elif result is not None and result.requeue:
+            self.queue.retry(key)
+        else:
+            self.queue.forget(key)
+
+    async def _failed(self, attempt: _Attempt[K], error: BaseException) -> None:
+        key, task, late = attempt.key, attempt.task, attempt.late
+        if late and task is not None:
+            task.uncancel()
+        # A cancellation that nobody asked of this task came out of the reconcile, and is a failure like any other.
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise error
+        if self._on_failure is not None:
+            told = TimeoutError(f"it took longer than {self._timeout_seconds:g} s") if late else error
+            await self._report(key, told, to=self._on_failure)
+        delay = self.queue.retry(key)
+        again = f"again in {delay:.1f} s" if delay is not None else "and nobody wants it done any more"
+        if late:
+            self._log.warning("%s: %s took longer than %g s, %s", self.name, key, self._timeout_seconds, again)
+        elif isinstance(error, ProviderError):
+            self._log.warning("%s: %s failed, %s: %s", self.name, key, again, error)
+        else:
+            self._log.error("%s: %s failed, %s", self.name, key, again, exc_info=error)
+
+    async def _report(self, key: K, error: BaseException, *, to: Callable[[K, BaseException], Awaitable[None]]) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                await to(key, error)
+        except Exception:  # noqa: BLE001 - logged
+            self._log.exception("%s: the failure of %s could not be told", self.name, key)

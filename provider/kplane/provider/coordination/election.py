@@ -1,0 +1,183 @@
+"""Has one of several processes work at a time: the one that holds a Lease."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Final
+
+from kplane.provider.cache.reflector import Reflector
+from kplane.provider.client.client import Client
+from kplane.provider.client.resources import LEASES
+from kplane.provider.coordination.lease import Lease, clock
+from kplane.provider.coordination.overrun import watched
+from kplane.provider.errors import LeaseLost, ProviderError
+
+__all__ = ["Election", "end_process"]
+
+_log: Final = logging.getLogger(__name__)
+
+_MARGIN_SECONDS: Final = 0.5
+"""So long before the Lease runs out the process is ended: that takes its time too."""
+_TELL_SECONDS: Final = 0.2
+"""So long, of that margin, the process waits at most until it is written why it ends."""
+_JITTER: Final = 0.2
+
+
+def end_process() -> None:
+    """End this process at once, whatever it does, and also where nobody takes what it says of that."""
+    try:
+        # Not in this thread: a write to a pipe that is full, or to a disk that hangs, lasts for as long as they do.
+        telling = threading.Thread(target=_tell_end, name="last words", daemon=True)
+        telling.start()
+        telling.join(_TELL_SECONDS)
+    finally:
+        os._exit(1)
+
+
+def _tell_end() -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, b'{"level": "critical", "message": "the Lease ran out while work went on; the process is ended"}\n')
+
+
+class Election:
+    """Runs work while, and only while, a Lease is held.
+
+    When it cannot be renewed in time, the work is cancelled and awaited. Where that takes longer than the Lease lasts,
+    `on_overrun` is called, in a thread of its own, so that it comes to pass in a process that hangs as well; None: that
+    is somebody else's task. `watching` is a client that may watch the Lease, so that one which is given back, deleted
+    or edited is noticed at once; without, it is looked at every `retry_seconds`.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        *,
+        watching: Client | None = None,
+        on_overrun: Callable[[], None] | None = end_process,
+        now: Callable[[], float] = clock,
+    ) -> None:
+        self.lease: Final = lease
+        self._watching = watching
+        self._on_overrun = on_overrun
+        self._now = now
+        self._bell = asyncio.Event()
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Wait for the Lease, then run `work()` until it ends.
+
+        When this is cancelled, the work is, and renewing goes on until it has ended; then the Lease is given back, so
+        that the next one begins at once. Raises LeaseLost, after the work has ended, where the Lease was lost, and what
+        the work raises.
+        """
+        async with self._listening():
+            try:
+                await self._acquire()
+                _log.info("%s is ours: work begins", self.lease, extra={"identity": self.lease.identity})
+                await self._work(work)
+            finally:
+                await self._release()
+
+    async def _acquire(self) -> None:
+        told: str | None = None
+        while True:
+            try:
+                if await self.lease.try_acquire():
+                    return
+                # Not a moment later than it may be taken.
+                pause = min(self._retry(), self.lease.free_at - self._now())
+                pause = pause if pause > 0 else self._retry()
+                problem = f"{self.lease} is held by {self.lease.holder or 'nobody'}"
+            except ProviderError as error:
+                pause, problem = self._retry(), f"{self.lease} cannot be had: {error}"
+            if problem != told:
+                _log.info("waiting: %s", problem)
+                told = problem
+            await self._pause(pause)
+
+    async def _work(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        renewing = asyncio.create_task(self._keep_renewing(), name=f"renew {self.lease}")
+        working = asyncio.create_task(work(), name=f"work under {self.lease}")
+        stopped: asyncio.CancelledError | None = None
+        with watched(lambda: self.lease.expires_at - _MARGIN_SECONDS, on_overrun=self._on_overrun, now=self._now):
+            try:
+                await asyncio.wait((renewing, working), return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError as error:
+                stopped = error
+            # Renewing goes on until the work has ended, if it can.
+            failure = await _ended(working)
+            lost = await _ended(renewing)
+        causes: list[BaseException] = [cause for cause in (stopped, lost, failure) if cause is not None]
+        for cause in causes[1:]:
+            _log.error("%s: %s", self.lease, cause, exc_info=cause if cause is failure else None)
+        if causes:
+            raise causes[0]
+
+    async def _keep_renewing(self) -> None:
+        timings = self.lease.timings
+        while True:
+            deadline = self.lease.renewed_at + timings.renew_deadline_seconds
+            await self._pause(min(timings.retry_seconds, max(0.0, deadline - self._now())))
+            try:
+                async with asyncio.timeout(max(0.0, deadline - self._now())):
+                    await self.lease.renew()
+            except LeaseLost:
+                raise
+            except (ProviderError, TimeoutError) as error:
+                told = str(error) or "no answer in time"
+                _log.warning("%s is not renewed: %s", self.lease, told)
+                if self._now() >= deadline:
+                    seconds = timings.renew_deadline_seconds
+                    raise LeaseLost(f"{self.lease} could not be renewed for {seconds:g} s: {told}") from error
+
+    async def _release(self) -> None:
+        try:
+            async with asyncio.timeout(max(0.0, self.lease.expires_at - self._now())):
+                await self.lease.release()
+        except (ProviderError, TimeoutError) as error:
+            told = str(error) or "no answer in time"
+            _log.warning("%s is not given back, the next one waits until it runs out: %s", self.lease, told)
+
+    @contextlib.asynccontextmanager
+    async def _listening(self) -> AsyncIterator[None]:
+        if self._watching is None:
+            yield
+            return
+        reflector = Reflector(self._watching, LEASES, namespace=self.lease.namespace, name=self.lease.name)
+        task = asyncio.create_task(reflector.run(self._heard), name=f"watch {self.lease}")
+        try:
+            yield
+        finally:
+            await _ended(task)
+
+    def _heard(self, event: str, found: dict[str, Any]) -> None:
+        holder = (found.get("spec") or {}).get("holderIdentity")
+        # Not each renewal, which is none of our business where it is another's, and known where it is ours.
+        if event == "DELETED" or not holder or (self.lease.held and holder != self.lease.identity):
+            self._bell.set()
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._bell.wait()
+        self._bell.clear()
+
+    def _retry(self) -> float:
+        return self.lease.timings.retry_seconds * random.uniform(1.0, 1.0 + _JITTER)  # noqa: S311 - spreads load
+
+
+async def _ended(task: asyncio.Task[None]) -> Exception | None:
+    """Cancel a task and wait for its end, however often we are cancelled; returns what it failed with."""
+    task.cancel()
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait((task,))
+    failure = None if task.cancelled() else task.exception()
+    if failure is not None and not isinstance(failure, Exception):
+        raise failure
+    return failure

@@ -1,0 +1,243 @@
+"""A Lease that work is done behind: begun when it is held, ended before it is given back or runs out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kplane.provider.coordination.lease import Lease
+from kplane.provider.coordination.shards import ShardTimings
+from kplane.provider.errors import LeaseLost, ProviderError
+
+__all__ = ["Counts", "Fence", "wait"]
+
+log: Final = logging.getLogger(__name__)
+
+_NEVER: Final = float("-inf")
+_LEAST_SECONDS: Final = 0.001
+"""No pause is shorter: what two clocks differ by could keep the loop busy otherwise."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has happened to the fences of this process so far."""
+
+    acquired: int = 0
+    released: int = 0
+    lost: int = 0
+    renewals: int = 0
+    failures: int = 0
+
+
+class Fence:
+    """One of the fences, as this process sees it. It belongs to one task: that of `run`, which is ended by `want`.
+
+    `begin` is called when work may begin; `end` has to return when none is done any more. `counts` and `slots`, which
+    bound how many are taken or given back at once, are shared by all.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        *,
+        timings: ShardTimings,
+        counts: Counts,
+        slots: asyncio.Semaphore,
+        begin: Callable[[], None],
+        end: Callable[[], Awaitable[None]],
+        absent_since: Callable[[], float | None],
+        now: Callable[[], float],
+    ) -> None:
+        self.lease: Final = lease
+        self._timings = timings
+        self._counts = counts
+        self._slots = slots
+        self._begin = begin
+        self._end = end
+        self._absent_since = absent_since
+        self._now = now
+        self._wanted = False
+        self._bell = asyncio.Event()
+        self._look = asyncio.Event()
+        self._open = False
+        self._working = False
+        self._lost: str | None = None
+        self._begins_until = self._ends_at = _NEVER
+
+    @property
+    def wanted(self) -> bool:
+        """Whether this process should work behind it."""
+        return self._wanted
+
+    @property
+    def working(self) -> bool:
+        """Whether work was begun and has not ended."""
+        return self._working
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether something new may be begun: not while it is drained, nor after it could not be renewed for long."""
+        if self._open and (self._lost is not None or self._now() >= self._begins_until):
+            # What is refused now would be missing later, unless all is begun anew.
+            self._close()
+        return self._open
+
+    @property
+    def seconds_left(self) -> float:
+        """For how long what is under way may go on; 0 or less: it may not."""
+        return self._ends_at - self._now() if self._working and self._lost is None else 0.0
+
+    @property
+    def overrun_at(self) -> float:
+        """When all work has to have ended; infinity where there is none. May be asked by another thread."""
+        return self._ends_at if self._working else float("inf")
+
+    def want(self, wanted: bool) -> None:
+        """Have `run` begin, or end."""
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._bell.set()
+
+    def look(self) -> None:
+        """Something else than a renewal of ours happened to the Lease."""
+        self._look.set()
+        self._bell.set()
+
+    async def run(self) -> None:
+        """Wait for the Lease and have the work done, as long as it is wanted. Ended by `want(False)`, not cancelled."""
+        try:
+            while await self._acquire():
+                self._counts.acquired += 1
+                await self._work()
+                if self._lost is not None:
+                    await self._pause(self._retry())
+        finally:
+            await self._release()
+
+    async def _acquire(self) -> bool:
+        told: str | None = None
+        while self._wanted:
+            pause = self._retry()
+            try:
+                async with self._slots, asyncio.timeout(self._timings.call_seconds):
+                    if await self.lease.try_acquire(absent_since=self._absent_since()):
+                        return True
+                problem = f"{self.lease} is held by {self.lease.holder or 'nobody'}"
+                pause = max(pause, min(self._timings.probe_seconds, self.lease.free_at - self._now()))
+            except (ProviderError, TimeoutError) as error:
+                self._counts.failures += 1
+                problem = f"{self.lease} cannot be had: {str(error) or 'no answer in time'}"
+            if problem != told:
+                log.info("waiting: %s", problem)
+                told = problem
+            await self._pause(pause)
+        return False
+
+    async def _work(self) -> None:
+        self._lost = None
+        self._renewed()
+        self._open = self._working = True
+        log.info("%s is ours: work begins", self.lease, extra={"identity": self.lease.identity})
+        renewing = asyncio.create_task(self._keep_renewing(), name=f"renew {self.lease}")
+        renewing.add_done_callback(lambda _: self._bell.set())
+        try:
+            self._begin()
+            while self._wanted and self.may_begin and not renewing.done():
+                await self._pause(min(self._begins_until - self._now(), self._timings.probe_seconds))
+            if self._wanted and self._lost is None:
+                log.error("%s could not be renewed: the work behind it is ended", self.lease)
+        finally:
+            self._close()
+            try:
+                # Whatever became of `begin`, some of the work may have begun.
+                await self._drain()
+                self._working = False
+            finally:
+                renewing.cancel()
+                await asyncio.wait((renewing,))
+
+    def _close(self) -> None:
+        self._open = False
+        self._bell.set()
+
+    async def _drain(self) -> None:
+        """Return when nothing is at work. Where that never comes, the fence runs out, and `overrun_at` is seen to."""
+        while True:
+            try:
+                await self._end()
+            except Exception:
+                log.exception("the work behind %s cannot be ended, tried again", self.lease)
+                await asyncio.sleep(self._retry())
+            else:
+                return
+
+    async def _keep_renewing(self) -> None:
+        """Return when it is lost, or was renewed for longer than work may take to end."""
+        timings = self._timings
+        give_up_at = float("inf")
+        renewed = True
+        while self._now() < give_up_at:
+            usual = timings.renew_seconds * random.uniform(0.8, 1.0)  # noqa: S311 - spreads load
+            await wait(self._look, at_most_seconds=usual if renewed else self._retry())
+            renewed = await self._renew()
+            if self._lost is not None:
+                self._counts.lost += 1
+                log.error("the work behind %s is ended: %s", self.lease, self._lost)
+                return
+            if not self._open and give_up_at == float("inf"):
+                give_up_at = self._now() + timings.handover_seconds
+        log.error("the work behind %s does not end within %g s", self.lease, timings.handover_seconds)
+
+    async def _renew(self) -> bool:
+        seconds = min(self._timings.call_seconds, max(0.0, self.lease.expires_at - self._now()))
+        try:
+            async with asyncio.timeout(seconds):
+                await self.lease.renew()
+        except LeaseLost as error:
+            self._lost = str(error)
+            return False
+        except (ProviderError, TimeoutError) as error:
+            self._counts.failures += 1
+            log.warning("%s is not renewed: %s", self.lease, str(error) or "no answer in time")
+            return False
+        self._counts.renewals += 1
+        self._renewed()
+        return True
+
+    def _renewed(self) -> None:
+        timings, expires_at = self._timings, self.lease.expires_at
+        self._ends_at = expires_at - timings.margin_seconds
+        self._begins_until = expires_at - timings.drain_seconds
+
+    async def _release(self) -> None:
+        """Give it back, also where only an answer was missed that it is ours."""
+        if not self.lease.held:
+            await self.lease.release()  # forgets it
+            return
+        try:
+            async with self._slots, asyncio.timeout(2 * self._timings.call_seconds):
+                await self.lease.release()
+            self._counts.released += 1
+            log.info("%s is given back", self.lease, extra={"identity": self.lease.identity})
+        except (ProviderError, TimeoutError) as error:
+            told = str(error) or "no answer in time"
+            log.warning("%s is not given back, the next one waits until it runs out: %s", self.lease, told)
+
+    async def _pause(self, seconds: float) -> None:
+        await wait(self._bell, at_most_seconds=seconds)
+
+    def _retry(self) -> float:
+        return self._timings.retry_seconds * random.uniform(1.0, 1.2)  # noqa: S311 - spreads load
+
+
+async def wait(bell: asyncio.Event, *, at_most_seconds: float) -> None:
+    """Return when the bell rings, which is answered by that, or the time is over."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(_LEAST_SECONDS, at_most_seconds)):
+            await bell.wait()
+    bell.clear()

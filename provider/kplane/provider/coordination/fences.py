@@ -1,0 +1,290 @@
+"""All fences of a fleet, which clusters are behind each, and who holds them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from kplane.provider.aio.cancellation import asked_to_end
+from kplane.provider.client.client import Client, Object
+from kplane.provider.coordination.contract import Workplace
+from kplane.provider.coordination.fence import Counts, Fence
+from kplane.provider.coordination.lease import Lease, LeaseTimings
+from kplane.provider.coordination.peers import PART_OF, PREFIX_LABEL
+from kplane.provider.coordination.shards import Layout, ShardTimings
+from kplane.provider.errors import ProviderError
+
+__all__ = ["Fences"]
+
+log: Final = logging.getLogger(__name__)
+
+_FENCE_LABEL: Final = "mcr.sigs.k8s.io/fence"
+_AT_ONCE: Final = 32
+"""So many fences are taken or given back at the same time: each needs a connection."""
+
+
+class _Section:
+    """What is behind one fence."""
+
+    def __init__(self, fence: Fence) -> None:
+        self.fence: Final = fence
+        self.names: set[str] = set()
+        self.begun: set[str] = set()
+        """Clusters that something may be at work on."""
+        self.leaving: dict[str, asyncio.Task[None]] = {}
+        """Of those, clusters that the fleet does not know any more."""
+        self.task: asyncio.Task[None] | None = None
+        self.deleted_at = float("-inf")
+
+
+class Fences:
+    """Every fence, whoever holds it. A fence has a task only while this process wants it, or works behind it.
+
+    `known` are the Leases as a watch has them by now, `see` is called for each of its events, and `watched` when it has
+    told of all. `changed` is called when something is to be decided anew, and `taken` when a fence became this
+    process's. Without `workplace` there are none. A cluster whose work cannot begin holds up no other: it is tried
+    again with each `arrange`.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        namespace: str,
+        identity: str,
+        layout: Layout,
+        timings: ShardTimings,
+        counts: Counts,
+        workplace: Workplace | None,
+        known: Mapping[tuple[str, str], Object],
+        changed: Callable[[], None],
+        taken: Callable[[], None],
+        now: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._identity = identity
+        self._layout = layout
+        self._timings = timings
+        self._counts = counts
+        self._workplace = workplace
+        self._known = known
+        self._changed = changed
+        self._taken = taken
+        self._now = now
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._watched_since: float | None = None
+        self._names: list[str] = []
+        self._key_of: dict[str, str] = {}
+        self._sections: dict[str, _Section] = {}
+        self._by_lease: dict[str, _Section] = {}
+        self._all: tuple[Fence, ...] = ()
+
+    @property
+    def clusters(self) -> int:
+        """How many are behind fences that this process works behind."""
+        return sum(len(section.begun) for section in self._sections.values())
+
+    def all(self) -> tuple[Fence, ...]:
+        """Every fence."""
+        return self._all
+
+    def keys(self) -> list[str]:
+        """What is to be divided."""
+        return list(self._sections)
+
+    def of(self, cluster: str) -> Fence | None:
+        """The fence of a cluster; None where there is none."""
+        section = self._sections.get(self._key_of.get(cluster) or self._layout.key_of(cluster))
+        return section.fence if section is not None else None
+
+    def holders(self) -> dict[str, str]:
+        """Who may be at work behind each fence; those that are free, or have run out, are not in it."""
+        now = self._now()
+        found: dict[str, str] = {}
+        for key, section in self._sections.items():
+            lease = section.fence.lease
+            if section.fence.working:
+                found[key] = self._identity
+            elif lease.holder is not None and now < max(lease.free_at, lease.expires_at):
+                found[key] = lease.holder
+        return found
+
+    def silent_holders(self, *, seen_at: Callable[[str], float]) -> set[str]:
+        """Those others who let a fence run out and missed to say that they are there: they are gone before their time.
+
+        So who is dead is replaced when its fences have run out, and a peer may be silent for longer than that.
+        """
+        now = self._now()
+        seen_before = now - self._timings.peer_renew_seconds - self._timings.probe_seconds
+        return {
+            holder
+            for section in self._sections.values()
+            if (holder := section.fence.lease.holder) is not None
+            and holder != self._identity
+            and section.fence.lease.free_at <= now
+            and seen_at(holder) < seen_before
+        }
+
+    def next_change_at(self) -> float:
+        """When the next of those that others hold runs out, unless it is renewed."""
+        now = self._now()
+        leases = (section.fence.lease for section in self._sections.values() if not section.fence.working)
+        return min((lease.free_at for lease in leases if lease.free_at > now), default=float("inf"))
+
+    def overrun_at(self) -> float:
+        """When work behind one of them has to have ended; another thread may ask."""
+        return min((fence.overrun_at for fence in self._all), default=float("inf"))
+
+    def watched(self) -> None:
+        """From now on each change of a Lease is seen, and so is that there is none."""
+        self._watched_since = self._now()
+
+    def see(self, event: str, lease: Object) -> bool:
+        """Take note of a Lease; returns whether somebody else holds a fence now, or nobody any more."""
+        section = self._by_lease.get(lease["metadata"]["name"])
+        if section is None:
+            return False
+        fence, deleted = section.fence, event == "DELETED"
+        before = fence.lease.holder
+        fence.lease.observe(lease, deleted=deleted)
+        if deleted:
+            section.deleted_at = self._now()
+        holder = fence.lease.holder
+        if holder != (self._identity if fence.working else before):
+            fence.look()
+        return holder != before
+
+    def arrange(self) -> None:
+        """Have a fence for what is known by now, and all that may be worked on begun. Raises what one failed with."""
+        if self._workplace is None:
+            return
+        names = self._workplace.names()
+        if names != self._names or not self._sections:
+            self._group(names)
+        for section in self._sections.values():
+            if section.task is not None and section.task.done():
+                task, section.task = section.task, None
+                task.result()
+            if section.fence.may_begin:
+                self._begin(section)
+
+    def want(self, keys: set[str]) -> None:
+        """Work behind these, and no others."""
+        for key, section in self._sections.items():
+            wanted = key in keys
+            section.fence.want(wanted)
+            if wanted and section.task is None:
+                section.task = asyncio.create_task(section.fence.run(), name=f"fence {section.fence.lease}")
+                section.task.add_done_callback(lambda _: self._changed())
+
+    async def end(self) -> None:
+        """Withdraw all and give all back; it may be waited for as long as that takes."""
+        self.want(set())
+        for section in self._sections.values():
+            if section.task is not None:
+                await asyncio.wait((section.task,))
+                if (error := section.task.exception()) is not None:
+                    log.error("%s failed", section.fence.lease, exc_info=error)
+            if section.leaving:
+                _ = await asyncio.wait(tuple(section.leaving.values()))
+
+    def _group(self, names: list[str]) -> None:
+        self._key_of = {name: self._key_of.get(name) or self._layout.key_of(name) for name in names}
+        self._names = names
+        groups: dict[str, set[str]] = {key: set() for key in self._layout.keys(names)}
+        for name, key in self._key_of.items():
+            groups[key].add(name)
+        kept = {
+            key: section
+            for key, section in self._sections.items()
+            if key in groups or section.task is not None or section.begun
+        }
+        self._sections = kept | {key: self._section(key) for key in groups if key not in kept}
+        for key, section in self._sections.items():
+            section.names = groups.get(key, set())
+        self._by_lease = {section.fence.lease.name: section for section in self._sections.values()}
+        self._all = tuple(section.fence for section in self._sections.values())
+
+    def _section(self, key: str) -> _Section:
+        timings = self._timings
+        lease = Lease(
+            self._client,
+            namespace=self._namespace,
+            name=self._layout.lease_name(key),
+            identity=self._identity,
+            timings=LeaseTimings(
+                duration_seconds=timings.duration_seconds,
+                renew_deadline_seconds=timings.duration_seconds - timings.drain_seconds,
+                retry_seconds=timings.renew_seconds,
+            ),
+            labels={**PART_OF, _FENCE_LABEL: "true", PREFIX_LABEL: self._layout.prefix},
+            now=self._now,
+        )
+        known = self._known.get((self._namespace, lease.name))
+        if known is not None:
+            lease.observe(known)
+        fence = Fence(
+            lease,
+            timings=timings,
+            counts=self._counts,
+            slots=self._slots,
+            begin=lambda: self._take(section),
+            end=lambda: self._end(section),
+            absent_since=lambda: self._absent_since(section),
+            now=self._now,
+        )
+        section = _Section(fence)
+        return section
+
+    def _absent_since(self, section: _Section) -> float | None:
+        if self._watched_since is None or (self._namespace, section.fence.lease.name) in self._known:
+            return None
+        return max(self._watched_since, section.deleted_at)
+
+    def _take(self, section: _Section) -> None:
+        self._begin(section)
+        self._taken()
+
+    def _begin(self, section: _Section) -> None:
+        if self._workplace is None:
+            return
+        for name in section.names - section.leaving.keys():
+            section.begun.add(name)
+            try:
+                self._workplace.allow(name)
+            except Exception:
+                log.exception("the work on cluster %s cannot begin", name)
+        for name in section.begun - section.names - section.leaving.keys():
+            # The fleet ends what is done on it, and the fence must not be given back before.
+            section.leaving[name] = asyncio.create_task(self._leave(section, name), name=f"{name}: leaves its fence")
+
+    async def _leave(self, section: _Section, name: str) -> None:
+        try:
+            await self._withdraw(section, name)
+        except Exception:
+            log.exception("the work on cluster %s cannot be ended", name)
+            await asyncio.sleep(self._timings.retry_seconds)
+        del section.leaving[name]
+        self._changed()
+
+    async def _end(self, section: _Section) -> None:
+        while section.begun:
+            ended = await asyncio.gather(
+                *(self._withdraw(section, name) for name in section.begun), return_exceptions=True
+            )
+            failed = [error for error in ended if isinstance(error, Exception)]
+            if failed:
+                raise ExceptionGroup(f"{len(failed)} clusters cannot be withdrawn", failed)
+
+    async def _withdraw(self, section: _Section, name: str) -> None:
+        if self._workplace is not None:
+            try:
+                await self._workplace.withdraw(name)
+            except asyncio.CancelledError as error:
+                if asked_to_end():
+                    raise
+                raise ProviderError(f"what works on cluster {name} let a cancellation out") from error
+        section.begun.discard(name)

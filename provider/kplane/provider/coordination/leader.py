@@ -1,0 +1,87 @@
+"""One of several processes works on all clusters; the others know them, and wait."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+from kplane.provider.aio.backoff import Backoff
+from kplane.provider.aio.cancellation import complete
+from kplane.provider.controllers.context import current_cluster
+from kplane.provider.coordination.contract import Workplace
+from kplane.provider.coordination.election import Election
+from kplane.provider.errors import ClusterNotOwned, LeaseLost
+
+__all__ = ["Leader"]
+
+_log: Final = logging.getLogger(__name__)
+
+_CANCEL_SECONDS: Final = 1.0
+"""So long before its Lease runs out reconciles are cancelled: the process is ended half a second later."""
+
+
+class Leader:
+    """Works on everything while a Lease is held. Every replica may look clusters up, read them and serve webhooks.
+
+    Reconciles of a process that does not lead, or not any more, do not begin, and those under way cannot write. What
+    is done outside of a reconcile, by a webhook for example, is not held back.
+    """
+
+    def __init__(self, election: Election) -> None:
+        self._election = election
+        self._leading = False
+        self._leaving = False
+
+    @property
+    def leading(self) -> bool:
+        """Whether this process leads; also while it ends its work, and never longer than its Lease lasts."""
+        return self._leading and self._election.lease.held
+
+    async def run(self, workplace: Workplace) -> NoReturn:
+        """Stand for election again and again."""
+        backoff = Backoff(initial_seconds=1.0, maximum_seconds=30.0)
+        while True:
+            try:
+                await self._election.run(lambda: self._lead(workplace, won=backoff.reset))
+            except LeaseLost as error:
+                delay = backoff.next_delay()
+                _log.warning("no longer the leader, standing again in %.1f s: %s", delay, error)
+                await asyncio.sleep(delay)
+
+    def may_work(self, cluster: str) -> bool:
+        """While leading."""
+        del cluster
+        return self.leading and not self._leaving
+
+    def grace_seconds(self, cluster: str) -> float | None:
+        """As long as the Lease lasts, less what it takes to cancel them."""
+        del cluster
+        return max(0.0, self._election.lease.seconds_left - _CANCEL_SECONDS)
+
+    def require_read(self, cluster: str) -> None:
+        """Raise nothing."""
+
+    def require_write(self, cluster: str) -> float | None:
+        """Raise ClusterNotOwned in a reconcile of a process that does not lead; one may last as the Lease does."""
+        if current_cluster() is not None and not self.leading:
+            raise ClusterNotOwned(
+                f"cluster {cluster!r} is not changed: this process does not lead ({self._election.lease})"
+            )
+        return self._election.lease.seconds_left if current_cluster() is not None else None
+
+    async def _lead(self, workplace: Workplace, *, won: Callable[[], None]) -> None:
+        won()
+        self._leading, self._leaving = True, False
+        try:
+            while True:
+                for name in workplace.names():
+                    workplace.allow(name)
+                await workplace.wait_changed()
+        finally:
+            self._leaving = True
+            try:
+                await complete(workplace.withdraw(name) for name in workplace.names())
+            finally:
+                self._leading = False

@@ -1,0 +1,342 @@
+"""A Lease of the API, which one process holds at a time.
+
+The protocol is that of client-go's tools/leaderelection, and both read each other's Leases. Every process goes by its
+own clock alone: the holder counts from the moment before it sent a renewal, and others from the moment when they saw
+it, so the holder knows first that its time is over. The times in the object are for people.
+
+Stricter than client-go: a Lease that was not given back by its holder, but deleted, or edited by somebody, is not free
+before the time is over in which its holder may still be at work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Final, Self
+
+from typing_extensions import override
+
+from kplane.provider.client.client import Client, Object
+from kplane.provider.client.resources import LEASES
+from kplane.provider.errors import Conflict, Invalid, LeaseLost, NotFound
+
+__all__ = ["Lease", "LeaseTimings", "clock"]
+
+_JITTER: Final = 1.2
+_NEVER: Final = float("-inf")
+_RELEASED_SECONDS: Final = 1
+"""What client-go writes as duration of a Lease that it gives back."""
+
+
+def clock() -> float:
+    """Return seconds of a clock that nobody sets, and that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseTimings:
+    """How long a Lease lasts; the defaults have another one take over within 13 s of a holder's sudden death.
+
+    Whoever holds it tries to renew it every `retry_seconds`, ends its work when that failed for
+    `renew_deadline_seconds`, and has the rest of `duration_seconds` to do so. Raises ValueError where they do not fit.
+    """
+
+    duration_seconds: int = 10
+    renew_deadline_seconds: float = 7.0
+    retry_seconds: float = 1.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.retry_seconds * _JITTER < self.renew_deadline_seconds < self.duration_seconds:
+            raise ValueError(
+                f"a Lease of {self.duration_seconds:g} s that is renewed every {self.retry_seconds:g} s for at most"
+                f" {self.renew_deadline_seconds:g} s: the retries have to be shorter than the deadline (by a fifth),"
+                " and the deadline shorter than the Lease"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What a Lease says."""
+
+    holder: str = ""
+    duration_seconds: int = 0
+    acquired: str = ""
+    renewed: str = ""
+    transitions: int = 0
+
+    @classmethod
+    def of(cls, lease: Object) -> Self:
+        spec: Mapping[str, Any] = lease.get("spec") or {}
+        return cls(
+            holder=spec.get("holderIdentity") or "",
+            duration_seconds=spec.get("leaseDurationSeconds") or 0,
+            acquired=spec.get("acquireTime") or "",
+            renewed=spec.get("renewTime") or "",
+            transitions=spec.get("leaseTransitions") or 0,
+        )
+
+    @property
+    def free(self) -> bool:
+        """Whether nobody ever held it, or its last holder gave it back; one whose holder was edited away is not."""
+        if self.holder:
+            return False
+        return self == _Record() or (self.duration_seconds == _RELEASED_SECONDS and self.acquired == self.renewed)
+
+    def to_spec(self) -> Object:
+        return {
+            "holderIdentity": self.holder,
+            "leaseDurationSeconds": self.duration_seconds,
+            "acquireTime": self.acquired,
+            "renewTime": self.renewed,
+            "leaseTransitions": self.transitions,
+        }
+
+
+class Lease:
+    """One Lease as one process sees it. It does nothing by itself: see `Election` for who wants to hold it for long.
+
+    `identity` has to be of this process alone, also after a restart. `client` needs get, create and update on Leases of
+    this name, and a deadline of its calls well below `renew_deadline_seconds`. `now` is replaced in tests.
+
+    Every method raises ProviderError where the API server refuses or does not answer; it may be called again then.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        namespace: str,
+        name: str,
+        identity: str,
+        timings: LeaseTimings | None = None,
+        labels: Mapping[str, str] | None = None,
+        now: Callable[[], float] = clock,
+        wall_clock: Callable[[], datetime] = _utc_now,
+    ) -> None:
+        self.identity: Final = identity
+        self.timings: Final = timings or LeaseTimings()
+        self._client = client
+        self._metadata: Final[Object] = {"namespace": namespace, "name": name, "labels": dict(labels or {})}
+        self._now = now
+        self._wall_clock = wall_clock
+        self._seen: _Record | None = None
+        self._seen_since = _NEVER
+        self._seen_version = 0
+        self._existed = False
+        """Whether there ever was one to be seen."""
+        self._transitions = 0
+        self._object: Object | None = None
+        """As we wrote it last, while it is ours."""
+        self._acquired = ""
+        """Marks what we wrote since we began to ask for it, also where no answer told that it was written."""
+        self._created = False
+        self._renewed_at = _NEVER
+        self._usable_from = _NEVER
+        self._expires_at = _NEVER
+
+    @override
+    def __str__(self) -> str:
+        return f"Lease {self._metadata['namespace']}/{self._metadata['name']}"
+
+    @property
+    def namespace(self) -> str:
+        """Of the object."""
+        return str(self._metadata["namespace"])
+
+    @property
+    def name(self) -> str:
+        """Of the object."""
+        return str(self._metadata["name"])
+
+    @property
+    def held(self) -> bool:
+        """Whether it is ours now, by the clock: nobody else can have it."""
+        return self._usable_from <= self._now() < self._expires_at
+
+    @property
+    def seconds_left(self) -> float:
+        """For how long it is ours, unless it is renewed; 0 where it is not."""
+        return self._expires_at - self._now() if self.held else 0.0
+
+    @property
+    def holder(self) -> str | None:
+        """Whom it named when it was looked at last; None: nobody."""
+        return (self._seen.holder or None) if self._seen is not None else None
+
+    @property
+    def transitions(self) -> int:
+        """How often it changed hands, as seen last: larger for each next holder, as long as nobody deletes it."""
+        return self._transitions
+
+    @property
+    def renewed_at(self) -> float:
+        """The time of `now` from which it lasts: before the last successful renewal was sent."""
+        return self._renewed_at
+
+    @property
+    def expires_at(self) -> float:
+        """The time of `now` at which others may have it; long ago where it is not ours."""
+        return self._expires_at
+
+    @property
+    def free_at(self) -> float:
+        """The time of `now` from which it may be taken, by what was seen last; of one that is ours: be used."""
+        return self._usable_from if self._now() < self._expires_at else self._seen_since + self._patience()
+
+    def observe(self, found: Object, *, deleted: bool = False) -> None:
+        """Take note of what a watch told of it, so that the time of another holder counts from now on.
+
+        What is older than what was read meanwhile says nothing new.
+        """
+        version = _version(found)
+        if version >= self._seen_version:
+            self._see(None if deleted else _Record.of(found), version=version)
+
+    async def try_acquire(self, *, absent_since: float | None = None) -> bool:
+        """Take it if it is free, or renew it; returns whether it is held.
+
+        Where there was none, it is made, and held only after it has lasted once: it may have been deleted while
+        somebody was at work. That time counts from `absent_since`, a time of `now`, where it was watched from then on
+        and never there.
+        """
+        if self._now() < self._expires_at:
+            await self.renew()
+            return self.held
+        known = await self._read()
+        if self._now() < self.free_at:
+            return False
+        try:
+            await self._take(known, absent_since=absent_since)
+        except (Conflict, NotFound):
+            return False  # somebody was quicker
+        return self.held
+
+    async def renew(self) -> None:
+        """Have it last anew; one that was deleted is made again.
+
+        Raises LeaseLost where it names somebody else or nobody, or where its time is over.
+        """
+        if self._now() >= self._expires_at:
+            self._drop()
+            raise LeaseLost(f"{self} ran out")
+        try:
+            await self._write(self._mine(), over=self._object)
+        except (Conflict, NotFound):
+            known = await self._read()
+            if known is not None and not self._is_mine(_Record.of(known)):
+                self._drop()
+                raise LeaseLost(f"{self} is held by {self.holder or 'nobody'} now") from None
+            await self._write(self._mine(), over=known)
+
+    async def release(self) -> None:
+        """Give it back, so that the next one need not wait; nothing happens where it is not ours.
+
+        Call it when all work has ended, and stopped renewing.
+        """
+        known, former = self._object, self._seen or _Record()
+        if not self.held:
+            # One that was made and is not to be used yet: the next one has to wait as well.
+            self._drop()
+            return
+        now = self._timestamp()
+        released = replace(former, holder="", duration_seconds=_RELEASED_SECONDS, acquired=now, renewed=now)
+        try:
+            await self._put(released, over=known)
+        except (Conflict, NotFound):
+            known = await self._read()
+            if known is not None and self._is_mine(_Record.of(known)):
+                await self._put(released, over=known)
+        finally:
+            self._drop()
+
+    async def _read(self) -> Object | None:
+        try:
+            found = await self._client.get(LEASES, self.name, namespace=self.namespace)
+        except NotFound:
+            found = None
+        if found is not None:
+            self._see(_Record.of(found), version=_version(found))
+        else:
+            self._see(None, version=self._seen_version)
+        return found
+
+    def _see(self, record: _Record | None, *, version: int) -> None:
+        self._seen_version = version
+        if record != self._seen or self._seen_since == _NEVER:
+            self._seen, self._seen_since = record, self._now()
+            if record is not None:
+                self._existed, self._transitions = True, record.transitions
+
+    def _patience(self) -> float:
+        """How long what was seen last has to stay so until it may be taken."""
+        seen = self._seen
+        if seen is None:
+            # A holder makes it again before that.
+            return 2 * self.timings.retry_seconds if self._existed else 0.0
+        if seen.free or self._is_mine(seen):
+            return 0.0
+        # The holder may have other settings; and nobody who edits the object can make it shorter.
+        return max(seen.duration_seconds, self.timings.duration_seconds)
+
+    async def _take(self, known: Object | None, *, absent_since: float | None) -> None:
+        if not self._acquired:
+            self._acquired = self._timestamp()
+        record = self._mine()
+        if known is None or not self._is_mine(_Record.of(known)):
+            self._created = known is None
+            record = replace(record, transitions=self._transitions + self._existed)
+        await self._write(record, over=known)
+        # Whoever may have held one that was deleted has stopped when as much time has gone as it could last.
+        vacant = self._now() if absent_since is None else absent_since
+        self._usable_from = vacant + self.timings.duration_seconds if self._created else self._renewed_at
+
+    def _mine(self) -> _Record:
+        return _Record(
+            holder=self.identity,
+            duration_seconds=self.timings.duration_seconds,
+            acquired=self._acquired,
+            renewed=self._timestamp(),
+            transitions=self._transitions,
+        )
+
+    def _is_mine(self, record: _Record) -> bool:
+        # Not by the identity alone: somebody may have written it there while another one is at work.
+        return bool(self._acquired) and (record.holder, record.acquired) == (self.identity, self._acquired)
+
+    async def _write(self, record: _Record, *, over: Object | None) -> None:
+        sent = self._now()
+        self._object = await self._put(record, over=over)
+        self._see(_Record.of(self._object), version=_version(self._object))
+        self._renewed_at = sent
+        self._expires_at = sent + record.duration_seconds
+
+    async def _put(self, record: _Record, *, over: Object | None) -> Object:
+        """Write over exactly what is known. Raises Conflict, or NotFound, where something else is there."""
+        # The uid has an update fail where the object is gone, which would make a new one otherwise.
+        body = over if over is not None else {"metadata": self._metadata}
+        try:
+            return await self._client.replace(LEASES, {**body, "spec": record.to_spec()})
+        except Invalid as error:
+            if over is not None:
+                raise
+            # Without a resourceVersion an update creates, and no more than that.
+            raise Conflict(409, "Conflict", f"{self} exists: {error}") from error
+
+    def _drop(self) -> None:
+        self._object, self._acquired, self._created = None, "", False
+        self._renewed_at = self._usable_from = self._expires_at = _NEVER
+
+    def _timestamp(self) -> str:
+        return self._wall_clock().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _version(found: Object) -> int:
+    """Those of one server grow; 0 where it is none that can be compared."""
+    version = (found.get("metadata") or {}).get("resourceVersion")
+    return int(version) if isinstance(version, str) and version.isdecimal() else 0

@@ -1,0 +1,238 @@
+"""Who else is there: each process tells of itself by a Lease, and looks at those of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, NoReturn
+
+from kplane.provider.client.client import Client, Object
+from kplane.provider.client.resources import LEASES
+from kplane.provider.coordination.shards import ShardTimings
+from kplane.provider.errors import NotFound, ProviderError
+
+__all__ = ["HIGHEST_WEIGHT", "PART_OF", "PREFIX_LABEL", "Announcement", "Peers"]
+
+_log: Final = logging.getLogger(__name__)
+
+PART_OF: Final = {"app.kubernetes.io/part-of": "multicluster-runtime"}
+PREFIX_LABEL: Final = "mcr.sigs.k8s.io/prefix"
+_PEER_LABEL: Final = "mcr.sigs.k8s.io/peer"
+_WEIGHT: Final = "mcr.sigs.k8s.io/weight"
+_LAYOUT: Final = "mcr.sigs.k8s.io/fences"
+"""Not upstream's: says how clusters are divided."""
+HIGHEST_WEIGHT: Final = (1 << 32) - 1
+_FIELD_MANAGER: Final = "kplane-peer"
+
+
+@dataclass(slots=True)
+class _Sighting:
+    """What was seen of a peer, with times of the local clock."""
+
+    identity: str
+    weight: int
+    layout: str
+    said: tuple[object, ...]
+    seen_at: float
+    alive_until: float
+    gone_at: float
+
+
+class Announcement:
+    """This process among its peers: a Lease that `keep` writes every now and then, and `delete` takes away."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        namespace: str,
+        prefix: str,
+        identity: str,
+        weight: int,
+        layout: str,
+        timings: ShardTimings,
+    ) -> None:
+        self.identity: Final = identity
+        self.name: Final = f"{prefix}-{identity}"
+        self.acquired: Final = _timestamp()
+        """Tells it from that of another process of the same name."""
+        self.announced: Final = asyncio.Event()
+        self._client = client
+        self._timings = timings
+        self._namespace = namespace
+        self._metadata: Final[Object] = {
+            "namespace": namespace,
+            "name": self.name,
+            "labels": {**PART_OF, _PEER_LABEL: "true", PREFIX_LABEL: prefix},
+            "annotations": {_WEIGHT: str(weight), _LAYOUT: layout},
+        }
+        self._writing = asyncio.Lock()
+        self._leaving = self._gone = False
+        self._uid: str | None = None
+
+    async def keep(self) -> NoReturn:
+        """Say again and again that this process is there."""
+        timings = self._timings
+        while True:
+            try:
+                async with asyncio.timeout(timings.peer_renew_seconds):
+                    await self.write()
+                pause = timings.peer_renew_seconds
+            except (ProviderError, TimeoutError) as error:
+                _log.warning("peer %s cannot tell of itself: %s", self.identity, str(error) or "no answer in time")
+                pause = min(timings.retry_seconds, timings.peer_renew_seconds)
+            await asyncio.sleep(pause * random.uniform(0.8, 1.0))  # noqa: S311 - spreads load
+
+    async def write(self) -> None:
+        """Say it once."""
+        async with self._writing:
+            if not self._gone:
+                await self._write()
+
+    async def leave(self) -> None:
+        """Say that this process takes no more, though it still works."""
+        self._leaving = True
+        await self.write()
+
+    async def delete(self) -> None:
+        """Be gone; nothing of that name is no error."""
+        self._gone = True
+        # What is under way could arrive later, and be taken for a peer.
+        async with self._writing:
+            with contextlib.suppress(NotFound):
+                await self._client.delete(LEASES, self.name, namespace=self._namespace, uid=self._uid)
+
+    async def _write(self) -> None:
+        spec = {
+            "holderIdentity": "" if self._leaving else self.identity,
+            "leaseDurationSeconds": self._timings.peer_seconds,
+            "acquireTime": self.acquired,
+            "renewTime": _timestamp(),
+        }
+        found = await self._client.apply(
+            LEASES, {"metadata": self._metadata, "spec": spec}, field_manager=_FIELD_MANAGER
+        )
+        self._uid = found["metadata"].get("uid")
+        self.announced.set()
+
+
+class Peers:
+    """The other processes, by their Leases as a watch tells of them.
+
+    Whether one is there is counted from when its Lease was seen to change, by the local clock. Its own word is taken
+    only for one that is seen the first time, so that those who are long dead do not count.
+    """
+
+    def __init__(
+        self,
+        announcement: Announcement,
+        *,
+        prefix: str,
+        weight: int,
+        layout: str,
+        now: Callable[[], float],
+    ) -> None:
+        self._own = announcement
+        self._prefix = prefix
+        self._weight = weight
+        self._layout = layout
+        self._now = now
+        self._seen: dict[str, _Sighting] = {}
+        self._warned = False
+
+    def see(self, event: str, lease: Object) -> bool:
+        """Take note of a Lease; returns whether somebody came or went, or became another one."""
+        metadata = lease["metadata"]
+        labels = metadata.get("labels") or {}
+        if labels.get(_PEER_LABEL) != "true" or labels.get(PREFIX_LABEL) != self._prefix:
+            return False
+        known = self._seen.get(metadata["name"])
+        if event == "DELETED":
+            return self._seen.pop(metadata["name"], None) is not None
+        sighting = self._look(lease, known)
+        if sighting is not known:
+            self._seen[metadata["name"]] = sighting
+            self._compare(sighting)
+        return known is None or _shown(known) != _shown(sighting) or known.alive_until <= self._now()
+
+    def alive(self) -> dict[str, float]:
+        """Weights of those who are there and divide as we do, this process always included."""
+        now = self._now()
+        found = {
+            each.identity: float(each.weight)
+            for each in self._seen.values()
+            if each.identity and each.layout == self._layout and now < each.alive_until
+        }
+        return {**found, self._own.identity: float(self._weight)}
+
+    def doubt(self, identity: str) -> None:
+        """Take one for gone until it is seen again."""
+        for each in self._seen.values():
+            if each.identity == identity:
+                each.alive_until = min(each.alive_until, self._now())
+
+    def seen_at(self, identity: str) -> float:
+        """When a peer was seen last, by `now`; long ago where it never was."""
+        return max((each.seen_at for each in self._seen.values() if each.identity == identity), default=float("-inf"))
+
+    def strangers(self) -> list[str]:
+        """Names of the Leases of peers that divide the clusters in another way, and may still be at work."""
+        now = self._now()
+        return sorted(name for name, each in self._seen.items() if each.layout != self._layout and now < each.gone_at)
+
+    def next_change_at(self) -> float:
+        """When the next of those that are there is gone, unless it is heard of before."""
+        now = self._now()
+        return min((each.alive_until for each in self._seen.values() if each.alive_until > now), default=float("inf"))
+
+    def _look(self, lease: Object, known: _Sighting | None) -> _Sighting:
+        spec: Mapping[str, Any] = lease.get("spec") or {}
+        annotations: Mapping[str, str] = lease["metadata"].get("annotations") or {}
+        weight, layout = _weight(annotations.get(_WEIGHT)), annotations.get(_LAYOUT) or ""
+        identity, seconds = spec.get("holderIdentity") or "", float(spec.get("leaseDurationSeconds") or 0)
+        said = (identity, spec.get("acquireTime"), spec.get("renewTime"), seconds, weight, layout)
+        if known is not None and known.said == said:
+            return known
+        now = self._now()
+        left = seconds if known is not None else self._left_by_its_word(spec.get("renewTime"), seconds)
+        alive_until = now + left if spec.get("renewTime") else now
+        return _Sighting(identity, weight, layout, said, now, alive_until, now + seconds)
+
+    def _left_by_its_word(self, renewed: object, seconds: float) -> float:
+        try:
+            age = (_utc_now() - datetime.fromisoformat(str(renewed))).total_seconds()
+        except (TypeError, ValueError):
+            return 0.0
+        return min(max(0.0, seconds - age), seconds)
+
+    def _compare(self, sighting: _Sighting) -> None:
+        own = sighting.identity == self._own.identity and self._own.announced.is_set()
+        if own and sighting.said[1] != self._own.acquired and not self._warned:
+            self._warned = True
+            _log.error(
+                "another process takes part as peer %s as well: give each its own identity, or they share one part",
+                sighting.identity,
+            )
+
+
+def _shown(sighting: _Sighting) -> tuple[str, int, str]:
+    return sighting.identity, sighting.weight, sighting.layout
+
+
+def _weight(text: str | None) -> int:
+    """As upstream: 1 where it says nothing of use."""
+    number = int(text) if text and len(text) <= len(str(HIGHEST_WEIGHT)) and text.isdecimal() else 1
+    return number if 1 <= number <= HIGHEST_WEIGHT else 1
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _timestamp() -> str:
+    return _utc_now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")

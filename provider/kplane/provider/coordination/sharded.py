@@ -1,0 +1,332 @@
+"""Several processes share the clusters of a fleet: each is worked on by one of them at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kplane.provider.cache.reflector import Reflector
+from kplane.provider.client.client import Client, Object
+from kplane.provider.client.resources import LEASES
+from kplane.provider.controllers.context import current_cluster
+from kplane.provider.controllers.request import LOCAL
+from kplane.provider.coordination.contract import Workplace
+from kplane.provider.coordination.election import end_process
+from kplane.provider.coordination.fence import Counts, wait
+from kplane.provider.coordination.fences import Fences
+from kplane.provider.coordination.lease import clock
+from kplane.provider.coordination.overrun import watched
+from kplane.provider.coordination.peers import HIGHEST_WEIGHT, PART_OF, Announcement, Peers
+from kplane.provider.coordination.rendezvous import assign
+from kplane.provider.coordination.shards import FencedBy, Layout, ShardTimings, object_name, require_prefix
+from kplane.provider.errors import ClusterNotOwned, ProviderError
+
+__all__ = ["Sharded", "ShardingStats"]
+
+_log: Final = logging.getLogger(__name__)
+
+_SELECTOR: Final = ",".join(f"{key}={value}" for key, value in PART_OF.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardingStats:
+    """What a coordinator does at this moment, and has done since it was made; for metrics."""
+
+    peers: tuple[str, ...]
+    """Identities of those who take part, this process included, sorted."""
+    fences: int
+    """How many there are: shards, or clusters."""
+    wanted: int
+    """How many of them this process should work behind."""
+    owned: int
+    """How many it works behind."""
+    draining: int
+    """How many of those it is about to give back, or cannot renew."""
+    clusters: int
+    """How many clusters are behind those that it works behind."""
+    acquired: int
+    released: int
+    lost: int
+    renewals: int
+    failures: int
+
+
+class Sharded:
+    """Divides clusters among peers: processes that run the same manager, with Leases in one namespace of one cluster.
+
+    Every cluster belongs to one of `shards` virtual shards by its name, every shard to a peer by weighted rendezvous
+    hashing, and who works on it holds its fence, the Lease `<fence_prefix>-<number>`. With `fence="cluster"` each
+    cluster has a Lease of its own instead, `<fence_prefix>-<cluster>`: it moves alone, and costs a renewal each
+    `timings.renew_seconds`. All peers have to divide alike; one that does not waits until the others are gone.
+
+    A peer is `<peer_prefix>-<identity>`; `identity` is the host's name by default, and has to be of this process alone
+    (of two with the same one works at most one on each cluster, but they share the part of one). `weight` is how much
+    it takes, as against others. A new peer learns who is there before it takes anything; what it gets is drained by its
+    former owner first. A peer that dies is replaced when its fences have run out, `timings.duration_seconds` later.
+
+    Work is withdrawn early enough before a fence that cannot be renewed runs out. Where it does not end in time the
+    fence is not given back, and `on_overrun` is called in a thread of its own, which ends the process by default.
+    Ownership is by the local monotonic clock, and asked for at dispatch, when a cluster is looked up, and before each
+    write; a write may take as long as the fence lasts. What remains: a process that is frozen in the moment between the
+    last look at the clock and the sending of a request sends it when it goes on, and a network may deliver late what
+    was sent in time. Kubernetes has nothing that would refuse those but a resourceVersion: give one with updates that
+    must not come late.
+
+    `client` reaches the cluster of the Leases; it needs get, list, watch, create, update, patch and delete on `leases`
+    (coordination.k8s.io) in `namespace`, and is no client that this coordinator itself is asked about. Raises
+    ValueError for settings that do not fit. Names, labels and times are upstream's (coordinator/sharded of
+    sigs.k8s.io/multicluster-runtime); its processes are seen as strangers, because they hash in another way.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        namespace: str = "kube-system",
+        identity: str | None = None,
+        weight: int = 1,
+        fence: FencedBy = "shard",
+        shards: int = 64,
+        peer_prefix: str = "mcr-peer",
+        fence_prefix: str = "mcr-shard",
+        timings: ShardTimings = ShardTimings(),  # noqa: B008 - frozen
+        on_overrun: Callable[[], None] | None = end_process,
+        now: Callable[[], float] = clock,
+    ) -> None:
+        require_prefix(peer_prefix)
+        if peer_prefix == fence_prefix:
+            raise ValueError(f"peers and fences cannot have the same prefix {peer_prefix!r}")
+        if not 1 <= weight <= HIGHEST_WEIGHT:
+            raise ValueError(f"weight {weight}: has to be from 1 to {HIGHEST_WEIGHT}")
+        self.identity: Final = object_name(identity if identity is not None else socket.gethostname())
+        self.layout: Final = Layout(fence_prefix, fence, shards)
+        self.timings: Final = timings
+        self._client = client
+        self._namespace = namespace
+        self._weight = weight
+        self._peer_prefix = peer_prefix
+        self._on_overrun = on_overrun
+        self._now = now
+        self._counts = Counts()
+        self._listeners: list[Callable[[], None]] = []
+        self._bell = asyncio.Event()
+        self._settled_at = float("-inf")
+        self._announcement, self._peers, self._reflector, self._fences = self._make()
+
+    @property
+    def stats(self) -> ShardingStats:
+        """What is so now, and what has happened."""
+        fences, counts = self._fences.all(), self._counts
+        return ShardingStats(
+            peers=tuple(sorted(self._peers.alive())),
+            fences=len(fences),
+            wanted=sum(fence.wanted for fence in fences),
+            owned=sum(fence.working for fence in fences),
+            draining=sum(fence.working and not fence.may_begin for fence in fences),
+            clusters=self._fences.clusters,
+            acquired=counts.acquired,
+            released=counts.released,
+            lost=counts.lost,
+            renewals=counts.renewals,
+            failures=counts.failures,
+        )
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call back each time clusters became this process's, which others may have worked on; it must not block.
+
+        What it raises is logged, and keeps nobody from working.
+        """
+        self._listeners.append(listener)
+
+    def may_work(self, cluster: str) -> bool:
+        """While the fence of the cluster is held, and its work is not to end."""
+        fence = self._fences.of(cluster)
+        return fence is not None and fence.may_begin
+
+    def grace_seconds(self, cluster: str) -> float | None:
+        """As long as the fence lasts, less what it takes to cancel them."""
+        fence = self._fences.of(cluster)
+        return max(0.0, fence.seconds_left - self.timings.margin_seconds) if fence is not None else 0.0
+
+    def require_read(self, cluster: str) -> None:
+        """Raise ClusterNotOwned where the fence of the cluster is not held; the local cluster is everybody's."""
+        if cluster != LOCAL:
+            self._require(cluster)
+
+    def require_write(self, cluster: str) -> float | None:
+        """Raise ClusterNotOwned where the fence of the cluster is not held; returns for how many seconds it is.
+
+        Everybody writes to the local cluster, in reconciles of clusters that are theirs.
+        """
+        asked = cluster if cluster != LOCAL else current_cluster()
+        return self._require(asked) if asked is not None else None
+
+    async def run(self, workplace: Workplace) -> None:
+        """Take part until cancelled; then withdraw all, give all back, and be gone."""
+        self._bell = asyncio.Event()
+        self._announcement, self._peers, self._reflector, self._fences = self._make(workplace)
+        helpers = [
+            asyncio.create_task(self._reflector.run(self._see), name=f"watch the Leases in {self._namespace}"),
+            asyncio.create_task(self._ring(workplace), name="watch the fleet for its coordinator"),
+        ]
+        with watched(self._fences.overrun_at, on_overrun=self._on_overrun, now=self._now):
+            try:
+                await self._take_part(helpers)
+            finally:
+                await _unhindered(self._leave(helpers))
+
+    async def _take_part(self, helpers: list[asyncio.Task[Any]]) -> None:
+        # Who takes before it knows the others takes what is theirs, and has to give it back.
+        await self._reflector.synced.wait()
+        self._fences.watched()
+        helpers.append(asyncio.create_task(self._announcement.keep(), name=f"announce peer {self.identity}"))
+        await self._announcement.announced.wait()
+        await self._wait_for_strangers()
+        self._settle()
+        _log.info("peer %s takes part with %d others", self.identity, len(self._peers.alive()) - 1)
+        while True:
+            for task in helpers:
+                if task.done():
+                    task.result()
+            # Those who come at the same time have to know of each other first, or what they take moves twice.
+            await asyncio.sleep(max(0.0, self._settled_at - self._now()))
+            self._decide()
+            await self._pause(min(self.timings.probe_seconds, self._next_change_at() - self._now()))
+
+    async def _wait_for_strangers(self) -> None:
+        """Return when nobody divides the clusters in another way.
+
+        Each looks after it told of itself, so of two that begin at the same time one at least sees the other.
+        """
+        told: str | None = None
+        while True:
+            try:
+                for lease in (
+                    await self._client.list(LEASES, namespace=self._namespace, label_selector=_SELECTOR)
+                ).items:
+                    self._see("ADDED", lease)
+                strangers = self._peers.strangers()
+                if not strangers:
+                    return
+                problem = f"{', '.join(strangers)} divide the clusters in another way than {self.layout}"
+            except ProviderError as error:
+                problem = f"the Leases in {self._namespace} cannot be listed: {error}"
+            if problem != told:
+                _log.error("peer %s waits: %s", self.identity, problem)
+                told = problem
+            await self._pause(self.timings.probe_seconds)
+
+    def _decide(self) -> None:
+        """Want what is ours, and nothing else."""
+        fences = self._fences
+        fences.arrange()
+        for peer in fences.silent_holders(seen_at=self._peers.seen_at):
+            self._peers.doubt(peer)
+        owners = assign(fences.keys(), self._peers.alive(), held=fences.holders())
+        fences.want({key for key, owner in owners.items() if owner == self.identity})
+
+    def _next_change_at(self) -> float:
+        return min(self._peers.next_change_at(), self._fences.next_change_at())
+
+    def _see(self, event: str, lease: Object) -> None:
+        before = self._peers.alive().keys()
+        heard = self._peers.see(event, lease)
+        if heard and self._peers.alive().keys() - before:
+            self._settle()
+        if self._fences.see(event, lease) or heard:
+            self._bell.set()
+
+    def _settle(self) -> None:
+        now = self._now()
+        if now >= self._settled_at:
+            self._settled_at = now + self.timings.retry_seconds
+
+    def _require(self, cluster: str) -> float:
+        fence = self._fences.of(cluster)
+        seconds = fence.seconds_left if fence is not None else 0.0
+        if seconds <= 0:
+            why = (
+                f"its fence {fence.lease} is held by {fence.lease.holder or 'nobody'}"
+                if fence
+                else "it is not known yet"
+            )
+            raise ClusterNotOwned(f"cluster {cluster!r} is not worked on by peer {self.identity}: {why}")
+        return seconds
+
+    async def _leave(self, helpers: list[asyncio.Task[Any]]) -> None:
+        announced = self._announcement.announced.is_set()
+        try:
+            if announced:
+                await self._tell(self._announcement.leave())
+            await self._fences.end()
+            if announced:
+                await self._tell(self._announcement.delete())
+        finally:
+            for task in helpers:
+                task.cancel()
+            _ = await asyncio.wait(helpers)
+
+    async def _tell(self, telling: Coroutine[Any, Any, None]) -> None:
+        try:
+            async with asyncio.timeout(self.timings.call_seconds):
+                await telling
+        except (ProviderError, TimeoutError) as error:
+            _log.warning("peer %s cannot say that it leaves: %s", self.identity, str(error) or "no answer in time")
+
+    def _tell_taken(self) -> None:
+        for listener in self._listeners:
+            try:
+                listener()
+            except Exception:  # noqa: BLE001 - it is code of others, and logged
+                _log.exception("who listens for clusters that became this process's failed")
+
+    async def _ring(self, workplace: Workplace) -> None:
+        while True:
+            await workplace.wait_changed()
+            self._bell.set()
+
+    async def _pause(self, seconds: float) -> None:
+        await wait(self._bell, at_most_seconds=seconds)
+
+    def _make(self, workplace: Workplace | None = None) -> tuple[Announcement, Peers, Reflector, Fences]:
+        announcement = Announcement(
+            self._client,
+            namespace=self._namespace,
+            prefix=self._peer_prefix,
+            identity=self.identity,
+            weight=self._weight,
+            layout=str(self.layout),
+            timings=self.timings,
+        )
+        peers = Peers(
+            announcement, prefix=self._peer_prefix, weight=self._weight, layout=str(self.layout), now=self._now
+        )
+        reflector = Reflector(self._client, LEASES, namespace=self._namespace, label_selector=_SELECTOR)
+        fences = Fences(
+            self._client,
+            namespace=self._namespace,
+            identity=self.identity,
+            layout=self.layout,
+            timings=self.timings,
+            counts=self._counts,
+            workplace=workplace,
+            known=reflector.store,
+            changed=self._bell.set,
+            taken=self._tell_taken,
+            now=self._now,
+        )
+        return announcement, peers, reflector, fences
+
+
+async def _unhindered(work: Coroutine[Any, Any, None]) -> None:
+    """Await it to its end, however often we are cancelled."""
+    task = asyncio.create_task(work, name="leave the peers")
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait((task,))
+    task.result()

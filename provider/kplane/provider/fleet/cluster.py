@@ -1,0 +1,248 @@
+"""One cluster of a fleet, as its provider describes it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
+
+from typing_extensions import override
+
+from kplane.provider.access.config import ClusterConfig
+from kplane.provider.cache.cache import Cache
+from kplane.provider.cache.feed import FeedState
+from kplane.provider.cache.informer import Transform
+from kplane.provider.client.client import Client
+from kplane.provider.client.connections import Connections
+from kplane.provider.client.limits import AnswerLimits
+from kplane.provider.errors import ClusterNotFound
+from kplane.provider.fleet.recorder import EventRecorder
+
+if TYPE_CHECKING:
+    from kplane.provider.contracts import Provider
+
+__all__ = ["Cluster", "Health", "Wiring"]
+
+HealthState = Literal["Ready", "Connecting", "Unreachable", "Gone"]
+
+_HEALTH: Final[Mapping[FeedState, HealthState]] = {
+    "ready": "Ready",
+    "connecting": "Connecting",
+    "unreachable": "Unreachable",
+}
+
+
+class Health(NamedTuple):
+    """Whether what is read from a cluster is up to date, and if not, why.
+
+    `Ready` is one of which nothing is read as well; `Connecting` has not given all its objects yet.
+    """
+
+    state: HealthState
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """What client and cache of a cluster are made with.
+
+    Clients share `connections`, make calls of at most `timeout_seconds`, and take in what `limits` allow: set them
+    where those who run the clusters may mean harm. Caches keep of each object what `transform` leaves of it.
+    `before_write` is called with the cluster's name before anything is changed there; what it raises prevents that, and
+    a number it returns is how many seconds it may take at most.
+    """
+
+    connections: Connections | None = None
+    before_write: Callable[[str], float | None] | None = None
+    transform: Transform | None = None
+    limits: AnswerLimits = AnswerLimits()  # noqa: RUF009 - frozen
+    timeout_seconds: float = 30.0
+
+
+class _Live:
+    """What the descriptions of one cluster share, from the first to the last."""
+
+    def __init__(self, name: str, config: ClusterConfig) -> None:
+        self.name = name
+        """What the fleet knows it by."""
+        self.config = config
+        """As it was renewed last, whichever description is asked."""
+        self.wiring = Wiring()
+        self.client: Client | None = None
+        self.cache: Cache | None = None
+        self.recorders: dict[str, EventRecorder] = {}
+        self.ended = False
+
+    def before_write(self) -> float | None:
+        """Ask when it is about to be done: the client may be older than the fleet that the cluster was added to."""
+        ask = self.wiring.before_write
+        return ask(self.name) if ask is not None else None
+
+
+class Cluster:
+    """A description that does not change; renewed credentials make a new one, which shares client and cache with it.
+
+    `credentials` is raw data that came with the cluster (keys and values of a Secret), never shown in a repr.
+    `attributes` are what consumers configure themselves by; where one changes, it counts as another cluster.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        config: ClusterConfig,
+        credentials: Mapping[str, bytes] | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> None:
+        self._name = name
+        self.config: Final = config
+        self.credentials: Final[Mapping[str, bytes]] = dict(credentials or {})
+        self.attributes: Final[Mapping[str, str]] = dict(attributes or {})
+        self._origins: tuple[Provider, ...] = ()
+        self._live = _Live(name, config)
+
+    @override
+    def __repr__(self) -> str:
+        return f"Cluster({self.name!r}, server={self.config.server!r}, attributes={self.attributes!r})"
+
+    @property
+    def name(self) -> str:
+        """What the fleet knows it by."""
+        return self._name
+
+    @property
+    def client(self) -> Client:
+        """The client of this cluster, made on first use; it lives as long as the cluster is engaged.
+
+        Raises ClusterNotFound afterwards.
+        """
+        self._require_live()
+        if self._live.client is None:
+            self._live.client = self.make_client()
+        return self._live.client
+
+    def make_client(self) -> Client:
+        """Make the client; for kinds of clusters that need another one."""
+        wiring = self._live.wiring
+        return Client(
+            self._live.config,
+            timeout_seconds=wiring.timeout_seconds,
+            connections=wiring.connections,
+            before_write=self._live.before_write,
+            limits=wiring.limits,
+        )
+
+    @property
+    def cache(self) -> Cache:
+        """What is known of the objects in this cluster, made on first use; it lives as long as the client.
+
+        Raises ClusterNotFound afterwards.
+        """
+        self._require_live()
+        if self._live.cache is None:
+            self._live.cache = self.make_cache()
+        return self._live.cache
+
+    @property
+    def known_cache(self) -> Cache | None:
+        """The cache, where somebody has used it already."""
+        return self._live.cache
+
+    def make_cache(self) -> Cache:
+        """Make the cache; for kinds of clusters that need another one."""
+        return Cache(self.client, name=self.name, transform=self._live.wiring.transform)
+
+    def recorder(self, component: str) -> EventRecorder:
+        """Where a component tells people what happens to objects of this cluster; it ends with the cluster.
+
+        Raises ClusterNotFound afterwards.
+        """
+        self._require_live()
+        recorder = self._live.recorders.get(component)
+        if recorder is None:
+            recorder = self._live.recorders[component] = EventRecorder(lambda: self.client, component=component)
+        return recorder
+
+    @property
+    def health(self) -> Health:
+        """How it stands between its API server and this process."""
+        cache = self._live.cache
+        if self._live.ended:
+            return Health("Gone")
+        return Health(_HEALTH[cache.state], cache.error) if cache is not None else Health("Ready")
+
+    def wire(self, wiring: Wiring) -> None:
+        """Say what client and cache are to be made with: before they are first used. `before_write` counts at once."""
+        self._live.name = self.name
+        self._live.wiring = wiring
+        self._live.ended = False
+
+    @property
+    def provider_name(self) -> str:
+        """Name of the provider that found it, for metrics; empty for the local cluster."""
+        return self._origins[0].name if self._origins else ""
+
+    def came_from(self, provider: Provider) -> bool:
+        """Whether a provider told of this cluster, itself or through the provider that it is part of."""
+        return any(origin is provider for origin in self._origins)
+
+    def note_origin(self, provider: Provider) -> None:
+        """Take note of a provider that told of this cluster."""
+        if not self.came_from(provider):
+            self._origins = (*self._origins, provider)
+
+    def renamed(self, name: str) -> Self:
+        """The same cluster, sharing its client and cache, under another name."""
+        renamed = copy.copy(self)
+        renamed._name = name  # noqa: SLF001 - a copy of our own
+        return renamed
+
+    def with_config(self, config: ClusterConfig) -> Self:
+        """The same description, but for where and how it is reached; nothing is shared with this one."""
+        changed = copy.copy(self)
+        object.__setattr__(changed, "config", config)
+        changed._live = _Live(self._name, config)  # noqa: SLF001 - a copy of our own
+        return changed
+
+    def continues(self, previous: Cluster) -> bool:
+        """Whether this is the cluster of `previous`, with credentials or a CA that were renewed at most."""
+        return self.attributes == previous.attributes and self.config.continues(previous.config)
+
+    def equals(self, other: Cluster) -> bool:
+        """Whether nothing at all differs, credentials included."""
+        return (self.name, self.config, self.credentials, self.attributes) == (
+            other.name,
+            other.config,
+            other.credentials,
+            other.attributes,
+        )
+
+    async def take_over(self, previous: Cluster) -> None:
+        """Go on with the client of the same cluster's previous description, with this one's credentials."""
+        self._live = previous._live
+        self._live.config = self.config
+        if self._live.client is not None:
+            await self._live.client.update(self.config)
+
+    async def stop_reading(self) -> None:
+        """Forget all objects, and follow none until somebody asks for one again."""
+        if self._live.cache is not None:
+            await self._live.cache.stop()
+
+    async def aclose(self) -> None:
+        """Close recorders, cache and client; nothing of the cluster is left."""
+        self._live.ended = True
+        recorders, self._live.recorders = self._live.recorders, {}
+        for recorder in recorders.values():
+            await recorder.aclose()
+        cache, self._live.cache = self._live.cache, None
+        if cache is not None:
+            await cache.aclose()
+        client, self._live.client = self._live.client, None
+        if client is not None:
+            await client.aclose()
+
+    def _require_live(self) -> None:
+        if self._live.ended:
+            raise ClusterNotFound(f"cluster {self.name!r} is gone")

@@ -1,0 +1,294 @@
+"""The clusters of a fleet: at most one engagement for each name at any time, and the work that is allowed on it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Final
+
+from kplane.provider.aio.backoff import Backoff
+from kplane.provider.aio.cancellation import asked_to_end, complete
+from kplane.provider.cache.indexes import Extract, require_same
+from kplane.provider.client.resources import Resource
+from kplane.provider.contracts import Aware, LocalAware
+from kplane.provider.controllers.request import LOCAL
+from kplane.provider.controllers.stats import Durations
+from kplane.provider.errors import ClusterNotFound, ClusterNotReady, ProviderError
+from kplane.provider.fleet.cluster import Cluster, Wiring
+from kplane.provider.fleet.engagement import Engagement
+
+__all__ = ["Clusters"]
+
+log: Final = logging.getLogger(__name__)
+
+
+class _Slot:
+    """What is wanted for a name, and what is there."""
+
+    def __init__(self, *, allowed: bool) -> None:
+        self.wanted: Cluster | None = None
+        self.allowed = allowed
+        self.engagement: Engagement | None = None
+        self.work: Engagement | None = None
+        """What the awares are engaged by: a part of the engagement, while work on the cluster is allowed."""
+        self.lock = asyncio.Lock()
+        self.users = 0
+
+
+class Clusters:
+    """Engages every aware with every cluster. Each name goes its own way: a slow one blocks no other.
+
+    `engage_timeout_seconds` is how long an aware's `engage` may take; one that fails or takes longer is undone and
+    tried again with growing delays up to `retry_maximum_seconds`. Where it is `coordinated`, awares are engaged with a
+    cluster from `allow` to `withdraw` only. `wiring` is what clients and caches of the clusters are made with.
+    `on_error` is told of each try of an aware that failed; it is called in the loop and must not block.
+    """
+
+    def __init__(
+        self,
+        *,
+        awares: Iterable[Aware | LocalAware] = (),
+        coordinated: bool = False,
+        wiring: Wiring = Wiring(),  # noqa: B008 - frozen
+        on_error: Callable[[Cluster, BaseException], None] | None = None,
+        engage_timeout_seconds: float = 60.0,
+        retry_initial_seconds: float = 1.0,
+        retry_maximum_seconds: float = 60.0,
+    ) -> None:
+        self.engage_durations: Final = Durations()
+        """How long it took until an aware was engaged with a cluster, failed tries included; for metrics."""
+        self._awares: list[Aware | LocalAware] = list(awares)
+        self._coordinated = coordinated
+        self._wiring = wiring
+        self._on_error = on_error
+        self._indexes: dict[tuple[Resource, str], Extract] = {}
+        self._slots: dict[str, _Slot] = {}
+        self._failures: dict[tuple[int, int], str] = {}
+        self._generations = itertools.count(1)
+        self._changed = asyncio.Event()
+        self._changed.set()
+        self._closed = False
+        self._engage_timeout_seconds = engage_timeout_seconds
+        self._retry_initial_seconds = retry_initial_seconds
+        self._retry_maximum_seconds = retry_maximum_seconds
+
+    def add_aware(self, aware: Aware | LocalAware) -> None:
+        """Engage one more aware with every cluster, those that are there already included."""
+        self._awares.append(aware)
+        for slot in tuple(self._slots.values()):
+            if slot.work is not None and not slot.work.closing:
+                self._begin(aware, slot.work)
+
+    def index_field(self, resource: Resource, field: str, extract: Extract) -> None:
+        """Index a field in the caches of all clusters, those that come later included; see `Cache.index_field`."""
+        require_same(self._indexes.get((resource, field)), extract, resource=resource, field=field)
+        for engagement in self.engagements():
+            engagement.cluster.cache.index_field(resource, field, extract)
+        self._indexes[resource, field] = extract
+
+    async def add(self, cluster: Cluster) -> None:
+        """Add a cluster; raises ProviderError where there is one of its name, and as `add_or_replace`."""
+        slot = self._slots.get(cluster.name)
+        if slot is not None and slot.wanted is not None:
+            raise ProviderError(f"there is a cluster {cluster.name!r} already: remove it first, or replace it")
+        await self.add_or_replace(cluster)
+
+    async def add_or_replace(self, cluster: Cluster) -> None:
+        """Make this the cluster of its name, and return when it is.
+
+        Where it continues the present one, the engagement goes on with the new credentials. Otherwise it is closed, and
+        that awaited, before the new one begins. Where calls overlap, the cluster of the latest one stays. Awares are
+        engaged in the background. Raises ProviderError after `aclose()`.
+        """
+        if self._closed:
+            raise ProviderError(f"cluster {cluster.name!r} cannot be added: the fleet is closed")
+        await self._want(cluster.name, cluster)
+
+    async def remove(self, name: str) -> None:
+        """Close the engagement of a cluster and return when nothing of it is left; an unknown name is no error."""
+        if name in self._slots:
+            await self._want(name, None)
+
+    def get(self, name: str) -> Cluster:
+        """The cluster of that name; raises ClusterNotFound, or ClusterNotReady while it is being engaged."""
+        slot = self._slots.get(name)
+        if slot is None or slot.wanted is None:
+            raise ClusterNotFound(f"there is no cluster {name!r}")
+        if slot.engagement is None or slot.engagement.closing:
+            raise ClusterNotReady(f"cluster {name!r} is being engaged; try again soon")
+        return slot.engagement.cluster
+
+    def names(self, *, local: bool = False) -> list[str]:
+        """Names of all wanted clusters, sorted; the local one only where it is asked for."""
+        return sorted(
+            name for name, slot in self._slots.items() if slot.wanted is not None and (local or name != LOCAL)
+        )
+
+    async def wait_changed(self) -> None:
+        """Return when clusters came or went since the last call; at once the first time. For one who waits."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    def allow(self, name: str) -> None:
+        """Let the work on a cluster begin; of no effect where it did, or the cluster is not known."""
+        slot = self._slots.get(name)
+        if slot is None or slot.wanted is None:
+            return
+        slot.allowed = True
+        engagement, work = slot.engagement, slot.work
+        # Whoever holds the lock sees to it otherwise.
+        if not slot.lock.locked() and engagement is not None and not engagement.closing and (not work or work.closed):
+            slot.work = self._begin_work(engagement)
+
+    async def withdraw(self, name: str) -> None:
+        """End the work on a cluster, and return when nothing is at work on it any more; the cluster stays known.
+
+        Nothing else that is wished for it is brought about here: that may fail, and somebody waits for the end.
+        """
+        slot = self._slots.get(name)
+        if slot is None:
+            return
+        slot.allowed = False
+        async with slot.lock:
+            if not slot.allowed:
+                await self._end_work(slot)
+        if slot.allowed:  # again, while it ended
+            self.allow(name)
+
+    def engagements(self) -> list[Engagement]:
+        """The live engagements, sorted by the cluster's name."""
+        live = [slot.engagement for slot in self._slots.values() if slot.engagement is not None]
+        return sorted((found for found in live if not found.closing), key=lambda found: found.cluster.name)
+
+    def failure(self, name: str) -> str | None:
+        """Why an aware is not engaged with a live cluster, as a sentence; None where all are or were not tried yet."""
+        slot = self._slots.get(name)
+        generation = slot.engagement.generation if slot is not None and slot.engagement is not None else 0
+        return next((why for key, why in self._failures.items() if key[0] == generation), None)
+
+    async def aclose(self) -> None:
+        """Close every engagement, all at once, and take no more clusters; afterwards nothing is left."""
+        self._closed = True
+        await complete(self._want(name, None) for name in tuple(self._slots))
+
+    async def _want(self, name: str, cluster: Cluster | None) -> None:
+        async with self._settling(name) as slot:
+            if (slot.wanted is None) != (cluster is None):
+                self._changed.set()
+            if cluster is None:
+                slot.allowed = not self._coordinated
+            slot.wanted = cluster
+
+    @contextlib.asynccontextmanager
+    async def _settling(self, name: str) -> AsyncIterator[_Slot]:
+        """Bring about what is wished for a name, after it was noted within."""
+        slot = self._slots.setdefault(name, _Slot(allowed=not self._coordinated))
+        slot.users += 1
+        try:
+            yield slot
+            async with slot.lock:
+                # Whoever holds the lock brings about the latest wish; the callers of overtaken ones find it done.
+                while not self._settled(slot):
+                    await self._step(slot)
+        finally:
+            slot.users -= 1
+            if not slot.users and slot.wanted is None and slot.engagement is None:
+                del self._slots[name]
+
+    @staticmethod
+    def _settled(slot: _Slot) -> bool:
+        engagement = slot.engagement
+        if engagement is None:
+            return slot.wanted is None
+        fits = slot.wanted is not None and not engagement.closing and engagement.cluster.equals(slot.wanted)
+        working = slot.work is not None and not slot.work.closing
+        return fits and (working if slot.allowed else slot.work is None)
+
+    async def _step(self, slot: _Slot) -> None:
+        wanted, present = slot.wanted, slot.engagement
+        if present is None:
+            if wanted is not None:
+                slot.engagement = self._engage(wanted)
+        elif wanted is None or present.closing or not wanted.continues(present.cluster):
+            await present.aclose()
+            slot.engagement = slot.work = None
+            self._failures = {key: why for key, why in self._failures.items() if key[0] != present.generation}
+        elif not present.cluster.equals(wanted):
+            await present.update(wanted)
+        elif slot.work is None:
+            slot.work = self._begin_work(present)
+        else:
+            await self._end_work(slot)
+
+    @staticmethod
+    async def _end_work(slot: _Slot) -> None:
+        if slot.work is not None:
+            await slot.work.aclose()
+            if slot.engagement is not None:
+                await slot.engagement.cluster.stop_reading()
+            slot.work = None
+
+    def _engage(self, cluster: Cluster) -> Engagement:
+        cluster.wire(self._wiring)
+        for (resource, field), extract in self._indexes.items():
+            cluster.cache.index_field(resource, field, extract)
+        engagement = Engagement(cluster, generation=next(self._generations))
+        log.info("cluster %s: engaged, generation %d", cluster.name, engagement.generation)
+        return engagement
+
+    def _begin_work(self, engagement: Engagement) -> Engagement:
+        work = engagement.inner()
+        for aware in self._awares:
+            self._begin(aware, work)
+        return work
+
+    def _begin(self, aware: Aware | LocalAware, work: Engagement) -> None:
+        if work.cluster.name != LOCAL:
+            engage = aware.engage if isinstance(aware, Aware) else None
+        else:
+            engage = aware.engage_local if isinstance(aware, LocalAware) else None
+        if engage is not None:
+            trying = self._keep_trying(engage, work, who=type(aware).__name__, key=(work.generation, id(aware)))
+            _ = work.spawn(trying, name=f"engage {type(aware).__name__}")
+
+    async def _keep_trying(
+        self,
+        engage: Callable[[Engagement], Awaitable[None]],
+        work: Engagement,
+        *,
+        who: str,
+        key: tuple[int, int],
+    ) -> None:
+        backoff = Backoff(initial_seconds=self._retry_initial_seconds, maximum_seconds=self._retry_maximum_seconds)
+        began = time.monotonic()
+        while not work.closing:
+            attempt = work.inner()
+            try:
+                async with asyncio.timeout(self._engage_timeout_seconds):
+                    await engage(attempt)
+            except (Exception, asyncio.CancelledError) as error:
+                if asked_to_end():
+                    raise
+                delay = backoff.next_delay()
+                self._tell(work.cluster, error)
+                self._failures[key] = f"{who} cannot engage: {str(error) or type(error).__name__}"
+                told = "cluster %s: %s, again in %.1f s"
+                log.warning(told, work.cluster.name, self._failures[key], delay, exc_info=error)
+            else:
+                self._failures.pop(key, None)
+                self.engage_durations.note(time.monotonic() - began)
+                return
+            await attempt.aclose()
+            await asyncio.sleep(delay)
+
+    def _tell(self, cluster: Cluster, error: BaseException) -> None:
+        if self._on_error is None:
+            return
+        try:
+            self._on_error(cluster, error)
+        except Exception:
+            log.exception("cluster %s: the error handler failed", cluster.name)

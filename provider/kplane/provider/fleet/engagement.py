@@ -1,0 +1,152 @@
+"""The time during which a cluster is worked on: everything in it ends with it, and the end can be awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+from typing_extensions import override
+
+from kplane.provider.aio.cancellation import asked_to_end, complete, end_tasks
+from kplane.provider.errors import ProviderError
+from kplane.provider.fleet.cluster import Cluster
+
+__all__ = ["Engagement"]
+
+log: Final = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class _Current:
+    """The cluster as last updated, shared by an engagement and its inner ones."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.updates = 0
+        self.updated = asyncio.Event()
+
+    def set(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.updates += 1
+        updated, self.updated = self.updated, asyncio.Event()
+        updated.set()
+
+
+class Engagement:
+    """Owns every task that works on a cluster. `generation` is higher for each new engagement of one fleet.
+
+    An engagement may have inner ones (`inner()`), which share its cluster and end before it.
+    """
+
+    def __init__(self, cluster: Cluster, *, generation: int, current: _Current | None = None) -> None:
+        self.generation: Final = generation
+        self._shares_cluster = current is not None
+        self._current = current if current is not None else _Current(cluster)
+        self._inner: set[Engagement] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._callbacks: list[Callable[[], Awaitable[None]]] = []
+        self._closing: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @override
+    def __repr__(self) -> str:
+        return f"Engagement({self.cluster.name!r}, generation={self.generation})"
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster as last updated."""
+        return self._current.cluster
+
+    @property
+    def closing(self) -> bool:
+        """Whether the end has begun; nothing can be spawned any more."""
+        return self._closing is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended and nothing of it is left."""
+        return self._closed
+
+    def inner(self) -> Engagement:
+        """An engagement of the same cluster that can be closed alone, and is closed before this one."""
+        self._require_open()
+        inner = Engagement(self.cluster, generation=self.generation, current=self._current)
+        self._inner = {known for known in self._inner if not known.closed} | {inner}
+        return inner
+
+    def spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+        """Run a coroutine until it ends or the engagement does; a failure is logged.
+
+        Raises ProviderError once the engagement ends.
+        """
+        try:
+            self._require_open()
+        except ProviderError:
+            work.close()
+            raise
+        task = asyncio.create_task(work, name=f"{self.cluster.name}: {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def on_close(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Have `callback` awaited at the end, once all tasks have ended; the last one added goes first.
+
+        It bounds its own time: the end of the engagement, and so the cluster's replacement, waits for it.
+        """
+        self._require_open()
+        self._callbacks.append(callback)
+
+    async def update(self, cluster: Cluster) -> None:
+        """Go on with renewed credentials of the same cluster; whoever iterates `changes()` is told."""
+        await cluster.take_over(self.cluster)
+        self._current.set(cluster)
+
+    async def changes(self) -> AsyncIterator[Cluster]:
+        """Give the cluster each time it was updated since the engagement began; of several updates the latest."""
+        current, seen = self._current, 0
+        while True:
+            while seen == current.updates:
+                await current.updated.wait()
+            seen = current.updates
+            yield current.cluster
+
+    async def aclose(self) -> None:
+        """End it: cancel and await every task, close inner engagements, run the callbacks, close the client.
+
+        It may be called often and by several at once. It goes on to the end even where a caller is cancelled.
+        """
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name=f"{self.cluster.name}: close")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        await end_tasks(tuple(self._tasks), why=f"the engagement of {self.cluster.name} ends")
+        # Several at once, because each may take its grace period.
+        await complete(inner.aclose() for inner in tuple(self._inner))
+        while self._callbacks:
+            await self._undo(self._callbacks.pop(), what="a callback failed")
+        if not self._shares_cluster:
+            await self._undo(self.cluster.aclose, what="the cluster could not be closed")
+        self._closed = True
+
+    async def _undo(self, callback: Callable[[], Awaitable[None]], *, what: str) -> None:
+        """What fails keeps nothing else from being undone."""
+        try:
+            await callback()
+        except (Exception, asyncio.CancelledError):
+            if asked_to_end():
+                raise
+            log.exception("%s: %s at the end of the engagement", self.cluster.name, what)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("task %r failed", task.get_name(), exc_info=error)
+
+    def _require_open(self) -> None:
+        if self._closing is not None:
+            raise ProviderError(f"the engagement of {self.cluster.name} has ended")

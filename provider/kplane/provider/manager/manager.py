@@ -1,0 +1,238 @@
+"""Runs a provider, keeps what follows its clusters engaged, and knows them by name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+from kplane.provider.access.config import ClusterConfig
+from kplane.provider.aio.cancellation import complete, end_tasks
+from kplane.provider.aio.running import keep_running
+from kplane.provider.cache.indexes import Extract
+from kplane.provider.cache.informer import Transform
+from kplane.provider.client.connections import Connections
+from kplane.provider.client.kinds import resource_of
+from kplane.provider.client.limits import AnswerLimits
+from kplane.provider.client.resources import Resource
+from kplane.provider.contracts import Aware, LocalAware, Provider, Runnable
+from kplane.provider.controllers.context import current_cluster
+from kplane.provider.controllers.multicluster import MulticlusterController
+from kplane.provider.controllers.request import LOCAL
+from kplane.provider.coordination.basic import Basic
+from kplane.provider.coordination.contract import Coordinator
+from kplane.provider.errors import ProviderError
+from kplane.provider.fleet.cluster import Cluster, Wiring
+from kplane.provider.fleet.clusters import Clusters
+from kplane.provider.fleet.view import FleetView
+from kplane.provider.manager.scoped import ScopedManager
+from kplane.provider.serving.checks import Check, Checks
+
+__all__ = ["Manager"]
+
+
+class Manager:
+    """The clusters of a provider, and what works on each of them.
+
+    `config` is that of the local cluster, which `get_cluster("")` gives; None: there is none. Without `provider` the
+    local cluster is all there is. `coordinator` decides which clusters this process works on where several run the same
+    manager; by default it works on all. `max_concurrent` reconciles of a controller run at once where neither its
+    options nor `group_kind_concurrency` (such as `{"ReplicaSet.apps": 4}`) say otherwise. `transform` changes each
+    object of each cluster before it is cached, so that less is kept. `limits` bound what is taken in of one cluster's
+    answers, and `timeout_seconds` how long a call may take. `on_engage_error` is told of each try of an aware or
+    controller to begin with a cluster that failed; it is tried again in any case.
+
+    Use `await manager.run(stop)`, or `async with manager`. At the end every engagement is closed, which is awaited.
+    A manager runs once.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig | None,
+        provider: Provider | None = None,
+        *,
+        awares: Iterable[Aware | LocalAware | Runnable] = (),
+        coordinator: Coordinator | None = None,
+        max_concurrent: int = 1,
+        group_kind_concurrency: Mapping[str, int] | None = None,
+        transform: Transform | None = None,
+        limits: AnswerLimits = AnswerLimits(),  # noqa: B008 - frozen
+        timeout_seconds: float = 30.0,
+        on_engage_error: Callable[[Cluster, BaseException], None] | None = None,
+        engage_timeout_seconds: float = 60.0,
+    ) -> None:
+        self.provider: Final = provider
+        self.coordinator: Final[Coordinator] = coordinator if coordinator is not None else Basic()
+        self.max_concurrent: Final = max_concurrent
+        self.group_kind_concurrency: Final[Mapping[str, int]] = dict(group_kind_concurrency or {})
+        self.controllers: Final[dict[str, MulticlusterController[Any]]] = {}
+        """Those that were added, by name."""
+        self.health_checks: Final = Checks()
+        self.ready_checks: Final = Checks()
+        self._local = Cluster(LOCAL, config=config) if config is not None else None
+        # Nothing of a cluster is left once it is gone, its idle connections included.
+        self._connections = Connections(linger_seconds=0)
+        wiring = Wiring(
+            connections=self._connections,
+            before_write=self.coordinator.require_write,
+            transform=transform,
+            limits=limits,
+            timeout_seconds=timeout_seconds,
+        )
+        if self._local is not None:
+            # It may be used before the manager runs.
+            self._local.wire(wiring)
+        self._clusters = Clusters(
+            coordinated=coordinator is not None,
+            wiring=wiring,
+            on_error=on_engage_error,
+            engage_timeout_seconds=engage_timeout_seconds,
+        )
+        self._runnables: list[Runnable] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._running = False
+        self._ended = False
+        for aware in awares:
+            self.add(aware)
+
+    @property
+    def clusters(self) -> Clusters:
+        """The fleet; the local cluster is a part of it under the name ""."""
+        return self._clusters
+
+    @property
+    def connections(self) -> Connections:
+        """What the clients of all clusters share."""
+        return self._connections
+
+    @property
+    def stopping(self) -> bool:
+        """Whether its end has begun."""
+        return self._ended
+
+    @property
+    def local(self) -> Cluster:
+        """The local cluster, also before the manager runs; raises ProviderError where there is none."""
+        if self._local is None:
+            raise ProviderError("this manager has no local cluster: it was made without a configuration")
+        return self._local
+
+    def add(self, what: Aware | LocalAware | Runnable) -> None:
+        """Add what works on clusters, runs with the manager, or both; at any time, also while it runs.
+
+        An aware is engaged with all clusters, those that are there already included. A runnable that fails is run again
+        with growing delays. Raises ProviderError for a controller under the name of another one.
+        """
+        if isinstance(what, MulticlusterController):
+            if what.name in self.controllers:
+                raise ProviderError(f"there is a controller {what.name} already: give this one another name by named()")
+            self.controllers[what.name] = what
+        if isinstance(what, (Aware, LocalAware)):
+            self._clusters.add_aware(what)
+        elif not isinstance(what, Runnable):
+            raise ProviderError(f"{what!r} cannot be added: it has none of engage(), engage_local() and run()")
+        if isinstance(what, Runnable):
+            self._runnables.append(what)
+            if self._running:
+                self._start_runnable(what)
+
+    def index_field(self, kind: Resource | str, field: str, extract: Extract) -> None:
+        """Have `cache.list(..., field={field: value})` find objects by the values that `extract` gives.
+
+        In all clusters, at any time; those that come later are indexed as well. Raises ProviderError where another
+        function indexes that field already.
+        """
+        self._clusters.index_field(resource_of(kind), field, extract)
+
+    def add_health_check(self, name: str, check: Check) -> None:
+        """Have `/healthz` ask: where it fails, the process should be started again."""
+        self.health_checks.add(name, check)
+
+    def add_ready_check(self, name: str, check: Check) -> None:
+        """Have `/readyz` ask: where it fails, the process should not be sent requests."""
+        self.ready_checks.add(name, check)
+
+    def get_cluster(self, name: str) -> Cluster:
+        """A cluster by its name; "" is the local one.
+
+        Raises ClusterNotFound, ClusterNotReady while it is being engaged, ClusterNotOwned where another process works
+        on it, and ProviderError where a name is given and there is no provider.
+        """
+        if name == LOCAL:
+            return self.local
+        if self.provider is None:
+            raise ProviderError(f"there is no cluster {name!r}: this manager has no multicluster provider")
+        cluster = self._clusters.get(name)
+        self.coordinator.require_read(name)
+        return cluster
+
+    def cluster_from_context(self) -> Cluster:
+        """The cluster of the reconcile under way; raises ProviderError outside of one, and what `get_cluster` does."""
+        name = current_cluster()
+        if name is None:
+            raise ProviderError("no reconcile is under way here, so there is no cluster in the context")
+        return self.get_cluster(name)
+
+    def scoped(self, name: str) -> ScopedManager:
+        """This manager for a component that knows of one cluster only."""
+        return ScopedManager(self, name)
+
+    def cluster_names(self) -> list[str]:
+        """Names of all clusters but the local one, sorted."""
+        return self._clusters.names()
+
+    async def run(self, until: asyncio.Event) -> None:
+        """Run until the event is set."""
+        async with self:
+            await until.wait()
+
+    async def __aenter__(self) -> Self:
+        if self._running or self._ended:
+            raise ProviderError("a manager runs once")
+        self._running = True
+        if self._local is not None:
+            await self._clusters.add_or_replace(self._local)
+        for runnable in self._runnables:
+            self._start_runnable(runnable)
+        self._start("coordinator", lambda: self.coordinator.run(_Workplace(self._clusters)))
+        if self.provider is not None:
+            provider, view = self.provider, FleetView(self._clusters, provider=self.provider)
+            self._start(f"provider {provider.name}", lambda: provider.run(view))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._running, self._ended = False, True
+        try:
+            # First who finds clusters, then who decides on them: it withdraws what is at work, which is drained by
+            # controllers that run until the last engagement is closed.
+            for name in [name for name in reversed(self._tasks) if not name.startswith("runnable")]:
+                await self._stop(name)
+        finally:
+            try:
+                await self._clusters.aclose()
+            finally:
+                await complete(map(self._stop, tuple(self._tasks)))
+                await self._connections.aclose()
+
+    def _start_runnable(self, runnable: Runnable) -> None:
+        self._start(f"runnable {len(self._tasks)} {type(runnable).__name__}", runnable.run)
+
+    def _start(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._tasks[name] = asyncio.create_task(keep_running(name, run), name=name)
+
+    async def _stop(self, name: str) -> None:
+        await end_tasks([self._tasks.pop(name)])
+
+
+class _Workplace:
+    def __init__(self, clusters: Clusters) -> None:
+        self._clusters = clusters
+        self.wait_changed = clusters.wait_changed
+        self.allow = clusters.allow
+        self.withdraw = clusters.withdraw
+
+    def names(self) -> list[str]:
+        return self._clusters.names(local=True)

@@ -1,0 +1,320 @@
+"""Keeps a fleet in line with the objects of a kind: what providers that find their clusters in objects have in common.
+
+A provider says by a `Plan` what each object asks for. Everything else is here: the watch, one follower for each object
+that works at its own pace, the Secrets that hold credentials, what went while nobody looked, and the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from kplane.provider.aio.backoff import Backoff
+from kplane.provider.aio.cancellation import end_tasks
+from kplane.provider.cache.reflector import Key, Reflector, key_of
+from kplane.provider.client.client import Client
+from kplane.provider.client.resources import SECRETS, Resource
+from kplane.provider.client.tls import require_usable
+from kplane.provider.errors import ClusterNotFound, ClusterNotReady, KubeconfigError, ProviderError
+from kplane.provider.fleet.cluster import Cluster
+from kplane.provider.fleet.view import Fleet
+from kplane.provider.providers._support.secret import values_of
+
+__all__ = ["KEEP", "Following", "FromSecret", "Keep", "Object", "Plan", "cluster_name"]
+
+log: Final = logging.getLogger(__name__)
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FromSecret:
+    """A cluster that `make` makes of the decoded values of one Secret, which is watched by its name.
+
+    While the Secret is missing, is no base64, or `make` raises KubeconfigError, what is engaged stays. Where CA, client
+    certificate and key for the same address cannot be used, the former kubeconfig stays, and all else is followed.
+    """
+
+    namespace: str
+    name: str
+    make: Callable[[Mapping[str, bytes]], Cluster]
+
+
+class Keep:
+    """An object that says nothing new: whatever is engaged stays."""
+
+
+KEEP: Final = Keep()
+
+Wish = Cluster | FromSecret | Keep | None
+"""What an object asks for: a cluster of the name that `cluster_name` (or the provider's own) gives it, or none."""
+
+Plan = Callable[[Object], Wish | Awaitable[Wish]]
+"""Tells what an object asks for.
+
+It is called in the loop and must not block; it may be a coroutine function, which holds up no other object. Where it
+raises KubeconfigError, what is engaged stays until the object changes; after anything else that it raises it is called
+again, later and later.
+"""
+
+
+def cluster_name(namespace: str, name: str) -> str:
+    """Name of the cluster of an object: `<namespace>/<name>`, and the plain name for kinds without namespaces."""
+    return f"{namespace}/{name}" if namespace else name
+
+
+class Following:
+    """Follows the objects of `resource` and has a fleet hold the clusters that they ask for.
+
+    `client` is one of the cluster with the objects, and belongs to the caller. `what` is the kind in log messages.
+    `name` gives the cluster of an object (by namespace and name) its name, another one for each object.
+    `namespace=None` is all namespaces. Objects that no longer match `label_selector` count as gone. The plan is asked
+    about objects that are `ready`, and about those whose cluster is engaged: what is engaged is kept up to date.
+    With `object_name` there is only the object of that name (in that namespace), which is read by its name.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        resource: Resource,
+        *,
+        plan: Plan,
+        what: str,
+        name: Callable[[str, str], str] = cluster_name,
+        ready: Callable[[Object], bool] = lambda _found: True,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        object_name: str | None = None,
+    ) -> None:
+        self._client = client
+        self._plan = plan
+        self._ready = ready
+        self._what = what
+        self._name = name
+        self._objects = Reflector(
+            client, resource, namespace=namespace, name=object_name, label_selector=label_selector
+        )
+        self._listeners: list[Callable[[str], None]] = []
+        self._tell: Callable[[str, Object | None], None] | None = None
+
+    @property
+    def synced(self) -> asyncio.Event:
+        """Set once all objects were read for the first time."""
+        return self._objects.synced
+
+    def get(self, name: str, *, namespace: str = "") -> Object | None:
+        """Return an object as it was last seen; None where there is none."""
+        return self._objects.store.get((namespace, name))
+
+    def names(self) -> list[str]:
+        """Clusters' names of all objects that there are."""
+        return [self._name(namespace, name) for namespace, name in self._objects.store]
+
+    def listen(self, listener: Callable[[str], None]) -> None:
+        """Call back with the cluster's name for each object that is new, changed or gone."""
+        self._listeners.append(listener)
+
+    def wake(self, name: str, *, namespace: str = "") -> None:
+        """Ask the plan for this object again, because something else that it is made of changed."""
+        found = self.get(name, namespace=namespace)
+        if found is not None and self._tell is not None:
+            self._tell(self._name(namespace, name), found)
+
+    def wake_all(self) -> None:
+        """Ask the plan for every object again."""
+        for namespace, name in tuple(self._objects.store):
+            self.wake(name, namespace=namespace)
+
+    async def run(self, fleet: Fleet) -> NoReturn:
+        """Follow until cancelled; afterwards nothing of it runs any more, and the clusters stay as they are."""
+        followers: dict[str, _Follower] = {}
+        async with asyncio.TaskGroup() as tasks:
+
+            async def follow(follower: _Follower) -> None:
+                await follower.run()
+                # Without a pause in between, in which the follower could be told something that it does not hear.
+                del followers[follower.name]
+
+            def tell(name: str, found: Object | None) -> None:
+                follower = followers.get(name)
+                if follower is None:
+                    follower = followers[name] = _Follower(
+                        name, self._client, fleet, plan=self._plan, ready=self._ready, what=self._what
+                    )
+                    tasks.create_task(follow(follower), name=f"{self._what} {name}")
+                follower.see(found)
+
+            def handle(event: str, found: dict[str, Any]) -> None:
+                name = self._name(*key_of(found))
+                tell(name, None if event == "DELETED" else found)
+                for listener in self._listeners:
+                    listener(name)
+
+            async def forget_strangers() -> None:
+                # Of an earlier run: their objects may have gone in between.
+                await self._objects.synced.wait()
+                known = {self._name(*key) for key in self._objects.store}
+                for name in fleet.names():
+                    if name not in known:
+                        tell(name, None)
+
+            for found in tuple(self._objects.store.values()):
+                handle("ADDED", found)
+            self._tell = tell
+            try:
+                tasks.create_task(forget_strangers(), name=f"every {self._what} that is gone")
+                await self._objects.run(handle)
+            finally:
+                self._tell = None
+
+
+class _Follower:
+    """Brings one cluster in line with its object, at its own pace: a slow one blocks no other.
+
+    It lives while there is something to do or a Secret to watch, so that objects that rest cost no task.
+    """
+
+    def __init__(
+        self, name: str, client: Client, fleet: Fleet, *, plan: Plan, ready: Callable[[Object], bool], what: str
+    ) -> None:
+        self.name: Final = name
+        self._client = client
+        self._fleet = fleet
+        self._plan = plan
+        self._ready = ready
+        self._title = f"{what} {name}"
+        self._object: Object | None = None
+        self._gone = False
+        self._seen = asyncio.Event()
+        self._backoff = Backoff(initial_seconds=0.5, maximum_seconds=30.0)
+        self._secret: Reflector | None = None
+        self._secret_at: Key | None = None
+        self._secret_task: asyncio.Task[None] | None = None
+
+    def see(self, found: Object | None) -> None:
+        """Take note of the object as it is now; None: it is gone. One that comes again after that is another one."""
+        self._object = found
+        self._gone = self._gone or found is None
+        self._seen.set()
+
+    async def run(self) -> None:
+        """Follow until there is nothing more to do."""
+        try:
+            while self._seen.is_set() or self._secret is not None:
+                await self._seen.wait()
+                self._seen.clear()
+                try:
+                    await self._reconcile()
+                except ProviderError as error:
+                    await self._retry(error)
+                except Exception as error:
+                    log.exception("%s: unexpected failure", self._title)
+                    await self._retry(error)
+                else:
+                    self._backoff.reset()
+        finally:
+            await self._stop_secret()
+
+    async def _retry(self, error: Exception) -> None:
+        delay = self._backoff.next_delay()
+        log.warning("%s: again in %.1f s: %s", self._title, delay, error)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await self._seen.wait()
+        self._seen.set()
+
+    async def _reconcile(self) -> None:
+        if self._gone:
+            await self._stop_secret()
+            await self._fleet.remove(self.name)
+            self._gone = False
+        if self._object is None or not (self._ready(self._object) or self._engaged()):
+            return
+        answer = await self._ask(self._object)
+        if self._gone:
+            # While it was asked: the next round sees to that.
+            return
+        if isinstance(answer, FromSecret):
+            await self._follow_secret((answer.namespace, answer.name))
+            answer = self._made_of(answer)
+        elif not isinstance(answer, Keep):
+            await self._stop_secret()
+        if answer is None:
+            await self._fleet.remove(self.name)
+        elif isinstance(answer, Cluster):
+            await self._fleet.add_or_replace(self._usable(answer))
+
+    def _engaged(self) -> bool:
+        try:
+            self._fleet.get(self.name)
+        except ClusterNotFound:
+            return False
+        except ClusterNotReady:
+            pass
+        return True
+
+    async def _ask(self, found: Object) -> Wish:
+        try:
+            answer = self._plan(found)
+            return await answer if isinstance(answer, Awaitable) else answer
+        except KubeconfigError as error:
+            log.warning("%s cannot be used, what is engaged stays: %s", self._title, error)
+            return KEEP
+
+    def _usable(self, cluster: Cluster) -> Cluster:
+        """Have it go on with the kubeconfig that is engaged for the same address, where its own cannot be used.
+
+        Where nothing is, or for another address, whoever uses the credentials tells of them.
+        """
+        try:
+            present = self._fleet.get(self.name).config
+        except (ClusterNotFound, ClusterNotReady):
+            return cluster
+        if present == cluster.config or present.server != cluster.config.server:
+            return cluster
+        try:
+            require_usable(cluster.config)
+        except KubeconfigError as error:
+            where = "Secret {}/{}".format(*self._secret_at) if self._secret_at is not None else "its object"
+            log.warning("%s: the kubeconfig in %s cannot be used, the former one stays: %s", self._title, where, error)
+            return cluster.with_config(present)
+        return cluster
+
+    def _made_of(self, wish: FromSecret) -> Cluster | Keep:
+        where = f"Secret {wish.namespace}/{wish.name}"
+        secret = None if self._secret is None else self._secret.store.get((wish.namespace, wish.name))
+        if secret is None:
+            if self._secret is not None and self._secret.synced.is_set():
+                log.warning("%s: %s is missing; what is engaged stays", self._title, where)
+            return KEEP
+        try:
+            return wish.make(values_of(secret))
+        except KubeconfigError as error:
+            log.warning("%s: %s cannot be used, what is engaged stays: %s", self._title, where, error)
+            return KEEP
+
+    async def _follow_secret(self, at: Key) -> None:
+        if self._secret_at == at:
+            return
+        await self._stop_secret()
+        namespace, name = self._secret_at = at
+        self._secret = Reflector(self._client, SECRETS, namespace=namespace, name=name)
+        self._secret_task = asyncio.create_task(
+            self._mirror(self._secret), name=f"{self._title}: Secret {namespace}/{name}"
+        )
+
+    async def _mirror(self, secret: Reflector) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(secret.run(lambda _event, _secret: self._seen.set()), name=f"mirror of {secret}")
+            # A Secret that is absent from the beginning has no event, and should be told of.
+            await secret.synced.wait()
+            self._seen.set()
+
+    async def _stop_secret(self) -> None:
+        task, self._secret_task, self._secret, self._secret_at = self._secret_task, None, None, None
+        if task is not None:
+            await end_tasks([task])

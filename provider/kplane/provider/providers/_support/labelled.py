@@ -1,0 +1,73 @@
+"""Secrets with a label: known by one watch of their metadata, and read when somebody asks for what is in one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn
+
+from kplane.provider.cache.reflector import Key, Reflector
+from kplane.provider.client.client import Client
+from kplane.provider.client.resources import SECRETS
+from kplane.provider.errors import KubeconfigError, NotFound
+from kplane.provider.providers._support.secret import values_of
+
+__all__ = ["LabelledSecrets"]
+
+_AT_ONCE: Final = 16
+
+
+class LabelledSecrets:
+    """The Secrets that match `label_selector`, in `namespace` or all.
+
+    One connection follows them all, and what is in those that nobody asks for does not come here. At most a few are
+    read at once. The identity of `client` needs `list`, `watch` and `get` on Secrets.
+    """
+
+    def __init__(self, client: Client, *, label_selector: str, namespace: str | None = None) -> None:
+        self._client = client
+        self._label_selector = label_selector
+        self._known = Reflector(client, SECRETS, namespace=namespace, label_selector=label_selector, metadata_only=True)
+        self._values: dict[Key, tuple[str, Mapping[str, bytes]]] = {}
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    @property
+    def synced(self) -> asyncio.Event:
+        """Set once it is known which there are."""
+        return self._known.synced
+
+    async def run(self, changed: Callable[[str, str], None]) -> NoReturn:
+        """Follow until cancelled; `changed` is called with namespace and name of each that is new, other or gone."""
+
+        def handle(event: str, secret: dict[str, Any]) -> None:
+            at = secret["metadata"]["namespace"], secret["metadata"]["name"]
+            if event == "DELETED":
+                self._values.pop(at, None)
+            changed(*at)
+
+        await self._known.run(handle)
+
+    async def values(self, namespace: str, name: str) -> Mapping[str, bytes]:
+        """What is in a Secret, decoded; read again only where it changed.
+
+        Raises KubeconfigError where there is no such Secret with the label, or it is no base64, and other
+        ProviderErrors where it cannot be read now.
+        """
+        at = namespace, name
+        known = self._known.store.get(at)
+        if known is None:
+            raise KubeconfigError(f"Secret {namespace}/{name} is missing, or has no label {self._label_selector!r}")
+        version, values = self._values.get(at, ("", {}))
+        if version != known["metadata"].get("resourceVersion"):
+            async with self._turns:
+                try:
+                    secret = await self._client.get(SECRETS, name, namespace=namespace)
+                except NotFound as error:
+                    raise KubeconfigError(f"Secret {namespace}/{name} is missing") from error
+            try:
+                values = values_of(secret)
+            except KubeconfigError as error:
+                raise KubeconfigError(f"Secret {namespace}/{name}: {error}") from error
+            if at in self._known.store:
+                self._values[at] = str(secret["metadata"].get("resourceVersion")), values
+        return values

@@ -1,0 +1,89 @@
+"""The clusters that a provider wants in its fleet, each of which comes and goes at its own pace."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from kplane.provider.aio.backoff import Backoff
+from kplane.provider.errors import ProviderError
+from kplane.provider.fleet.cluster import Cluster
+from kplane.provider.fleet.view import Fleet
+
+__all__ = ["Roster"]
+
+log: Final = logging.getLogger(__name__)
+
+
+class Roster:
+    """Brings a fleet in line with what is wanted, in tasks of `tasks`: one for each name while there is work for it.
+
+    So a cluster whose end takes long, or which the fleet refuses, delays no other. What fails is tried again, later and
+    later, with what is wanted by then. `what` is for log messages.
+    """
+
+    def __init__(self, fleet: Fleet, tasks: asyncio.TaskGroup, *, what: str) -> None:
+        self._fleet = fleet
+        self._tasks = tasks
+        self._what = what
+        self._wanted: dict[str, Cluster] = {}
+        self._changed: dict[str, asyncio.Event] = {}
+
+    def want(self, cluster: Cluster) -> None:
+        """Have this as the cluster of its name."""
+        known = self._wanted.get(cluster.name)
+        if known is None or not known.equals(cluster):
+            self._wanted[cluster.name] = cluster
+            self._touch(cluster.name)
+
+    def drop(self, name: str) -> None:
+        """Have no cluster of this name."""
+        if self._wanted.pop(name, None) is not None:
+            self._touch(name)
+
+    def want_only(self, clusters: Iterable[Cluster]) -> None:
+        """Have these, and nothing else in the fleet: not even what an earlier run of the provider left there."""
+        wanted = {cluster.name: cluster for cluster in clusters}
+        for cluster in wanted.values():
+            self.want(cluster)
+        self.forget_others(wanted)
+
+    def forget_others(self, names: Iterable[str]) -> None:
+        """Have no clusters but those of these names, wanted or not."""
+        kept = set(names)
+        for name in {*self._wanted, *self._fleet.names()} - kept:
+            self._wanted.pop(name, None)
+            self._touch(name)
+
+    def _touch(self, name: str) -> None:
+        changed = self._changed.get(name)
+        if changed is None:
+            changed = self._changed[name] = asyncio.Event()
+            self._tasks.create_task(self._settle(name, changed), name=f"{self._what} {name}")
+        changed.set()
+
+    async def _settle(self, name: str, changed: asyncio.Event) -> None:
+        backoff = Backoff(initial_seconds=0.5, maximum_seconds=30.0)
+        while changed.is_set():
+            changed.clear()
+            try:
+                await self._bring_about(name)
+            except Exception as error:
+                delay = backoff.next_delay()
+                unexpected = None if isinstance(error, ProviderError) else error
+                log.warning("%s %s: again in %.1f s: %s", self._what, name, delay, error, exc_info=unexpected)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(delay):
+                        await changed.wait()
+                changed.set()
+        del self._changed[name]
+
+    async def _bring_about(self, name: str) -> None:
+        cluster = self._wanted.get(name)
+        if cluster is None:
+            await self._fleet.remove(name)
+        else:
+            await self._fleet.add_or_replace(cluster)

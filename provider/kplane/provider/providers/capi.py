@@ -1,0 +1,123 @@
+"""Clusters from Cluster API: every `Cluster` whose control plane is there.
+
+Upstream: providers/cluster-api of multicluster-runtime, and the contract of Cluster API for its kubeconfig Secrets.
+
+```python
+async with Client(ClusterConfig.in_cluster()) as client:
+    manager = Manager(client.config, ClusterApiProvider(client, namespace="fleet"))
+```
+
+Watched are `clusters` of cluster.x-k8s.io, v1beta2 or v1beta1. A Cluster counts once its control plane was initialized:
+`status.initialization.controlPlaneInitialized`, or with v1beta1 `status.controlPlaneReady` or the condition
+ControlPlaneInitialized. Cluster API never takes that back. Where a `ready` of your own does, what is engaged stays and
+is kept up to date: how an engaged cluster is, its health says.
+
+A cluster is named `<namespace>/<name>`. Its credentials are the key `value` of the Secret `<name>-kubeconfig`, which
+has the label `cluster.x-k8s.io/cluster-name`, as the contract demands, and which is followed: where only a token or a
+client certificate is renewed, the engagement goes on with it, and no watch begins anew; another server, CA or user
+makes a new engagement; anything equal changes nothing. A Secret that is missing or no good changes nothing either, and
+is logged. No kubeconfig runs a program or reads a file here: exec plugins are refused.
+
+A Cluster that is being deleted, is gone, or no longer matches the selector, is disengaged.
+
+The identity of `client` needs `list` and `watch` on `clusters`, and `list`, `watch` and `get` on `secrets`, in
+`namespace`, or in all. Of Secrets that are not asked for it reads the metadata only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Literal
+
+from kplane.provider.client.client import Client
+from kplane.provider.client.resources import Resource
+from kplane.provider.errors import ProviderError
+from kplane.provider.fleet.cluster import Cluster
+from kplane.provider.fleet.view import Fleet
+from kplane.provider.providers._support.condition import is_true, section
+from kplane.provider.providers._support.following import KEEP, Following, Keep, Object, cluster_name
+from kplane.provider.providers._support.labelled import LabelledSecrets
+from kplane.provider.providers._support.memo import KubeconfigMemo
+from kplane.provider.providers._support.secret import value_of
+
+__all__ = ["ClusterApiProvider", "control_plane_initialized"]
+
+_GROUP: Final = "cluster.x-k8s.io"
+_CLUSTER_LABEL: Final = "cluster.x-k8s.io/cluster-name"
+_SUFFIX: Final = "-kubeconfig"
+_KUBECONFIG_KEY: Final = "value"
+
+
+def control_plane_initialized(cluster: Object) -> bool:
+    """Whether the control plane of a Cluster (v1beta2 or v1beta1) accepts requests, or did once."""
+    status = section(cluster, "status")
+    return (
+        section(status, "initialization").get("controlPlaneInitialized") is True
+        or status.get("controlPlaneReady") is True
+        or is_true(cluster, "ControlPlaneInitialized")
+    )
+
+
+class ClusterApiProvider:
+    """Engages every Cluster of Cluster API that is ready.
+
+    `client` is one of the management cluster, and belongs to the caller. `version` is the one that its API server
+    serves. `ready` replaces the question whether the control plane was initialized; it is given the object and must not
+    block. `namespace=None` is all namespaces; `label_selector` is the API's, such as `a=b,c!=d`.
+    Raises ProviderError for a version that is not known.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        version: Literal["v1beta2", "v1beta1"] = "v1beta2",
+        ready: Callable[[Object], bool] = control_plane_initialized,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+    ) -> None:
+        if version not in {"v1beta2", "v1beta1"}:
+            raise ProviderError(f"Cluster API {version!r} is not supported; there are v1beta2 and v1beta1")
+        self._secrets = LabelledSecrets(client, label_selector=_CLUSTER_LABEL, namespace=namespace)
+        self._kubeconfigs = KubeconfigMemo()
+        self._following = Following(
+            client,
+            Resource(f"{_GROUP}/{version}", "Cluster", "clusters", namespaced=True),
+            plan=self._plan,
+            what="Cluster API cluster",
+            ready=ready,
+            namespace=namespace,
+            label_selector=label_selector,
+        )
+
+    @property
+    def name(self) -> str:
+        """For logs and metrics."""
+        return "cluster-api"
+
+    async def run(self, fleet: Fleet) -> None:
+        """Follow Clusters and their Secrets until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._wake_all(), name="Secrets of Cluster API are known")
+            tasks.create_task(self._secrets.run(self._changed), name="Secrets of Cluster API")
+            await self._following.run(fleet)
+
+    async def _wake_all(self) -> None:
+        await self._secrets.synced.wait()
+        self._following.wake_all()
+
+    def _changed(self, namespace: str, secret: str) -> None:
+        if secret.endswith(_SUFFIX):
+            self._following.wake(secret.removesuffix(_SUFFIX), namespace=namespace)
+
+    async def _plan(self, found: Object) -> Cluster | Keep | None:
+        metadata = found["metadata"]
+        if metadata.get("deletionTimestamp"):
+            return None
+        if not self._secrets.synced.is_set():
+            return KEEP
+        namespace, name = metadata["namespace"], metadata["name"]
+        values = await self._secrets.values(namespace, f"{name}{_SUFFIX}")
+        config = self._kubeconfigs.read(value_of(values, _KUBECONFIG_KEY))
+        return Cluster(cluster_name(namespace, name), config=config, credentials=values)

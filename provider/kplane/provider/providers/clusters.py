@@ -1,0 +1,73 @@
+"""Clusters that the program itself adds and removes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from kplane.provider.errors import ProviderError
+from kplane.provider.fleet.cluster import Cluster
+from kplane.provider.fleet.view import Fleet
+
+__all__ = ["ClustersProvider"]
+
+
+class ClustersProvider:
+    """A fleet by hand: what is added is engaged, what is removed is not.
+
+    What is added before it runs is engaged as soon as it does, and once more where it is run again. Names, credentials
+    and attributes are those of the clusters; what they need on their API servers is up to what works on them. It serves
+    one fleet at a time. As upstream's `providers/clusters`.
+    """
+
+    def __init__(self) -> None:
+        self._clusters: Final[dict[str, Cluster]] = {}
+        self._fleet: Fleet | None = None
+
+    @property
+    def name(self) -> str:
+        """For logs and metrics."""
+        return "clusters"
+
+    def names(self) -> list[str]:
+        """Names of what was added and not removed, sorted."""
+        return sorted(self._clusters)
+
+    async def add(self, cluster: Cluster) -> None:
+        """Add a cluster, and return when it is in the fleet. Raises ProviderError where its name is taken."""
+        if cluster.name in self._clusters:
+            raise ProviderError(f"there is a cluster {cluster.name!r} already: remove it first, or use add_or_replace")
+        await self.add_or_replace(cluster)
+
+    async def add_or_replace(self, cluster: Cluster) -> None:
+        """Make this the cluster of its name; it goes on with the connections of one that differs in credentials."""
+        self._clusters[cluster.name] = cluster
+        if self._fleet is not None:
+            await self._fleet.add_or_replace(cluster)
+
+    async def remove(self, name: str) -> None:
+        """Remove a cluster, and return when nothing of it is left; an unknown name is no error."""
+        self._clusters.pop(name, None)
+        if self._fleet is not None:
+            await self._fleet.remove(name)
+
+    async def run(self, fleet: Fleet) -> None:
+        """Pass on what is added and removed, until cancelled. Raises ProviderError where it runs already."""
+        if self._fleet is not None:
+            raise ProviderError("this provider runs already: a second fleet needs a second provider")
+        self._fleet = fleet
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for name in {*self._clusters, *fleet.names()}:
+                    tasks.create_task(self._tell(fleet, name), name=f"cluster {name}")
+            await asyncio.Event().wait()
+        finally:
+            self._fleet = None
+
+    async def _tell(self, fleet: Fleet, name: str) -> None:
+        # Looked up here and not before: what was removed meanwhile must not come back.
+        cluster = self._clusters.get(name)
+        if cluster is None:
+            await fleet.remove(name)
+        else:
+            await fleet.add_or_replace(cluster)

@@ -1,0 +1,140 @@
+"""One kubeconfig file, which others write while it is read."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from kplane.provider.access.config import ClusterConfig, read_document
+from kplane.provider.access.exec_plugin import require_no_text
+
+__all__ = ["KubeconfigFile"]
+
+log: Final = logging.getLogger(__name__)
+
+# What was written a moment ago may be written again without a difference that `stat` shows.
+_YOUNG_NANOSECONDS: Final = 2_000_000_000
+_REFERENCES: Final = (
+    ("clusters", "cluster", "certificate-authority"),
+    ("users", "user", "client-certificate"),
+    ("users", "user", "client-key"),
+)
+
+_Stat = tuple[int, int, int, int]
+
+
+class KubeconfigFile:
+    """The contexts of a file as they were when it was last read well.
+
+    A file that cannot be read, or is no kubeconfig (half of one, for example), changes nothing, and neither does one of
+    its contexts that cannot be used. What is missing is gone when it is missing in two looks, one after the other:
+    programs remove a file before they write it anew, and half of a list is a list as well.
+    """
+
+    def __init__(self, path: str, *, exec_plugins: bool | Collection[str] = False) -> None:
+        """`exec_plugins` are those that may be run, as in `ClusterConfig.from_kubeconfig`."""
+        require_no_text(exec_plugins)
+        self.path: Final = path
+        self.contexts: Mapping[str, ClusterConfig] = {}
+        self.exists = False
+        self._exec_plugins = exec_plugins
+        self._references: tuple[Path, ...] = ()
+        self._seen: tuple[_Stat | None, ...] | None = None
+        self._missing: frozenset[str] = frozenset()
+        self._problems: dict[str, str] = {}
+
+    def look(self) -> None:
+        """Read the file where it, or a certificate that it refers to, may have changed. Blocks for as long."""
+        try:
+            seen = self._stats()
+            if seen == self._seen and not self._missing:
+                return
+            self.exists = seen[0] is not None
+            document = read_document(Path(self.path)) if self.exists else {}
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, other files are read on
+            self._seen = None
+            self._note("", f"{_reason(error)}; what is engaged from it stays")
+            return
+        self._note("", None)
+        self._take(document)
+        # Its own state is from before it was read, that of the files it names from after.
+        seen = (seen[0], *self._stats()[1:])
+        self._seen = None if _is_young(seen) else seen
+
+    def _take(self, document: Mapping[str, Any]) -> None:
+        directory = Path(self.path).absolute().parent
+        found: dict[str, ClusterConfig] = {}
+        names = _names(document)
+        for name in names:
+            try:
+                found[name] = ClusterConfig.from_kubeconfig(
+                    document, context=name, directory=directory, exec_plugins=self._exec_plugins
+                )
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the other contexts are not
+                self._note(name, f"context {name!r} is left as it was: {_reason(error)}")
+                if name in self.contexts:
+                    found[name] = self.contexts[name]
+            else:
+                self._note(name, None)
+        missing = self.contexts.keys() - found
+        waited = {name: self.contexts[name] for name in missing - self._missing}
+        self._missing = frozenset(waited)
+        self.contexts = {**found, **waited}
+        self._references = tuple(_references(document, directory))
+        self._problems = {name: self._problems[name] for name in self._problems.keys() & set(names)}
+
+    def _stats(self) -> tuple[_Stat | None, ...]:
+        return tuple(_stat(path) for path in (Path(self.path), *self._references))
+
+    def _note(self, about: str, problem: str | None) -> None:
+        if problem is not None and self._problems.get(about) != problem:
+            log.warning("kubeconfig %s: %s", self.path, problem)
+        if problem is None:
+            self._problems.pop(about, None)
+        else:
+            self._problems[about] = problem
+
+
+def _stat(path: Path) -> _Stat | None:
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _is_young(seen: tuple[_Stat | None, ...]) -> bool:
+    now = time.time_ns()
+    return any(stat is not None and now - max(stat[2], stat[3]) < _YOUNG_NANOSECONDS for stat in seen)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"it cannot be read: {error.strerror}"
+    return str(error) if isinstance(error, ValueError) else f"unexpected {type(error).__name__}"
+
+
+def _names(document: Mapping[str, Any]) -> list[str]:
+    """Names of the contexts, each once; what is no context is passed over."""
+    entries = _entries(document, "contexts")
+    return list(
+        dict.fromkeys(name for name in (entry.get("name") for entry in entries) if isinstance(name, str) and name)
+    )
+
+
+def _references(document: Mapping[str, Any], directory: Path) -> Iterator[Path]:
+    for section, kind, key in _REFERENCES:
+        for entry in _entries(document, section):
+            content = entry.get(kind)
+            name = content.get(key) if isinstance(content, Mapping) else None
+            if isinstance(name, str) and name:
+                yield directory / name
+
+
+def _entries(document: Mapping[str, Any], section: str) -> list[Mapping[str, Any]]:
+    entries = document.get(section)
+    return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []

@@ -1,0 +1,134 @@
+"""Clusters from kubeconfig files and directories of this machine: one for each context."""
+
+from __future__ import annotations
+
+import asyncio
+import glob
+import logging
+import os
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from kplane.provider.access.exec_plugin import require_no_text
+from kplane.provider.errors import ProviderError
+from kplane.provider.fleet.cluster import Cluster
+from kplane.provider.fleet.view import Fleet
+from kplane.provider.providers._support.roster import Roster
+from kplane.provider.providers.file.kubeconfig_file import KubeconfigFile
+
+__all__ = ["DEFAULT_GLOBS", "FileProvider"]
+
+log: Final = logging.getLogger(__name__)
+
+DEFAULT_GLOBS: Final = (
+    "kubeconfig.yaml",
+    "kubeconfig.yml",
+    "*.kubeconfig",
+    "*.kubeconfig.yaml",
+    "*.kubeconfig.yml",
+)
+"""Names of the files that count in a directory, as upstream's."""
+
+
+class FileProvider:
+    """Engages a cluster for every context of every kubeconfig file, and keeps up with the files.
+
+    It reads `files`, and in `directories` what matches one of `globs`; none of them has to exist yet. Where neither is
+    given: the files of the environment variable KUBECONFIG (a list, as kubectl has it); if that is not set,
+    `~/.kube/config` where there is one, else the working directory. A cluster is named `<path>+<context>`, with the
+    path as it was given and another `separator` if you like. Each file stands for itself: a context whose cluster or
+    user is in another file cannot be used.
+
+    Credentials are those of the context; files that a kubeconfig names are looked up next to it, and programs that it
+    names (exec plugins) are run where `exec_plugins` is true or has the command in it. What it takes on the API servers
+    is up to the controllers: the provider itself makes no request.
+
+    Every `interval_seconds` it asks for the state (`stat`) of the files, and of the certificates that they name, and
+    reads what changed: this works on every file system, mounted Secrets and network shares included, and takes about
+    15 µs for a file. Renewed credentials go on with the cluster's connections; another server, CA or identity makes
+    another cluster. What is gone in two looks, one after the other, is removed. A file that cannot be read or is only
+    half there, and a context that cannot be used, leave what is engaged as it is, and a warning says why.
+    """
+
+    def __init__(
+        self,
+        *,
+        files: Iterable[str | os.PathLike[str]] = (),
+        directories: Iterable[str | os.PathLike[str]] = (),
+        globs: Sequence[str] = DEFAULT_GLOBS,
+        separator: str = "+",
+        interval_seconds: float = 1.0,
+        exec_plugins: bool | Collection[str] = False,
+    ) -> None:
+        if not separator:
+            raise ProviderError("the separator between path and context is empty; give one, such as '+'")
+        if interval_seconds <= 0:
+            raise ProviderError(f"files cannot be looked at every {interval_seconds:g} s; give a time above 0")
+        require_no_text(exec_plugins)
+        self._files = [os.fspath(path) for path in files]
+        self._directories = [os.fspath(path) for path in directories]
+        if not self._files and not self._directories:
+            self._files, self._directories = _defaults(os.environ)
+        self._globs = tuple(globs)
+        self._separator = separator
+        self._interval_seconds = interval_seconds
+        self._exec_plugins = exec_plugins
+        self._known: dict[str, KubeconfigFile] = {}
+        self._looking = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """For logs and metrics."""
+        return "file"
+
+    async def run(self, fleet: Fleet) -> None:
+        """Follow the files until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            roster = Roster(fleet, tasks, what="kubeconfig context")
+            while True:
+                roster.want_only(await asyncio.to_thread(self._look))
+                await asyncio.sleep(self._interval_seconds)
+
+    async def run_once(self, fleet: Fleet) -> None:
+        """Bring the fleet in line with the files as they are now. Raises what the fleet does."""
+        clusters = {cluster.name: cluster for cluster in await asyncio.to_thread(self._look)}
+        gone = [name for name in fleet.names() if name not in clusters]
+        async with asyncio.TaskGroup() as tasks:
+            for work in (*map(fleet.remove, gone), *map(fleet.add_or_replace, clusters.values())):
+                tasks.create_task(work)
+
+    def _look(self) -> list[Cluster]:
+        # A look whose task was cancelled goes on in its thread.
+        with self._looking:
+            expected = dict.fromkeys([*self._files, *self._matches()])
+            for path in expected | dict.fromkeys(self._known):
+                file = self._known.setdefault(path, KubeconfigFile(path, exec_plugins=self._exec_plugins))
+                file.look()
+                if not file.exists and not file.contexts and path not in expected:
+                    del self._known[path]
+            return [
+                Cluster(f"{path}{self._separator}{context}", config=config)
+                for path, file in self._known.items()
+                for context, config in file.contexts.items()
+            ]
+
+    def _matches(self) -> list[str]:
+        """Return files in the directories, those of each one sorted. What it cannot read has no match."""
+        found: list[str] = []
+        for directory in self._directories:
+            names = {
+                name for pattern in self._globs for name in glob.glob(pattern, root_dir=directory, include_hidden=True)
+            }
+            paths = (os.path.normpath(os.path.join(directory, name)) for name in sorted(names))
+            found += [path for path in paths if not os.path.isdir(path)]
+        return found
+
+
+def _defaults(environment: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Return files and directories where neither is given."""
+    if listed := [path for path in environment.get("KUBECONFIG", "").split(os.pathsep) if path]:
+        return listed, []
+    usual = Path.home() / ".kube" / "config"
+    return ([str(usual)], []) if usual.exists() else ([], [os.getcwd()])

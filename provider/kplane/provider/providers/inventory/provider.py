@@ -1,0 +1,186 @@
+"""Clusters from the Cluster Inventory API: every ClusterProfile whose control plane is healthy.
+
+Upstream: SIG Multicluster's KEP-4322 (ClusterProfile) and KEP-5339 (access providers), and
+providers/cluster-inventory-api of multicluster-runtime.
+
+```python
+access = AccessProviders.load(Path("/etc/kplane/access-providers.json"))
+manager = Manager(client.config, ClusterInventoryProvider(client, access=access))
+```
+
+Watched are `clusterprofiles` of multicluster.x-k8s.io/v1alpha1. A profile counts when its condition ControlPlaneHealthy
+is True. Where it stops to be that, what is engaged stays and is kept up to date: how an engaged cluster is, its own
+health says. A cluster is named `<namespace>/<name>`. How it is reached comes from exactly one of two places:
+
+- `access`: `status.accessProviders` of the profile, or the older `status.credentialProviders`, and an exec plugin that
+  this side's configuration names for one of them (see AccessProviders). Profiles do not choose the program.
+- `consumer`: the one Secret in the profile's namespace with the labels `x-k8s.io/cluster-inventory-consumer=<consumer>`
+  and `x-k8s.io/cluster-profile=<profile>`, whose key `Config` is a kubeconfig. It runs no program and reads no file.
+
+Changes are acted on as they come: renewed credentials of the same cluster and user go into the engagement, anything
+else makes a new one. What is missing, there twice or no good is logged, and what is engaged stays. A profile that is
+being deleted, is gone, or no longer matches the selector, is disengaged.
+
+The identity of `client` needs `list` and `watch` on `clusterprofiles`, and on `secrets` where `consumer` is given, in
+`namespace`, or in all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from kplane.provider.access.config import ClusterConfig
+from kplane.provider.cache.reflector import Key, Reflector
+from kplane.provider.client.client import Client
+from kplane.provider.client.resources import SECRETS, Resource
+from kplane.provider.errors import KubeconfigError, ProviderError
+from kplane.provider.fleet.cluster import Cluster
+from kplane.provider.fleet.view import Fleet
+from kplane.provider.providers._support.condition import is_true, section
+from kplane.provider.providers._support.following import KEEP, Following, Keep, Object, cluster_name
+from kplane.provider.providers._support.memo import KubeconfigMemo
+from kplane.provider.providers._support.secret import value_of, values_of
+from kplane.provider.providers.inventory.access import AccessProviders
+
+__all__ = ["CLUSTER_PROFILES", "ClusterInventoryProvider", "control_plane_healthy"]
+
+CLUSTER_PROFILES: Final = Resource(
+    "multicluster.x-k8s.io/v1alpha1", "ClusterProfile", "clusterprofiles", namespaced=True
+)
+
+_CONSUMER_LABEL: Final = "x-k8s.io/cluster-inventory-consumer"
+_PROFILE_LABEL: Final = "x-k8s.io/cluster-profile"
+_KUBECONFIG_KEY: Final = "Config"
+_LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+
+def control_plane_healthy(profile: Object) -> bool:
+    """Whether whoever manages the cluster says that its control plane is healthy."""
+    return is_true(profile, "ControlPlaneHealthy")
+
+
+class ClusterInventoryProvider:
+    """Engages the cluster of every ClusterProfile that is ready.
+
+    `client` is one of the cluster with the profiles, and belongs to the caller. Exactly one of `access` and `consumer`
+    says where credentials come from. `ready` replaces the question whether the control plane is healthy; it is given
+    the object and must not block. `namespace=None` is all namespaces; `label_selector` is the API's, and selects
+    profiles. Raises ProviderError where none or both are given, or `consumer` can be no label.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        access: AccessProviders | None = None,
+        consumer: str | None = None,
+        ready: Callable[[Object], bool] = control_plane_healthy,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+    ) -> None:
+        if (access is None) == (consumer is None):
+            raise ProviderError(
+                "give exactly one of access (access providers and their plugins) and consumer (labelled Secrets) for"
+                " the credentials of ClusterProfiles"
+            )
+        self._access = access
+        self._secrets = None if consumer is None else _Secrets(client, consumer=consumer, namespace=namespace)
+        self._following = Following(
+            client,
+            CLUSTER_PROFILES,
+            plan=self._plan,
+            what="ClusterProfile",
+            ready=ready,
+            namespace=namespace,
+            label_selector=label_selector,
+        )
+
+    @property
+    def name(self) -> str:
+        """For logs and metrics."""
+        return "cluster-inventory"
+
+    async def run(self, fleet: Fleet) -> None:
+        """Follow ClusterProfiles, and Secrets where credentials are in those, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            if self._secrets is not None:
+                tasks.create_task(self._secrets.run(self._following), name="Secrets of ClusterProfiles")
+            await self._following.run(fleet)
+
+    def _plan(self, profile: Object) -> Cluster | Keep | None:
+        metadata = profile["metadata"]
+        if metadata.get("deletionTimestamp"):
+            return None
+        namespace, name = metadata["namespace"], metadata["name"]
+        if self._access is not None:
+            config = self._access.config_of(profile)
+        elif self._secrets is not None and self._secrets.synced:
+            config = self._secrets.config_of(namespace, name)
+        else:
+            return KEEP
+        return Cluster(cluster_name(namespace, name), config=config)
+
+
+class _Secrets:
+    """The Secrets of one consumer, by the profile that they are for: one watch for all."""
+
+    def __init__(self, client: Client, *, consumer: str, namespace: str | None) -> None:
+        if not _LABEL_VALUE.fullmatch(consumer):
+            raise ProviderError(f"consumer {consumer!r} is no value of a label; Secrets for it cannot be labelled")
+        selector = f"{_CONSUMER_LABEL}={consumer},{_PROFILE_LABEL}"
+        self._secrets = Reflector(client, SECRETS, namespace=namespace, label_selector=selector)
+        self._kubeconfigs = KubeconfigMemo()
+        self._profile_of: dict[Key, Key] = {}
+        self._of: dict[Key, dict[str, Object]] = {}
+
+    @property
+    def synced(self) -> bool:
+        return self._secrets.synced.is_set()
+
+    async def run(self, following: Following) -> None:
+        """Follow the Secrets until cancelled, and wake those whom they are for."""
+
+        def handle(event: str, secret: dict[str, Any]) -> None:
+            for namespace, name in self._note(event, secret):
+                following.wake(name, namespace=namespace)
+
+        async def wake_all() -> None:
+            await self._secrets.synced.wait()
+            following.wake_all()
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(wake_all(), name="Secrets of ClusterProfiles were read")
+            await self._secrets.run(handle)
+
+    def config_of(self, namespace: str, profile: str) -> ClusterConfig:
+        """Read the kubeconfig for a profile; raises KubeconfigError where there is not exactly one good one."""
+        secrets = self._of.get((namespace, profile), {})
+        if len(secrets) != 1:
+            found = f"the Secrets {', '.join(sorted(secrets))} are" if secrets else "no Secret is"
+            raise KubeconfigError(f"{found} labelled for it in namespace {namespace}, where exactly one has to be")
+        ((name, secret),) = secrets.items()
+        try:
+            return self._kubeconfigs.read(value_of(values_of(secret), _KUBECONFIG_KEY))
+        except KubeconfigError as error:
+            raise KubeconfigError(f"Secret {namespace}/{name}: {error}") from error
+
+    def _note(self, event: str, secret: Object) -> set[Key]:
+        """Take note of a Secret, and tell whom it was or is for."""
+        metadata = secret["metadata"]
+        at = metadata["namespace"], metadata["name"]
+        woken = set()
+        before = self._profile_of.pop(at, None)
+        if before is not None:
+            woken.add(before)
+            del self._of[before][at[1]]
+            if not self._of[before]:
+                del self._of[before]
+        profile = section(metadata, "labels").get(_PROFILE_LABEL)
+        if event != "DELETED" and isinstance(profile, str):
+            now = self._profile_of[at] = at[0], profile
+            self._of.setdefault(now, {})[at[1]] = secret
+            woken.add(now)
+        return woken

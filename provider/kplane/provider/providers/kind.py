@@ -1,0 +1,139 @@
+"""The kind clusters of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import shutil
+import signal
+from typing import Final
+
+from kplane.provider.access.config import ClusterConfig
+from kplane.provider.aio.backoff import Backoff
+from kplane.provider.errors import ProviderError
+from kplane.provider.fleet.cluster import Cluster
+from kplane.provider.fleet.view import Fleet
+from kplane.provider.providers._support.roster import Roster
+
+__all__ = ["KindProvider"]
+
+log: Final = logging.getLogger(__name__)
+
+_MOST_OF_A_MESSAGE: Final = 500
+
+
+class KindProvider:
+    """Engages every kind cluster whose name begins with `prefix`, under its name.
+
+    A cluster counts as soon as `kind get clusters` lists it and `kind get kubeconfig` has a kubeconfig for it; that
+    one's credentials (a cluster-admin's) are used. Clusters are listed every `interval_seconds`. The kubeconfig of each
+    is asked for again every `refresh_seconds`: a cluster that was deleted and created anew in between is noticed so,
+    and replaces the old one. A cluster that is listed no more is removed.
+
+    Where the program fails, or takes longer than `timeout_seconds`, what is engaged stays, and it is asked again, later
+    and later; no cluster waits for another one. `program` is looked up on PATH; ProviderError where it is missing. It
+    inherits the environment, and so DOCKER_HOST and KIND_EXPERIMENTAL_PROVIDER.
+    """
+
+    def __init__(
+        self,
+        *,
+        prefix: str = "",
+        program: str = "kind",
+        interval_seconds: float = 2.0,
+        refresh_seconds: float = 30.0,
+        timeout_seconds: float = 30.0,
+    ) -> None:
+        found = shutil.which(program)
+        if found is None:
+            raise ProviderError(
+                f"the program {program!r} is not on PATH: install kind (https://kind.sigs.k8s.io), or say where it is"
+            )
+        if min(interval_seconds, refresh_seconds, timeout_seconds) <= 0:
+            raise ProviderError("kind cannot be asked in no time; give times above 0")
+        self._program = found
+        self._prefix = prefix
+        self._interval_seconds = interval_seconds
+        self._refresh_seconds = refresh_seconds
+        self._timeout_seconds = timeout_seconds
+
+    @property
+    def name(self) -> str:
+        """For logs and metrics."""
+        return "kind"
+
+    async def run(self, fleet: Fleet) -> None:
+        """Follow the clusters until cancelled."""
+        followed: dict[str, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as tasks:
+            roster = Roster(fleet, tasks, what="kind cluster")
+            while True:
+                names = await self._listed()
+                for name in followed.keys() - names:
+                    followed.pop(name).cancel()
+                for name in names - followed.keys():
+                    followed[name] = tasks.create_task(self._follow(name, roster), name=f"kubeconfig of {name}")
+                roster.forget_others(names)
+                await asyncio.sleep(self._interval_seconds)
+
+    async def _listed(self) -> set[str]:
+        backoff = Backoff(initial_seconds=1.0, maximum_seconds=30.0)
+        while True:
+            try:
+                output = await self._run("get", "clusters")
+                return {name for name in output.decode().split() if name.startswith(self._prefix)}
+            except (ProviderError, UnicodeDecodeError) as error:
+                delay = backoff.next_delay()
+                log.warning("kind clusters cannot be listed, again in %.1f s: %s", delay, error)
+                await asyncio.sleep(delay)
+
+    async def _follow(self, name: str, roster: Roster) -> None:
+        backoff = Backoff(initial_seconds=1.0, maximum_seconds=self._refresh_seconds)
+        while True:
+            try:
+                kubeconfig = await self._run("get", "kubeconfig", "--name", name)
+                roster.want(Cluster(name, config=ClusterConfig.from_kubeconfig(kubeconfig)))
+            except ProviderError as error:
+                delay = backoff.next_delay()
+                log.warning("kind cluster %s: no kubeconfig, again in %.1f s: %s", name, delay, error)
+            else:
+                backoff.reset()
+                delay = self._refresh_seconds * random.uniform(0.8, 1.0)  # noqa: S311 - not all at once
+            await asyncio.sleep(delay)
+
+    async def _run(self, *arguments: str) -> bytes:
+        """Return what the program prints. Raises ProviderError where it fails."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                self._program,
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ProviderError(f"{self._program} cannot be run: {error.strerror}") from error
+        asked = f"kind {' '.join(arguments)}"
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                output, complaint = await process.communicate()
+        except TimeoutError as error:
+            raise ProviderError(f"{asked} took longer than {self._timeout_seconds:g} s") from error
+        finally:
+            await _end(process)
+        if process.returncode:
+            said = complaint.decode(errors="replace").strip()[-_MOST_OF_A_MESSAGE:]
+            raise ProviderError(f"{asked} failed: {said or f'exit status {process.returncode}'}")
+        return output
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """See that neither the program nor what it started is left."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()

@@ -1,0 +1,159 @@
+"""Clusters from ControlPlaneEndpoints: an address from the object, and credentials from a Secret whose name follows.
+
+The design is that of `--cluster-source=controlplaneendpoint` with `--cluster-kubeconfig-secret-template`.
+
+```python
+template = SecretTemplate("kplane-cp-{name}/controlplane-{name}-kubeconfig")
+manager = Manager(client.config, EndpointProvider(client, secrets=template))
+```
+
+Watched are `controlplaneendpoints` of controlplane.kplane.dev/v1alpha1, which are cluster-scoped; the cluster is named
+as the endpoint. Its address is `status.endpoint`, else `spec.endpoint`; its credentials are the key `kubeconfig` of the
+Secret that the template names, all of whose values are the cluster's `credentials`. The address in that kubeconfig is
+not used, its CA and its user are. It runs no program and reads no file here.
+
+An endpoint counts when it has an address and its condition Ready, where it has one, is not False; while it is, what is
+engaged stays. The Secret is watched: renewed credentials of the same user go into the engagement, another address, CA
+or user makes a new one. A Secret that is missing or no good is logged, and what is engaged stays. An endpoint that has
+no address any more, is being deleted, is gone, or no longer matches the selector, is disengaged.
+
+The identity of `client` needs `list` and `watch` on `controlplaneendpoints`, and `get` and `watch` on the Secrets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import string
+from collections.abc import Mapping
+from typing import Final
+
+from typing_extensions import override
+
+from kplane.api.names import API_VERSION, KUBECONFIG_KEY
+from kplane.provider.cache.reflector import Key
+from kplane.provider.client.client import Client
+from kplane.provider.client.resources import DNS_LABEL, DNS_SUBDOMAIN, Resource
+from kplane.provider.errors import KubeconfigError, ProviderError
+from kplane.provider.fleet.cluster import Cluster
+from kplane.provider.fleet.view import Fleet
+from kplane.provider.providers._support.condition import is_false, section
+from kplane.provider.providers._support.following import KEEP, Following, FromSecret, Keep, Object
+from kplane.provider.providers._support.memo import KubeconfigMemo
+from kplane.provider.providers._support.secret import value_of
+
+__all__ = ["ENDPOINTS", "EndpointProvider", "SecretTemplate"]
+
+ENDPOINTS: Final = Resource(API_VERSION, "ControlPlaneEndpoint", "controlplaneendpoints", namespaced=False)
+
+_PLACEHOLDERS: Final = frozenset({"name", "namespace"})
+
+
+class SecretTemplate:
+    """Which Secret holds the kubeconfig of an endpoint: `<namespace>/<name>`, such as `fleet/{name}-kubeconfig`.
+
+    `{name}` stands for the endpoint's name. With `namespace_scope` all Secrets are in that namespace: it may then be
+    left out or written `{namespace}`, and no other one is accepted. Without `{name}` all endpoints share one Secret.
+    Raises ProviderError, with a sentence, for what is no template.
+    """
+
+    def __init__(self, template: str, *, namespace_scope: str | None = None) -> None:
+        self._text = template
+        self._scope = namespace_scope
+        if namespace_scope is not None and not DNS_LABEL.fullmatch(namespace_scope):
+            raise ProviderError(f"{namespace_scope!r} cannot be the name of a namespace")
+        used = _placeholders(template)
+        unknown = sorted(used - _PLACEHOLDERS)
+        if unknown:
+            raise ProviderError(
+                f"the Secret template {template!r} has unknown placeholders: {', '.join(unknown)}; there are {{name}}"
+                " and {namespace}"
+            )
+        if namespace_scope is None and "namespace" in used:
+            raise ProviderError(
+                f"the Secret template {template!r} has {{namespace}}, but endpoints are in none; write the namespace of"
+                " the Secrets, or give a namespace scope"
+            )
+        if namespace_scope is None and "/" not in template:
+            raise ProviderError(
+                f"the Secret template {template!r} names no namespace; write <namespace>/<name>, or give a namespace"
+                " scope"
+            )
+        self._namespace, self._name = template.split("/", 1) if "/" in template else ("{namespace}", template)
+        found = self.secret_of("x")
+        if found is None:
+            raise ProviderError(f"the Secret template {template!r} makes no names of a namespace and a Secret")
+        if namespace_scope is not None and (found[0] != namespace_scope or "name" in _placeholders(self._namespace)):
+            raise ProviderError(
+                f"the Secret template {template!r} leads out of the namespace scope {namespace_scope!r}; leave the"
+                " namespace out of it"
+            )
+
+    @override
+    def __repr__(self) -> str:
+        return f"SecretTemplate({self._text!r})"
+
+    def secret_of(self, name: str) -> Key | None:
+        """Namespace and name of the Secret for an endpoint; None where these can be no names."""
+        values = {"name": name, "namespace": self._scope}
+        namespace, secret = self._namespace.format_map(values), self._name.format_map(values)
+        return (namespace, secret) if DNS_LABEL.fullmatch(namespace) and DNS_SUBDOMAIN.fullmatch(secret) else None
+
+
+class EndpointProvider:
+    """Engages a cluster for every ControlPlaneEndpoint.
+
+    `client` is one of the management cluster, and belongs to the caller. `secrets` says where the credentials are, and
+    `label_selector` (the API's) which endpoints count.
+    """
+
+    def __init__(self, client: Client, *, secrets: SecretTemplate, label_selector: str | None = None) -> None:
+        self._secrets = secrets
+        self._kubeconfigs = KubeconfigMemo()
+        self._following = Following(client, ENDPOINTS, plan=self._plan, what="endpoint", label_selector=label_selector)
+
+    @property
+    def name(self) -> str:
+        """For logs and metrics."""
+        return "endpoint"
+
+    @property
+    def synced(self) -> asyncio.Event:
+        """Set once all endpoints were read for the first time."""
+        return self._following.synced
+
+    def endpoint(self, name: str) -> Object | None:
+        """Return an endpoint as it was last seen; None where there is none."""
+        return self._following.get(name)
+
+    async def run(self, fleet: Fleet) -> None:
+        """Follow endpoints and their Secrets until cancelled."""
+        await self._following.run(fleet)
+
+    def _plan(self, endpoint: Object) -> FromSecret | Keep | None:
+        metadata = endpoint["metadata"]
+        address = section(endpoint, "status").get("endpoint") or section(endpoint, "spec").get("endpoint")
+        if metadata.get("deletionTimestamp") or not isinstance(address, str) or not address:
+            return None
+        if is_false(endpoint, "Ready"):
+            return KEEP
+        name = metadata["name"]
+        secret = self._secrets.secret_of(name)
+        if secret is None:
+            raise KubeconfigError(f"no Secret can be called what {self._secrets!r} makes of its name")
+
+        def make(values: Mapping[str, bytes]) -> Cluster:
+            config = self._kubeconfigs.read(value_of(values, KUBECONFIG_KEY)).with_server(address)
+            return Cluster(name, config=config, credentials=values)
+
+        return FromSecret(*secret, make)
+
+
+def _placeholders(template: str) -> set[str]:
+    found = set()
+    try:
+        for _, name, form, conversion in string.Formatter().parse(template):
+            if name is not None:
+                found.add(name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else ""))
+    except ValueError as error:
+        raise ProviderError(f"the Secret template {template!r} has a brace without its other one") from error
+    return found

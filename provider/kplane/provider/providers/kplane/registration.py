@@ -1,0 +1,207 @@
+"""Clusters from ControlPlaneRegistration objects: what mcm follows, and nothing else of the management cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kplane.api import KubernetesVersion, RegistrationMode
+from kplane.api.names import API_VERSION, KUBECONFIG_KEY
+from kplane.provider.client.client import Client
+from kplane.provider.client.resources import Resource
+from kplane.provider.fleet.cluster import Cluster
+from kplane.provider.fleet.view import Fleet
+from kplane.provider.providers._support.condition import section
+from kplane.provider.providers._support.following import KEEP, Following, FromSecret, Keep, Object
+from kplane.provider.providers._support.memo import KubeconfigMemo
+from kplane.provider.providers._support.secret import value_of
+
+__all__ = [
+    "CONTROLLERS_ATTRIBUTE",
+    "PROFILE_ATTRIBUTE",
+    "REGISTRATIONS",
+    "SERVICES_ATTRIBUTE",
+    "UID_ATTRIBUTE",
+    "VERSION_ATTRIBUTE",
+    "RegistrationProvider",
+    "is_occupied",
+    "is_served",
+]
+
+log: Final = logging.getLogger(__name__)
+
+REGISTRATIONS: Final = Resource(API_VERSION, "ControlPlaneRegistration", "controlplaneregistrations", namespaced=False)
+
+UID_ATTRIBUTE: Final = "controlPlaneUID"
+"""Attribute of a cluster: metadata.uid of the control plane that its registration resolves to; may be empty."""
+
+SERVICES_ATTRIBUTE: Final = "services"
+"""Attribute of a cluster: what its registration asks for, with commas in between, such as Controllers,Scheduler."""
+
+PROFILE_ATTRIBUTE: Final = "profile"
+"""Attribute of a cluster: the profile of controllers that its registration resolves to; empty where it names none."""
+
+CONTROLLERS_ATTRIBUTE: Final = "controllers"
+"""Attribute of a cluster: the list of controllers, with commas in between, that its registration resolves to instead of
+a profile; empty where it has none.
+"""
+
+VERSION_ATTRIBUTE: Final = "version"
+"""Attribute of a cluster: the minor version of Kubernetes that its API server reports, such as 1.36; empty where it is
+not known. Patches are left out, so that none of them makes another cluster.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What a ready registration resolves to."""
+
+    endpoint: str
+    namespace: str
+    secret: str
+    attributes: Mapping[str, str]
+
+
+class RegistrationProvider:
+    """Engages a cluster, named as the registration, for every registration that is ready and wants a known service.
+
+    A registration counts when the operator has answered its present spec (`status.observedGeneration`) with `ready`,
+    it is not being deleted, and one of its services is in `services` (upper and lower case are the same). The cluster
+    is made of `status.resolvedEndpoint` and the one Secret that the status names, controllers' before admin's; its
+    attributes are controlPlaneUID, services, the profile or list of controllers and the minor version of the status.
+
+    While the operator has not answered a changed spec, and while the Secret is missing or garbage, the cluster stays
+    as it last was. `client` is one of the management cluster, and belongs to the caller.
+
+    With a `mode` only registrations of that mode count, and none whose status names an instance of the other one: so a
+    registration that changes its mode has its cluster when that instance has ended. Without, those of both modes do,
+    and instances are taken for Shared. With `object_name` only the registration of that name is followed, for which
+    `get` and `watch` on that name will do (a ClusterRole with `resourceNames`).
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        services: frozenset[str],
+        label_selector: str | None = None,
+        mode: RegistrationMode | None = None,
+        object_name: str | None = None,
+    ) -> None:
+        self._kubeconfigs = KubeconfigMemo()
+        self._services = frozenset(service.lower() for service in services)
+        self._mode = mode
+        self._following = Following(
+            client,
+            REGISTRATIONS,
+            plan=self._plan,
+            what="registration",
+            label_selector=label_selector,
+            object_name=object_name,
+        )
+
+    @property
+    def name(self) -> str:
+        """For logs and metrics."""
+        return "registration"
+
+    @property
+    def synced(self) -> asyncio.Event:
+        """Set once all registrations were read for the first time."""
+        return self._following.synced
+
+    def names(self) -> list[str]:
+        """Names of all registrations that were seen, whether they are served or not."""
+        return self._following.names()
+
+    def registration(self, name: str) -> Object | None:
+        """Return a registration as it was last seen; None where there is none."""
+        return self._following.get(name)
+
+    def listen(self, listener: Callable[[str], None]) -> None:
+        """Call back with the name of each registration that is new, changed or gone."""
+        self._following.listen(listener)
+
+    async def run(self, fleet: Fleet) -> None:
+        """Follow registrations and their Secrets until cancelled."""
+        await self._following.run(fleet)
+
+    def _plan(self, registration: Object) -> FromSecret | Keep | None:
+        name = registration["metadata"]["name"]
+        wish = read_wish(registration, services=self._services, mode=self._mode)
+        if wish is None or isinstance(wish, Keep):
+            return wish
+
+        def make(credentials: Mapping[str, bytes]) -> Cluster:
+            config = self._kubeconfigs.read(value_of(credentials, KUBECONFIG_KEY)).with_server(wish.endpoint)
+            return Cluster(name, config=config, credentials=credentials, attributes=wish.attributes)
+
+        return FromSecret(wish.namespace, wish.secret, make)
+
+
+def is_served(registration: Object, *, mode: RegistrationMode | None) -> bool:
+    """Whether whoever serves registrations of a mode (None: of both) is to serve this one."""
+    found = section(registration, "status").get("mode")
+    return mode is None or (found or RegistrationMode.SHARED) == mode
+
+
+def is_occupied(registration: Object, *, mode: RegistrationMode | None) -> bool:
+    """Whether a registration has, or may have, an instance of another mode than this one (None: than Shared)."""
+    instance = section(registration, "status").get("instance")
+    if instance is None:
+        return False
+    return (section(instance).get("mode") or RegistrationMode.SHARED) != (mode or RegistrationMode.SHARED)
+
+
+def read_wish(
+    registration: Object | None, *, services: frozenset[str], mode: RegistrationMode | None = None
+) -> _Wish | Keep | None:
+    """What a registration asks for: a cluster, none, or nothing new. Users write these objects: all is checked.
+
+    `services` are lower-case.
+    """
+    if registration is None:
+        return None
+    metadata, status = section(registration, "metadata"), section(registration, "status")
+    if metadata.get("deletionTimestamp"):
+        return None
+    if status.get("observedGeneration") != metadata.get("generation"):
+        return KEEP
+    wanted = _texts(status.get("services")) or _texts(section(registration, "spec").get("services"))
+    if status.get("ready") is not True or not services.intersection(name.lower() for name in wanted):
+        return None
+    if not is_served(registration, mode=mode):
+        return None
+    if is_occupied(registration, mode=mode):
+        log.info("registration %s waits for the end of an instance of the other mode", metadata.get("name"))
+        return None
+    reference = section(status, "resolvedControllersSecretRef") or section(status, "resolvedKubeconfigSecretRef")
+    endpoint, namespace, secret = status.get("resolvedEndpoint"), reference.get("namespace"), reference.get("name")
+    if not (_is_text(endpoint) and _is_text(namespace) and _is_text(secret)):
+        log.warning("registration %s: its status is ready but names no endpoint or Secret", metadata.get("name"))
+        return KEEP
+    controllers = section(status, "controllers")
+    attributes = {
+        UID_ATTRIBUTE: str(status.get("controlPlaneUID") or ""),
+        SERVICES_ATTRIBUTE: ",".join(sorted({name.title() for name in wanted})),
+        PROFILE_ATTRIBUTE: str(controllers.get("profile") or ""),
+        CONTROLLERS_ATTRIBUTE: ",".join(_texts(controllers.get("explicit"))),
+        VERSION_ATTRIBUTE: _minor_version(status.get("version")),
+    }
+    return _Wish(str(endpoint), str(namespace), str(secret), attributes)
+
+
+def _minor_version(value: object) -> str:
+    version = KubernetesVersion.parse(value) if isinstance(value, str) else None
+    return f"{version.major}.{version.minor}" if version is not None else ""
+
+
+def _texts(value: object) -> list[str]:
+    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)

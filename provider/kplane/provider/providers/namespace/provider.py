@@ -1,0 +1,92 @@
+"""The namespaces of one host cluster, each as a cluster of its own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from typing_extensions import override
+
+from kplane.provider.cache.cache import Cache
+from kplane.provider.client.client import Client
+from kplane.provider.client.resources import NAMESPACES
+from kplane.provider.controllers.request import LOCAL
+from kplane.provider.errors import ProviderError
+from kplane.provider.fleet.cluster import Cluster, Wiring
+from kplane.provider.fleet.view import Fleet
+from kplane.provider.providers._support.following import Following, Object
+from kplane.provider.providers.namespace.cache import NamespaceCache
+from kplane.provider.providers.namespace.client import NamespaceClient
+from kplane.provider.providers.namespace.view import NamespaceView
+
+__all__ = ["UID_ATTRIBUTE", "NamespaceProvider"]
+
+UID_ATTRIBUTE: Final = "namespaceUID"
+"""Attribute of a cluster: metadata.uid of its namespace. One that was deleted and created anew is another cluster."""
+
+
+class NamespaceProvider:
+    """Engages every namespace of `host` as a cluster of the namespace's name, whose only namespace is `default`.
+
+    It is for trying things out, and for components that take a cluster each where namespaces have to do. Everything in
+    a namespace is there, under `default`; cluster-scoped objects are not. Reading in another namespace raises NotFound,
+    and so do cluster-scoped kinds; writing to another one raises Invalid. `metadata.namespace` and what an Event names
+    are translated, both ways, also in patches; nothing else is.
+
+    All namespaces share the host's connections, credentials, and its cache with one informer of a kind: it is no
+    boundary between those who write controllers, only a view. A cluster counts while its namespace exists, also while
+    it is terminating; `label_selector` leaves some out. It has to be a cluster of its own, not the manager's local one,
+    and belongs to the caller: close it when the manager has ended. It needs list and watch of namespaces, and of
+    whatever is worked on, in all namespaces. As upstream's `providers/namespace`.
+    """
+
+    def __init__(self, host: Cluster, *, label_selector: str | None = None) -> None:
+        if host.name == LOCAL:
+            raise ProviderError(
+                "the namespaces' host cannot be the manager's local cluster, whose cache ends with the work on it; give"
+                " a cluster of its own: Cluster('host', config=...)"
+            )
+        self.host: Final = host
+        """All namespaces, as they are."""
+        self._label_selector = label_selector
+
+    @property
+    def name(self) -> str:
+        """For logs and metrics."""
+        return "namespace"
+
+    async def run(self, fleet: Fleet) -> None:
+        """Follow the namespaces until cancelled."""
+        namespaces = Following(
+            self.host.client, NAMESPACES, plan=self._plan, what="namespace", label_selector=self._label_selector
+        )
+        await namespaces.run(fleet)
+
+    def _plan(self, namespace: Object) -> Cluster:
+        metadata = namespace["metadata"]
+        return _NamespaceCluster(self.host, metadata["name"], uid=str(metadata.get("uid", "")))
+
+
+class _NamespaceCluster(Cluster):
+    """A namespace of `host`."""
+
+    def __init__(self, host: Cluster, namespace: str, *, uid: str) -> None:
+        super().__init__(namespace, config=host.config, attributes={UID_ATTRIBUTE: uid})
+        self._host = host
+        self._view = NamespaceView(namespace)
+
+    @override
+    def wire(self, wiring: Wiring) -> None:
+        """As Cluster's; the cache that keeps the objects is the host's."""
+        super().wire(wiring)
+        if wiring.transform is not None and self._host.health.state != "Gone":
+            self._host.wire(Wiring(transform=wiring.transform))
+
+    @override
+    def make_client(self) -> Client:
+        """Make one that works by the host's."""
+        return NamespaceClient(self._host.client, view=self._view, before_write=self._live.before_write)
+
+    @override
+    def make_cache(self) -> Cache:
+        """Make one that reads the host's."""
+        return NamespaceCache(self._host.cache, self.client, view=self._view)

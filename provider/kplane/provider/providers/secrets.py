@@ -1,0 +1,73 @@
+"""Clusters from kubeconfigs in labelled Secrets of one namespace."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kplane.provider.client.client import Client
+from kplane.provider.client.resources import SECRETS
+from kplane.provider.errors import ProviderError
+from kplane.provider.fleet.cluster import Cluster
+from kplane.provider.fleet.view import Fleet
+from kplane.provider.providers._support.following import Following, Object
+from kplane.provider.providers._support.memo import KubeconfigMemo
+from kplane.provider.providers._support.secret import value_of, values_of
+
+__all__ = ["KUBECONFIG_KEY", "KUBECONFIG_LABEL", "KubeconfigProvider"]
+
+KUBECONFIG_LABEL: Final = "sigs.k8s.io/multicluster-runtime-kubeconfig"
+"""Label of the Secrets that count; its value is "true". As upstream's DefaultKubeconfigSecretLabel."""
+
+KUBECONFIG_KEY: Final = "kubeconfig"
+"""Where a kubeconfig is in the data of its Secret. As upstream's DefaultKubeconfigSecretKey."""
+
+
+class KubeconfigProvider:
+    """Engages a cluster for every Secret of `namespace` that is labelled `label: "true"`, under the Secret's name.
+
+    The current context of the kubeconfig under `key` says where the cluster is and with which credentials it is worked
+    on. Whoever may write these Secrets is not trusted with this machine: a kubeconfig that runs a program (`exec`) or
+    names a file is refused. The decoded data of the Secret is the cluster's `credentials`.
+
+    A new token or certificate of the same identity goes on with the cluster's connections; another server, CA or
+    identity makes another cluster; labels and annotations make none. A cluster goes with its Secret, with its label,
+    and as soon as the Secret is being deleted. While the key is missing or empty, or the kubeconfig cannot be used,
+    what is engaged stays as it is, and a warning says why; other Secrets do not notice.
+
+    `client` is one of the cluster with the Secrets, and belongs to the caller. It needs get, list and watch on secrets
+    in the namespace. As upstream's `providers/kubeconfig`.
+    """
+
+    def __init__(
+        self, client: Client, *, namespace: str, label: str = KUBECONFIG_LABEL, key: str = KUBECONFIG_KEY
+    ) -> None:
+        if not namespace:
+            raise ProviderError("the Secrets of one namespace are followed: say which")
+        self._key = key
+        self._kubeconfigs = KubeconfigMemo()
+        self._secrets = Following(
+            client,
+            SECRETS,
+            plan=self._plan,
+            what="kubeconfig Secret",
+            name=lambda _namespace, name: name,
+            namespace=namespace,
+            label_selector=f"{label}=true",
+        )
+
+    @property
+    def name(self) -> str:
+        """For logs and metrics."""
+        return "kubeconfig"
+
+    async def run(self, fleet: Fleet) -> None:
+        """Follow the Secrets until cancelled."""
+        await self._secrets.run(fleet)
+
+    def _plan(self, secret: Object) -> Cluster | None:
+        metadata = secret["metadata"]
+        if metadata.get("deletionTimestamp"):
+            return None
+        values = values_of(secret)
+        config = self._kubeconfigs.read(value_of(values, self._key))
+        return Cluster(metadata["name"], config=config, credentials=values)

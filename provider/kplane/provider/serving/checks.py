@@ -1,0 +1,42 @@
+"""Whether a process is well: named questions with short answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+from kplane.provider.errors import ProviderError
+
+__all__ = ["Check", "Checks"]
+
+Check = Callable[[], Awaitable[None]]
+"""Returns where all is well, and raises what says what is not."""
+
+
+class Checks:
+    """The checks of one kind, health or readiness, under their names; each has `timeout_seconds` to answer."""
+
+    def __init__(self, *, timeout_seconds: float = 2.0) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._checks: dict[str, Check] = {}
+
+    def add(self, name: str, check: Check) -> None:
+        """Add a check; raises ProviderError where the name is taken."""
+        if name in self._checks:
+            raise ProviderError(f"there is a check {name!r} already; give this one another name")
+        self._checks[name] = check
+
+    async def run(self, *, only: str | None = None) -> Mapping[str, str | None]:
+        """Ask all at once, or one, if it is there; returns what is wrong by name, None where nothing is."""
+        asked = {name: check for name, check in self._checks.items() if only in {None, name}}
+        return dict(zip(asked, await asyncio.gather(*map(self._ask, asked.values())), strict=True))
+
+    async def _ask(self, check: Check) -> str | None:
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                await check()
+        except TimeoutError:
+            return f"no answer within {self._timeout_seconds:g} s"
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+            return str(error) or type(error).__name__
+        return None

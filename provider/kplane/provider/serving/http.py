@@ -1,0 +1,109 @@
+"""What a manager answers over HTTP: `/metrics`, `/healthz` and `/readyz`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+
+from kplane.provider.errors import ProviderError
+from kplane.provider.serving.checks import Checks
+from kplane.provider.serving.metrics import Metrics
+from kplane.provider.serving.rendering import Rendering
+
+if TYPE_CHECKING:
+    from kplane.provider.manager.manager import Manager
+
+__all__ = ["Serving"]
+
+_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+_CLOSE_SECONDS: Final = 2.0
+
+
+class Serving:
+    """Answers Prometheus and the kubelet for as long as the manager runs: `manager.add(Serving(manager, port=8080))`.
+
+    `/healthz` and `/readyz` are 200 where all checks are well, and 500 otherwise; `?verbose` says which are, and
+    `/readyz/<name>` asks one. A manager that is about to end is not ready. A cluster that cannot be reached makes a
+    process neither unhealthy nor unready: the others go on. `cluster_labels` as in `Metrics`. It speaks HTTP without
+    TLS and asks nobody who they are, so `host` is this machine alone by default; `port=0` takes a free one.
+    """
+
+    def __init__(
+        self, manager: Manager, *, host: str = "127.0.0.1", port: int = 8080, cluster_labels: bool = True
+    ) -> None:
+        self._manager = manager
+        self._host = host
+        self._port = port
+        self._metrics = Rendering(Metrics(manager, cluster_labels=cluster_labels).render)
+        self._address: tuple[str, int] | None = None
+        self.listening: Final = asyncio.Event()
+        """Set while it answers."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that it listens at; raises ProviderError while it does not."""
+        if self._address is None:
+            raise ProviderError("the server does not listen now")
+        return self._address
+
+    async def run(self) -> None:
+        """Answer until cancelled; raises OSError where the port is taken."""
+        runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=_CLOSE_SECONDS)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self._host, self._port).start()
+            host, port = runner.addresses[0][:2]
+            self._address = host, port
+            self.listening.set()
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self.listening.clear()
+            self._address = None
+            await runner.cleanup()
+
+    def _app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/metrics", self._show_metrics)
+        for path, checks in (("healthz", self._manager.health_checks), ("readyz", self._manager.ready_checks)):
+            question = _Question(path, checks, self._manager)
+            app.router.add_get(f"/{path}", question.all)
+            app.router.add_get(f"/{path}/{{name}}", question.one)
+        return app
+
+    async def _show_metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=await self._metrics.text(), headers={"Content-Type": _TEXT})
+
+
+class _Question:
+    """One of the two that the kubelet asks."""
+
+    def __init__(self, path: str, checks: Checks, manager: Manager) -> None:
+        self._path = path
+        self._checks = checks
+        self._manager = manager
+
+    async def all(self, request: web.Request) -> web.Response:
+        """Ask every check."""
+        found = await self._ask()
+        failed = any(found.values())
+        lines = [f"[-]{name} failed: {why}" if why else f"[+]{name} ok" for name, why in found.items()]
+        lines.append(f"{self._path} check {'failed' if failed else 'passed'}")
+        text = "\n".join(lines) + "\n" if failed or "verbose" in request.query else "ok"
+        return web.Response(text=text, status=500 if failed else 200)
+
+    async def one(self, request: web.Request) -> web.Response:
+        """Ask one check."""
+        name = request.match_info["name"]
+        found = await self._ask(only=name)
+        if name not in found:
+            return web.Response(text=f"there is no check {name!r}\n", status=404)
+        why = found[name]
+        return web.Response(text=f"{why}\n" if why else "ok", status=500 if why else 200)
+
+    async def _ask(self, *, only: str | None = None) -> dict[str, str | None]:
+        found: dict[str, str | None] = {"ping": None}
+        if self._path == "readyz":
+            found["manager"] = "the manager is about to end" if self._manager.stopping else None
+        return {**found, **await self._checks.run(only=only)}

@@ -1,0 +1,201 @@
+"""Metrics of a manager, read from it while it is asked, so that nothing remains of a cluster that is gone.
+
+Names are controller-runtime's where it has them. Histograms have no label for the cluster: 1,000 clusters would be
+43,000 series of one metric.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from kplane.provider.controllers.stats import BOUNDS_SECONDS, Durations
+from kplane.provider.coordination.leader import Leader
+from kplane.provider.coordination.sharded import Sharded, ShardingStats
+from kplane.provider.fleet.cluster import Cluster
+from kplane.provider.serving.exposition import process_families, render_families
+
+if TYPE_CHECKING:
+    from kplane.provider.manager.manager import Manager
+
+__all__ = ["Metrics", "sharding_metrics"]
+
+_STATES: Final = ("Ready", "Connecting", "Unreachable")
+
+
+def sharding_metrics(stats: ShardingStats) -> Iterator[Metric]:
+    """What a `Sharded` coordinator does, for those who show metrics of their own."""
+    fences = GaugeMetricFamily(
+        "multicluster_fences", "Leases that share the clusters out: all, and this process's.", labels=["state"]
+    )
+    for state, value in (("all", stats.fences), ("owned", stats.owned), ("draining", stats.draining)):
+        fences.add_metric([state], value)
+    yield fences
+    yield GaugeMetricFamily("multicluster_peers", "Processes that share the clusters.", value=len(stats.peers))
+    leases = CounterMetricFamily(
+        "multicluster_lease_events", "What became of the Leases of this process.", labels=["event"]
+    )
+    events = {
+        "acquired": stats.acquired,
+        "renewed": stats.renewals,
+        "failed": stats.failures,
+        "lost": stats.lost,
+        "released": stats.released,
+    }
+    for event, count in events.items():
+        leases.add_metric([event], count)
+    yield leases
+
+
+class Metrics(Collector):
+    """A collector of prometheus_client; `Serving` shows it at `/metrics`.
+
+    With `cluster_labels=False` there are no series for each cluster, but their sums: for fleets of which Prometheus
+    cannot hold so many. Those that count since a cluster came have no sum, because it would shrink with each that goes.
+    Whoever registers it elsewhere collects it in the loop of the manager.
+    """
+
+    def __init__(self, manager: Manager, *, cluster_labels: bool = True) -> None:
+        self._manager = manager
+        self._cluster_labels = cluster_labels
+
+    async def render(self) -> bytes:
+        """The text format, with metrics of the process; the loop is kept only while the numbers are read."""
+        found = [*self.collect()]
+        return await asyncio.to_thread(lambda: render_families([*process_families(), *found]))
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        clusters = [engagement.cluster for engagement in self._manager.clusters.engagements()]
+        yield from self._fleet(clusters)
+        yield from self._coordination(clusters)
+        yield from self._reading(clusters)
+        yield from self._reconciles()
+        yield from self._queues()
+
+    def _fleet(self, clusters: Sequence[Cluster]) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "multicluster_clusters", "Clusters by the provider that found them and state.", labels=["provider", "state"]
+        )
+        counts = Counter((cluster.provider_name, cluster.health.state) for cluster in clusters)
+        for provider in sorted({cluster.provider_name for cluster in clusters}):
+            for state in _STATES:
+                family.add_metric([provider, state], counts[provider, state])
+        yield family
+        yield _histogram(
+            "multicluster_engage_seconds",
+            "How long it took until something was engaged with a cluster.",
+            [((), self._manager.clusters.engage_durations)],
+        )
+        if self._cluster_labels:
+            up = GaugeMetricFamily(
+                "multicluster_cluster_ready", "1 where what is read of the cluster is up to date.", labels=["cluster"]
+            )
+            for cluster in clusters:
+                up.add_metric([cluster.name], cluster.health.state == "Ready")
+            yield up
+
+    def _coordination(self, clusters: Sequence[Cluster]) -> Iterator[Metric]:
+        coordinator = self._manager.coordinator
+        owned = sum(coordinator.may_work(cluster.name) for cluster in clusters)
+        yield GaugeMetricFamily("multicluster_owned_clusters", "Clusters that this process works on.", value=owned)
+        if isinstance(coordinator, Leader):
+            text = "Whether this process leads: 1, or 0."
+            yield GaugeMetricFamily("multicluster_leading", text, value=coordinator.leading)
+        if isinstance(coordinator, Sharded):
+            yield from sharding_metrics(coordinator.stats)
+
+    def _reading(self, clusters: Sequence[Cluster]) -> Iterator[Metric]:
+        caches = [(cluster.name, cache) for cluster in clusters if (cache := cluster.known_cache) is not None]
+        labels = ["cluster", "kind"] if self._cluster_labels else ["kind"]
+        sizes = GaugeMetricFamily("multicluster_cache_bytes", "Bytes of the objects that are kept.", labels=labels)
+        if not self._cluster_labels:
+            sums: Counter[str] = Counter()
+            for _, cache in caches:
+                sums.update(cache.size_bytes())
+            for kind, size in sums.items():
+                sizes.add_metric([kind], size)
+            yield sizes
+            return
+        restarts = CounterMetricFamily(
+            "multicluster_watch_restarts", "Watches that ended, by reason.", labels=["cluster", "reason"]
+        )
+        for name, cache in caches:
+            for kind, size in cache.size_bytes().items():
+                sizes.add_metric([name, kind], size)
+            for reason, count in cache.restarts.items():
+                restarts.add_metric([name, reason], count)
+        yield sizes
+        yield restarts
+
+    def _reconciles(self) -> Iterator[Metric]:
+        total = CounterMetricFamily(
+            "controller_runtime_reconcile", "Reconciles by controller and result.", labels=["controller", "result"]
+        )
+        errors = CounterMetricFamily(
+            "controller_runtime_reconcile_errors", "Reconciles that failed.", labels=["controller"]
+        )
+        most = GaugeMetricFamily(
+            "controller_runtime_max_concurrent_reconciles", "Reconciles at once, at most.", labels=["controller"]
+        )
+        active = GaugeMetricFamily("controller_runtime_active_workers", "Reconciles under way.", labels=["controller"])
+        controllers = tuple(self._manager.controllers.values())
+        for controller in controllers:
+            stats = controller.stats
+            for result in ("success", "error", "requeue", "requeue_after"):
+                total.add_metric([controller.name, result], stats.reconciles[result])
+            errors.add_metric([controller.name], stats.reconciles["error"])
+            most.add_metric([controller.name], controller.max_concurrent)
+            active.add_metric([controller.name], sum(controller.under_way.values()))
+        yield from (total, errors, most, active)
+        yield _histogram(
+            "controller_runtime_reconcile_time_seconds",
+            "How long reconciles took.",
+            [((controller.name,), controller.stats.durations) for controller in controllers],
+            labels=["controller"],
+        )
+        if self._cluster_labels:
+            by_cluster = CounterMetricFamily(
+                "multicluster_reconcile",
+                "Reconciles by controller, cluster and result, of clusters that are engaged.",
+                labels=["controller", "cluster", "result"],
+            )
+            for controller in controllers:
+                for cluster, counts in controller.stats.by_cluster.items():
+                    for outcome, count in counts.items():
+                        by_cluster.add_metric([controller.name, cluster, outcome], count)
+            yield by_cluster
+
+    def _queues(self) -> Iterator[Metric]:
+        depth = GaugeMetricFamily("workqueue_depth", "Requests that wait.", labels=["name", "controller"])
+        depths = {controller.name: controller.queue.depths() for controller in self._manager.controllers.values()}
+        for name, of_clusters in depths.items():
+            depth.add_metric([name, name], sum(of_clusters.values()))
+        yield depth
+        if self._cluster_labels:
+            by_cluster = GaugeMetricFamily(
+                "multicluster_queue_depth", "Requests of a cluster that wait.", labels=["controller", "cluster"]
+            )
+            for name, of_clusters in depths.items():
+                for cluster, waiting in of_clusters.items():
+                    by_cluster.add_metric([name, cluster], waiting)
+            yield by_cluster
+
+
+def _histogram(
+    name: str, text: str, found: Iterable[tuple[Sequence[str], Durations]], *, labels: Sequence[str] = ()
+) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, durations in found:
+        below, buckets = 0, []
+        for bound, count in zip([*map(str, BOUNDS_SECONDS), "+Inf"], durations.buckets, strict=True):
+            below += count
+            buckets.append((bound, below))
+        family.add_metric(values, buckets, durations.total_seconds)
+    return family

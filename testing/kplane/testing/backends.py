@@ -1,0 +1,169 @@
+"""Brings the chosen backend up for tests, and takes away what was made for them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from kplane.binaries.progress import print_line
+from kplane.embedded.errors import KubectlFailed
+from kplane.testing import programs
+from kplane.testing.choice import Choice, is_true
+from kplane.testing.cluster import Cluster
+from kplane.testing.command import run
+from kplane.testing.errors import KindFailed, KindTimedOut
+from kplane.testing.kind import Kind
+from kplane.testing.run import exclusive, write_private
+
+__all__ = ["remove", "start"]
+
+_CREATED = "created"
+_KUBECONFIG = "kubeconfig"
+_KIND_KUBECONFIG = "kubeconfig.kind"
+_KUBECTL_SECONDS = 30.0
+
+
+@contextlib.contextmanager
+def start(choice: Choice, *, shared: Path, operators: bool, environment: Mapping[str, str]) -> Iterator[Cluster]:
+    """Give the cluster of a choice other than `none`.
+
+    local: one of this process's own, which ends with the context; `operators` adds kplane's. kind and existing: one for
+    all processes that name the same directory `shared`; what was created for them goes by `remove`.
+    Raises `EmbeddedError` and `kplane.binaries.errors.BinariesError`.
+    """
+    match choice.backend:
+        case "local":
+            with _local(choice, operators=operators) as cluster:
+                yield cluster
+        case "kind":
+            kind = _kind(choice, environment=environment)
+            yield _shared(choice, shared=shared, environment=environment, kind=kind)
+        case _:
+            yield _shared(choice, shared=shared, environment=environment, kind=None)
+
+
+def remove(choice: Choice, *, shared: Path, environment: Mapping[str, str]) -> None:
+    """Delete the cluster of kind that was created for this directory, if one was.
+
+    KIND_KEEP keeps it, if it is whole. Raises `KindFailed`.
+    """
+    kept = is_true("KIND_KEEP", environment=environment) and (shared / _KUBECONFIG).exists()
+    if (shared / _CREATED).exists() and not kept:
+        _kind(choice, environment=environment).delete(kubeconfig=shared / _KIND_KUBECONFIG)
+
+
+@contextlib.contextmanager
+def _local(choice: Choice, *, operators: bool) -> Iterator[Cluster]:
+    from kplane.binaries.programs import resolve
+    from kplane.embedded.daemon import start_cluster
+
+    with contextlib.ExitStack() as running:
+        with _safe_path():
+            handle = running.enter_context(start_cluster(resolve(), operators=operators, manifests=operators))
+        yield _cluster(
+            choice,
+            kubeconfig=handle.admin_kubeconfig,
+            context=_current_context(handle.kubectl_program, kubeconfig=handle.admin_kubeconfig),
+            kubectl=handle.kubectl_program,
+            directory=handle.directory,
+        )
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    # Else what is started by `python -m` imports packages of the directory that pytest runs in for kplane's.
+    name = "PYTHONSAFEPATH"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _shared(choice: Choice, *, shared: Path, environment: Mapping[str, str], kind: Kind | None) -> Cluster:
+    kubectl = programs.kubectl(environment=environment, report=print_line)
+    kubeconfig = shared / _KUBECONFIG
+    with exclusive(shared):
+        if not kubeconfig.exists():
+            content = (
+                _existing_kubeconfig(kubectl, context=choice.target, environment=environment)
+                if kind is None
+                else _kind_kubeconfig(kind, choice=choice, shared=shared, environment=environment)
+            )
+            write_private(kubeconfig, content=content)
+    context = choice.target if kind is None else kind.context
+    return _cluster(choice, kubeconfig=kubeconfig, context=context, kubectl=kubectl, kind=kind)
+
+
+def _kind(choice: Choice, *, environment: Mapping[str, str]) -> Kind:
+    return Kind(program=programs.kind(environment=environment, report=print_line), cluster=choice.target)
+
+
+def _kind_kubeconfig(kind: Kind, *, choice: Choice, shared: Path, environment: Mapping[str, str]) -> str:
+    created = shared / _CREATED
+    if created.exists():
+        # By another process of this run, which did not get to its end: what there is cannot be used.
+        kind.delete(kubeconfig=shared / _KIND_KUBECONFIG)
+        created.unlink()
+    # Asked again: what somebody else created meanwhile is used, and not deleted.
+    if not choice.exists and not kind.exists():
+        # Before it is: where this process is ended halfway, what there is by then goes too.
+        created.touch()
+        try:
+            kind.create(
+                image=environment.get("KIND_NODE_IMAGE"),
+                config=environment.get("KIND_CONFIG"),
+                kubeconfig=shared / _KIND_KUBECONFIG,
+            )
+        except KindTimedOut:
+            raise  # what there is stays marked, to be deleted
+        except KindFailed:
+            created.unlink()
+            raise
+    return kind.kubeconfig()
+
+
+def _existing_kubeconfig(kubectl: Path, *, context: str, environment: Mapping[str, str]) -> str:
+    # A copy with this context alone: what becomes of the user's kubeconfig meanwhile leads no test to another cluster.
+    args = ("config", "view", "--raw", "--flatten", "--minify", f"--context={context}")
+    return run(
+        kubectl,
+        args,
+        title=" ".join(("kubectl", *args)),
+        failure=KubectlFailed,
+        timeout_seconds=_KUBECTL_SECONDS,
+        environment=dict(environment),
+    ).output
+
+
+def _cluster(
+    choice: Choice,
+    *,
+    kubeconfig: Path,
+    context: str,
+    kubectl: Path,
+    directory: Path | None = None,
+    kind: Kind | None = None,
+) -> Cluster:
+    return Cluster(
+        name=choice.backend,
+        reason=choice.reason,
+        kubeconfig=kubeconfig,
+        context=context,
+        capabilities=choice.capabilities,
+        kubectl_program=kubectl,
+        directory=directory,
+        kind=kind,
+    )
+
+
+def _current_context(kubectl: Path, *, kubeconfig: Path) -> str:
+    args = ("config", "current-context", f"--kubeconfig={kubeconfig}")
+    title = " ".join(("kubectl", *args))
+    return run(kubectl, args, title=title, failure=KubectlFailed, timeout_seconds=_KUBECTL_SECONDS).output.strip()

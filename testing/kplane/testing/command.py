@@ -1,0 +1,62 @@
+"""A program that is run to its end, from code that is not async."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kplane.embedded.errors import EmbeddedError
+
+__all__ = ["Ended", "run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What a program left behind."""
+
+    status: int
+    output: str
+    errors: str
+
+
+def run(
+    program: Path,
+    args: Sequence[str],
+    *,
+    title: str,
+    failure: type[EmbeddedError],
+    timed_out: type[EmbeddedError] | None = None,
+    timeout_seconds: float,
+    stdin: str | None = None,
+    check: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> Ended:
+    """Run a program; `title` is what errors call it.
+
+    Raises `failure` with the program's own words where it cannot be run, takes too long, or (`check`) has a status
+    other than 0; `timed_out` stands for it where it takes too long. `environment` stands for os.environ.
+    """
+    __tracebackhide__ = True  # pytest shows where a test called it
+    try:
+        ended = subprocess.run(
+            [str(program), *args],
+            # Never the terminal: a plugin for credentials would wait there for a person.
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_seconds,
+            check=False,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise (timed_out or failure)(f"`{title}` was not done after {timeout_seconds:g} s and was ended.") from error
+    except OSError as error:
+        raise failure(f"`{title}` cannot be run: {error}") from error
+    if check and ended.returncode != 0:
+        words = ended.stderr.strip() or ended.stdout.strip()
+        raise failure(f"`{title}` ended with status {ended.returncode}: {words}")
+    return Ended(status=ended.returncode, output=ended.stdout, errors=ended.stderr)

@@ -1,0 +1,246 @@
+"""The pytest plugin: options, the marker `k8s_needs`, the fixture `k8s`, and the logs of a failed test.
+
+pytest loads it wherever kplane is installed, for tests without a cluster too. In their runs it does nothing: a backend
+is chosen where a test that was collected wants one, or an option asks for it; and what takes time to import, or is of
+a package whose name a project may have as well, is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kplane.testing import packages
+from kplane.testing.choice import CAPABILITIES, OPTIONS, Choice, choose
+from kplane.testing.errors import Misconfigured
+from kplane.testing.run import Run
+
+if TYPE_CHECKING:
+    from kplane.testing.cluster import Cluster
+
+__all__ = [
+    "k8s",
+    "k8s_operators",
+    "pytest_addoption",
+    "pytest_collection_finish",
+    "pytest_configure",
+    "pytest_configure_node",
+    "pytest_report_collectionfinish",
+    "pytest_runtest_makereport",
+    "pytest_sessionstart",
+    "pytest_unconfigure",
+    "pytest_xdist_node_collection_finished",
+]
+
+_LOG_NAMESPACES = "k8s_log_namespaces"
+_MARKER = "k8s_needs"
+
+_RUN = pytest.StashKey[Run]()
+_CLUSTER = pytest.StashKey["Cluster"]()
+_SHOWN = pytest.StashKey[bool]()
+_TOLD = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("k8s", "a Kubernetes cluster for tests")
+    group.addoption(
+        "--k8s",
+        choices=OPTIONS,
+        help="what runs the cluster: kind, local (embedded, without nodes), existing (by the current context), none; "
+        "auto, the default, takes what the environment names, else local, if a test wants a cluster",
+    )
+    group.addoption("--k8s-required", action="store_true", help="end with an error where no cluster can be had")
+    group.addoption("--k8s-report-dir", metavar="DIR", help="keep the cluster's logs of each failed test there")
+    parser.addini(
+        _LOG_NAMESPACES,
+        "namespaces whose pods' logs are gathered where a test fails; patterns with *",
+        type="args",
+        default=["kplane-system", "kplane-cp-*"],
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    known = ", ".join(CAPABILITIES)
+    config.addinivalue_line("markers", f"{_MARKER}(*capabilities): skipped where the cluster lacks one of {known}")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Choose now where an option asks for it: what cannot be had is said before anything is collected."""
+    config = session.config
+    asked = config.getoption("--k8s") is not None or config.getoption("--k8s-required")
+    if not asked or _is_worker(config) or config.option.collectonly:
+        return
+    try:
+        choice = _choice(config)
+    except Misconfigured as error:
+        raise pytest.UsageError(str(error)) from error
+    if choice.backend == "none" and config.getoption("--k8s-required"):
+        raise pytest.UsageError(f"--k8s-required, and there is no cluster for the tests: {choice.reason}")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of xdist where it finds, or leaves, the choice."""
+    node.workerinput["k8s"] = str(_run(node.config).directory)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    config = session.config
+    try:
+        _skip_unmet(session.items, config=config)
+    except Misconfigured as error:
+        if not _is_worker(config):
+            raise pytest.UsageError(str(error)) from error
+        # A worker of xdist that ends here says nothing but that it crashed: have the controller end the run.
+        _run(config).refuse(error)
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    choice = None if _is_worker(config) else _chosen(config)
+    return [] if choice is None else [f"k8s: {choice.summary}"]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any) -> None:
+    """Say what a worker of xdist chose, or why no test may run: none does before all workers have come so far."""
+    config: pytest.Config = node.config
+    try:
+        choice = _chosen(config)
+    except Misconfigured as error:
+        raise pytest.UsageError(str(error)) from error
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if choice is not None and reporter is not None and not config.stash.get(_SHOWN, False):
+        config.stash[_SHOWN] = True
+        reporter.ensure_newline()
+        reporter.write_line(f"k8s: {choice.summary}")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    run = config.stash.get(_RUN, None)
+    if run is None or not run.mine:
+        return
+    try:
+        choice = _chosen(config)
+        if choice is not None and choice.backend == "kind":
+            from kplane.testing.backends import remove
+
+            remove(choice, shared=run.directory, environment=os.environ)
+    except Misconfigured:
+        pass  # No test has run, and pytest has said why.
+    finally:
+        shutil.rmtree(run.directory, ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    cluster = item.config.stash.get(_CLUSTER, None)
+    if report.failed and _uses(item) and cluster is not None and not item.stash.get(_TOLD, False):
+        item.stash[_TOLD] = True
+        report.sections += _gather(cluster, item)
+    return report
+
+
+@pytest.fixture(scope="session")
+def k8s_operators() -> bool:
+    """Override it in a conftest with True to have the backend `local` run kplane's operators, and install its CRDs."""
+    return False
+
+
+@pytest.fixture(scope="session")
+def k8s(pytestconfig: pytest.Config, k8s_operators: bool) -> Iterator[Cluster]:
+    """A Kubernetes cluster: `k8s.kubectl("get", "pods")`, `k8s.kubeconfig`, `k8s.capabilities`; see docs/testing.md."""
+    try:
+        choice = _choice(pytestconfig)
+    except Misconfigured as error:
+        pytest.fail(str(error), pytrace=False)
+    if choice.backend == "none":
+        pytest.skip(f"k8s: {choice.summary}")
+    from kplane.testing.backends import start
+
+    shared = _run(pytestconfig).directory
+    with start(choice, shared=shared, operators=k8s_operators, environment=os.environ) as cluster:
+        pytestconfig.stash[_CLUSTER] = cluster
+        yield cluster
+        del pytestconfig.stash[_CLUSTER]
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def _run(config: pytest.Config) -> Run:
+    run = config.stash.get(_RUN, None)
+    if run is None:
+        told = getattr(config, "workerinput", {}).get("k8s")
+        run = config.stash[_RUN] = Run.begin() if told is None else Run.join(told)
+    return run
+
+
+def _choice(config: pytest.Config) -> Choice:
+    return _run(config).choose(lambda: _decide(config))
+
+
+def _chosen(config: pytest.Config) -> Choice | None:
+    run = config.stash.get(_RUN, None)
+    return None if run is None else run.chosen()
+
+
+def _decide(config: pytest.Config) -> Choice:
+    option = config.getoption("--k8s") or "auto"
+    if option != "none":
+        packages.require()
+    from kplane.testing.probes import Machine
+
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    machine = Machine(environment=os.environ, report=reporter.write_line if reporter else lambda _: None)
+    return choose(option, environment=os.environ, probes=machine)
+
+
+def _skip_unmet(items: list[pytest.Item], *, config: pytest.Config) -> None:
+    wanting = [(item, needs) for item in items if (needs := _needs(item))]
+    if not wanting or config.option.collectonly:
+        return
+    choice = _choice(config)
+    for item, needs in wanting:
+        if missing := needs - choice.capabilities:
+            item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(sorted(missing))}; k8s: {choice.summary}"))
+
+
+def _uses(item: pytest.Item) -> bool:
+    return "k8s" in getattr(item, "fixturenames", ())
+
+
+def _needs(item: pytest.Item) -> set[str]:
+    needs = {"api"} if _uses(item) else set[str]()
+    for mark in item.iter_markers(_MARKER):
+        unknown = [repr(each) for each in mark.args if each not in tuple(CAPABILITIES)]
+        if unknown or mark.kwargs or not mark.args:
+            wrong = f"{', '.join(unknown)} is no capability" if unknown else "it takes the names of capabilities"
+            known = "; ".join(f"{name}: {meaning}" for name, meaning in CAPABILITIES.items())
+            raise Misconfigured(f"{item.nodeid}: the marker `{_MARKER}`: {wrong}. Known are {known}.")
+        needs.update(mark.args)
+    return needs
+
+
+def _gather(cluster: Cluster, item: pytest.Item) -> list[tuple[str, str]]:
+    """Write the logs into the directory for reports, if there is one, and give the ends of those that tell most."""
+    from kplane.testing.logs import collect, directory_name, ends
+
+    reports = item.config.getoption("--k8s-report-dir")
+    logs = list(collect(cluster, namespaces=item.config.getini(_LOG_NAMESPACES), whole=reports is not None))
+    sections = ends(logs)
+    if reports is not None:
+        directory = Path(reports, directory_name(item.nodeid))
+        for log in logs:
+            file = directory / log.name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(log.text)
+        sections.append(("k8s", f"all logs: {directory}"))
+    return sections

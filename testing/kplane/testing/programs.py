@@ -1,0 +1,70 @@
+"""Where the programs are that a backend needs: what this project has cached, else PATH, else obtained for it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kplane.binaries.cache import Cache, cache_root, lacking
+from kplane.binaries.errors import BinariesError
+from kplane.binaries.progress import Report
+from kplane.binaries.upstreams import ETCD, KIND, KUBERNETES, RUNTIME, Upstream, this_platform
+
+__all__ = ["kind", "kubectl", "local"]
+
+
+def local(*, environment: Mapping[str, str]) -> tuple[Path, ...] | None:
+    """Find the directories of all that an embedded cluster runs; None where something must be obtained for it.
+
+    Raises `BinariesError` on a platform that there are no programs for.
+    """
+    kubernetes = _cached(KUBERNETES, programs=KUBERNETES.programs, environment=environment)
+    etcd = _cached(ETCD, programs=ETCD.programs, environment=environment)
+    return None if kubernetes is None or etcd is None else tuple(dict.fromkeys((kubernetes, etcd)))
+
+
+def kubectl(*, environment: Mapping[str, str], report: Report) -> Path:
+    """Find kubectl. Raises `BinariesError` where it is nowhere and cannot be obtained."""
+    return _find("kubectl", upstream=KUBERNETES, environment=environment, report=report)
+
+
+def kind(*, environment: Mapping[str, str], report: Report) -> Path:
+    """Find kind: the pinned version, where it is cached, as a node image is made for a version of kind.
+
+    Raises `BinariesError` where it is nowhere and cannot be obtained.
+    """
+    return _find("kind", upstream=KIND, environment=environment, report=report)
+
+
+def _find(program: str, *, upstream: Upstream, environment: Mapping[str, str], report: Report) -> Path:
+    try:
+        directory = _cached(upstream, programs=[program], environment=environment)
+    except BinariesError:
+        # A platform that this project has no programs for: PATH may have this one all the same.
+        directory = None
+    if directory is not None:
+        return directory / program
+    return _on_path(program, environment=environment) or _obtain(program, environment=environment, report=report)
+
+
+def _cached(upstream: Upstream, *, programs: Sequence[str], environment: Mapping[str, str]) -> Path | None:
+    # Not by kplane.binaries.programs: it takes many times as long to import as this takes to run.
+    explicit = environment.get("KPLANE_BINARIES_DIR")
+    # As kplane.binaries.programs does: what kplane runs is there, or it is an error; its developers' programs may be there.
+    if explicit and (upstream in RUNTIME or not lacking(Path(explicit), programs=programs)):
+        directory = Path(explicit).absolute()
+    else:
+        directory = Cache(cache_root(environment)).directory(upstream, platform=this_platform())
+    return None if lacking(directory, programs=programs) else directory
+
+
+def _on_path(program: str, *, environment: Mapping[str, str]) -> Path | None:
+    found = shutil.which(program, path=environment.get("PATH"))
+    return Path(found) if found else None
+
+
+def _obtain(program: str, *, environment: Mapping[str, str], report: Report) -> Path:
+    from kplane.binaries.programs import resolve
+
+    return resolve(programs=(program,), environment=environment, report=report).path(program)

@@ -1,0 +1,51 @@
+"""Runs components: one description, and a runtime that has it run."""
+
+from kplane.workloads.component import (
+    DATA,
+    FILES,
+    SCRATCH,
+    Component,
+    File,
+    Lifetime,
+    Port,
+    Probe,
+    Reach,
+    Resources,
+    RestartPolicy,
+)
+from kplane.workloads.errors import ProgramFailed, ProgramTimedOut, RuntimeFailure, WorkloadsError
+from kplane.workloads.processes.orphans import end_processes, find_processes
+from kplane.workloads.processes.pace import Pace
+from kplane.workloads.processes.program import run_program
+from kplane.workloads.processes.runtime import ProcessRuntime
+from kplane.workloads.processes.watchdog import Watchdog
+from kplane.workloads.runtime import Address, ComponentState, ExternalAddress, Phase, Runtime
+
+__all__ = [
+    "DATA",
+    "FILES",
+    "SCRATCH",
+    "Address",
+    "Component",
+    "ComponentState",
+    "ExternalAddress",
+    "File",
+    "Lifetime",
+    "Pace",
+    "Phase",
+    "Port",
+    "Probe",
+    "ProcessRuntime",
+    "ProgramFailed",
+    "ProgramTimedOut",
+    "Reach",
+    "Resources",
+    "RestartPolicy",
+    "Runtime",
+    "RuntimeFailure",
+    "Watchdog",
+    "WorkloadsError",
+    "end_processes",
+    "find_processes",
+    "run_program",
+]

@@ -1,0 +1,252 @@
+"""The Kubernetes objects that a component is made of."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from kplane.workloads.component import Component, Lifetime, Reach, RestartPolicy
+from kplane.workloads.errors import RuntimeFailure
+from kplane.workloads.pods.settings import Expose, Image, Placement, PodSettings
+from kplane.workloads.pods.template import DATA_VOLUME, pod_spec
+
+__all__ = [
+    "COMPONENT_LABEL",
+    "MANAGED",
+    "PULL_SECRETS",
+    "Object",
+    "check_supported",
+    "claim_name",
+    "component_of",
+    "disruption_budget",
+    "files_secret",
+    "files_secret_name",
+    "is_stateful",
+    "labels_of",
+    "network_policy",
+    "pull_secret",
+    "service",
+    "workload",
+]
+
+Object = dict[str, Any]
+
+COMPONENT_LABEL: Final = "controlplane.kplane.dev/component"
+"""On every object of a component: its name in the runtime."""
+
+_MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
+_MANAGER: Final = "kplane"
+_ROLE_LABEL: Final = "app.kubernetes.io/component"
+MANAGED: Final = f"{_MANAGED_BY_LABEL}={_MANAGER},{COMPONENT_LABEL}"
+"""Label selector of everything that a PodRuntime makes."""
+
+_FILES_ANNOTATION: Final = "controlplane.kplane.dev/files"
+_NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
+_PULL_SECRET_LABEL: Final = "controlplane.kplane.dev/pull-secret"  # noqa: S105 - the name of a label
+PULL_SECRETS: Final = f"{_MANAGED_BY_LABEL}={_MANAGER},{_PULL_SECRET_LABEL}"
+"""Label selector of the copies of Secrets for pulling images."""
+
+_DNS_PORT: Final = 53
+_REVISIONS: Final = 2
+
+
+def labels_of(name: str, *, placement: Placement) -> dict[str, str]:
+    """Return the labels of every object of a component."""
+    return {_MANAGED_BY_LABEL: _MANAGER, _ROLE_LABEL: placement.name, COMPONENT_LABEL: name}
+
+
+def component_of(obj: Object) -> str | None:
+    """Return the name of the component that an object belongs to by its label."""
+    name: str | None = (obj["metadata"].get("labels") or {}).get(COMPONENT_LABEL)
+    return name
+
+
+def files_secret_name(placement: Placement) -> str:
+    """Name of the Secret with the files of a component."""
+    return f"{placement.name}-files"
+
+
+def claim_name(placement: Placement) -> str:
+    """Name of the PersistentVolumeClaim that the StatefulSet of a component makes for its only pod."""
+    return f"{DATA_VOLUME}-{placement.name}-0"
+
+
+def check_supported(component: Component) -> None:
+    """Raise RuntimeFailure where a description asks for what pods do not do."""
+    if component.lifetime is Lifetime.BOUND:
+        raise RuntimeFailure(f"Component {component.name}: pods outlive their operator; lifetime must be Independent.")
+    if component.restart is RestartPolicy.NEVER:
+        raise RuntimeFailure(f"Component {component.name}: pods are started again; restart must be Always.")
+
+
+def service(
+    name: str, *, placement: Placement, ports: Mapping[str, int], settings: PodSettings, exposed: bool
+) -> Object:
+    """Describe the Service, which is the component's address from `reserve` on, before there is a pod."""
+    kind = settings.expose if exposed else Expose.CLUSTER_IP
+    return {
+        "metadata": _metadata(name, placement=placement),
+        "spec": {
+            "type": kind.value,
+            "selector": labels_of(name, placement=placement),
+            "ports": [
+                {"name": port, "port": number, "targetPort": number, "protocol": "TCP"}
+                for port, number in ports.items()
+            ],
+        },
+    }
+
+
+def files_secret(component: Component, *, placement: Placement) -> Object:
+    """Describe the Secret with the component's files."""
+    metadata = _metadata(component.name, placement=placement)
+    return {
+        "metadata": {**metadata, "name": files_secret_name(placement)},
+        "type": "Opaque",
+        "data": {name: base64.b64encode(file.content).decode() for name, file in component.files.items()},
+    }
+
+
+def pull_secret(source: Object, *, namespace: str) -> Object:
+    """Describe the copy of a Secret for pulling images."""
+    labels = {_MANAGED_BY_LABEL: _MANAGER, _PULL_SECRET_LABEL: ""}
+    metadata = {"name": source["metadata"]["name"], "namespace": namespace, "labels": labels}
+    return {"metadata": metadata, "type": source.get("type", "Opaque"), "data": source.get("data") or {}}
+
+
+def is_stateful(component: Component) -> bool:
+    """Tell whether a component is a StatefulSet: of its pods none starts before the last one has ended."""
+    return component.data or component.single
+
+
+def workload(component: Component, *, placement: Placement, image: Image, settings: PodSettings) -> Object:
+    """Describe the StatefulSet of a component with data, or of which one runs at a time, else the Deployment."""
+    labels = labels_of(component.name, placement=placement)
+    template = {
+        # Pods are replaced when a file changes that the program does not read again by itself.
+        "metadata": {"labels": labels, "annotations": {_FILES_ANNOTATION: _digest(component)}},
+        "spec": pod_spec(component, image=image, settings=settings, files_secret=files_secret_name(placement)),
+    }
+    common = {
+        "selector": {"matchLabels": labels},
+        "template": template,
+        "revisionHistoryLimit": _REVISIONS,
+    }
+    metadata = _metadata(component.name, placement=placement)
+    if is_stateful(component):
+        claims = [_claim(labels, settings=settings)] if component.data else []
+        return {
+            "metadata": metadata,
+            "spec": {
+                **common,
+                "replicas": 1,
+                "serviceName": placement.name,
+                "podManagementPolicy": "Parallel",
+                "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain", "whenScaled": "Retain"},
+                **({"volumeClaimTemplates": claims} if claims else {}),
+            },
+        }
+    template["spec"]["topologySpreadConstraints"] = [
+        {
+            "maxSkew": 1,
+            "topologyKey": key,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": labels},
+        }
+        for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
+    ]
+    return {
+        "metadata": metadata,
+        "spec": {
+            **common,
+            "replicas": settings.replicas,
+            # The next pod is ready before the one in its place goes.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        },
+    }
+
+
+def disruption_budget(component: Component, *, placement: Placement) -> Object:
+    """Describe the PodDisruptionBudget: of several pods one goes at a time, and a single one never blocks a drain."""
+    return {
+        "metadata": _metadata(component.name, placement=placement),
+        "spec": {
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": labels_of(component.name, placement=placement)},
+        },
+    }
+
+
+def network_policy(component: Component, *, placement: Placement, settings: PodSettings) -> Object:
+    """Describe the NetworkPolicy: in come those whom the component names, out it gets to what it names."""
+    return {
+        "metadata": _metadata(component.name, placement=placement),
+        "spec": {
+            "podSelector": {"matchLabels": labels_of(component.name, placement=placement)},
+            "policyTypes": ["Ingress"] if component.reaches is None else ["Ingress", "Egress"],
+            "ingress": _incoming(component, settings=settings),
+            **_outgoing(component.reaches, settings=settings),
+        },
+    }
+
+
+def _incoming(component: Component, *, settings: PodSettings) -> list[Object]:
+    rule: Object = {"ports": [{"protocol": "TCP", "port": port.number} for port in component.ports]}
+    if component.reached_by is not None:
+        names = list(component.reached_by)
+        rule["from"] = [
+            {"podSelector": {"matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": names}]}}
+        ]
+    elif component.metrics_only and settings.metrics_from is not None:
+        if not settings.metrics_from:
+            # A rule from nobody would be one from everybody.
+            return []
+        rule["from"] = [dict(peer) for peer in settings.metrics_from]
+    return [rule]
+
+
+def _outgoing(reaches: Sequence[Reach] | None, *, settings: PodSettings) -> Object:
+    if reaches is None:
+        return {}
+    if not reaches:
+        return {"egress": []}
+    dns: Object = {"ports": [{"protocol": protocol, "port": _DNS_PORT} for protocol in ("UDP", "TCP")]}
+    opened = [{"to": [{"ipBlock": {"cidr": network}} for network in settings.allow_egress]}]
+    return {"egress": [dns, *(_towards(reach) for reach in reaches), *(opened if settings.allow_egress else [])]}
+
+
+def _towards(reach: Reach) -> Object:
+    rule: Object = {"ports": [{"protocol": "TCP", "port": reach.port}]}
+    if reach.component is not None:
+        rule["to"] = [{"podSelector": {"matchLabels": {COMPONENT_LABEL: reach.component}}}]
+    elif reach.namespace is not None:
+        rule["to"] = [{"namespaceSelector": {"matchLabels": {_NAMESPACE_LABEL: reach.namespace}}}]
+    return rule
+
+
+def _metadata(name: str, *, placement: Placement) -> Object:
+    return {
+        "name": placement.name,
+        "namespace": placement.namespace,
+        "labels": labels_of(name, placement=placement),
+    }
+
+
+def _claim(labels: Mapping[str, str], *, settings: PodSettings) -> Object:
+    spec: Object = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": settings.storage_size}},
+    }
+    if settings.storage_class is not None:
+        spec["storageClassName"] = settings.storage_class
+    return {"metadata": {"name": DATA_VOLUME, "labels": dict(labels)}, "spec": spec}
+
+
+def _digest(component: Component) -> str:
+    fixed = {
+        name: hashlib.sha256(file.content).hexdigest() for name, file in component.files.items() if not file.reloaded
+    }
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:32]

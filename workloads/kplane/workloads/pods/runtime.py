@@ -1,0 +1,387 @@
+"""Components as pods of a Kubernetes cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import ipaddress
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from kplane.provider import (
+    DEPLOYMENTS,
+    NETWORK_POLICIES,
+    PERSISTENT_VOLUME_CLAIMS,
+    POD_DISRUPTION_BUDGETS,
+    SECRETS,
+    SERVICES,
+    STATEFUL_SETS,
+    Client,
+    NotFound,
+    ProviderError,
+    Resource,
+)
+from kplane.provider.aio.cancellation import end_tasks
+from kplane.workloads.component import Component
+from kplane.workloads.errors import RuntimeFailure
+from kplane.workloads.locks import NamedLocks
+from kplane.workloads.pods.objects import (
+    PULL_SECRETS,
+    Object,
+    check_supported,
+    claim_name,
+    component_of,
+    disruption_budget,
+    files_secret,
+    files_secret_name,
+    is_stateful,
+    network_policy,
+    pull_secret,
+    service,
+    workload,
+)
+from kplane.workloads.pods.observation import Observation
+from kplane.workloads.pods.settings import Expose, Image, Placement, PodSettings
+from kplane.workloads.runtime import Address, ComponentState, ExternalAddress, Phase
+from kplane.workloads.subscribers import Subscribers
+
+__all__ = ["PodRuntime"]
+
+logger = logging.getLogger(__name__)
+
+_LISTEN: Final = "0.0.0.0"  # noqa: S104 - in a pod of its own, behind a NetworkPolicy
+_VERIFIED_SECONDS: Final = 600.0
+"""So long objects that are not watched are taken to be as they were written."""
+_END_SECONDS: Final = 2.0
+"""So long the end of pods is waited for: whoever asked is called back anyway, and others want its worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """What was written for a component, and until when it is taken to be still so."""
+
+    digest: str
+    uid: str
+    generation: int
+    until: float
+
+
+class PodRuntime:
+    """A `Runtime` of Deployments, and of StatefulSets where data are kept or one runs at a time; a context manager.
+
+    `place` tells the namespace of a component and the name of its objects; the namespace must exist, and belongs to
+    whoever uses the runtime. Everything of a component carries the label `controlplane.kplane.dev/component`, and
+    nothing without it is deleted. A changed description replaces pods one by one: of a Deployment the next one is ready
+    before the last one goes, of a StatefulSet the last one has ended before the next one starts. Components go on when
+    the runtime ends, and a later one finds them by their labels.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        place: Callable[[str], Placement],
+        settings: PodSettings,
+        end_seconds: float = _END_SECONDS,
+    ) -> None:
+        """`end_seconds` is how long `stop` and `delete` wait for the end of pods before they say that it lasts."""
+        self._client = client
+        self._place = place
+        self._settings = settings
+        self._end_seconds = end_seconds
+        self._subscribers = Subscribers()
+        self._observation = Observation(client, place=place, on_change=self._subscribers.tell)
+        self._applied: dict[str, _Applied] = {}
+        self._locks = NamedLocks()
+        # Of namespaces: no copy of a Secret is removed between its being made and the workload that needs it.
+        self._pulling = NamedLocks()
+        self._following: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._following = asyncio.create_task(self._observation.run(), name="follow components")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        following, self._following = self._following, None
+        if following is not None:
+            await end_tasks((following,))
+
+    @property
+    def enforces_resources(self) -> bool:
+        """See `Runtime.enforces_resources`. The nodes do."""
+        return True
+
+    async def version(self, program: str) -> str | None:
+        """See `Runtime.version`. It is what the image's tag says, and not known where that names no release."""
+        return self._image(program).version
+
+    async def lacks(self, program: str, *, version: str) -> str | None:
+        """See `Runtime.lacks`. Whether there is an image of that tag shows when it is pulled."""
+        try:
+            self._image(program).at(version)
+        except RuntimeFailure as error:
+            return str(error)
+        return None
+
+    async def synced(self) -> None:
+        """See `Runtime.synced`."""
+        await self._observation.synced()
+
+    async def reserve(self, name: str, *, ports: Sequence[str], exposed: bool = False) -> Address:
+        """See `Runtime.reserve`. The address is a Service; that of an exposed component has the type of the settings.
+
+        Raises RuntimeFailure as long as a load balancer has given it no address.
+        """
+        placement = self._place(name)
+        numbers = {port: self._number(name, port) for port in ports}
+        wanted = service(name, placement=placement, ports=numbers, settings=self._settings, exposed=exposed)
+        known = self._observation.service(name)
+        if known is None or not _serves(known, wanted):
+            with _failing(f"Component {name}: its Service in namespace {placement.namespace}"):
+                known = await self._client.apply(SERVICES, wanted)
+        return Address(
+            host=f"{placement.name}.{placement.namespace}.svc",
+            ports=numbers,
+            bind=_LISTEN,
+            external=self._external(name, known) if exposed else None,
+        )
+
+    async def apply(self, component: Component) -> None:
+        """See `Runtime.apply`. Raises RuntimeFailure where a description cannot be a pod, or the cluster refuses it."""
+        check_supported(component)
+        placement = self._place(component.name)
+        try:
+            image = self._image(component.program)
+            image = image if component.version is None else image.at(component.version)
+        except RuntimeFailure as error:
+            raise RuntimeFailure(f"Component {component.name}: {error}.") from error
+        async with self._locks.holding(component.name):
+            resource = STATEFUL_SETS if is_stateful(component) else DEPLOYMENTS
+            live = self._observation.workload(component.name, resource=resource)
+            described = workload(component, placement=placement, image=image, settings=self._settings)
+            if live is not None and component.data:
+                # Kubernetes lets nobody change them; other settings count for new components.
+                described["spec"]["volumeClaimTemplates"] = _claims(live)
+            before: list[tuple[Resource, Object]] = [
+                (SECRETS, files_secret(component, placement=placement)),
+                (NETWORK_POLICIES, network_policy(component, placement=placement, settings=self._settings)),
+                (POD_DISRUPTION_BUDGETS, disruption_budget(component, placement=placement)),
+            ]
+            digest = _digest([obj for _, obj in before] + [described])
+            if self._is_applied(component.name, digest=digest, live=live):
+                return
+            with _failing(f"Component {component.name}: its objects in namespace {placement.namespace}"):
+                async with self._pulling.holding(placement.namespace):
+                    await self._copy_pull_secrets(placement.namespace)
+                    for kind, obj in before:
+                        await self._client.apply(kind, obj)
+                    metadata = (await self._client.apply(resource, described))["metadata"]
+                    self._applied[component.name] = _Applied(
+                        digest, metadata["uid"], metadata["generation"], time.monotonic() + _VERIFIED_SECONDS
+                    )
+
+    def state(self, name: str) -> ComponentState:
+        """See `Runtime.state`. There are no pids: several pods, on several machines."""
+        return self._observation.state(name)
+
+    def settled(self, name: str) -> bool:
+        """See `Runtime.settled`. False until `apply` was called: what an earlier run wanted is not known."""
+        applied = self._applied.get(name)
+        return applied is not None and self._observation.settled(name, generation=applied.generation)
+
+    def names(self) -> Sequence[str]:
+        """See `Runtime.names`."""
+        return self._observation.names()
+
+    async def stop(self, name: str) -> None:
+        """See `Runtime.stop`. The workload stays, with no pods. Raises RuntimeFailure where they have not ended yet."""
+        placement = self._place(name)
+        async with self._locks.holding(name):
+            self._applied.pop(name, None)
+            with _failing(f"Component {name}: its end in namespace {placement.namespace}"):
+                for resource in (DEPLOYMENTS, STATEFUL_SETS):
+                    await self._scale_to_nothing(name, resource, placement)
+                await self._ended(name, placement)
+                await self._remove_pull_secrets(name, placement.namespace)
+
+    async def delete(self, name: str) -> None:
+        """See `Runtime.delete`. Raises RuntimeFailure where the pods have not ended yet."""
+        placement = self._place(name)
+        async with self._locks.holding(name):
+            self._applied.pop(name, None)
+            with _failing(f"Component {name}: its removal from namespace {placement.namespace}"):
+                for resource in (DEPLOYMENTS, STATEFUL_SETS):
+                    # In the foreground: the workload is gone when its pods are.
+                    await self._remove(name, resource, placement, propagation="Foreground")
+                await self._ended(name, placement)
+                await self._remove(name, PERSISTENT_VOLUME_CLAIMS, placement, object_name=claim_name(placement))
+                await self._remove(name, SECRETS, placement, object_name=files_secret_name(placement))
+                await self._remove_pull_secrets(name, placement.namespace)
+                for resource in (NETWORK_POLICIES, POD_DISRUPTION_BUDGETS, SERVICES):
+                    await self._remove(name, resource, placement)
+
+    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """See `Runtime.subscribe`. Called in the loop; what it raises is logged."""
+        return self._subscribers.add(callback)
+
+    def _image(self, program: str) -> Image:
+        image = self._settings.images.get(program)
+        if image is None:
+            known = ", ".join(sorted(self._settings.images))
+            raise RuntimeFailure(f"there is no image for program {program!r}, only for {known}")
+        return image
+
+    def _number(self, name: str, port: str) -> int:
+        try:
+            return self._settings.ports[port]
+        except KeyError:
+            raise RuntimeFailure(f"Component {name}: there is no number for its port {port!r}.") from None
+
+    def _external(self, name: str, known: Object) -> ExternalAddress | None:
+        match self._settings.expose:
+            case Expose.CLUSTER_IP:
+                return None
+            case Expose.NODE_PORT:
+                ports = {port["name"]: port["nodePort"] for port in known["spec"]["ports"] if "nodePort" in port}
+                return ExternalAddress(self._settings.external_host or "", ports)
+            case Expose.LOAD_BALANCER:
+                given = known.get("status", {}).get("loadBalancer", {}).get("ingress") or [{}]
+                host = given[0].get("hostname") or given[0].get("ip")
+                if host is None:
+                    namespace, service_name = known["metadata"]["namespace"], known["metadata"]["name"]
+                    raise RuntimeFailure(
+                        f"Component {name}: Service {namespace}/{service_name} has no address from a load balancer yet."
+                    )
+                return ExternalAddress(_canonical(host), _ports(known))
+
+    def _is_applied(self, name: str, *, digest: str, live: Object | None) -> bool:
+        known = self._applied.get(name)
+        if known is None or live is None or known.digest != digest or time.monotonic() >= known.until:
+            return False
+        metadata = live["metadata"]
+        # What is observed may be a little behind what was written, and is never ahead of it but by others.
+        return bool(metadata["uid"] == known.uid and metadata["generation"] <= known.generation)
+
+    async def _copy_pull_secrets(self, namespace: str) -> None:
+        where = self._settings.pull_secrets_namespace
+        for name in self._settings.pull_secrets:
+            try:
+                source = await self._client.get(SECRETS, name, namespace=where)
+            except NotFound:
+                # The kubelet goes on without it, and its pods tell of images that it then cannot pull.
+                logger.warning("Secret %s/%s for pulling images does not exist", where, name)
+                continue
+            await self._client.apply(SECRETS, pull_secret(source, namespace=namespace))
+
+    async def _remove_pull_secrets(self, name: str, namespace: str) -> None:
+        """Remove the copies, unless another component beside this one runs, and may need them for its next pod."""
+        async with self._pulling.holding(namespace):
+            # What was written may not have been seen yet.
+            known = {*self._applied, *(other for other in self.names() if self.state(other).phase is not Phase.ABSENT)}
+            if any(self._place(other).namespace == namespace for other in known - {name}):
+                return
+            for copy in (await self._client.list(SECRETS, namespace=namespace, label_selector=PULL_SECRETS)).items:
+                with contextlib.suppress(NotFound):
+                    await self._client.delete(SECRETS, copy["metadata"]["name"], namespace=namespace)
+
+    async def _scale_to_nothing(self, name: str, resource: Resource, placement: Placement) -> None:
+        if await self._own(name, resource, placement, object_name=placement.name) is not None:
+            none = {"spec": {"replicas": 0}}
+            await self._client.patch(resource, placement.name, none, namespace=placement.namespace)
+
+    async def _ended(self, name: str, placement: Placement) -> None:
+        """Wait until no pod of the component is left."""
+        changed = asyncio.Event()
+        unsubscribe = self.subscribe(lambda other: changed.set() if other == name else None)
+        try:
+            async with asyncio.timeout(self._end_seconds):
+                while not self._observation.ended(name):
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            left = ", ".join(pod["metadata"]["name"] for pod in self._observation.pods(name))
+            raise RuntimeFailure(
+                f"Component {name}: it has not ended in namespace {placement.namespace} yet; pods: {left or 'none'}."
+            ) from None
+        finally:
+            unsubscribe()
+
+    async def _remove(
+        self,
+        name: str,
+        resource: Resource,
+        placement: Placement,
+        *,
+        object_name: str | None = None,
+        propagation: str = "Background",
+    ) -> None:
+        """Delete an object of the component, and none of that name that somebody else made."""
+        object_name = object_name or placement.name
+        found = await self._own(name, resource, placement, object_name=object_name)
+        if found is not None and "deletionTimestamp" not in found["metadata"]:
+            with contextlib.suppress(NotFound):
+                await self._client.delete(
+                    resource,
+                    object_name,
+                    namespace=placement.namespace,
+                    uid=found["metadata"]["uid"],
+                    propagation=propagation,
+                )
+
+    async def _own(self, name: str, resource: Resource, placement: Placement, *, object_name: str) -> Object | None:
+        try:
+            found = await self._client.get(resource, object_name, namespace=placement.namespace)
+        except NotFound:
+            return None
+        return found if component_of(found) == name else None
+
+
+@contextlib.contextmanager
+def _failing(what: str) -> Iterator[None]:
+    """Turn refusals and silence of the cluster into RuntimeFailure."""
+    try:
+        yield
+    except ProviderError as error:
+        raise RuntimeFailure(f"{what}: {error}") from error
+
+
+def _serves(known: Object, wanted: Object) -> bool:
+    """Tell whether a Service leads where it should, whatever else the cluster or others put into it."""
+
+    def ways(found: Object) -> list[tuple[str, int, int]]:
+        return [(port["name"], port["port"], port["targetPort"]) for port in found["spec"].get("ports", ())]
+
+    same = all(known["spec"].get(key) == wanted["spec"][key] for key in ("type", "selector"))
+    return same and ways(known) == ways(wanted)
+
+
+def _canonical(host: str) -> str:
+    """Return an address as certificates write it: another form would never be found in one."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host
+
+
+def _ports(known: Object) -> dict[str, int]:
+    return {port["name"]: port["port"] for port in known["spec"].get("ports", ())}
+
+
+def _claims(live: Object) -> list[Object]:
+    """Return the claim templates of a StatefulSet without what the API server adds to them."""
+    return [
+        {"metadata": {k: v for k, v in claim["metadata"].items() if k in {"name", "labels"}}, "spec": claim["spec"]}
+        for claim in live["spec"].get("volumeClaimTemplates", ())
+    ]
+
+
+def _digest(objects: list[Object]) -> str:
+    return hashlib.sha256(json.dumps(objects, sort_keys=True).encode()).hexdigest()

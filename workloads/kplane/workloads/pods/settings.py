@@ -1,0 +1,94 @@
+"""What a PodRuntime is told about the cluster that it works in."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from kplane.workloads.errors import RuntimeFailure
+
+__all__ = ["Expose", "Image", "Placement", "PodSettings"]
+
+_RELEASE: Final = re.compile(r"v?([0-9]+[.][0-9]+[.][0-9]+)")
+
+
+class Expose(enum.StrEnum):
+    """How components that are to be reached from outside of the cluster are: Kubernetes' types of Services."""
+
+    CLUSTER_IP = "ClusterIP"
+    """Not at all."""
+    NODE_PORT = "NodePort"
+    LOAD_BALANCER = "LoadBalancer"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A container image that has a program on its PATH."""
+
+    reference: str
+    capabilities: tuple[str, ...] = ()
+    """Linux capabilities that the program's file carries: without them the kernel does not start it."""
+    pull_policy: str = "IfNotPresent"
+    """When nodes pull it: Kubernetes' word."""
+
+    @property
+    def version(self) -> str | None:
+        """The release that the tag names, such as "1.36.3"; None where it names none."""
+        release = _RELEASE.fullmatch(self._split()[1])
+        return release[1] if release is not None and "@" not in self.reference else None
+
+    def at(self, version: str) -> Image:
+        """Return the image of another version, such as "1.36.4": the same repository, with tag `v<version>`.
+
+        Raises RuntimeFailure for an image that is named by its digest: it is one version for good.
+        """
+        if "@" in self.reference:
+            raise RuntimeFailure(
+                f"image {self.reference} is named by its digest, which is one version for good; to have others, name it"
+                " by a tag"
+            )
+        return self if version == self.version else replace(self, reference=f"{self._split()[0]}:v{version}")
+
+    def _split(self) -> tuple[str, str]:
+        """Return repository and tag; a colon before the last slash is one before a port."""
+        place, slash, name = self.reference.rpartition("/")
+        name, _, tag = name.partition(":")
+        return f"{place}{slash}{name}", tag
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the objects of a component are."""
+
+    namespace: str
+    name: str
+    """Of its Deployment or StatefulSet, Service, NetworkPolicy and so on; short, as pods get longer names from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSettings:
+    """How components run as pods."""
+
+    images: Mapping[str, Image]
+    """By program."""
+    ports: Mapping[str, int]
+    """Number of each port that components have, by its name; every component has an address of its own."""
+    pull_secrets: tuple[str, ...] = ()
+    """Names of Secrets for pulling images, which components get a copy of in their namespaces."""
+    pull_secrets_namespace: str = ""
+    """Where these Secrets are."""
+    replicas: int = 1
+    """Of components without data."""
+    expose: Expose = Expose.CLUSTER_IP
+    external_host: str | None = None
+    """Name or address of the nodes, for `Expose.NODE_PORT`."""
+    storage_class: str | None = None
+    """None: the default class of the cluster."""
+    storage_size: str = "10Gi"
+    allow_egress: tuple[str, ...] = ()
+    """Networks (CIDR) that components may connect to besides DNS and `Component.reaches`."""
+    metrics_from: tuple[Mapping[str, Any], ...] | None = None
+    """Who may read metrics, as peers of a NetworkPolicy of any namespace; None: anybody."""

@@ -1,0 +1,141 @@
+"""The pod of a component."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kplane.workloads.component import DATA, FILES, SCRATCH, Component, Probe
+from kplane.workloads.pods.settings import Image, PodSettings
+
+__all__ = ["DATA_VOLUME", "FILES_MODE", "pod_spec"]
+
+DATA_VOLUME: Final = "data"
+FILES_MODE: Final = 0o440
+"""Of root and the pod's own group: the kubelet lets no other user own the files of a Secret."""
+
+_USER: Final = 65532
+_FILES_VOLUME: Final = "files"
+_TEMPORARY_VOLUME: Final = "tmp"
+_FILES_PATH: Final = "/etc/kplane"
+_STORAGE_PATH: Final = "/var/lib/kplane"
+_DATA_PATH: Final = f"{_STORAGE_PATH}/data"
+"""Below the volume, which may have a lost+found and is not the program's own to restrict."""
+_SCRATCH_VOLUME: Final = "scratch"
+_SCRATCH_PATH: Final = "/var/run/kplane"
+_DRAIN_SECONDS: Final = 5
+"""Between the end of a pod being asked for and SIGTERM: so long its address may still be in use by others."""
+_PROBE_SECONDS: Final = 2
+_STARTUP_FAILURES: Final = 300
+"""A large database takes minutes to be opened."""
+_LIVENESS_SECONDS: Final = 10
+_LIVENESS_FAILURES: Final = 6
+
+
+def pod_spec(component: Component, *, image: Image, settings: PodSettings, files_secret: str) -> dict[str, Any]:
+    """Describe the pod; it fits into a namespace that enforces the Pod Security Standard `restricted`."""
+    data = [{"name": DATA_VOLUME, "mountPath": _STORAGE_PATH}] if component.data else []
+    scratch = [{"name": _SCRATCH_VOLUME, "mountPath": _SCRATCH_PATH}] if component.scratch else []
+    spec: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": math.ceil(component.grace_seconds) + _DRAIN_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": component.program,
+                "image": image.reference,
+                "imagePullPolicy": image.pull_policy,
+                "command": [component.program],
+                "args": [_placed(argument) for argument in component.args],
+                "env": [{"name": name, "value": _placed(value)} for name, value in sorted(component.env.items())],
+                "ports": [{"name": port.name, "containerPort": port.number} for port in component.ports],
+                "lifecycle": {"preStop": {"sleep": {"seconds": _DRAIN_SECONDS}}},
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {
+                        "drop": ["ALL"],
+                        **({"add": list(image.capabilities)} if image.capabilities else {}),
+                    },
+                },
+                # The last lines of the log are in the pod's status where it fails: people are told them.
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "volumeMounts": [
+                    {"name": _FILES_VOLUME, "mountPath": _FILES_PATH, "readOnly": True},
+                    {"name": _TEMPORARY_VOLUME, "mountPath": "/tmp"},  # noqa: S108 - in the container
+                    *data,
+                    *scratch,
+                ],
+                **_resources(component),
+                **_probes(component),
+            }
+        ],
+        "volumes": [
+            {"name": _FILES_VOLUME, "secret": {"secretName": files_secret, "defaultMode": FILES_MODE}},
+            {"name": _TEMPORARY_VOLUME, "emptyDir": {}},
+            *({"name": mounted["name"], "emptyDir": {"medium": "Memory"}} for mounted in scratch),
+        ],
+    }
+    if component.service_account is not None:
+        spec |= {"serviceAccountName": component.service_account, "automountServiceAccountToken": True}
+    if settings.pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in settings.pull_secrets]
+    return spec
+
+
+def _placed(text: str) -> str:
+    # Of "$(NAME)" Kubernetes makes the value of an environment variable, and "$$" keeps it from that.
+    placed = text.replace(FILES, _FILES_PATH).replace(DATA, _DATA_PATH).replace(SCRATCH, _SCRATCH_PATH)
+    return placed.replace("$(", "$$(")
+
+
+def _resources(component: Component) -> Mapping[str, Any]:
+    wanted = component.resources
+    if wanted is None:
+        return {}
+    return {
+        "resources": {
+            "requests": {"cpu": wanted.cpu_request, "memory": wanted.memory_request},
+            "limits": {
+                **({"cpu": wanted.cpu_limit} if wanted.cpu_limit is not None else {}),
+                "memory": wanted.memory_limit,
+            },
+        }
+    }
+
+
+def _probes(component: Component) -> Mapping[str, Any]:
+    probe = component.readiness
+    if probe is None:
+        return {}
+    timeout = max(1, round(probe.timeout_seconds))
+    probes: dict[str, Any] = {
+        "readinessProbe": {
+            **_asking(probe, probe.path),
+            "periodSeconds": _PROBE_SECONDS,
+            "timeoutSeconds": timeout,
+            "failureThreshold": probe.failure_threshold,
+        }
+    }
+    if component.liveness_path is not None:
+        alive = {**_asking(probe, component.liveness_path), "timeoutSeconds": timeout}
+        probes["startupProbe"] = {**alive, "periodSeconds": _PROBE_SECONDS, "failureThreshold": _STARTUP_FAILURES}
+        probes["livenessProbe"] = {
+            **alive,
+            "periodSeconds": _LIVENESS_SECONDS,
+            "failureThreshold": _LIVENESS_FAILURES,
+        }
+    return probes
+
+
+def _asking(probe: Probe, path: str) -> dict[str, Any]:
+    return {"httpGet": {"path": path, "port": probe.port, "scheme": "HTTP" if probe.ca is None else "HTTPS"}}

@@ -1,0 +1,95 @@
+"""The private directory of one component: its files, data, log and address."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from kplane.workloads.component import File
+from kplane.workloads.errors import RuntimeFailure
+
+__all__ = ["REMOVED_PREFIX", "ComponentDirectory"]
+
+REMOVED_PREFIX = ".removed-"
+"""Of directories that are deleted already, and whose content is still being removed."""
+
+
+class ComponentDirectory:
+    """Where one component lives. Nobody but this user may enter; each change can be interrupted at any point."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files = path / "files"
+        self.data = path / "data"
+        self.scratch = path / "scratch"
+        self.log = path / "log"
+        self._address = path / "address.json"
+
+    @property
+    def exists(self) -> bool:
+        """Whether the component owns something."""
+        return self.path.is_dir()
+
+    def create(self, *, data: bool = False, scratch: bool = False) -> None:
+        """Make what is missing, and close what stands open to others. Raises OSError."""
+        asked = [*([self.data] if data else []), *([self.scratch] if scratch else [])]
+        for path in (self.path, self.files, *asked):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.chmod(0o700)
+
+    def write_files(self, files: Mapping[str, File]) -> None:
+        """Have exactly these files; each that differs is replaced in one step. Raises OSError."""
+        for name, file in files.items():
+            path = self.files / name
+            if not _holds(path, content=file.content):
+                _replace(path, content=file.content)
+        for path in self.files.iterdir():
+            if path.name not in files:
+                path.unlink()
+
+    def read_ports(self) -> dict[str, int]:
+        """Tell the reserved ports by name. Raises RuntimeFailure where the record is damaged."""
+        try:
+            ports = json.loads(self._address.read_bytes())["ports"]
+            return {str(name): int(number) for name, number in ports.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise RuntimeFailure(
+                f"The reserved ports in {self._address} cannot be read ({error}). Repair it, or delete the component."
+            ) from error
+
+    def write_ports(self, ports: Mapping[str, int]) -> None:
+        """Record the reserved ports, durably. Raises OSError."""
+        self.create()
+        _replace(self._address, content=json.dumps({"ports": dict(ports)}).encode(), durable=True)
+
+    def remove(self) -> None:
+        """Delete the component in one step: its directory is renamed, and then one of those that `removed` tells."""
+        self.path.rename(self.path.with_name(f"{REMOVED_PREFIX}{self.path.name}-{secrets.token_hex(4)}"))
+
+    def removed(self) -> list[Path]:
+        """Tell what is left of components of this name that are deleted already, and is still to be removed."""
+        return list(self.path.parent.glob(f"{REMOVED_PREFIX}{self.path.name}-{'?' * 8}"))
+
+
+def _holds(path: Path, *, content: bytes) -> bool:
+    try:
+        return path.read_bytes() == content and path.stat().st_mode & 0o777 == 0o600
+    except FileNotFoundError:
+        return False
+
+
+def _replace(path: Path, *, content: bytes, durable: bool = False) -> None:
+    new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        if durable:
+            file.flush()
+            os.fsync(descriptor)
+    new.replace(path)

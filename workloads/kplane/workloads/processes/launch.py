@@ -1,0 +1,172 @@
+"""What is started for a component: its description, checked and resolved for one directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import ssl
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from kplane.workloads.component import DATA, FILES, SCRATCH, Component, Lifetime
+from kplane.workloads.errors import RuntimeFailure
+from kplane.workloads.processes import launcher
+from kplane.workloads.processes.directory import ComponentDirectory
+from kplane.workloads.processes.memory_group import MemoryGroup, MemoryGroups
+from kplane.workloads.processes.proctable import DIGEST_VARIABLE, MARKER_VARIABLE
+
+__all__ = ["Launch", "check_name", "find_program", "is_name", "prepare_launch"]
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LOG_ROOM: Final = 4
+"""A log is cut some time after it has reached its limit; the kernel refuses what is more than so many times that."""
+_FILE_NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,200}")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A program ready to be started."""
+
+    component: Component
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    digest: str
+    """Of everything that a running process cannot take up without a restart."""
+    tls: ssl.SSLContext | None = field(compare=False)
+    """For the readiness probe; None where that is plain HTTP or there is none."""
+    group: MemoryGroup | None = field(compare=False, default=None)
+    """That bounds its memory, where there is one."""
+
+
+def is_name(name: str) -> bool:
+    """Tell whether this can be the name of a component."""
+    return _NAME.fullmatch(name) is not None
+
+
+def check_name(name: str) -> None:
+    """Raise RuntimeFailure unless this can be the name of a component."""
+    if not is_name(name):
+        raise RuntimeFailure(
+            f"{name!r} cannot be the name of a component: at most 63 lower-case letters, digits and inner hyphens."
+        )
+
+
+def prepare_launch(
+    component: Component,
+    *,
+    directory: ComponentDirectory,
+    programs: Sequence[Path],
+    groups: MemoryGroups,
+    log_limit_bytes: int,
+) -> Launch:
+    """Check and resolve a description. Raises RuntimeFailure: which component, which field, what is wrong."""
+    check_name(component.name)
+    _check_placeholders(component)
+    _check_files(component)
+    program = find_program(component.program, programs=programs, of=f"Component {component.name}")
+    digest = _digest(component, program=program)
+    places = {FILES: str(directory.files), DATA: str(directory.data), SCRATCH: str(directory.scratch)}
+    argv = (str(program), *(_substitute(arg, places=places) for arg in component.args))
+    group = None
+    if component.lifetime is Lifetime.BOUND:
+        group = groups.make(component.name, limit_bytes=component.memory_bytes)
+        entry = str(group.entry) if group is not None else ""
+        file_bytes = str(_LOG_ROOM * log_limit_bytes) if component.only_logs else ""
+        argv = (sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), entry, file_bytes, *argv)
+    environment = {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": os.environ.get("HOME", str(directory.path)),
+        **{name: _substitute(value, places=places) for name, value in component.env.items()},
+        MARKER_VARIABLE: str(directory.path),
+        DIGEST_VARIABLE: digest,
+    }
+    return Launch(
+        component=component, argv=argv, environment=environment, digest=digest, tls=_probe_tls(component), group=group
+    )
+
+
+def _substitute(text: str, *, places: dict[str, str]) -> str:
+    for placeholder, place in places.items():
+        text = text.replace(placeholder, place)
+    return text
+
+
+def _check_placeholders(component: Component) -> None:
+    texts = (*component.args, *component.env.values())
+    for placeholder, field_name, there in ((DATA, "data", component.data), (SCRATCH, "scratch", component.scratch)):
+        if not there and any(placeholder in text for text in texts):
+            raise RuntimeFailure(f"Component {component.name}: {placeholder} is used, but {field_name} is not set.")
+    for name in (MARKER_VARIABLE, DIGEST_VARIABLE):
+        if name in component.env:
+            raise RuntimeFailure(
+                f"Component {component.name}: env must not set {name}, which marks supervised processes."
+            )
+    if any("\0" in text for text in (*texts, *component.env)):
+        raise RuntimeFailure(f"Component {component.name}: args and env must not contain NUL characters.")
+
+
+def _check_files(component: Component) -> None:
+    for name in component.files:
+        if not _FILE_NAME.fullmatch(name):
+            raise RuntimeFailure(
+                f"Component {component.name}: {name!r} in files is no plain file name"
+                " (letters, digits, '-', '.', '_', the first one a letter or digit)."
+            )
+
+
+def _probe_tls(component: Component) -> ssl.SSLContext | None:
+    probe = component.readiness
+    if probe is None:
+        return None
+    if all(port.name != probe.port for port in component.ports):
+        raise RuntimeFailure(f"Component {component.name}: readiness names port {probe.port!r}, which is not in ports.")
+    if probe.ca is None:
+        return None
+    if probe.ca not in component.files:
+        raise RuntimeFailure(f"Component {component.name}: readiness names file {probe.ca!r}, which is not in files.")
+    try:
+        return ssl.create_default_context(cadata=component.files[probe.ca].content.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise RuntimeFailure(
+            f"Component {component.name}: file {probe.ca!r}, which readiness names, holds no CA certificate in PEM."
+        ) from error
+
+
+def find_program(program: str, *, programs: Sequence[Path], of: str) -> Path:
+    """Find an executable by its name or absolute path. Raises RuntimeFailure; `of` names there what needs it."""
+    if program.startswith("/"):
+        candidates = [Path(program)]
+    elif "/" in program or program in {"", ".", ".."}:
+        raise RuntimeFailure(f"{of}: program {program!r} is neither a plain name nor an absolute path.")
+    else:
+        candidates = [directory.absolute() / program for directory in programs]
+    for path in candidates:
+        if path.is_file() and os.access(path, os.X_OK):
+            return path
+    places = ", ".join(str(path) for path in candidates) or "nowhere, as no directories of programs are given"
+    raise RuntimeFailure(f"{of}: there is no executable program {program!r}; looked for: {places}.")
+
+
+def _digest(component: Component, *, program: Path) -> str:
+    files = {
+        name: "reloaded" if file.reloaded else hashlib.sha256(file.content).hexdigest()
+        for name, file in component.files.items()
+    }
+    description = [
+        str(program),
+        component.args,
+        files,
+        dict(component.env),
+        component.data,
+        component.lifetime.value,
+        # Only where there is one: what runs without goes on after an upgrade.
+        *(["only logs"] if component.only_logs else []),
+        *([component.open_files] if component.open_files is not None else []),
+        *(["memory", component.memory_bytes] if component.memory_bytes is not None else []),
+    ]
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]

@@ -1,0 +1,215 @@
+"""One process, seen through its pidfd: the same for children and for processes that an earlier supervisor started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from kplane.workloads.processes.proctable import (
+    DIGEST_VARIABLE,
+    MARKER_VARIABLE,
+    ProcessEntry,
+    group_members,
+    open_pidfd,
+    uptime,
+)
+
+__all__ = ["Process"]
+
+
+def _nothing() -> None:
+    pass
+
+
+class Process:
+    """A session leader, whose process group ends with it.
+
+    Ends are told by the pidfd's readability, so it depends on no child watcher and on no SIGCHLD, and needs no thread.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        *,
+        pidfd: int,
+        started: float,
+        marker: str = "",
+        digest: str = "",
+        adopted: bool = False,
+        on_end: Callable[[], None] = _nothing,
+    ) -> None:
+        self.pid = pid
+        self.started = started
+        """On the clock of `proctable.uptime`."""
+        self.digest = digest
+        self.adopted = adopted
+        """Whether an earlier supervisor started it."""
+        self.exit_code: int | None = None
+        """Negative: the signal's number. None before the end, and where it was not our child."""
+        self._marker = marker
+        self._pidfd = pidfd
+        self._on_end = on_end
+        self._ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._watched = {pidfd}
+        self._loop.add_reader(pidfd, self._leader_ended)
+
+    @classmethod
+    def spawn(
+        cls,
+        argv: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        directory: Path,
+        stdin: int,
+        stdout: int,
+        stderr: int,
+        on_end: Callable[[], None] = _nothing,
+    ) -> Process:
+        """Start a program in a session of its own, with these three descriptors and no others.
+
+        `environment` is the whole environment, `directory` the working directory. Call it in the loop's thread: a
+        program bound to its parent's life dies with the *thread* that started it. Raises OSError where it cannot be
+        started.
+        """
+        popen = subprocess.Popen(
+            argv,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=environment,
+            cwd=directory,
+            start_new_session=True,
+            umask=0o077,
+        )
+        started = uptime()
+        popen.returncode = 0  # it is reaped here by pidfd: Popen must neither reap it nor warn that it still runs
+        try:
+            pidfd = os.pidfd_open(popen.pid)
+        except OSError:
+            os.kill(popen.pid, signal.SIGKILL)
+            os.waitpid(popen.pid, 0)
+            raise
+        return cls(
+            popen.pid,
+            pidfd=pidfd,
+            started=started,
+            marker=environment.get(MARKER_VARIABLE, ""),
+            digest=environment.get(DIGEST_VARIABLE, ""),
+            on_end=on_end,
+        )
+
+    @classmethod
+    def adopt(cls, entry: ProcessEntry, *, on_end: Callable[[], None] = _nothing) -> Process | None:
+        """Take over a running process; None where it is gone already."""
+        pidfd = open_pidfd(entry)
+        if pidfd is None:
+            return None
+        return cls(
+            entry.pid,
+            pidfd=pidfd,
+            started=entry.started,
+            marker=entry.marker,
+            digest=entry.digest,
+            adopted=True,
+            on_end=on_end,
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process and all of its group are gone."""
+        return self._ended.is_set()
+
+    @property
+    def age_seconds(self) -> float:
+        """Seconds since its start."""
+        return uptime() - self.started
+
+    async def wait(self) -> None:
+        """Wait until the process and all of its group are gone."""
+        await self._ended.wait()
+
+    async def end(self, *, grace_seconds: float) -> None:
+        """Ask it to end, kill it and its group when it has not after the grace, and wait until all are gone."""
+        self._signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_seconds):
+                await self._ended.wait()
+        except TimeoutError:
+            self.kill()
+            await self._ended.wait()
+
+    def kill(self) -> None:
+        """Kill it; its group follows as soon as the kernel has told of its end."""
+        self._signal(signal.SIGKILL)
+
+    def release(self) -> None:
+        """Stop watching, and leave the process alone."""
+        for pidfd in list(self._watched):
+            self._forget(pidfd)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._pidfd in self._watched:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def _forget(self, pidfd: int) -> None:
+        self._loop.remove_reader(pidfd)
+        os.close(pidfd)
+        self._watched.discard(pidfd)
+
+    def _leader_ended(self) -> None:
+        child = self._reap()
+        self._forget(self._pidfd)
+        if self._group_exists():
+            for entry in group_members(self.pid):
+                # Once the leader is reaped, its number may mean another group: only the marker tells then.
+                if child or (entry.marker and entry.marker == self._marker):
+                    self._kill_member(entry)
+        self._settle()
+
+    def _reap(self) -> bool:
+        """Kill the rest of the group and take the exit code. False where the process is not a child of ours."""
+        try:
+            # Not reaped yet, its number and its group's are its own: one call reaches all, what forks now included.
+            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+            result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if result is not None:
+            self.exit_code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+        return True
+
+    def _group_exists(self) -> bool:
+        try:
+            os.killpg(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return False  # the number has gone to somebody else's group
+        return True
+
+    def _kill_member(self, entry: ProcessEntry) -> None:
+        pidfd = open_pidfd(entry)
+        if pidfd is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        self._watched.add(pidfd)
+        self._loop.add_reader(pidfd, self._member_ended, pidfd)
+
+    def _member_ended(self, pidfd: int) -> None:
+        self._forget(pidfd)
+        self._settle()
+
+    def _settle(self) -> None:
+        if not self._watched:
+            self._ended.set()
+            self._on_end()

@@ -1,0 +1,123 @@
+"""One-shot commands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from kplane.workloads.errors import ProgramFailed, ProgramTimedOut
+from kplane.workloads.processes.process import Process
+
+__all__ = ["run_program"]
+
+_LIMIT_BYTES = 64 << 20
+_SLACK_BYTES = 4 << 20
+"""The kernel refuses a write beyond the end by chunks of up to 2 MiB, so the file is cut off this much later."""
+_SHOWN_CHARACTERS = 2000
+
+
+async def run_program(
+    program: Path,
+    args: Sequence[str],
+    *,
+    timeout_seconds: float,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes | None = None,
+) -> bytes:
+    """Run a command to its end and return what it wrote to standard output.
+
+    `args` are public: never a secret. `env` is the whole environment besides PATH and HOME. Without `stdin`, standard
+    input is empty. The command and its process group are killed, and that is awaited, on time-out and on cancellation.
+
+    Raises ProgramFailed where it does not start, ends with another code than 0, or writes more than 64 MiB to standard
+    output or standard error, and ProgramTimedOut where it has not ended after `timeout_seconds`.
+    """
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": os.environ.get("HOME", "/"), **(env or {})}
+    # Files in memory in place of pipes: nobody need read along, and no grandchild can keep them open.
+    with _memory_file("stdin") as source, _memory_file("stdout") as output, _memory_file("stderr") as errors:
+        if stdin is not None:
+            _fill(source, stdin)
+        _bound(output)
+        _bound(errors)
+        try:
+            process = Process.spawn(
+                [str(program), *args],
+                environment=environment,
+                directory=Path("/"),
+                stdin=subprocess.DEVNULL if stdin is None else source,
+                stdout=output,
+                stderr=errors,
+            )
+        except OSError as error:
+            raise ProgramFailed(f"{program.name} cannot be started: {error}.") from error
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await process.wait()
+        except TimeoutError as error:
+            raise ProgramTimedOut(
+                f"{program.name} had not ended after {timeout_seconds:g} s, and was killed.{_shown(_read(errors))}"
+            ) from error
+        finally:
+            await _kill(process)
+        return _result(program, code=process.exit_code, output=_read(output), errors=_read(errors))
+
+
+async def _kill(process: Process) -> None:
+    """Kill what still runs and wait for its end, also where the waiting is cancelled again."""
+    process.kill()
+    cancelled: asyncio.CancelledError | None = None
+    while not process.ended:
+        try:
+            await process.wait()
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+def _result(program: Path, *, code: int | None, output: bytes, errors: bytes) -> bytes:
+    if max(len(output), len(errors)) > _LIMIT_BYTES:
+        raise ProgramFailed(f"{program.name} wrote more than {_LIMIT_BYTES >> 20} MiB.", exit_code=code)
+    if code != 0:
+        how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        raise ProgramFailed(f"{program.name} {how}.{_shown(errors)}", exit_code=code, stderr=errors)
+    return output
+
+
+def _shown(errors: bytes) -> str:
+    text = errors[-_SHOWN_CHARACTERS:].decode(errors="replace").strip()
+    return f" It wrote: {text}" if text else ""
+
+
+@contextlib.contextmanager
+def _memory_file(name: str) -> Iterator[int]:
+    try:
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise ProgramFailed(f"There is no room for {name} of a program: {error}.") from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _fill(descriptor: int, content: bytes) -> None:
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+
+
+def _bound(descriptor: int) -> None:
+    os.ftruncate(descriptor, _LIMIT_BYTES + _SLACK_BYTES)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+
+
+def _read(descriptor: int) -> bytes:
+    """Read what was written: the offset is shared with the program, and tells how much that is."""
+    size = os.lseek(descriptor, 0, os.SEEK_CUR)
+    return os.pread(descriptor, size, 0)

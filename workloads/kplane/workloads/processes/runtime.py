@@ -1,0 +1,290 @@
+"""Components as processes of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+
+from kplane.workloads.component import Component
+from kplane.workloads.errors import RuntimeFailure
+from kplane.workloads.locks import NamedLocks
+from kplane.workloads.processes.directory import REMOVED_PREFIX, ComponentDirectory
+from kplane.workloads.processes.launch import check_name, is_name, prepare_launch
+from kplane.workloads.processes.memory_group import MemoryGroups
+from kplane.workloads.processes.orphans import end_entries
+from kplane.workloads.processes.pace import Pace
+from kplane.workloads.processes.ports import PortRegistry
+from kplane.workloads.processes.proctable import ProcessEntry, marked_processes
+from kplane.workloads.processes.program_version import ProgramVersions
+from kplane.workloads.processes.supervision import Supervision
+from kplane.workloads.runtime import Address, ComponentState, Phase
+from kplane.workloads.subscribers import Subscribers
+
+__all__ = ["ProcessRuntime"]
+
+logger = logging.getLogger(__name__)
+
+_LOCK_FILE = ".lock"
+
+
+class ProcessRuntime:
+    """A `Runtime` of supervised processes on this machine; an async context manager.
+
+    Each component has `<directory>/<name>/` with `files/`, `data/`, `log` (and `log.1`), `address.json`. On entry,
+    processes that an earlier run left are found by the marker in their environment and watched; `apply` with an equal
+    description leaves such a process as it is, with another one replaces it. One that ends before it is described again
+    is shown as ENDED and is not started, as its description is not kept on disk. On exit, components of
+    `Lifetime.BOUND` are ended, and the others go on.
+
+    Arguments: `directory` belongs to one runtime at a time, and to this user alone. `programs` are the directories
+    searched, in this order. `host` is where components listen, and what probes ask. `log_limit_bytes` bounds each of a
+    component's two log files.
+
+    Raises RuntimeFailure on entry where the directory cannot be used or another runtime uses it. Run it in a loop whose
+    thread lives as long as the components shall: the kernel ends bound ones with that thread.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        programs: Sequence[Path],
+        host: str = "127.0.0.1",
+        pace: Pace | None = None,
+        log_limit_bytes: int = 10 * 1024 * 1024,
+    ) -> None:
+        self._directory = directory.resolve()
+        self._programs = tuple(programs)
+        self._versions = ProgramVersions(programs)
+        self._host = host
+        self._pace = pace or Pace()
+        self._log_limit_bytes = log_limit_bytes
+        self._ports = PortRegistry(host=host)
+        self._supervisions: dict[str, Supervision] = {}
+        self._locks = NamedLocks()
+        self._subscribers = Subscribers()
+        self._groups = MemoryGroups(self._directory)
+        self._session: aiohttp.ClientSession | None = None
+        self._lock = -1
+
+    async def __aenter__(self) -> Self:
+        self._lock = self._acquire()
+        # No limit on connections: a component that never answers must not hold up the probes of others.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
+        )
+        try:
+            await self._take_over()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        session, self._session = self._session, None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for name in list(self._supervisions):
+                    tasks.create_task(self._close(name), name=f"close {name}")
+        finally:
+            if session is not None:
+                await session.close()
+            os.close(self._lock)
+
+    def log_path(self, name: str) -> Path:
+        """Tell where the component's log is; the part before the last rotation is in `<path>.1`."""
+        check_name(name)
+        return ComponentDirectory(self._directory / name).log
+
+    @property
+    def enforces_resources(self) -> bool:
+        """See `Runtime.enforces_resources`. Processes take what they take."""
+        return False
+
+    async def version(self, program: str) -> str | None:
+        """See `Runtime.version`. The program is asked once, by `--version`."""
+        return await self._versions.of(program)
+
+    async def lacks(self, program: str, *, version: str) -> str | None:
+        """See `Runtime.lacks`. There is the version of the program that is on this machine, and no other."""
+        own = await self._versions.of(program)
+        return None if version == own else f"{program} is here in version {own} only, and as a process it runs as that"
+
+    async def synced(self) -> None:
+        """See `Runtime.synced`. It was found out on entry."""
+
+    async def reserve(self, name: str, *, ports: Sequence[str], exposed: bool = False) -> Address:  # noqa: ARG002
+        """See `Runtime.reserve`. The ports differ from those of all runtimes of this user on this machine.
+
+        Whoever reaches `host` reaches the component: there is no other address for `exposed` ones.
+        """
+        async with self._supervision(name) as supervision:
+            numbers = await self._ports.claim(supervision.directory, ports=ports)
+        return Address(host=self._host, ports=numbers)
+
+    async def apply(self, component: Component) -> None:
+        """See `Runtime.apply`. Changes of `File.reloaded` files, probe, restart policy and grace restart nothing.
+
+        Raises RuntimeFailure also where the program is another version than the component's.
+        """
+        if component.version is not None and (why := await self.lacks(component.program, version=component.version)):
+            raise RuntimeFailure(f"Component {component.name}: version {component.version} cannot be had: {why}.")
+        async with self._supervision(component.name) as supervision:
+            launch = prepare_launch(
+                component,
+                directory=supervision.directory,
+                programs=self._programs,
+                groups=self._groups,
+                log_limit_bytes=self._log_limit_bytes,
+            )
+            await supervision.apply(launch)
+
+    def state(self, name: str) -> ComponentState:
+        """See `Runtime.state`. A stopped component is ABSENT; `names` still has it."""
+        supervision = self._supervisions.get(name)
+        return supervision.state if supervision else ComponentState(name=name, phase=Phase.ABSENT)
+
+    def settled(self, name: str) -> bool:
+        """See `Runtime.settled`. One process ends before the next one starts."""
+        return self.state(name).phase is Phase.READY
+
+    def names(self) -> Sequence[str]:
+        """See `Runtime.names`."""
+        return sorted(name for name, supervision in self._supervisions.items() if _owns_something(supervision))
+
+    async def stop(self, name: str) -> None:
+        """See `Runtime.stop`. Waits as long as the kernel takes to end what was killed; a cancelled stop goes on."""
+        async with self._supervision(name) as supervision:
+            await supervision.stop()
+            await self._groups.remove(name)
+
+    async def delete(self, name: str) -> None:
+        """See `Runtime.delete`. Raises RuntimeFailure where the directory cannot be removed."""
+        async with self._supervision(name) as supervision:
+            await supervision.stop()
+            await self._groups.remove(name)
+            directory = supervision.directory
+            if directory.exists:
+                await self._ports.release(directory)
+            try:
+                if directory.exists:
+                    directory.remove()
+                    self._subscribers.tell(name)
+                # In a thread, as data can be large. Whatever interrupts this, the component is gone already; what is
+                # left of it, or was when somebody tried before, holds credentials.
+                for removed in directory.removed():
+                    await asyncio.to_thread(_remove_all, removed)
+            except OSError as error:
+                raise RuntimeFailure(f"Component {name} cannot be removed: {error}.") from error
+
+    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """See `Runtime.subscribe`. Called in the loop; what it raises is logged."""
+        return self._subscribers.add(callback)
+
+    def _acquire(self) -> int:
+        path = self._directory / _LOCK_FILE
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise RuntimeFailure(f"The directory {self._directory} cannot be used: {error}.") from error
+        try:
+            # The lock goes with the descriptor, which no program inherits: it cannot outlive this process.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            user = os.pread(descriptor, 20, 0).decode(errors="replace")
+            os.close(descriptor)
+            raise RuntimeFailure(
+                f"The directory {self._directory} is used by another runtime (process {user or 'unknown'}):"
+                " end that one, or take another directory."
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        return descriptor
+
+    async def _take_over(self) -> None:
+        for path in self._directory.iterdir():
+            if path.name.startswith(REMOVED_PREFIX):
+                await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+            elif is_name(path.name) and path.is_dir():
+                self._add(path.name)
+        leaders: dict[str, ProcessEntry] = {}
+        entries = [entry for entry in marked_processes(self._directory) if Path(entry.marker).parent == self._directory]
+        for entry in entries:
+            if entry.leader:
+                leaders.setdefault(entry.marker, entry)
+        strays = [entry for entry in entries if entry.marker not in leaders]
+        await end_entries(strays, grace_seconds=0.0)  # their main processes have died, and so the components
+        self._groups.clear()
+        for marker, entry in leaders.items():
+            self._add(Path(marker).name).adopt(entry)
+        for supervision in list(self._supervisions.values()):
+            try:
+                await self._ports.restore(supervision.directory)
+            except RuntimeFailure as error:
+                logger.warning("%s", error)  # told to whoever reserves or deletes; the others are not held up
+        try:
+            await self._ports.sweep()
+        except (RuntimeFailure, OSError) as error:
+            logger.warning("claims of ports are not cleared away: %s", error)
+
+    def _add(self, name: str) -> Supervision:
+        if self._session is None:
+            raise RuntimeFailure(f"The runtime over {self._directory} is not open.")
+        if name not in self._supervisions:
+            self._supervisions[name] = Supervision(
+                ComponentDirectory(self._directory / name),
+                host=self._host,
+                session=self._session,
+                pace=self._pace,
+                log_limit_bytes=self._log_limit_bytes,
+                on_change=self._subscribers.tell,
+            )
+        return self._supervisions[name]
+
+    @contextlib.asynccontextmanager
+    async def _supervision(self, name: str) -> AsyncIterator[Supervision]:
+        """Enter the one call at a time that a name may have; forget what owns nothing when the last one leaves."""
+        check_name(name)
+        async with self._locks.holding(name):
+            supervision = self._add(name)
+            try:
+                yield supervision
+            finally:
+                if not _owns_something(supervision):
+                    del self._supervisions[name]
+
+    async def _close(self, name: str) -> None:
+        async with self._locks.holding(name):
+            supervision = self._supervisions.get(name)
+            if supervision is None:
+                return
+            if supervision.bound:
+                await supervision.stop()
+                await self._groups.remove(name)
+            else:
+                await supervision.release()
+
+
+def _remove_all(directory: Path) -> None:
+    while directory.exists():
+        # A removal whose caller went away goes on in its thread, and may be the first one at each file.
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(directory)
+
+
+def _owns_something(supervision: Supervision) -> bool:
+    # The process counts by itself, as somebody may have removed the directory under it.
+    return supervision.directory.exists or supervision.state.phase is not Phase.ABSENT

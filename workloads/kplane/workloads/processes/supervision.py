@@ -1,0 +1,302 @@
+"""The life of one component: start, watch, restart, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Callable
+
+import aiohttp
+
+from kplane.workloads.component import Lifetime, RestartPolicy
+from kplane.workloads.errors import RuntimeFailure
+from kplane.workloads.processes.directory import ComponentDirectory
+from kplane.workloads.processes.launch import Launch
+from kplane.workloads.processes.log import LogFile
+from kplane.workloads.processes.pace import Backoff, Pace
+from kplane.workloads.processes.probe import ReadinessProbe
+from kplane.workloads.processes.process import Process
+from kplane.workloads.processes.proctable import ProcessEntry
+from kplane.workloads.runtime import ComponentState, Phase
+
+__all__ = ["Supervision"]
+
+_UNDESCRIBED_GRACE_SECONDS = 30.0
+"""Grace for a component of an earlier run whose description, with the grace, has not been given again."""
+
+logger = logging.getLogger(__name__)
+
+
+class Supervision:
+    """One component of a runtime. Calls are made one at a time (the runtime's lock per name); each may be cancelled.
+
+    A process belongs to a task from its start to its end, so that a caller who goes away leaves nothing unsupervised:
+    a stop goes on by itself, and the next call waits for it.
+    """
+
+    def __init__(
+        self,
+        directory: ComponentDirectory,
+        *,
+        host: str,
+        session: aiohttp.ClientSession,
+        pace: Pace,
+        log_limit_bytes: int,
+        on_change: Callable[[str], None],
+    ) -> None:
+        self.directory = directory
+        self.state = ComponentState(name=directory.path.name, phase=Phase.ABSENT)
+        self._host = host
+        self._session = session
+        self._pace = pace
+        self._backoff = Backoff(pace)
+        self._log = LogFile(directory.log, limit_bytes=log_limit_bytes)
+        self._on_change = on_change
+        self._launch: Launch | None = None
+        self._digest = ""
+        """Of what is kept up now; empty where nothing is."""
+        self._process: Process | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._wake = asyncio.Event()
+
+    @property
+    def bound(self) -> bool:
+        """Whether the component ends with the runtime."""
+        return self._launch is not None and self._launch.component.lifetime is Lifetime.BOUND
+
+    def adopt(self, entry: ProcessEntry) -> None:
+        """Watch a process of an earlier run; until `apply` describes it, it is neither probed nor started again."""
+        process = Process.adopt(entry, on_end=self._wake.set)
+        if process is not None:
+            self._digest = entry.digest
+            self._supervise(process, message="found running from an earlier run, and not described again yet")
+
+    async def apply(self, launch: Launch) -> None:
+        """Have the component run as described. Raises RuntimeFailure where it cannot be started."""
+        component = launch.component
+        try:
+            self.directory.create(data=component.data, scratch=component.scratch)
+            if self._keeps_up(launch):
+                self.directory.write_files(component.files)
+                if self._launch != launch:
+                    self._launch = launch
+                    self._wake.set()
+                return
+            await self.stop()
+            self.directory.write_files(component.files)
+        except OSError as error:
+            raise RuntimeFailure(f"Component {component.name}: its directory cannot be written: {error}.") from error
+        process = self._spawn(launch)
+        self._launch, self._digest, self._backoff = launch, launch.digest, Backoff(self._pace)
+        self._supervise(process)
+
+    async def stop(self) -> None:
+        """End the component and wait for its end. Also ends a wait for the next start."""
+        if self._task is not None:
+            self._stopping = True
+            self._wake.set()
+            if self._process is not None:
+                self._show(phase=Phase.STOPPING, message="")
+            await asyncio.shield(self._task)
+        self._task, self._stopping = None, False
+        self._forget()
+
+    async def release(self) -> None:
+        """Leave the process to the next supervisor. A stop that is under way is waited for."""
+        if self._task is None:
+            return
+        if not self._stopping:
+            self._task.cancel()
+        await asyncio.wait([self._task])
+        self._task = None
+
+    def _keeps_up(self, launch: Launch) -> bool:
+        if self._stopping or self._digest != launch.digest:
+            return False
+        inherited = self._process is not None and self._process.adopted
+        # A process of an earlier supervisor is not bound to this one's life.
+        return not (inherited and launch.component.lifetime is Lifetime.BOUND)
+
+    def _spawn(self, launch: Launch) -> Process:
+        try:
+            log = self._log.open()
+            try:
+                process = Process.spawn(
+                    launch.argv,
+                    environment=launch.environment,
+                    directory=self.directory.path,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    on_end=self._wake.set,
+                )
+                _bound_files(process, launch.component.open_files)
+                return process
+            finally:
+                os.close(log)
+        except OSError as error:
+            raise RuntimeFailure(f"Component {launch.component.name} cannot be started: {error}.") from error
+
+    def _supervise(self, process: Process, *, message: str = "") -> None:
+        self._process = process
+        self._show(phase=Phase.STARTING, message=message, restarts=0, pid=process.pid, exit_code=None)
+        self._task = asyncio.get_running_loop().create_task(
+            self._run(process), name=f"supervise {self.directory.path.name}"
+        )
+
+    async def _run(self, process: Process) -> None:
+        current: Process | None = process
+        try:
+            while current is not None:
+                await self._watch(current)
+                if self._stopping:
+                    await current.end(grace_seconds=self._grace_seconds)
+                    self._show(exit_code=current.exit_code)
+                    break
+                self._process = None
+                current = await self._restart(current)
+                self._process = current
+            if self._stopping:
+                self._forget()
+        except Exception:
+            logger.exception("The supervision of component %s failed; it is ended", self.state.name)
+            if current is not None:
+                await current.end(grace_seconds=0.0)
+            self._digest = ""
+            self._show(phase=Phase.ENDED, message="its supervision failed: see the log of the supervisor", pid=None)
+        finally:
+            self._process = None
+            if current is not None:
+                current.release()
+
+    def _forget(self) -> None:
+        self._digest, self._launch = "", None
+        self._show(phase=Phase.ABSENT, message="", restarts=0, pid=None)
+
+    @property
+    def _grace_seconds(self) -> float:
+        return self._launch.component.grace_seconds if self._launch else _UNDESCRIBED_GRACE_SECONDS
+
+    async def _watch(self, process: Process) -> None:
+        """Probe and keep the log bounded until the process has ended or shall end."""
+        while not (process.ended or self._stopping):
+            self._wake.clear()
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._log.keep_bounded(interval_seconds=self._pace.log_check)),
+                    group.create_task(self._follow_readiness()),
+                ]
+                await self._wake.wait()
+                for task in tasks:
+                    task.cancel()
+
+    async def _follow_readiness(self) -> None:
+        if self._launch is None:
+            return
+        component, probe = self._launch.component, self._launch.component.readiness
+        if probe is None:
+            self._judge(None)
+            return
+        readiness = ReadinessProbe(
+            self._session, component=component, probe=probe, host=self._host, tls=self._launch.tls
+        )
+        failures = 0
+        began = asyncio.get_running_loop().time()
+        while not self._stopping:
+            problem = await readiness.check()
+            failures = 0 if problem is None else failures + 1
+            self._judge(problem, lasting=failures >= probe.failure_threshold)
+            if self.state.phase is Phase.READY and not failures:
+                wait = self._pace.ready_probe
+            else:  # slower the longer it takes, so that many that cannot start do not wear the machine out
+                elapsed = asyncio.get_running_loop().time() - began
+                wait = min(max(probe.interval_seconds, elapsed / 20), self._pace.ready_probe)
+            await asyncio.sleep(wait)
+
+    def _judge(self, problem: str | None, *, lasting: bool = False) -> None:
+        if self._stopping:
+            return  # an answer that came just before the monitors are ended
+        if problem is None:
+            self._show(phase=Phase.READY, message="")
+        elif self.state.phase is not Phase.READY:
+            self._show(message=problem)
+        elif lasting:
+            self._show(phase=Phase.UNREADY, message=problem)
+
+    async def _restart(self, ended: Process) -> Process | None:
+        """Wait and start again; None where that is not to be, or no longer."""
+        reason, ran_seconds = self._tell_end(ended), ended.age_seconds
+        group = self._launch.group if self._launch else None
+        killed = group.take_kills() if group is not None else None
+        while True:
+            if self._launch is None or self._launch.component.restart is RestartPolicy.NEVER:
+                if self._launch is None:
+                    self._digest = ""
+                self._show(phase=Phase.ENDED, message=reason, pid=None, exit_code=ended.exit_code, oom_killed=killed)
+                return None
+            wait = self._backoff.next_wait(ran_seconds=ran_seconds)
+            logger.warning("Component %s %s; next start in %.1f s", self.state.name, reason.partition(";")[0], wait)
+            message = f"{reason}\nnext start in {wait:.1f} s"
+            self._show(phase=Phase.BACKOFF, message=message, pid=None, exit_code=ended.exit_code, oom_killed=killed)
+            await self._pause(wait)
+            if self._stopping:
+                return None
+            try:
+                process = self._spawn(self._launch)
+            except RuntimeFailure as error:
+                reason, ran_seconds = str(error), 0.0
+                continue
+            self._show(phase=Phase.STARTING, message=reason, restarts=self.state.restarts + 1, pid=process.pid)
+            return process
+
+    async def _pause(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while not self._stopping:
+            self._wake.clear()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._wake.wait()
+            except TimeoutError:
+                return
+
+    def _tell_end(self, process: Process) -> str:
+        code = process.exit_code
+        if code is None:
+            how = "ended (its exit code is not known, as an earlier supervisor had started it)"
+        elif code < 0:
+            how = f"was ended by signal {_signal_name(-code)}"
+        else:
+            how = f"ended with exit code {code}"
+        tail = self._log.tail()
+        return f"{how} after {process.age_seconds:.1f} s" + (f"; the end of its log is:\n{tail}" if tail else "")
+
+    def _show(self, **changes: object) -> None:
+        state = dataclasses.replace(self.state, **changes)  # type: ignore[arg-type]
+        if state != self.state:
+            self.state = state
+            self._on_change(state.name)
+
+
+def _bound_files(process: Process, count: int | None) -> None:
+    """Limit what a process that has just been started may open. One that may open less already stays as it is."""
+    if count is None:
+        return
+    with contextlib.suppress(OSError):  # it has ended already, and that is told by its exit code
+        _, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        least = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (least, least))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

@@ -1,0 +1,151 @@
+"""Where components run: the face that every runtime shows."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kplane.workloads.component import Component
+
+__all__ = ["Address", "ComponentState", "ExternalAddress", "Phase", "Runtime"]
+
+
+class Phase(enum.StrEnum):
+    """Where a component is in its life."""
+
+    ABSENT = "Absent"
+    STARTING = "Starting"
+    READY = "Ready"
+    UNREADY = "Unready"
+    """It runs, and its readiness probe fails."""
+    BACKOFF = "Backoff"
+    """It ended by itself and waits for its next start."""
+    STOPPING = "Stopping"
+    ENDED = "Ended"
+    """It ended by itself and is not started again: `RestartPolicy.NEVER`, or not described since the runtime began."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalAddress:
+    """Where a component is reached from outside of the network that components share."""
+
+    host: str
+    ports: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a component is reached by others."""
+
+    host: str
+    """Name or address that other components use, and that its serving certificate must carry."""
+    ports: Mapping[str, int]
+    bind: str | None = None
+    """Address that the program has to listen on; None: `host` is one."""
+    external: ExternalAddress | None = None
+    """None: there is no other address than `host`."""
+
+    @property
+    def listen(self) -> str:
+        """Address that the program has to listen on."""
+        return self.bind or self.host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentState:
+    """What a runtime knows of a component now."""
+
+    name: str
+    phase: Phase
+    message: str = ""
+    """For people: why it is not ready, with the last lines of its log where it ended by itself."""
+    restarts: int = 0
+    pid: int | None = None
+    exit_code: int | None = None
+    """Of the last end; negative: the signal's number. None where it never ended or is not known."""
+    oom_killed: bool | None = None
+    """Whether at the last end the kernel had killed it for want of memory; None where that is not counted for it."""
+    version: str | None = None
+    """Of the program, such as "1.36.3", as the present description has it; None where the runtime cannot tell."""
+    rolling: bool = False
+    """It is being replaced, because its description has changed. `message` says what is in the way then, also where the
+    phase is READY: what was there before may serve on. Of that, something may be left even longer: see `settled`.
+    """
+    unobtainable: bool = False
+    """It does not run, because its program cannot be had: there is no such image, or nobody to pull it from."""
+
+
+class Runtime(Protocol):
+    """Runs components. Every call may be repeated; every call returns when what it says is true."""
+
+    @property
+    def enforces_resources(self) -> bool:
+        """Whether components are held to their `Component.resources`."""
+        ...
+
+    async def version(self, program: str) -> str | None:
+        """Tell the version of a program, such as "1.36.3", that components get which ask for none; None: not known.
+
+        Raises `RuntimeFailure` where the program is missing, or does not say it in time.
+        """
+        ...
+
+    async def lacks(self, program: str, *, version: str) -> str | None:
+        """Say in a sentence why no component can have that version of the program; None where one can.
+
+        Raises `RuntimeFailure` where that cannot be found out.
+        """
+        ...
+
+    async def synced(self) -> None:
+        """Return when it is known what runs already: before, every component seems to be absent."""
+        ...
+
+    async def reserve(self, name: str, *, ports: Sequence[str], exposed: bool = False) -> Address:
+        """Give the address under which a component will be reached; the same one until it is deleted.
+
+        `ports` names the ports wanted. `exposed` asks for an external address too, where the runtime was told how.
+        Raises `RuntimeFailure` where no address can be had, or not yet.
+        """
+        ...
+
+    async def apply(self, component: Component) -> None:
+        """Have the component run as described: start it, replace it, or leave it.
+
+        Returns when it was started, not when it is ready: see `state` and `subscribe`. No two processes ever use the
+        same data at once.
+        Raises `RuntimeFailure` where it cannot be started at all (no such program, no disk).
+        """
+        ...
+
+    def state(self, name: str) -> ComponentState:
+        """Tell what is known of a component; phase ABSENT where there is none. Never blocks."""
+        ...
+
+    def settled(self, name: str) -> bool:
+        """Tell whether the component is ready as this runtime was told last, and nothing runs as it was told before.
+
+        Files that programs read again by themselves are not waited for.
+        """
+        ...
+
+    def names(self) -> Sequence[str]:
+        """Names of all components that own something here: reserved, running, stopped, or found from an earlier run."""
+        ...
+
+    async def stop(self, name: str) -> None:
+        """End the component and wait for its end; its address, files, logs and data stay. Absent: nothing happens."""
+        ...
+
+    async def delete(self, name: str) -> None:
+        """End the component, wait, and remove its address, files, logs and data. Absent: nothing happens."""
+        ...
+
+    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Call back with the name of each component whose state changed, or that `names` has no more.
+
+        Returns the unsubscribe function.
+        """
+        ...
