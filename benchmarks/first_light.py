@@ -83,7 +83,12 @@ def _memory(handle: Handle) -> dict[str, list[Memory]]:
     for pid in find_processes(handle.directory):
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         program = next(
-            (arg.decode() for arg in arguments[1:3] if arg.startswith((b"controlplane_operator", b"mcm"))), None
+            (
+                arg.decode()
+                for arg in arguments[1:3]
+                if arg.startswith((b"kplane.controlplane_operator", b"kplane.mcm"))
+            ),
+            None,
         )
         name = program or Path(arguments[0].decode()).name
         environment = Path(f"/proc/{pid}/environ").read_bytes()

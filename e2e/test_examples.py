@@ -19,8 +19,8 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def example(k8s: Any, reader_environment: Mapping[str, str], tmp_path: Path) -> Iterator[None]:
-    """`python -m examples.configmaps kind`, which has to end well when it is asked to."""
-    command = [sys.executable, "-m", "examples.configmaps", "kind", "--prefix", k8s.kind.cluster]
+    """`python examples/configmaps.py kind`, which has to end well when it is asked to."""
+    command = [sys.executable, "examples/configmaps.py", "kind", "--prefix", k8s.kind.cluster]
     log = tmp_path / "log"
     with log.open("wb") as errors:
         running = subprocess.Popen(command, cwd=_ROOT, env=dict(reader_environment), stderr=errors)

@@ -1,8 +1,8 @@
 """One reconciler for the ConfigMaps of a fleet, wherever its clusters are found.
 
-    python -m examples.configmaps kind --prefix fleet-
-    python -m examples.configmaps files ~/clusters prod.kubeconfig
-    python -m examples.configmaps registrations --kubeconfig management.kubeconfig
+    python examples/configmaps.py kind --prefix fleet-
+    python examples/configmaps.py files ~/clusters prod.kubeconfig
+    python examples/configmaps.py registrations --kubeconfig management.kubeconfig
 
 It logs each ConfigMap that it sees, and writes the cluster's name into those with the label `demo: stamp`.
 """
@@ -22,9 +22,9 @@ import uvloop
 from kplane.provider import CONFIG_MAPS, Client, ClusterConfig, Manager, NotFound, Provider, Request
 from kplane.provider.controllers.builder import controller
 from kplane.provider.logs import json_logging
-from kplane.provider.providers.file.provider import FileProvider
+from kplane.provider.providers.file import FileProvider
 from kplane.provider.providers.kind import KindProvider
-from kplane.provider.providers.kplane.registration import RegistrationProvider
+from kplane.provider.providers.kplane import RegistrationProvider
 
 log = logging.getLogger("configmaps")
 

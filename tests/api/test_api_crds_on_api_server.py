@@ -94,9 +94,9 @@ async def test_the_crd_is_established_and_structural(kind: Any, kube: Kubectl) -
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
 async def test_the_api_server_keeps_the_crd_as_it_was_generated(kind: Any, kube: Kubectl) -> None:
     """What it prunes or fills in would be a manifest that never compares equal to what is installed."""
-    import crds
+    from kplane.embedded.manifests import crd_manifests
 
-    (generated,) = [item for item in crds.manifests() if item["metadata"]["name"] == kind.resource.crd_name]
+    (generated,) = [item for item in crd_manifests() if item["metadata"]["name"] == kind.resource.crd_name]
     stored = await kube.get("crd", kind.resource.crd_name)
     assert stored["spec"]["versions"] == generated["spec"]["versions"]
 

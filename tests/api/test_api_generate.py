@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-import crds
 from kplane.api.generate import KINDS, crd_manifest, main, render
+from kplane.embedded.manifests import crd_manifests
 
 
 def test_the_manifests_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
@@ -17,7 +17,7 @@ def test_the_manifests_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_package_hands_out_what_the_models_say() -> None:
-    assert {manifest["metadata"]["name"]: manifest for manifest in crds.manifests()} == {
+    assert {manifest["metadata"]["name"]: manifest for manifest in crd_manifests()} == {
         kind.resource.crd_name: crd_manifest(kind) for kind in KINDS
     }
 

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-import crds
-import deploy
 from kplane.embedded.errors import KubectlFailed
 from kplane.embedded.handle import Handle
 from kplane.embedded.kubectl import Kubectl
+from kplane.embedded.manifests import crd_manifests, rbac_manifests
 
 pytestmark = pytest.mark.integration
 
@@ -121,13 +120,13 @@ def test_no_pod_but_the_operators_has_the_key_of_the_authority(chart: Any, value
 def test_the_crds_are_those_of_the_models(chart: Any) -> None:
     """`make generate` copies them."""
     copies = {path.name: path.read_text() for path in (chart.directory / "files" / "crds").iterdir()}
-    directory = Path(crds.__file__).parent
+    directory = Path(__file__).parents[2] / "crds"
     assert copies == {path.name: path.read_text() for path in directory.glob("*.yaml")}
 
 
 def test_the_crds_stay_when_the_release_goes(chart: Any) -> None:
     rendered = chart.render()
-    for crd in crds.manifests():
+    for crd in crd_manifests():
         installed = rendered.one("CustomResourceDefinition", crd["metadata"]["name"])
         assert installed["spec"] == crd["spec"]
         assert installed["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
@@ -153,7 +152,7 @@ def test_backups_stay_when_the_release_goes(chart: Any) -> None:
 def test_rights_are_the_same_with_and_without_helm(chart: Any, plain: str, installed: str) -> None:
     (role,) = [
         item
-        for item in deploy.rbac_manifests(pods=True)
+        for item in rbac_manifests(pods=True)
         if item["kind"] in {"Role", "ClusterRole"} and item["metadata"]["name"] == plain
     ]
     found = chart.render().one(role["kind"], installed)
@@ -182,7 +181,7 @@ def test_there_are_no_other_roles(chart: Any, values_file: Path) -> None:
 
 def test_the_manifest_for_kubectl_is_up_to_date(chart: Any) -> None:
     """`make manifests` writes it."""
-    directory = Path(deploy.__file__).parent
+    directory = Path(__file__).parents[2] / "deploy"
     namespace = (directory / "rbac" / "namespace.yaml").read_text()
     installed = (directory / "install.yaml").read_text()
     assert installed == namespace + chart.render().text

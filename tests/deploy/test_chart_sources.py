@@ -15,7 +15,7 @@ import pytest_asyncio
 from kplane.embedded.handle import Handle
 from kplane.mcm.placement.sharding import SHARDS
 from kplane.provider import NAMESPACES, SECRETS, Client, ClusterConfig, Clusters
-from kplane.provider.providers.kplane.endpoint import ENDPOINTS, EndpointProvider, SecretTemplate
+from kplane.provider.providers.kplane import ENDPOINTS, EndpointProvider, SecretTemplate
 
 pytestmark = pytest.mark.integration
 

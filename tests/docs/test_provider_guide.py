@@ -54,7 +54,7 @@ async def test_the_kopf_handler_runs_with_the_memo_that_it_gets(monkeypatch, eve
 
 def test_what_is_named_in_text_is_there():
     """Names of provider's own that the tables and sentences give."""
-    provider = importlib.import_module("provider")
+    provider = importlib.import_module("kplane.provider")
     for name in ("Leader", "Sharded", "KopfAware", "Serving", "Manager", "AnswerLimits", "single_cluster", "discover"):
         assert name in _GUIDE.read_text()
         assert hasattr(provider, name)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from kplane.provider import CONFIG_MAPS, NAMESPACES, SECRETS, Client, ClusterConfig
-from kplane.provider.providers.kplane.registration import REGISTRATIONS
+from kplane.provider.providers.kplane import REGISTRATIONS
 
 pytestmark = pytest.mark.integration
 
@@ -37,7 +37,7 @@ async def running(log, *arguments, **environment):
     """Run the example; it has to end well when it is asked to."""
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "examples.configmaps", *arguments),
+            *(sys.executable, "examples/configmaps.py", *arguments),
             env={**os.environ, **environment},
             stderr=errors,
         )

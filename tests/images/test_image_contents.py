@@ -23,7 +23,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
-OURS = frozenset(path.parent.name for path in ROOT.glob("*/__init__.py"))
+OURS = frozenset(path.parent.name for path in ROOT.glob("*/kplane/*/__init__.py"))
+"""The components: `provider` is the folder provider/, imported as kplane.provider."""
 
 
 @dataclass(frozen=True)
@@ -76,21 +77,21 @@ def copied(instructions: list[str]) -> list[str]:
 
 @functools.cache
 def imports_of(package: str) -> frozenset[str]:
-    """The top-level modules that a package of ours imports anywhere, other than those of Python."""
+    """The components and the top-level modules that a component imports anywhere, other than those of Python."""
 
     def names() -> Iterator[str]:
-        for path in (ROOT / package).rglob("*.py"):
+        for path in (ROOT / package / "kplane").rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_bytes())):
-                if isinstance(node, ast.Import):
+                if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and node.module == "kplane"):
                     yield from (alias.name for alias in node.names)
                 elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                     yield node.module
 
-    return frozenset(name.partition(".")[0] for name in names()) - sys.stdlib_module_names
+    return frozenset(name.removeprefix("kplane.").partition(".")[0] for name in names()) - sys.stdlib_module_names
 
 
 def packages_for(package: str) -> frozenset[str]:
-    """A package of ours and all of ours that it needs."""
+    """A component and all components that it needs."""
     found: set[str] = set()
     pending = {package}
     while pending:
@@ -111,7 +112,7 @@ def test_lock_is_read_with_versions_markers_and_hashes() -> None:
 @each_image
 def test_image_has_the_packages_that_its_program_imports(image: Image) -> None:
     sources = [source for source in copied(stage(f"{image.target}-builder")) if not source.endswith(".lock")]
-    assert frozenset(sources) == packages_for(image.package)
+    assert frozenset(sources) == {f"{component}/kplane" for component in packages_for(image.package)}
     assert len(sources) == len(set(sources))
 
 
@@ -135,7 +136,7 @@ def test_program_of_the_image_ends_at_sigterm_while_it_imports(image: Image, tmp
     """As process 1, which gets no signal without a handler; the default action, which is another end, is no handler."""
     module = PROJECT["scripts"][image.program].partition(":")[0].replace(".", "/")
     slow = tmp_path / f"{module}.py"
-    slow.parent.mkdir()
+    slow.parent.mkdir(parents=True)
     slow.write_text("import sys\nprint('imports', flush=True)\nsys.stdin.read()\n")
     (slow.parent / "__init__.py").touch()
     [written] = re.findall(rf"printf '%s\\n' (.*?) > /opt/kplane/bin/{image.program} ", DOCKERFILE)

@@ -139,7 +139,7 @@ def test_release_builds_what_the_dockerfile_has() -> None:
     targets = load(path)["jobs"]["images"]["strategy"]["matrix"]["image"]
     assert targets == re.findall(r"^FROM runtime AS (\S+)$", dockerfile, re.MULTILINE)
     programs = set(re.findall(r"build/programs/linux-\$\{TARGETARCH\}/(\S+)", dockerfile))
-    (given,) = re.findall(r"tools\.binaries .*--into \S+ (.*)", "\n".join(scripts(path)))
+    (given,) = re.findall(r"kplane\.binaries .*--into \S+ (.*)", "\n".join(scripts(path)))
     assert set(given.split()) == programs
 
 

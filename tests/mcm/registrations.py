@@ -12,7 +12,7 @@ import pytest
 
 from kplane.embedded.credentials import MCM_USER
 from kplane.provider import NAMESPACES, ROLE_BINDINGS, ROLES, SECRETS, Client, ClusterConfig, NotFound
-from kplane.provider.providers.kplane.registration import REGISTRATIONS
+from kplane.provider.providers.kplane import REGISTRATIONS
 
 
 class Fleet:

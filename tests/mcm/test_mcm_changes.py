@@ -17,7 +17,7 @@ from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER
 from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
 from kplane.controlplane_operator.pki.primitives import issue_client
 from kplane.provider import NAMESPACES, SERVICE_ACCOUNTS, Client, NotFound, Reflector
-from kplane.provider.providers.kplane.registration import REGISTRATIONS
+from kplane.provider.providers.kplane import REGISTRATIONS
 
 from .control_planes import manifest, works
 

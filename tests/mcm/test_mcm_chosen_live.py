@@ -13,7 +13,7 @@ import pytest
 from kplane.api import KubernetesVersion
 from kplane.binaries.programs import Binaries
 from kplane.provider import NAMESPACES, Client
-from kplane.provider.providers.kplane.registration import REGISTRATIONS
+from kplane.provider.providers.kplane import REGISTRATIONS
 
 from .control_planes import works
 

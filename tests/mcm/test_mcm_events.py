@@ -13,7 +13,7 @@ from kplane.mcm.status.events import Events
 from kplane.mcm.status.null_reporter import Silence
 from kplane.mcm.status.report import Reason
 from kplane.provider import Cluster, ClusterConfig, EventRecorder
-from kplane.provider.providers.kplane.registration import REGISTRATIONS
+from kplane.provider.providers.kplane import REGISTRATIONS
 
 ATTRIBUTES = {"controlPlaneUID": "u"}
 CLUSTER = Cluster("a", config=ClusterConfig(server="https://a", token="t"), attributes=ATTRIBUTES)

@@ -15,7 +15,7 @@ from kplane.mcm.errors import NotAnnounced, RegistrationWithdrawn
 from kplane.mcm.status.report import Reason
 from kplane.mcm.status.reporter import Reports
 from kplane.provider import Client, Cluster, ClusterConfig, Conflict, Forbidden, Resource
-from kplane.provider.providers.kplane.registration import REGISTRATIONS
+from kplane.provider.providers.kplane import REGISTRATIONS
 
 pytestmark = pytest.mark.integration
 

@@ -22,7 +22,7 @@ import pytest
 
 from kplane.mcm.describe.services import Served
 from kplane.provider import ClusterConfig
-from kplane.provider.providers.kplane.registration import REGISTRATIONS
+from kplane.provider.providers.kplane import REGISTRATIONS
 from kplane.workloads import find_processes
 from kplane.workloads.processes.proctable import marked_processes
 

@@ -14,8 +14,7 @@ import pytest
 from kplane.mcm.status.report import Reason
 from kplane.mcm.status.reporter import Reports
 from kplane.provider import EVENTS, NAMESPACES, SECRETS, Client, Cluster, ClusterConfig, Reflector
-from kplane.provider.providers.kplane.endpoint import ENDPOINTS
-from kplane.provider.providers.kplane.registration import REGISTRATIONS
+from kplane.provider.providers.kplane import ENDPOINTS, REGISTRATIONS
 
 from .control_planes import works
 

@@ -20,7 +20,7 @@ from kplane.controlplane_operator.pki.primitives import issue_client
 from kplane.mcm.describe.controllers import component_name
 from kplane.mcm.metrics.allowlist import SERIES
 from kplane.provider import EVENTS, Client
-from kplane.provider.providers.kplane.registration import REGISTRATIONS
+from kplane.provider.providers.kplane import REGISTRATIONS
 
 from .control_planes import works
 from .mcm_process import Samples, samples

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kplane.provider import Client, ClusterConfig, KubeconfigError, ProviderError
+from kplane.provider.providers.inventory import ClusterInventoryProvider
 from kplane.provider.providers.inventory.access import AccessProvider, AccessProviders
-from kplane.provider.providers.inventory.provider import ClusterInventoryProvider
 
 EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "plugin", "args": ["login"]}
 ARGS = "clusterprofiles.multicluster.x-k8s.io/exec/additional-args"

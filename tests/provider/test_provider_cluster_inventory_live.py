@@ -10,8 +10,8 @@ import pytest
 
 from kplane.provider import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, SECRETS, Client, ClusterNotFound, Manager
 from kplane.provider.controllers.builder import controller
+from kplane.provider.providers.inventory import CLUSTER_PROFILES, ClusterInventoryProvider
 from kplane.provider.providers.inventory.access import AccessProviders
-from kplane.provider.providers.inventory.provider import CLUSTER_PROFILES, ClusterInventoryProvider
 
 pytestmark = pytest.mark.integration
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kplane.provider.errors import ProviderError
-from kplane.provider.providers.kplane.endpoint import SecretTemplate
+from kplane.provider.providers.kplane import SecretTemplate
 
 
 def test_a_template_names_a_namespace_and_a_secret():

@@ -10,7 +10,7 @@ import uuid
 import pytest
 
 from kplane.provider import CONFIG_MAPS, SECRETS
-from kplane.provider.providers.kplane.endpoint import ENDPOINTS, EndpointProvider, SecretTemplate
+from kplane.provider.providers.kplane import ENDPOINTS, EndpointProvider, SecretTemplate
 
 pytestmark = pytest.mark.integration
 

@@ -8,9 +8,8 @@ import pytest
 import yaml
 
 from kplane.provider import Clusters, Manager, ProviderError
-from kplane.provider.providers.file import kubeconfig_file
+from kplane.provider.providers.file import FileProvider, kubeconfig_file
 from kplane.provider.providers.file.kubeconfig_file import KubeconfigFile
-from kplane.provider.providers.file.provider import FileProvider
 
 
 def document(*contexts, port=1, token="one", cluster=None, user=None):

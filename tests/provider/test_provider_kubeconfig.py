@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kplane.provider import ClusterConfig, KubeconfigError
-from kplane.provider.providers.file.provider import FileProvider
+from kplane.provider.providers.file import FileProvider
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from kplane.provider import (
 )
 from kplane.provider.controllers.builder import controller
 from kplane.provider.providers.multi import MultiProvider
-from kplane.provider.providers.namespace.provider import NamespaceProvider
+from kplane.provider.providers.namespace import NamespaceProvider
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,7 @@ import sys
 
 from kplane.provider import Cluster, ClusterConfig, Manager, providers
 from kplane.provider.providers.clusters import ClustersProvider
-from kplane.provider.providers.file.provider import FileProvider
+from kplane.provider.providers.file import FileProvider
 from kplane.provider.providers.kind import KindProvider
 from kplane.provider.providers.multi import MultiProvider
 from kplane.provider.providers.nop import NopProvider
@@ -21,8 +21,8 @@ from kplane.provider.providers.single import SingleProvider
 
 def found():
     """Module and name of each provider there is."""
-    for info in pkgutil.iter_modules(providers.__path__):
-        module = importlib.import_module(f"{providers.__name__}.{info.name}")
+    for info in pkgutil.walk_packages(providers.__path__, f"{providers.__name__}."):
+        module = importlib.import_module(info.name)
         for name, member in vars(module).items():
             ours = inspect.isclass(member) and member.__module__ == module.__name__
             # An access provider of the Cluster Inventory API finds credentials, and no clusters.

@@ -10,7 +10,7 @@ import yaml
 from kplane.provider import CONFIG_MAPS, Cluster, Manager
 from kplane.provider.controllers.builder import controller, engage
 from kplane.provider.providers.clusters import ClustersProvider
-from kplane.provider.providers.file.provider import FileProvider
+from kplane.provider.providers.file import FileProvider
 from kplane.provider.providers.kind import KindProvider
 from kplane.provider.providers.multi import MultiProvider
 from kplane.provider.providers.nop import NopProvider

@@ -55,7 +55,7 @@ class Machine:
         return {
             "HOME": str(self.home),
             "PATH": f"{self.home}/bin:/usr/bin:/bin",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(ROOT / "binaries"),
             "no_proxy": "*",
         }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from kplane import workloads
+from kplane.embedded.python_path import python_path
 from kplane.workloads import Component, Pace, Phase, Port, Probe, ProcessRuntime, end_processes
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -69,7 +69,7 @@ class Sandbox:
         supervisor = await asyncio.create_subprocess_exec(
             *(sys.executable, PROGRAMS / "supervisor.py", self.directory, name, lifetime, script),
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(Path(workloads.__file__).parents[1])},
+            env={**os.environ, "PYTHONPATH": python_path()},
         )
         return supervisor, int(await supervisor.stdout.readline())
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kplane import workloads
+from kplane.embedded.python_path import python_path
 from kplane.workloads import Phase, RuntimeFailure, Watchdog
 from kplane.workloads.processes import reaper
 from kplane.workloads.processes.proctable import MARKER_VARIABLE
@@ -179,7 +179,7 @@ async def test_components_end_though_their_supervisor_is_stopped_or_dead(
     supervisor = await asyncio.create_subprocess_exec(
         *(sys.executable, PROGRAM, sandbox.directory),
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(workloads.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": python_path()},
     )
     try:
         pid, reaper = map(int, (await supervisor.stdout.readline()).split())

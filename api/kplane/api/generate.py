@@ -27,7 +27,7 @@ KINDS: Final[tuple[type[ResourceModel], ...]] = (
     ControlPlaneRegistration,
 )
 
-_DIRECTORY: Final = Path(__file__).resolve().parent.parent / "crds"
+_DIRECTORY: Final = Path(__file__).resolve().parents[3] / "crds"
 _HEADER: Final = "# Generated from the models in api/ by `python -m kplane.api.generate`; change those instead.\n"
 
 

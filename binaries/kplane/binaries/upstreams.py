@@ -115,12 +115,12 @@ class Upstream:
         return found[1]
 
 
-_HERE = Path(__file__).resolve().parent
+_MODULES = Path(__file__).resolve().parent / "modules"
 
 KUBERNETES = Upstream(
     name="kubernetes",
     title="Kubernetes",
-    directory=_HERE / "kubernetes",
+    directory=_MODULES / "kubernetes",
     module="k8s.io/kubernetes",
     packages={
         program: f"k8s.io/kubernetes/cmd/{program}"
@@ -146,7 +146,7 @@ KUBERNETES = Upstream(
 ETCD = Upstream(
     name="etcd",
     title="etcd",
-    directory=_HERE / "etcd",
+    directory=_MODULES / "etcd",
     module="go.etcd.io/etcd/server/v3",
     packages={
         "etcd": "go.etcd.io/etcd/server/v3",
@@ -164,7 +164,7 @@ ETCD = Upstream(
 HELM = Upstream(
     name="helm",
     title="Helm",
-    directory=_HERE / "helm",
+    directory=_MODULES / "helm",
     module="helm.sh/helm/v4",
     packages={"helm": "helm.sh/helm/v4/cmd/helm"},
     release=Release(
@@ -182,7 +182,7 @@ HELM = Upstream(
 KIND = Upstream(
     name="kind",
     title="kind",
-    directory=_HERE / "kind",
+    directory=_MODULES / "kind",
     module="sigs.k8s.io/kind",
     packages={"kind": "sigs.k8s.io/kind"},
     release=Release(

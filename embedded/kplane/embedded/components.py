@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from kplane.controlplane_operator.pki.primitives import KeyPair
+from kplane.embedded.python_path import python_path
 from kplane.workloads import FILES, Address, Component, File, Lifetime, Port, Probe
 
 __all__ = [
@@ -47,8 +49,6 @@ _CONTROLLERS: Final = (
     "clusterrole-aggregation-controller",
 )
 """What a cluster without workloads needs: namespaces that end, ServiceAccounts, garbage that is collected."""
-
-_PACKAGES: Final = Path(__file__).resolve().parent.parent
 
 
 def bound(component: Component, *, args: Sequence[str] = ()) -> Component:
@@ -94,11 +94,11 @@ def controller_manager(
 def python_program(directory: Path, *, module: str) -> Path:
     """Write a program that runs a module as `python` does, for others to start; returns where it is."""
     directory.mkdir(mode=0o700, exist_ok=True)
-    program = directory / module.partition(".")[0]
+    program = directory / module.split(".")[-2]
     lines = (
         f"#!{sys.executable}",
         "import runpy, sys",
-        f"sys.path.insert(0, {str(_PACKAGES)!r})",
+        f"sys.path[:0] = {python_path().split(os.pathsep)!r}",
         f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)",
     )
     program.write_text("".join(f"{line}\n" for line in lines))
@@ -114,7 +114,7 @@ def python(name: str, *, module: str, args: Sequence[str], address: Address, kub
         program=sys.executable,
         args=("-m", module, f"--kubeconfig={FILES}/kubeconfig", f"--listen={address.host}:{port}", *args),
         files={"kubeconfig": File(kubeconfig)},
-        env={"PYTHONPATH": str(_PACKAGES)},
+        env={"PYTHONPATH": python_path()},
         ports=(Port(number=port, name=_HTTP),),
         readiness=Probe(port=_HTTP, path="/readyz"),
         lifetime=Lifetime.BOUND,

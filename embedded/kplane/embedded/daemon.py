@@ -20,11 +20,11 @@ from kplane.binaries.programs import Binaries
 from kplane.embedded import lock
 from kplane.embedded.errors import DaemonFailed, LeftRunning
 from kplane.embedded.handle import LOG_FILE, READY_FILE, Handle
+from kplane.embedded.python_path import python_path
 from kplane.workloads import end_processes, find_processes
 
 __all__ = ["Daemon", "end", "start_cluster", "tail"]
 
-_PACKAGES = Path(__file__).resolve().parent.parent
 _POLL_SECONDS = 0.05
 _TEST_READY_SECONDS = 240.0
 """Generous: test processes start their clusters at the same time on a machine of few cores."""
@@ -39,11 +39,6 @@ def tail(log: Path, *, lines: int = 25) -> str:
             return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
     except FileNotFoundError:
         return ""
-
-
-def _python_path() -> str:
-    """Let the child find these packages from whatever directory it is started in, installed or not."""
-    return os.pathsep.join(filter(None, [str(_PACKAGES), os.environ.get("PYTHONPATH")]))
 
 
 class Daemon:
@@ -69,7 +64,7 @@ class Daemon:
         self.log = directory / LOG_FILE
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         (directory / READY_FILE).unlink(missing_ok=True)
-        command = [sys.executable, "-m", "embedded", "--directory", str(directory)]
+        command = [sys.executable, "-m", "kplane.embedded", "--directory", str(directory)]
         command += ["--kubernetes-programs", str(binaries.kubernetes), "--etcd-programs", str(binaries.etcd)]
         command += [] if operators else ["--no-operators"]
         command += [] if manifests else ["--no-manifests"]
@@ -82,7 +77,7 @@ class Daemon:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": _python_path()},
+                env={**os.environ, "PYTHONPATH": python_path()},
             )
 
     @property

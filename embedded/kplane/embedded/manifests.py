@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
+
+import yaml
 
 from kplane import provider
 from kplane.embedded.errors import EmbeddedError, NotReadyInTime
-from kplane.embedded.manifests import crd_manifests, rbac_manifests
 from kplane.provider import CUSTOM_RESOURCE_DEFINITIONS, Client, Resource
 
-__all__ = ["install"]
+__all__ = ["crd_manifests", "install", "rbac_manifests"]
+
+_DATA: Final = Path(__file__).parent / "data"
+"""Links to `crds/` and `deploy/rbac/` of the repository; the wheel holds copies."""
 
 _RESOURCES: Final[Mapping[str, Resource]] = {
     resource.kind: resource
@@ -26,6 +31,20 @@ _RESOURCES: Final[Mapping[str, Resource]] = {
 }
 _NAMESPACE: Final = {"metadata": {"name": "kplane-system"}}
 _POLL_SECONDS: Final = 0.05
+
+
+def crd_manifests() -> list[dict[str, Any]]:
+    """Return the CustomResourceDefinition manifests, ordered by file name."""
+    return [yaml.safe_load(file.read_text(encoding="utf-8")) for file in sorted((_DATA / "crds").glob("*.yaml"))]
+
+
+def rbac_manifests(*, pods: bool = False) -> list[dict[str, Any]]:
+    """Return the namespace, the identities of both operators and their rights, in the order of creation.
+
+    `pods` says whether components run as pods or as processes: the operator needs different rights for each.
+    """
+    names = ("namespace.yaml", "operator.yaml", f"operator-{'pods' if pods else 'processes'}.yaml", "mcm.yaml")
+    return [document for name in names for document in yaml.safe_load_all((_DATA / "rbac" / name).read_text())]
 
 
 async def install(client: Client, *, timeout_seconds: float) -> None:

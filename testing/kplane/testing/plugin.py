@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kplane.testing import packages
 from kplane.testing.choice import CAPABILITIES, OPTIONS, Choice, choose
 from kplane.testing.errors import Misconfigured
 from kplane.testing.run import Run
@@ -194,8 +193,6 @@ def _chosen(config: pytest.Config) -> Choice | None:
 
 def _decide(config: pytest.Config) -> Choice:
     option = config.getoption("--k8s") or "auto"
-    if option != "none":
-        packages.require()
     from kplane.testing.probes import Machine
 
     reporter = config.pluginmanager.get_plugin("terminalreporter")

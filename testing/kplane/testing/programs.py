@@ -51,7 +51,7 @@ def _find(program: str, *, upstream: Upstream, environment: Mapping[str, str], r
 def _cached(upstream: Upstream, *, programs: Sequence[str], environment: Mapping[str, str]) -> Path | None:
     # Not by kplane.binaries.programs: it takes many times as long to import as this takes to run.
     explicit = environment.get("KPLANE_BINARIES_DIR")
-    # As kplane.binaries.programs does: what kplane runs is there, or it is an error; its developers' programs may be there.
+    # As kplane.binaries.programs does: what kplane runs must be there; its developers' programs may be there.
     if explicit and (upstream in RUNTIME or not lacking(Path(explicit), programs=programs)):
         directory = Path(explicit).absolute()
     else:

@@ -77,7 +77,7 @@ def test_the_example_of_the_documentation_works_without_kplanes_operators(pytest
 
 @pytest.mark.slow
 def test_a_project_may_have_packages_of_the_same_names(pytester: pytest.Pytester) -> None:
-    for name in ("api", "controlplane_operator", "crds", "deploy", "mcm", "provider"):
+    for name in ("api", "controlplane_operator", "embedded", "mcm", "provider", "tools", "workloads"):
         pytester.mkpydir(name)
     pytester.makepyfile("""
         import os

@@ -124,7 +124,7 @@ def test_leaves_tests_without_a_cluster_alone(stand_ins, pytester: pytest.Pytest
     outcome.assert_outcomes(passed=1, skipped=2)
     outcome.stdout.fnmatch_lines(
         [
-            "k8s: none (auto: *; no embedded cluster, as its programs are not here; `python -m tools.*",
+            "k8s: none (auto: *; no embedded cluster, as its programs are not here; `python -m kplane.binaries` *",
             "SKIPPED * k8s: none (auto: *",
         ]
     )
@@ -323,64 +323,23 @@ def test_says_what_kind_said_and_deletes_nothing_where_it_creates_nothing(stand_
     assert not any(call.startswith("delete") for call in stand_ins.calls("kind"))
 
 
-@pytest.fixture
-def hiding(pytester: pytest.Pytester) -> Path:
-    """A package of the project with the name of one of kplane's, which `python -m pytest` finds first."""
-    directory = pytester.mkpydir("tools")
-    (directory / "hammers.py").touch()
-    pytester.makepyfile(
-        test_unit="""
-            import tools.hammers
-
-            def test_of_the_project(): pass
-        """,
-        test_cluster="def test_with(k8s): pass",
-    )
-    return directory
-
-
 @pytest.mark.parametrize("workers", [(), ("-n1",)])
-def test_says_whose_package_hides_one_of_kplanes(
-    stand_ins, pytester: pytest.Pytester, hiding: Path, workers: tuple[str, ...]
+def test_a_project_may_have_packages_named_like_components(
+    stand_ins, pytester: pytest.Pytester, workers: tuple[str, ...]
 ) -> None:
-    stand_ins.write_programs_of_local()
-    outcome = pytester.runpytest_subprocess(*workers)
-    assert outcome.ret == pytest.ExitCode.USAGE_ERROR
-    root = Path(__file__).parents[3]
-    outcome.stderr.fnmatch_lines(
-        [f"ERROR: k8s: kplane's package `tools` in {root} is hidden by {hiding}/__init__.py, *. Rename that one; *"]
-    )
-
-
-@pytest.mark.parametrize("workers", [(), ("-n1",)])
-@pytest.mark.parametrize(
-    ("args", "outcomes"),
-    [(("test_unit.py",), {"passed": 1}), (("--k8s=none",), {"passed": 1, "skipped": 1})],
-)
-def test_needs_none_of_kplanes_packages_where_no_test_needs_a_cluster(
-    stand_ins,
-    pytester: pytest.Pytester,
-    hiding: Path,
-    args: tuple[str, ...],
-    outcomes: dict[str, int],
-    workers: tuple[str, ...],
-) -> None:
-    outcome = pytester.runpytest_subprocess(*args, *workers)
-    assert outcome.ret == pytest.ExitCode.OK
-    outcome.assert_outcomes(**outcomes)
-
-
-def test_finds_its_packages_where_those_of_the_project_are_not_found_first(
-    stand_ins, pytester: pytest.Pytester, hiding: Path
-) -> None:
-    """That is what the sentence tells to do."""
+    """Only `kplane` belongs to kplane: `python -m pytest` finds the packages of the project first."""
     stand_ins.write_kubectl()
     stand_ins.write_kind("kplane-e2e")
-    program = Path(sys.executable).with_name("pytest")
-    # Not by pytester, which puts the directory on PYTHONPATH.
-    command = [program, "--import-mode=importlib", "--k8s=kind", "test_cluster.py"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "1 passed" in ran.stdout, ran.stderr
+    for name in ("api", "embedded", "provider", "testing", "tools", "workloads"):
+        (pytester.mkpydir(name) / "hammers.py").touch()
+    pytester.makepyfile("""
+        import tools.hammers
+        import workloads.hammers
+
+        def test_with(k8s): pass
+    """)
+    outcome = pytester.runpytest_subprocess("--k8s=kind", *workers)
+    outcome.assert_outcomes(passed=1)
 
 
 def test_explains_itself(stand_ins, pytester: pytest.Pytester) -> None:
@@ -391,14 +350,9 @@ def test_explains_itself(stand_ins, pytester: pytest.Pytester) -> None:
 
 def test_costs_runs_without_a_cluster_next_to_nothing() -> None:
     """What is slow to import is imported where a cluster is started."""
-    slow = ("aiohttp", "asyncio", "cryptography", "kopf", "provider", "pydantic", "tools", "workloads", "yaml")
+    ours = ("kplane.binaries", "kplane.provider", "kplane.workloads")
+    slow = ("aiohttp", "asyncio", "cryptography", "kopf", "pydantic", "yaml", *ours)
     assert _loaded_by("kplane.testing.plugin", names=slow) == []
-
-
-def test_starts_a_cluster_with_few_packages_of_ours_in_the_process_of_the_tests() -> None:
-    """A project may have packages of the same names as the rest: see `kplane.testing.packages`."""
-    ours = ("api", "cli", "controlplane_operator", "crds", "deploy", "mcm", "provider", "tools", "workloads")
-    assert _loaded_by("kplane.testing.backends", "kplane.embedded.daemon", names=ours) == ["tools", "workloads"]
 
 
 def _loaded_by(*modules: str, names: Iterable[str]) -> list[str]:

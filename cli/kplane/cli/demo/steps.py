@@ -19,7 +19,7 @@ from kplane.workloads import find_processes
 
 __all__ = ["EXAMPLES", "STEPS", "Demo", "Step"]
 
-EXAMPLES: Final = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES: Final = Path(__file__).parent / "manifests"
 
 _NAMES: Final = ("a", "a-b", "aa")
 _DESTROYED: Final = "aa"

@@ -14,7 +14,7 @@ from kplane.mcm.describe.flags import Flags
 from kplane.mcm.describe.profiles import controllers
 from kplane.mcm.errors import ConfigurationError
 from kplane.provider import Cluster
-from kplane.provider.providers.kplane.registration import CONTROLLERS_ATTRIBUTE, PROFILE_ATTRIBUTE
+from kplane.provider.providers.kplane import CONTROLLERS_ATTRIBUTE, PROFILE_ATTRIBUTE
 from kplane.workloads import DATA, FILES, Address, Component, File, Lifetime, Port, Probe
 
 __all__ = [

@@ -12,7 +12,7 @@ from kplane.mcm.describe.scheduler import SCHEDULER_PROGRAM, configure_scheduler
 from kplane.mcm.instance.programs import Build, Programs
 from kplane.mcm.instance.trust import follows_authority
 from kplane.provider import Cluster
-from kplane.provider.providers.kplane.registration import SERVICES_ATTRIBUTE
+from kplane.provider.providers.kplane import SERVICES_ATTRIBUTE
 from kplane.workloads import Address, Component
 
 __all__ = ["SERVICES", "Served", "served"]

@@ -14,7 +14,7 @@ from kplane.api import KubernetesVersion
 from kplane.mcm.describe.flag_check import ask
 from kplane.mcm.errors import ConfigurationError
 from kplane.provider import Cluster
-from kplane.provider.providers.kplane.registration import VERSION_ATTRIBUTE
+from kplane.provider.providers.kplane import VERSION_ATTRIBUTE
 from kplane.workloads import Runtime, RuntimeFailure
 
 __all__ = ["Build", "Programs", "find_programs"]

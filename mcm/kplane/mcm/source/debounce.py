@@ -18,7 +18,7 @@ from kplane.mcm.errors import McmError
 from kplane.mcm.instance.programs import Programs
 from kplane.provider import Backoff, Cluster, ClusterNotFound, ClusterNotReady, Fleet, Provider
 from kplane.provider.aio.cancellation import asked_to_end
-from kplane.provider.providers.kplane.registration import (
+from kplane.provider.providers.kplane import (
     PROFILE_ATTRIBUTE,
     SERVICES_ATTRIBUTE,
     UID_ATTRIBUTE,

@@ -15,8 +15,13 @@ from kplane.mcm.status.reporter import Object
 from kplane.provider import Client, Provider, ProviderError, Resource
 from kplane.provider.cache.selectors import parse_label_selector
 from kplane.provider.client.resources import DNS_SUBDOMAIN
-from kplane.provider.providers.kplane.endpoint import ENDPOINTS, EndpointProvider, SecretTemplate
-from kplane.provider.providers.kplane.registration import REGISTRATIONS, RegistrationProvider
+from kplane.provider.providers.kplane import (
+    ENDPOINTS,
+    REGISTRATIONS,
+    EndpointProvider,
+    RegistrationProvider,
+    SecretTemplate,
+)
 
 __all__ = ["Feed", "Source", "SourceKind", "add_source_flags"]
 

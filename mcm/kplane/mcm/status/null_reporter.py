@@ -8,7 +8,7 @@ from kplane.api import RegistrationMode
 from kplane.mcm.status.report import Reason
 from kplane.mcm.status.reporter import Object, check_wanted
 from kplane.provider import Cluster
-from kplane.provider.providers.kplane.registration import UID_ATTRIBUTE
+from kplane.provider.providers.kplane import UID_ATTRIBUTE
 
 __all__ = ["Silence"]
 

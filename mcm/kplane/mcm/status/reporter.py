@@ -27,7 +27,7 @@ from kplane.provider import (
     WorkQueue,
 )
 from kplane.provider.aio.running import kept_running
-from kplane.provider.providers.kplane.registration import REGISTRATIONS, UID_ATTRIBUTE, is_occupied, is_served
+from kplane.provider.providers.kplane import REGISTRATIONS, UID_ATTRIBUTE, is_occupied, is_served
 
 __all__ = ["Object", "Reports", "check_wanted"]
 

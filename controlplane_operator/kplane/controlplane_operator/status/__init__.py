@@ -1,0 +1,1 @@
+"""Writes conditions, status and Events."""

@@ -1,0 +1,1 @@
+"""Follows the management cluster, and wakes reconcilers."""

@@ -1,0 +1,16 @@
+"""PYTHONPATH for child processes: they import the same `kplane` as this process, installed or not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import kplane
+
+__all__ = ["python_path"]
+
+
+def python_path() -> str:
+    """Return the value of PYTHONPATH: the directories that hold a part of `kplane`, then those set already."""
+    directories = [str(Path(part).resolve().parent) for part in kplane.__path__]
+    return os.pathsep.join(filter(None, [*directories, os.environ.get("PYTHONPATH")]))

@@ -1,0 +1,1 @@
+"""Describes the process of an instance: flags, files, profile."""

@@ -1,0 +1,1 @@
+"""Metrics of mcm and of its instances."""

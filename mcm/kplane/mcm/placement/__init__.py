@@ -1,0 +1,1 @@
+"""Which mcm serves which control plane."""

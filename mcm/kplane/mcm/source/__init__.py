@@ -1,0 +1,1 @@
+"""Where mcm finds the control planes that it serves."""

@@ -1,0 +1,1 @@
+"""What mcm reports: conditions, Events, HTTP."""

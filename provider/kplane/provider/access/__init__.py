@@ -1,0 +1,1 @@
+"""How a process reaches a cluster and authenticates to it: kubeconfigs, tokens, plugins."""

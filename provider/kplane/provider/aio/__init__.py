@@ -1,0 +1,1 @@
+"""Small kits for asyncio: back-off, cancellation, running, turns."""

@@ -1,0 +1,1 @@
+"""Mirrors the objects of a cluster, and delivers their changes."""

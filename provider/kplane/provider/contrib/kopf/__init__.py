@@ -1,0 +1,1 @@
+"""Runs the handlers of a kopf operator against a fleet."""

@@ -1,0 +1,1 @@
+"""Controllers: sources, queues, workers."""

@@ -1,0 +1,1 @@
+"""The clusters that a manager serves, and the engagement of each."""

@@ -1,0 +1,1 @@
+"""Runs providers and controllers together."""

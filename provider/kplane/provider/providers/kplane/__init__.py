@@ -1,0 +1,31 @@
+"""Clusters from the objects of kplane: registrations and endpoints."""
+
+from __future__ import annotations
+
+from kplane.provider.providers.kplane.endpoint import ENDPOINTS, EndpointProvider, SecretTemplate
+from kplane.provider.providers.kplane.registration import (
+    CONTROLLERS_ATTRIBUTE,
+    PROFILE_ATTRIBUTE,
+    REGISTRATIONS,
+    SERVICES_ATTRIBUTE,
+    UID_ATTRIBUTE,
+    VERSION_ATTRIBUTE,
+    RegistrationProvider,
+    is_occupied,
+    is_served,
+)
+
+__all__ = [
+    "CONTROLLERS_ATTRIBUTE",
+    "ENDPOINTS",
+    "PROFILE_ATTRIBUTE",
+    "REGISTRATIONS",
+    "SERVICES_ATTRIBUTE",
+    "UID_ATTRIBUTE",
+    "VERSION_ATTRIBUTE",
+    "EndpointProvider",
+    "RegistrationProvider",
+    "SecretTemplate",
+    "is_occupied",
+    "is_served",
+]

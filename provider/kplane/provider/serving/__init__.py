@@ -1,0 +1,1 @@
+"""Serves metrics and health over HTTP."""

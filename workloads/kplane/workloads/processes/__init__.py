@@ -1,0 +1,1 @@
+"""Components as processes of this machine."""
