@@ -1,0 +1,85 @@
+"""The style check: what it reads as prose, and what it finds there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools.style import check_prose, check_subject, prose_of_markdown, prose_of_python, sentences
+
+LONG = " ".join(["word"] * 26) + "."
+
+
+def test_a_sentence_ends_at_its_full_stop_and_code_is_one_word() -> None:
+    assert sentences("Run `make test -n 2. Now` first. See [the page](https://a.example/b). Then 1.2 is out.") == [
+        "Run code first.",
+        "See the page.",
+        "Then 1.2 is out.",
+    ]
+
+
+def test_markdown_gives_paragraphs_and_items_without_code_tables_and_headings() -> None:
+    text = """# Heading
+
+First line
+and the second.
+
+- an item
+- another
+  of two lines
+
+| table | cell |
+|---|---|
+
+```sh
+not prose
+```
+"""
+    assert list(prose_of_markdown(text)) == [
+        (3, "First line and the second."),
+        (6, "an item"),
+        (7, "another of two lines"),
+    ]
+
+
+def test_python_gives_docstrings_comments_and_messages() -> None:
+    text = '''"""About the module."""
+
+# Why it is so,
+# in two lines.
+x = 1  # noqa: E501
+
+
+def f():
+    raise ValueError("failed to read the file: it is absent; make it")
+'''
+    assert sorted(prose_of_python(text)) == [
+        (1, "About the module."),
+        (3, "Why it is so, in two lines."),
+        (9, "failed to read the file: it is absent; make it"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        ("The operator renews the token.", []),
+        (LONG, ["a sentence of 26 words (word word word word word word ...)"]),
+        ("It is tried again.", ["'tried again': retry"]),
+        ("It goes on to the next step.", []),
+    ],
+)
+def test_long_sentences_and_discouraged_words_are_found(text: str, problems: list[str]) -> None:
+    assert [finding.problem for finding in check_prose("docs/page.md", [(4, text)])] == problems
+
+
+@pytest.mark.parametrize(
+    ("subject", "accepted"),
+    [
+        ("mcm: keep the last valid key", True),
+        ("ci/lint: pin the actions", True),
+        ("Let keys that cannot be used hold back nothing but themselves", False),
+        ("mcm: " + "x" * 68, False),
+    ],
+)
+def test_subjects_of_commits_name_their_area(subject: str, accepted: bool) -> None:
+    assert (check_subject(subject) == "") is accepted

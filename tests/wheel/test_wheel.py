@@ -1,0 +1,65 @@
+"""The built wheel: what it holds, and that it works beside a project whose packages are named like our components."""
+
+from __future__ import annotations
+
+import site
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMPONENTS = sorted(path.parent.name for path in ROOT.glob("*/kplane/*/__init__.py"))
+PROGRAM = """
+import api.own, provider.own, tools.own
+import kplane.cli.main, kplane.controlplane_operator.main, kplane.mcm.main, kplane.testing.plugin
+from kplane.binaries.upstreams import KUBERNETES
+from kplane.embedded.manifests import crd_manifests, rbac_manifests
+from kplane.cli.demo.steps import EXAMPLES
+print(*kplane.__path__)
+print(len(crd_manifests()), len(rbac_manifests()) > 5, KUBERNETES.go_mod.is_file(), (EXAMPLES / "class.yaml").is_file())
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(directory)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (built,) = directory.glob("*.whl")
+    return built
+
+
+def test_it_installs_one_name(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"kplane"}
+    assert sorted({name.split("/")[1] for name in names if name.startswith("kplane/")}) == COMPONENTS
+    strange = [name for name in names if "/tests/" in name or "examples" in name or name.endswith("configmaps.py")]
+    assert strange == []
+
+
+def test_every_component_is_typed(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"kplane/{component}/py.typed" for component in COMPONENTS} <= names
+
+
+def test_it_works_beside_packages_named_like_components(wheel: Path, tmp_path: Path) -> None:
+    """In an environment of its own: the dependencies are there, this checkout is not."""
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=False)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    zipfile.ZipFile(wheel).extractall(packages)
+    (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()))
+    project = tmp_path / "project"
+    for name in ("api", "provider", "tools"):
+        (project / name).mkdir(parents=True)
+        (project / name / "__init__.py").touch()
+        (project / name / "own.py").touch()
+    command = [environment / "bin" / "python", "-c", PROGRAM]
+    ran = subprocess.run(
+        command, cwd=project, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False
+    )
+    assert ran.stdout.splitlines() == [str(packages / "kplane"), "4 True True True"], ran.stderr
