@@ -94,7 +94,7 @@ def changed_files(root: Path, *, base: str | None = None) -> set[Path]:
     """Return the files that differ from `base`, or from where this branch left main; those not committed yet too."""
 
     def git(*args: str, check: bool = True) -> list[str]:
-        done = subprocess.run(["git", *args], cwd=root, capture_output=True, text=True, check=check)  # noqa: S607
+        done = subprocess.run(["git", *args], cwd=root, capture_output=True, text=True, check=check)
         return [each for each in done.stdout.replace("\0", "\n").splitlines() if each]
 
     if base is None:

@@ -106,9 +106,9 @@ def prose_of_python(text: str) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             for offset, paragraph in prose_of_markdown(node.value.value):
                 yield node.lineno + offset - 1, paragraph
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
-            if len(node.value.split()) > 4:
-                yield node.lineno, node.value
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            is_message = id(node) not in documented and len(node.value.split()) > 4
+            yield from [(node.lineno, node.value)] if is_message else []
     comment: list[str] = []
     first = last = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):

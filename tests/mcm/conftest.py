@@ -46,8 +46,10 @@ def _retried_soon() -> Iterator[None]:
     """Retries sooner than production does. A test that undoes its `monkeypatch` does not end that."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kplane.mcm.instance.lifecycle._FIRST_RETRY_SECONDS", 0.05)
-        for module in ("instances", "settling"):
-            patch.setattr(f"mcm.{module}.Backoff", lambda **_: Backoff(initial_seconds=0.05, maximum_seconds=1.0))
+        for module in ("fleet", "source.debounce"):
+            patch.setattr(
+                f"kplane.mcm.{module}.Backoff", lambda **_: Backoff(initial_seconds=0.05, maximum_seconds=1.0)
+            )
         yield
 
 
