@@ -28,6 +28,9 @@ IMAGE_TAG ?= dev
 DOCKER_BUILD ?= DOCKER_BUILDKIT=1 docker build
 IMAGE_ARCH := $(if $(filter aarch64 arm64,$(shell uname -m)),arm64,amd64)
 
+# Its messages work with protobuf from 6.31 on, below 8.
+GRPCIO_TOOLS := 1.76.0
+
 UV_PIP_COMPILE := .venv-uv/bin/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11
 
 .PHONY: help
@@ -178,6 +181,12 @@ generate: venv ## Write what is generated from the code: the CRD manifests, and 
 	@$(RUN) -m kplane.api.generate
 	@rm -f deploy/chart/kplane/files/crds/*.yaml
 	@cp crds/*.yaml deploy/chart/kplane/files/crds/
+
+.PHONY: generate-etcd-messages
+generate-etcd-messages: ## Write the messages of etcd's API for kplane.data, of the version in tools/etcd/go.mod; needs go
+	@[ -x .venv-protoc/bin/python ] || { "$(PYTHON)" -m venv .venv-protoc && \
+		.venv-protoc/bin/pip install --quiet --disable-pip-version-check grpcio-tools==$(GRPCIO_TOOLS); }
+	@.venv-protoc/bin/python -m tools.etcd_messages
 
 .PHONY: update-kubernetes
 update-kubernetes: venv ## Change the version of Kubernetes: VERSION=1.36.4

@@ -17,7 +17,7 @@ from kplane.testing.errors import KindFailed, KindTimedOut
 from kplane.testing.kind import Kind
 from kplane.testing.run import exclusive, write_private
 
-__all__ = ["remove", "start"]
+__all__ = ["current_context", "remove", "safe_path", "start"]
 
 _CREATED = "created"
 _KUBECONFIG = "kubeconfig"
@@ -60,20 +60,20 @@ def _local(choice: Choice, *, operators: bool) -> Iterator[Cluster]:
     from kplane.embedded.daemon import start_cluster
 
     with contextlib.ExitStack() as running:
-        with _safe_path():
+        with safe_path():
             handle = running.enter_context(start_cluster(resolve(), operators=operators, manifests=operators))
         yield _cluster(
             choice,
             kubeconfig=handle.admin_kubeconfig,
-            context=_current_context(handle.kubectl_program, kubeconfig=handle.admin_kubeconfig),
+            context=current_context(handle.kubectl_program, kubeconfig=handle.admin_kubeconfig),
             kubectl=handle.kubectl_program,
             directory=handle.directory,
         )
 
 
 @contextlib.contextmanager
-def _safe_path() -> Iterator[None]:
-    # Else what is started by `python -m` imports packages of the directory that pytest runs in for kplane's.
+def safe_path() -> Iterator[None]:
+    """Have what is started by `python -m` not import packages of the directory that pytest runs in for kplane's."""
     name = "PYTHONSAFEPATH"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -163,7 +163,8 @@ def _cluster(
     )
 
 
-def _current_context(kubectl: Path, *, kubeconfig: Path) -> str:
+def current_context(kubectl: Path, *, kubeconfig: Path) -> str:
+    """Name the current context of a kubeconfig. Raises `KubectlFailed`."""
     args = ("config", "current-context", f"--kubeconfig={kubeconfig}")
     title = " ".join(("kubectl", *args))
     return run(kubectl, args, title=title, failure=KubectlFailed, timeout_seconds=_KUBECTL_SECONDS).output.strip()

@@ -19,10 +19,11 @@ CAPABILITIES: Final[Mapping[str, str]] = {
     "gc": "the controllers of kube-controller-manager: namespaces end, what nobody owns any more goes",
     "pods": "a kubelet, which runs pods",
     "images": "k8s.load_images() brings an image of this machine to the nodes",
+    "reset": "the fixture clean_api_server, for which an API server's data are put back in etcd",
 }
 DEFAULT_KIND_CLUSTER: Final = "kplane-e2e"
 
-_LOCAL: Final = frozenset({"api", "gc"})
+_LOCAL: Final = frozenset({"api", "gc", "reset"})
 _KIND: Final = frozenset({"api", "gc", "pods", "images"})
 _TRUE: Final = ("true", "1", "yes")
 _FALSE: Final = ("false", "0", "no", "")

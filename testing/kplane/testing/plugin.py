@@ -1,4 +1,4 @@
-"""The pytest plugin: options, the marker `k8s_needs`, the fixture `k8s`, and the logs of a failed test.
+"""The pytest plugin: options, the marker `k8s_needs`, fixtures `k8s` and `clean_api_server`, logs of a failed test.
 
 pytest loads it wherever kplane is installed, for tests without a cluster too. In their runs it does nothing: a backend
 is chosen where a test that was collected wants one, or an option asks for it; and what takes time to import, or is of
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,12 @@ from kplane.testing.errors import Misconfigured
 from kplane.testing.run import Run
 
 if TYPE_CHECKING:
+    from kplane.testing.clean.fixture import CleanServers
     from kplane.testing.cluster import Cluster
 
 __all__ = [
+    "clean_api_server",
+    "clean_api_server_manifests",
     "k8s",
     "k8s_operators",
     "pytest_addoption",
@@ -41,6 +44,7 @@ _MARKER = "k8s_needs"
 
 _RUN = pytest.StashKey[Run]()
 _CLUSTER = pytest.StashKey["Cluster"]()
+_CLEAN: pytest.StashKey[CleanServers] = pytest.StashKey()
 _SHOWN = pytest.StashKey[bool]()
 _TOLD = pytest.StashKey[bool]()
 
@@ -139,10 +143,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    cluster = item.config.stash.get(_CLUSTER, None)
-    if report.failed and _uses(item) and cluster is not None and not item.stash.get(_TOLD, False):
-        item.stash[_TOLD] = True
-        report.sections += _gather(cluster, item)
+    if report.failed and not item.stash.get(_TOLD, False):
+        for cluster in _used(item):
+            item.stash[_TOLD] = True
+            report.sections += _gather(cluster, item)
     return report
 
 
@@ -168,6 +172,30 @@ def k8s(pytestconfig: pytest.Config, k8s_operators: bool) -> Iterator[Cluster]:
         pytestconfig.stash[_CLUSTER] = cluster
         yield cluster
         del pytestconfig.stash[_CLUSTER]
+
+
+@pytest.fixture(scope="session")
+def clean_api_server_manifests() -> Sequence[Path]:
+    """Override it in a conftest with files that kubectl applies first: what every test is to find, as CRDs."""
+    return ()
+
+
+@pytest.fixture
+def clean_api_server(pytestconfig: pytest.Config, clean_api_server_manifests: Sequence[Path]) -> Cluster:
+    """A Kubernetes API without a trace of earlier tests, used as `k8s`; no controllers run. See docs/testing.md."""
+    try:
+        choice = _choice(pytestconfig)
+    except Misconfigured as error:
+        pytest.fail(str(error), pytrace=False)
+    if "reset" not in choice.capabilities:
+        pytest.skip(f"needs reset; k8s: {choice.summary}")
+    from kplane.testing.clean.fixture import CleanServers
+
+    servers = pytestconfig.stash.get(_CLEAN, None)
+    if servers is None:
+        servers = pytestconfig.stash[_CLEAN] = CleanServers(choice)
+        pytestconfig.add_cleanup(servers.stop)
+    return servers.clean(tuple(clean_api_server_manifests))
 
 
 def _is_worker(config: pytest.Config) -> bool:
@@ -210,12 +238,21 @@ def _skip_unmet(items: list[pytest.Item], *, config: pytest.Config) -> None:
             item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(sorted(missing))}; k8s: {choice.summary}"))
 
 
-def _uses(item: pytest.Item) -> bool:
-    return "k8s" in getattr(item, "fixturenames", ())
+def _used(item: pytest.Item) -> list[Cluster]:
+    """Give the clusters that run and that a test has a fixture of."""
+    fixtures = getattr(item, "fixturenames", ())
+    cluster = item.config.stash.get(_CLUSTER, None)
+    used = [cluster] if "k8s" in fixtures and cluster is not None else []
+    servers = item.config.stash.get(_CLEAN, None)
+    if "clean_api_server" in fixtures and servers is not None and servers.latest is not None:
+        used.append(servers.latest)
+    return used
 
 
 def _needs(item: pytest.Item) -> set[str]:
-    needs = {"api"} if _uses(item) else set[str]()
+    fixtures = getattr(item, "fixturenames", ())
+    needs = {"api"} if "k8s" in fixtures else set[str]()
+    needs |= {"reset"} if "clean_api_server" in fixtures else set()
     for mark in item.iter_markers(_MARKER):
         unknown = [repr(each) for each in mark.args if each not in tuple(CAPABILITIES)]
         if unknown or mark.kwargs or not mark.args:

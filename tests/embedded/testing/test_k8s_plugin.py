@@ -343,7 +343,7 @@ def test_a_project_may_have_packages_named_like_components(
 
 
 def test_explains_itself(stand_ins, pytester: pytest.Pytester) -> None:
-    pytester.runpytest("--markers").stdout.fnmatch_lines(["@pytest.mark.k8s_needs(*): *api, gc, pods, images"])
+    pytester.runpytest("--markers").stdout.fnmatch_lines(["@pytest.mark.k8s_needs(*): *api, gc, pods, images, reset"])
     pytester.runpytest("--help").stdout.fnmatch_lines(["*--k8s={auto,kind,local,existing,none}*"])
     pytester.runpytest("--fixtures").stdout.fnmatch_lines(["k8s [[]session scope[]] *"])
 
@@ -361,3 +361,33 @@ def _loaded_by(*modules: str, names: Iterable[str]) -> list[str]:
     root = Path(__file__).parents[3]
     ran = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
     return ran.stdout.split()
+
+
+def test_a_cluster_that_cannot_be_reset_skips_tests_that_need_a_clean_one(
+    on_cluster, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile("""
+        def test_by_name(clean_api_server): raise AssertionError("it ran")
+
+        def test_by_request(request):
+            request.getfixturevalue("clean_api_server")
+            raise AssertionError("it ran")
+    """)
+    outcome = pytester.runpytest("-rs")
+    outcome.assert_outcomes(skipped=2)
+    outcome.stdout.fnmatch_lines(["SKIPPED * needs reset; k8s: existing *"])
+
+
+def test_a_clean_one_without_grpc_says_what_to_install(
+    stand_ins, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_ins.write_programs_of_local()
+    pytester.makeconftest("""
+        from kplane.testing.clean import fixture
+
+        fixture.find_spec = lambda name: None
+    """)
+    pytester.makepyfile("def test_uses_it(clean_api_server): pass")
+    outcome = pytester.runpytest_subprocess("--k8s=local")
+    outcome.assert_outcomes(errors=1)
+    outcome.stdout.fnmatch_lines(["*needs grpc and google.protobuf; install kplane with its extra `testing`*"])

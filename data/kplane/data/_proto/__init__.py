@@ -1,0 +1,1 @@
+"""Messages of etcd's API: generated, see etcd.proto."""

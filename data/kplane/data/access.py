@@ -1,0 +1,99 @@
+"""Users, roles and permissions of etcd's access control."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, Self
+
+from kplane.data import prefix as prefixes
+from kplane.data import rpc
+from kplane.data._proto import etcd_pb2 as pb
+from kplane.data.connection import Connection
+from kplane.data.errors import NotFound
+
+__all__ = ["Access", "Permission"]
+
+Kind = Literal["read", "write", "readwrite"]
+
+_TO_ETCD: Final[dict[Kind, pb.Permission.Type]] = {
+    "read": pb.Permission.READ,
+    "write": pb.Permission.WRITE,
+    "readwrite": pb.Permission.READWRITE,
+}
+_FROM_ETCD: Final = {number: kind for kind, number in _TO_ETCD.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """What a role allows: one key, or the keys from `key` up to and without `range_end`."""
+
+    kind: Kind
+    key: bytes
+    range_end: bytes = b""
+
+    @classmethod
+    def below(cls, prefix: str, *, kind: Kind = "readwrite") -> Self:
+        """Allow all keys of a prefix. Raises InvalidPrefix."""
+        key = prefixes.checked(prefix)
+        return cls(kind, key, prefixes.range_end(key))
+
+
+class Access:
+    """Calls about users and roles. Each raises DataError."""
+
+    def __init__(self, connection: Connection, *, timeout_seconds: float) -> None:
+        """Use a connection, with this deadline for each call."""
+        self._connection = connection
+        self._timeout_seconds = timeout_seconds
+
+    async def enabled(self) -> bool:
+        """Tell whether access control is on."""
+        return (await self._call(rpc.AUTH_STATUS, pb.AuthStatusRequest())).enabled
+
+    async def enable(self) -> None:
+        """Turn access control on. The user `root` with the role `root` must exist."""
+        await self._call(rpc.AUTH_ENABLE, pb.AuthEnableRequest())
+
+    async def add_user(self, name: str) -> None:
+        """Add a user without a password: the CN of a client certificate is its name. Raises AlreadyExists."""
+        options = pb.UserAddOptions(no_password=True)
+        await self._call(rpc.USER_ADD, pb.AuthUserAddRequest(name=name, options=options))
+
+    async def delete_user(self, name: str) -> None:
+        """Delete a user. Raises NotFound."""
+        await self._call(rpc.USER_DELETE, pb.AuthUserDeleteRequest(name=name))
+
+    async def roles_of(self, user: str) -> tuple[str, ...] | None:
+        """Return the roles of a user; None if the user does not exist."""
+        try:
+            return tuple((await self._call(rpc.USER_GET, pb.AuthUserGetRequest(name=user))).roles)
+        except NotFound:
+            return None
+
+    async def grant_role(self, user: str, role: str) -> None:
+        """Give a user a role. Raises NotFound."""
+        await self._call(rpc.USER_GRANT_ROLE, pb.AuthUserGrantRoleRequest(user=user, role=role))
+
+    async def add_role(self, name: str) -> None:
+        """Add a role that allows nothing. Raises AlreadyExists."""
+        await self._call(rpc.ROLE_ADD, pb.AuthRoleAddRequest(name=name))
+
+    async def delete_role(self, name: str) -> None:
+        """Delete a role; its users lose it. Raises NotFound."""
+        await self._call(rpc.ROLE_DELETE, pb.AuthRoleDeleteRequest(role=name))
+
+    async def permissions_of(self, role: str) -> frozenset[Permission] | None:
+        """Return what a role allows; None if the role does not exist."""
+        try:
+            answer = await self._call(rpc.ROLE_GET, pb.AuthRoleGetRequest(role=role))
+        except NotFound:
+            return None
+        return frozenset(Permission(_FROM_ETCD[each.permType], each.key, each.range_end) for each in answer.perm)
+
+    async def grant_permission(self, role: str, permission: Permission) -> None:
+        """Let a role allow something as well. Raises NotFound."""
+        wanted = pb.Permission(permType=_TO_ETCD[permission.kind], key=permission.key, range_end=permission.range_end)
+        await self._call(rpc.ROLE_GRANT_PERMISSION, pb.AuthRoleGrantPermissionRequest(name=role, perm=wanted))
+
+    async def _call(self, method: rpc.Method[rpc.RequestT, rpc.ResponseT], request: rpc.RequestT) -> rpc.ResponseT:
+        return await self._connection.call(method, request, timeout_seconds=self._timeout_seconds)

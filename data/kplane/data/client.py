@@ -1,0 +1,167 @@
+"""A client of etcd: keys and values, and by `access` its users and roles."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from kplane.data import prefix as prefixes
+from kplane.data import rpc
+from kplane.data._proto import etcd_pb2 as pb
+from kplane.data.access import Access
+from kplane.data.connection import Connection
+from kplane.data.credentials import Credentials
+from kplane.data.errors import DataError, PermissionDenied
+
+__all__ = ["MAX_OPERATIONS", "Client", "Delete", "KeyValue", "Operation", "Page", "Put"]
+
+MAX_OPERATIONS: Final = 120
+"""Operations in one transaction; etcd takes 128."""
+
+_PAGE: Final = 500
+_TIMEOUT_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """A key, its value, and the revision that wrote it."""
+
+    key: bytes
+    value: bytes
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some keys of a range, in order, as they were at a revision."""
+
+    revision: int
+    items: tuple[KeyValue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write a key."""
+
+    key: bytes
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete a key, if it exists."""
+
+    key: bytes
+
+
+Operation = Put | Delete
+
+
+class Client:
+    """etcd on one kept connection, as the user whom the client certificate names. An async context manager.
+
+    Each method raises DataError, and has the deadline `timeout_seconds` for each of its calls. A client belongs to the
+    event loop of its first call.
+    """
+
+    def __init__(self, endpoint: str, *, credentials: Credentials, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
+        """Take the URL of an etcd. Nothing is sent before the first call. Raises DataError if it is no such URL."""
+        self.connection: Final = Connection(endpoint, credentials=credentials)
+        self.access: Final = Access(self.connection, timeout_seconds=timeout_seconds)
+        self._timeout_seconds = timeout_seconds
+
+    @property
+    def endpoint(self) -> str:
+        """The URL of the etcd."""
+        return self.connection.endpoint
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self.connection.close()
+
+    async def problem(self) -> str | None:
+        """Say why etcd is not healthy; None if it has a leader, answers and raised no alarm."""
+        try:
+            # Reads through the leader. Any key will do, one that the user may not read too.
+            await self._call(rpc.RANGE, pb.RangeRequest(key=b"health", count_only=True))
+        except PermissionDenied:
+            pass
+        except DataError as error:
+            return str(error)
+        try:
+            alarms = (await self._call(rpc.ALARM, pb.AlarmRequest(action=pb.AlarmRequest.GET))).alarms
+        except DataError as error:
+            return str(error)
+        names = sorted({pb.AlarmType.Name(each.alarm) for each in alarms})
+        return f"etcd at {self.endpoint} raised {', '.join(names)}" if names else None
+
+    async def get(self, key: bytes) -> KeyValue | None:
+        """Return a key; None if it does not exist."""
+        answer = await self._call(rpc.RANGE, pb.RangeRequest(key=key))
+        return _item(answer.kvs[0]) if answer.kvs else None
+
+    async def pages(self, prefix: str, *, size: int = _PAGE) -> AsyncIterator[Page]:
+        """Read the keys of a prefix at one revision, in pages: at least one, and all of the same revision.
+
+        Raises InvalidPrefix, and Compacted if etcd compacted the revision before the last page was read.
+        """
+        start = prefixes.checked(prefix)
+        end, revision = prefixes.range_end(start), 0
+        while True:
+            request = pb.RangeRequest(key=start, range_end=end, limit=size, revision=revision)
+            answer = await self._call(rpc.RANGE, request)
+            revision = revision or answer.header.revision
+            yield Page(revision, tuple(_item(each) for each in answer.kvs))
+            if not answer.more:
+                return
+            start = answer.kvs[-1].key + b"\0"
+
+    async def count(self, prefix: str) -> int:
+        """Count the keys of a prefix. Raises InvalidPrefix."""
+        start = prefixes.checked(prefix)
+        request = pb.RangeRequest(key=start, range_end=prefixes.range_end(start), count_only=True)
+        return (await self._call(rpc.RANGE, request)).count
+
+    async def put(self, key: bytes, value: bytes) -> int:
+        """Write a key, and return the revision of that."""
+        return (await self._call(rpc.PUT, pb.PutRequest(key=key, value=value))).header.revision
+
+    async def apply(self, operations: Sequence[Operation]) -> int:
+        """Make all changes in one transaction, and return its revision.
+
+        At most `MAX_OPERATIONS`, and about 1 MiB of keys and values: etcd refuses larger requests.
+        """
+        request = pb.TxnRequest(success=_operations(operations))
+        return (await self._call(rpc.TXN, request)).header.revision
+
+    async def delete_prefix(self, prefix: str) -> int:
+        """Delete all keys of a prefix in one transaction, and return their number. Raises InvalidPrefix."""
+        start = prefixes.checked(prefix)
+        request = pb.DeleteRangeRequest(key=start, range_end=prefixes.range_end(start))
+        return (await self._call(rpc.DELETE_RANGE, request)).deleted
+
+    async def _call(self, method: rpc.Method[rpc.RequestT, rpc.ResponseT], request: rpc.RequestT) -> rpc.ResponseT:
+        return await self.connection.call(method, request, timeout_seconds=self._timeout_seconds)
+
+
+def _item(pair: pb.KeyValue) -> KeyValue:
+    return KeyValue(pair.key, pair.value, pair.mod_revision)
+
+
+def _operations(operations: Sequence[Operation]) -> Iterable[pb.RequestOp]:
+    for each in operations:
+        match each:
+            case Put():
+                yield pb.RequestOp(request_put=pb.PutRequest(key=each.key, value=each.value))
+            case Delete():
+                yield pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=each.key))

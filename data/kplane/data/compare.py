@@ -1,0 +1,36 @@
+"""Compare what is below prefixes by a count and a hash."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from kplane.data import prefix as prefixes
+from kplane.data.client import Client
+
+__all__ = ["Digest", "digest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """How many keys there are, and the SHA-256 of all keys without their prefix and all values, in order."""
+
+    count: int
+    sha256: str
+
+
+async def digest(client: Client, prefix: str) -> Digest:
+    """Digest the keys of a prefix at one revision: equal for equal keys and values below any prefix.
+
+    Raises DataError.
+    """
+    head = prefixes.checked(prefix)
+    hashed, count = hashlib.sha256(), 0
+    async for page in client.pages(prefix):
+        for item in page.items:
+            for part in (item.key.removeprefix(head), item.value):
+                # With its length, so that no two lists of keys and values are the same bytes.
+                hashed.update(len(part).to_bytes(8, "big"))
+                hashed.update(part)
+            count += 1
+    return Digest(count, hashed.hexdigest())

@@ -1,0 +1,175 @@
+"""One kept gRPC connection to etcd, made anew if its credentials are renewed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import urlsplit
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from kplane.data.credentials import Credentials, Stamp
+from kplane.data.errors import (
+    AlreadyExists,
+    Compacted,
+    DataError,
+    EtcdError,
+    NotFound,
+    PermissionDenied,
+    TimedOut,
+    Unreachable,
+)
+from kplane.data.rpc import Method, RequestT, ResponseT
+
+__all__ = ["Connection"]
+
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # A connection with former credentials must not be used for later ones.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    # An etcd that was away is used again soon after it is back. By default that takes up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # etcd closes connections that ping more often than every 5 s.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+_OLD_AUTH_REVISION: Final = "revision of auth store is old"
+_OLD_AUTH_ATTEMPTS: Final = 5
+_LEFT_SECONDS: Final = 30.0
+"""Calls on a connection that was replaced end by themselves within this time."""
+
+_BY_MESSAGE: Final[tuple[tuple[str, type[EtcdError]], ...]] = (
+    ("user name not found", NotFound),
+    ("role name not found", NotFound),
+    ("already exists", AlreadyExists),
+    ("required revision has been compacted", Compacted),
+    # What a certificate gets whose user was deleted.
+    ("user name is empty", PermissionDenied),
+)
+_BY_CODE: Final[dict[grpc.StatusCode, type[EtcdError]]] = {
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+    grpc.StatusCode.UNAUTHENTICATED: PermissionDenied,
+}
+
+
+@dataclass(slots=True)
+class _Open:
+    channel: grpc.aio.Channel
+    credentials: Credentials
+    stamp: Stamp
+    methods: dict[str, grpc.aio.UnaryUnaryMultiCallable[Message, Message]] = field(default_factory=dict)
+
+
+class Connection:
+    """A connection of one event loop. It is opened by the first call, and opened again by itself if it is lost."""
+
+    def __init__(self, endpoint: str, *, credentials: Credentials) -> None:
+        """Take the URL of an etcd. Raises DataError if it is not `https://<host>[:<port>]`."""
+        url = urlsplit(endpoint)
+        if url.scheme != "https" or not url.hostname or url.path.strip("/"):
+            raise DataError(f"{endpoint!r} is not the URL of an etcd; it must be https://<host>:<port>")
+        host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+        self.endpoint: Final = endpoint
+        self._target = f"{host}:{url.port or 443}"
+        self._credentials = credentials
+        self._open: _Open | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def use(self, credentials: Credentials) -> None:
+        """Use the credentials of other files, from the next call on."""
+        self._credentials = credentials
+
+    async def call(
+        self, method: Method[RequestT, ResponseT], request: RequestT, *, timeout_seconds: float
+    ) -> ResponseT:
+        """Make a call, and return etcd's answer.
+
+        Raises DataError: CredentialsUnusable, Unreachable, TimedOut, or the EtcdError that tells what etcd said.
+        """
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                return await self._call(method, request, timeout_seconds=timeout_seconds)
+        except TimeoutError:
+            raise TimedOut(self._failed(method, f"no answer within {timeout_seconds:g} s")) from None
+
+    async def _call(
+        self, method: Method[RequestT, ResponseT], request: RequestT, *, timeout_seconds: float
+    ) -> ResponseT:
+        attempt = 1
+        while True:
+            opened = self._opened()
+            callable_ = opened.methods.get(method.path)
+            if callable_ is None:
+                callable_ = opened.methods[method.path] = opened.channel.unary_unary(
+                    method.path,
+                    request_serializer=method.request.SerializeToString,
+                    response_deserializer=method.response.FromString,
+                )
+            try:
+                answer = await callable_(request, timeout=timeout_seconds)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                # gRPC cancels the calls of a connection that is closed: nobody cancelled this task.
+                raise Unreachable(self._failed(method, "the connection was closed")) from None
+            except grpc.aio.AioRpcError as error:
+                # A user or role was changed at the same time. Then etcd refuses a read that it had checked before.
+                if _OLD_AUTH_REVISION in (error.details() or "") and attempt < _OLD_AUTH_ATTEMPTS:
+                    attempt += 1
+                    continue
+                raise self._error(method, error) from error
+            if not isinstance(answer, method.response):
+                raise DataError(self._failed(method, "unexpected answer"))
+            return answer
+
+    async def close(self) -> None:
+        """Close the connection; calls in flight end with an error. A later call opens it again."""
+        opened, self._open = self._open, None
+        if opened is not None:
+            await opened.channel.close()
+        for task in self._closing:
+            task.cancel()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def _opened(self) -> _Open:
+        opened = self._open
+        credentials = self._credentials
+        if opened is not None and opened.credentials is credentials and opened.stamp == credentials.stamp():
+            return opened
+        pem = credentials.read()
+        channel = grpc.aio.secure_channel(
+            self._target,
+            grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate),
+            options=_OPTIONS,
+        )
+        self._open = _Open(channel, credentials, pem.stamp)
+        if opened is not None:
+            task = asyncio.create_task(opened.channel.close(_LEFT_SECONDS), name="close a replaced connection to etcd")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        return self._open
+
+    def _error(self, method: Method[RequestT, ResponseT], error: grpc.aio.AioRpcError) -> DataError:
+        said = error.details() or error.code().name
+        told = self._failed(method, said)
+        for part, kind in _BY_MESSAGE:
+            if part in said:
+                return kind(told)
+        code = error.code()
+        if code is grpc.StatusCode.UNAVAILABLE:
+            return Unreachable(told)
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return TimedOut(told)
+        return _BY_CODE.get(code, EtcdError)(told)
+
+    def _failed(self, method: Method[RequestT, ResponseT], cause: str) -> str:
+        return f"failed to call {method.path.rpartition('/')[2]} of etcd at {self.endpoint}: {cause}"

@@ -1,0 +1,68 @@
+"""Client certificates in files that others renew."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from kplane.data.errors import CredentialsUnusable
+
+__all__ = ["Credentials", "Pem"]
+
+_ATTEMPTS = 5
+
+Stamp = tuple[tuple[int, int, int], ...]
+"""Inode, size and time of change of each file: another one says that a file was written or replaced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pem:
+    """The content of the files, as it was at one time."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes
+    stamp: Stamp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Paths of a CA, a client certificate and its key, PEM. `key` must have mode 0600 or less."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+    @classmethod
+    def in_directory(cls, directory: Path) -> Self:
+        """Name the files `ca.crt`, `client.crt` and `client.key` of a directory."""
+        return cls(ca=directory / "ca.crt", certificate=directory / "client.crt", key=directory / "client.key")
+
+    def stamp(self) -> Stamp:
+        """Return what changes if a file changes. Raises CredentialsUnusable if a file is missing."""
+        try:
+            found = [path.stat() for path in (self.ca, self.certificate, self.key)]
+        except OSError as error:
+            raise CredentialsUnusable(f"failed to read the client certificate: {error}") from error
+        return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
+
+    def read(self) -> Pem:
+        """Read all files of one renewal.
+
+        Raises CredentialsUnusable if a file is missing or empty, if other users may read the key, and if the files
+        change all the time.
+        """
+        for _ in range(_ATTEMPTS):
+            before = self.stamp()
+            try:
+                mode = stat.S_IMODE(self.key.stat().st_mode)
+                ca, certificate, key = (path.read_bytes() for path in (self.ca, self.certificate, self.key))
+            except OSError as error:
+                raise CredentialsUnusable(f"failed to read the client certificate: {error}") from error
+            if mode & 0o077:
+                raise CredentialsUnusable(f"{self.key} has mode {mode:04o}, so others may read it; run chmod 0600")
+            if self.stamp() == before and ca and certificate and key:
+                return Pem(ca=ca, certificate=certificate, key=key, stamp=before)
+        raise CredentialsUnusable(f"{self.ca}, {self.certificate} or {self.key} is empty, or changes all the time")

@@ -1,0 +1,64 @@
+"""The calls of etcd's API that this package makes: names on the wire, and the messages of their answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from kplane.data._proto import etcd_pb2 as pb
+
+__all__ = [
+    "ALARM",
+    "AUTH_ENABLE",
+    "AUTH_STATUS",
+    "DELETE_RANGE",
+    "PUT",
+    "RANGE",
+    "ROLE_ADD",
+    "ROLE_DELETE",
+    "ROLE_GET",
+    "ROLE_GRANT_PERMISSION",
+    "TXN",
+    "USER_ADD",
+    "USER_DELETE",
+    "USER_GET",
+    "USER_GRANT_ROLE",
+    "Method",
+]
+
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[RequestT, ResponseT]):
+    """A call with one request and one response."""
+
+    path: str
+    request: type[RequestT]
+    response: type[ResponseT]
+
+
+RANGE: Final = Method("/etcdserverpb.KV/Range", pb.RangeRequest, pb.RangeResponse)
+PUT: Final = Method("/etcdserverpb.KV/Put", pb.PutRequest, pb.PutResponse)
+DELETE_RANGE: Final = Method("/etcdserverpb.KV/DeleteRange", pb.DeleteRangeRequest, pb.DeleteRangeResponse)
+TXN: Final = Method("/etcdserverpb.KV/Txn", pb.TxnRequest, pb.TxnResponse)
+
+ALARM: Final = Method("/etcdserverpb.Maintenance/Alarm", pb.AlarmRequest, pb.AlarmResponse)
+
+AUTH_STATUS: Final = Method("/etcdserverpb.Auth/AuthStatus", pb.AuthStatusRequest, pb.AuthStatusResponse)
+AUTH_ENABLE: Final = Method("/etcdserverpb.Auth/AuthEnable", pb.AuthEnableRequest, pb.AuthEnableResponse)
+USER_ADD: Final = Method("/etcdserverpb.Auth/UserAdd", pb.AuthUserAddRequest, pb.AuthUserAddResponse)
+USER_GET: Final = Method("/etcdserverpb.Auth/UserGet", pb.AuthUserGetRequest, pb.AuthUserGetResponse)
+USER_DELETE: Final = Method("/etcdserverpb.Auth/UserDelete", pb.AuthUserDeleteRequest, pb.AuthUserDeleteResponse)
+USER_GRANT_ROLE: Final = Method(
+    "/etcdserverpb.Auth/UserGrantRole", pb.AuthUserGrantRoleRequest, pb.AuthUserGrantRoleResponse
+)
+ROLE_ADD: Final = Method("/etcdserverpb.Auth/RoleAdd", pb.AuthRoleAddRequest, pb.AuthRoleAddResponse)
+ROLE_GET: Final = Method("/etcdserverpb.Auth/RoleGet", pb.AuthRoleGetRequest, pb.AuthRoleGetResponse)
+ROLE_DELETE: Final = Method("/etcdserverpb.Auth/RoleDelete", pb.AuthRoleDeleteRequest, pb.AuthRoleDeleteResponse)
+ROLE_GRANT_PERMISSION: Final = Method(
+    "/etcdserverpb.Auth/RoleGrantPermission", pb.AuthRoleGrantPermissionRequest, pb.AuthRoleGrantPermissionResponse
+)

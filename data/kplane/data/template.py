@@ -1,0 +1,89 @@
+"""Templates: what a control plane's keys were at one time, and putting them back to that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+
+from kplane.data import prefix as prefixes
+from kplane.data.client import MAX_OPERATIONS, Client, Delete, Operation, Put
+from kplane.data.errors import DataError
+
+__all__ = ["Reset", "Template", "reset"]
+
+_MAX_BYTES: Final = 1 << 20
+"""Keys and values in one transaction; etcd takes requests of 1.5 MiB."""
+
+_TRANSIENT: Final = (b"leases/", b"masterleases/", b"peerserverleases/", b"events/")
+"""What an API server has no use for after a restart. It is in no template."""
+
+_API_SERVERS: Final = (b"masterleases/", b"peerserverleases/", b"leases/kube-system/apiserver-")
+"""What a running API server keeps about itself. A reset leaves it alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The keys of a control plane at one revision, without their prefix, and their values."""
+
+    revision: int
+    values: Mapping[bytes, bytes]
+
+    @classmethod
+    async def read(cls, client: Client, prefix: str) -> Self:
+        """Read the keys of a prefix, without Leases and Events. Raises DataError."""
+        revision, values = await _read(client, prefix)
+        return cls(revision, {key: value for key, value in values.items() if not key.startswith(_TRANSIENT)})
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """What a reset changed: keys without their prefix."""
+
+    revision: int
+    """The keys are as in the template from this revision on."""
+    deleted: tuple[bytes, ...]
+    put: tuple[bytes, ...]
+
+
+async def reset(client: Client, prefix: str, template: Template) -> Reset:
+    """Make the keys of a prefix those of a template; an API server may run on them.
+
+    Keys that the template lacks are deleted, Leases and Events among them, and what is absent or differs is written.
+    Nothing is written or deleted outside of the prefix, and of a running API server's records about itself. This takes
+    one transaction if it is at most `MAX_OPERATIONS` changes and 1 MiB, else several. Raises DataError.
+    """
+    head = prefixes.checked(prefix)
+    revision, found = await _read(client, prefix)
+    deleted = tuple(key for key in found if key not in template.values and not key.startswith(_API_SERVERS))
+    put = tuple(key for key, value in template.values.items() if found.get(key) != value)
+    changes: list[Operation] = [Put(head + key, template.values[key]) for key in put]
+    changes += [Delete(head + key) for key in deleted]
+    for batch in _batches(changes):
+        revision = await client.apply(batch)
+    return Reset(revision, deleted, put)
+
+
+async def _read(client: Client, prefix: str) -> tuple[int, dict[bytes, bytes]]:
+    head = prefixes.checked(prefix)
+    revision, values = 0, dict[bytes, bytes]()
+    async for page in client.pages(prefix):
+        revision = page.revision
+        for item in page.items:
+            if not item.key.startswith(head):
+                raise DataError(f"etcd at {client.endpoint} answered with {item.key!r}, which is not below {prefix}")
+            values[item.key.removeprefix(head)] = item.value
+    return revision, values
+
+
+def _batches(changes: list[Operation]) -> Iterator[list[Operation]]:
+    batch, size = list[Operation](), 0
+    for change in changes:
+        weight = len(change.key) + (len(change.value) if isinstance(change, Put) else 0)
+        if batch and (len(batch) == MAX_OPERATIONS or size + weight > _MAX_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(change)
+        size += weight
+    if batch:
+        yield batch

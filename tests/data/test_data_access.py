@@ -1,0 +1,67 @@
+"""Users and roles of a real etcd."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kplane.data import AlreadyExists, Client, NotFound, Permission, PermissionDenied
+
+pytestmark = pytest.mark.integration
+
+
+async def test_access_control_is_on(client: Client) -> None:
+    assert await client.access.enabled()
+
+
+async def test_a_user_may_what_its_role_allows(etcd: Any, client: Client, prefix: str, tmp_path: Path) -> None:
+    access, name = client.access, f"reader{prefix}"
+    assert await access.roles_of(name) is None
+    assert await access.permissions_of(name) is None
+
+    await access.add_role(name)
+    assert await access.permissions_of(name) == frozenset()
+    await access.grant_permission(name, Permission.below(prefix, kind="read"))
+    await access.grant_permission(name, Permission("write", f"{prefix}one".encode()))
+    assert await access.permissions_of(name) == {
+        Permission("read", prefix.encode(), prefix[:-1].encode() + b"0"),
+        Permission("write", f"{prefix}one".encode()),
+    }
+    await access.add_user(name)
+    assert await access.roles_of(name) == ()
+    await access.grant_role(name, name)
+    assert await access.roles_of(name) == (name,)
+
+    async with Client(etcd.url, credentials=etcd.credentials(name, tmp_path / "user")) as user:
+        await user.put(f"{prefix}one".encode(), b"")
+        assert await user.count(prefix) == 1
+        with pytest.raises(PermissionDenied):
+            await user.put(f"{prefix}two".encode(), b"")
+        with pytest.raises(PermissionDenied):
+            await user.access.add_user("another")
+
+        await access.delete_role(name)
+        assert await access.roles_of(name) == ()
+        with pytest.raises(PermissionDenied):
+            await user.count(prefix)
+        await access.delete_user(name)
+        with pytest.raises(PermissionDenied):
+            await user.count(prefix)
+
+
+async def test_what_is_there_twice_or_not_at_all_is_told_apart(client: Client, prefix: str) -> None:
+    access = client.access
+    await access.add_user(prefix)
+    await access.add_role(prefix)
+    for again in (access.add_user, access.add_role):
+        with pytest.raises(AlreadyExists):
+            await again(prefix)
+    await access.delete_user(prefix)
+    await access.delete_role(prefix)
+    for again in (access.delete_user, access.delete_role):
+        with pytest.raises(NotFound):
+            await again(prefix)
+    with pytest.raises(NotFound):
+        await access.grant_role(prefix, prefix)

@@ -1,0 +1,68 @@
+"""Certificates come from files that only their owner reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kplane.data import Credentials, CredentialsUnusable
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Credentials:
+    files = Credentials.in_directory(tmp_path)
+    for path in (files.ca, files.certificate, files.key):
+        path.write_text(path.name)
+        path.chmod(0o600)
+    return files
+
+
+def test_all_files_are_read(files: Credentials) -> None:
+    pem = files.read()
+    assert (pem.ca, pem.certificate, pem.key) == (b"ca.crt", b"client.crt", b"client.key")
+    assert pem.stamp == files.stamp()
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o610])
+def test_a_key_that_others_may_use_is_refused(files: Credentials, mode: int) -> None:
+    files.key.chmod(mode)
+    with pytest.raises(CredentialsUnusable, match=f"client.key has mode {mode:04o}.*chmod 0600"):
+        files.read()
+
+
+@pytest.mark.parametrize("name", ["ca.crt", "client.crt", "client.key"])
+def test_a_missing_file_and_an_empty_one_are_named(files: Credentials, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(CredentialsUnusable, match=name):
+        files.read()
+    (tmp_path / name).unlink()
+    with pytest.raises(CredentialsUnusable, match=name):
+        files.read()
+    with pytest.raises(CredentialsUnusable, match=name):
+        files.stamp()
+
+
+@pytest.mark.parametrize("name", ["ca.crt", "client.crt", "client.key"])
+def test_a_replaced_file_changes_the_stamp(files: Credentials, tmp_path: Path, name: str) -> None:
+    before = files.stamp()
+    (tmp_path / "new").write_text(name)
+    (tmp_path / "new").replace(tmp_path / name)
+    assert files.stamp() != before
+
+
+def test_files_that_change_while_they_are_read_are_read_again(
+    files: Credentials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Path.read_bytes
+
+    def renewing(path: Path) -> bytes:
+        content = read(path)
+        if path == files.certificate and content == b"client.crt":
+            files.certificate.write_text("renewed certificate")
+            files.key.write_text("renewed key")
+        return content
+
+    monkeypatch.setattr(Path, "read_bytes", renewing)
+    pem = files.read()
+    assert (pem.certificate, pem.key) == (b"renewed certificate", b"renewed key")
