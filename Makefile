@@ -183,7 +183,7 @@ generate: venv ## Write what is generated from the code: the CRD manifests, and 
 	@cp crds/*.yaml deploy/chart/kplane/files/crds/
 
 .PHONY: generate-etcd-messages
-generate-etcd-messages: ## Write the messages of etcd's API for kplane.data, of the version in tools/etcd/go.mod; needs go
+generate-etcd-messages: ## Write the messages of etcd's API for kplane.data, of the pinned version; needs go
 	@[ -x .venv-protoc/bin/python ] || { "$(PYTHON)" -m venv .venv-protoc && \
 		.venv-protoc/bin/pip install --quiet --disable-pip-version-check grpcio-tools==$(GRPCIO_TOOLS); }
 	@.venv-protoc/bin/python -m tools.etcd_messages

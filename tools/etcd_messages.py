@@ -1,6 +1,6 @@
 """`python -m tools.etcd_messages`: writes the messages of etcd's API for kplane.data, from etcd's own .proto files.
 
-The files come from etcd's Go module, in the version that tools/etcd/go.mod pins. `make generate-etcd-messages` runs
+The files come from etcd's Go module, in the version that kplane.binaries pins. `make generate-etcd-messages` runs
 this where protoc is. Two things change. Options go, because they need three more packages of protobuf. The package gets
 a name of our own: protobuf has one registry for each process, and another etcd client may have put etcd's names there.
 """
@@ -19,6 +19,7 @@ __all__ = ["main", "merge"]
 _MODULE: Final = "go.etcd.io/etcd/api/v3"
 _SOURCES: Final = ("mvccpb/kv.proto", "authpb/auth.proto", "etcdserverpb/rpc.proto")
 _ROOT: Final = Path(__file__).resolve().parent.parent
+_GO_MOD: Final = _ROOT / "binaries" / "kplane" / "binaries" / "modules" / "etcd" / "go.mod"
 _INTO: Final = _ROOT / "data" / "kplane" / "data" / "_proto"
 _HEAD: Final = """\
 // The messages of etcd's API, of {module} {version}: {sources}.
@@ -58,9 +59,9 @@ def _without_blocks(text: str) -> str:
 
 def main() -> int:
     """Write etcd.proto, and by protoc what is made of it."""
-    pinned = re.search(rf"{re.escape(_MODULE)} (v\S+)", (_ROOT / "tools/etcd/go.mod").read_text())
+    pinned = re.search(rf"{re.escape(_MODULE)} (v\S+)", _GO_MOD.read_text())
     if pinned is None:
-        print(f"error: tools/etcd/go.mod does not name {_MODULE}", file=sys.stderr)
+        print(f"error: {_GO_MOD.relative_to(_ROOT)} does not name {_MODULE}", file=sys.stderr)
         return 1
     version = pinned.group(1)
     # `go` of the Go tool chain, on PATH as for the other programs that are built.
