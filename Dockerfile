@@ -22,6 +22,7 @@ RUN python3 -m pip --python /opt/kplane/bin/python install --quiet \
 COPY api/kplane kplane
 COPY provider/kplane kplane
 COPY workloads/kplane kplane
+COPY data/kplane kplane
 COPY controlplane_operator/kplane kplane
 RUN python3 -m compileall -q --invalidation-mode unchecked-hash . && \
     cp -r . "$(/opt/kplane/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && \

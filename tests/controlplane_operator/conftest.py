@@ -15,10 +15,11 @@ from aiohttp import web
 
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
+from kplane.data import Template
 from kplane.provider import NAMESPACES, Client, ClusterConfig
 from kplane.workloads import ProcessRuntime
 
-from .reset import Template
+from .reset import reset_api_server
 from .tenants import SharedEtcd, Tenant, delete_all, start_api_server, start_etcd, until_ready
 
 if TYPE_CHECKING:
@@ -69,40 +70,51 @@ def path() -> str:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shared_etcd(
+async def session_etcd(
     binaries: Binaries, tmp_path_factory: pytest.TempPathFactory, eventually: Eventually
 ) -> AsyncIterator[SharedEtcd]:
-    """An etcd for all tests of the process. Each test has a path of its own in it."""
+    """An etcd for all tests of the process."""
     directory = tmp_path_factory.mktemp("shared-etcd")
     async with ProcessRuntime(directory / "runtime", programs=binaries.directories) as runtime:
         try:
-            yield await start_etcd(runtime, binaries=binaries, directory=directory, eventually=eventually)
+            made = await start_etcd(runtime, directory=directory, eventually=eventually)
+            await made.keyspace.close()
+            yield made
         finally:
             await delete_all(runtime)
 
 
+@pytest.fixture
+async def shared_etcd(session_etcd: SharedEtcd) -> AsyncIterator[SharedEtcd]:
+    """The etcd of the session. Each test has a path of its own in it."""
+    yield session_etcd
+    await session_etcd.keyspace.close()
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def standing(shared_etcd: SharedEtcd, eventually: Eventually) -> tuple[Tenant, Template]:
+async def standing(session_etcd: SharedEtcd, eventually: Eventually) -> tuple[Tenant, Template]:
     """The tenant of the session, and its keys as they were in the beginning."""
     name = "standing"
-    made = await start_api_server(shared_etcd.runtime, name, shared=shared_etcd, eventually=eventually)
-    template = Template(shared_etcd.keyspace, prefix=key_prefix(name))
+    made = await start_api_server(session_etcd.runtime, name, shared=session_etcd, eventually=eventually)
+    await session_etcd.keyspace.close()
     async with Client(made.administrator) as client:
 
         async def namespaces() -> set[str]:
             return {found["metadata"]["name"] for found in (await client.list(NAMESPACES)).items}
 
         await eventually(namespaces, lambda found: found >= _SYSTEM_NAMESPACES)
-    await template.take()
-    return made, template
+    async with session_etcd.client("root") as etcd:
+        return made, await Template.read(etcd, key_prefix(name))
 
 
 @pytest.fixture
-async def tenant(standing: tuple[Tenant, Template], eventually: Eventually) -> Tenant:
+async def tenant(standing: tuple[Tenant, Template], shared_etcd: SharedEtcd, eventually: Eventually) -> Tenant:
     """A tenant with an API server that nobody has used: that of the session, put back to what it was."""
     made, template = standing
-    async with Client(made.administrator) as client:
-        await template.restore(client, eventually=eventually)
+    async with Client(made.administrator) as client, shared_etcd.client("root") as etcd:
+        await reset_api_server(
+            client, etcd=etcd, prefix=key_prefix("standing"), template=template, eventually=eventually
+        )
     return made
 
 
@@ -117,9 +129,11 @@ async def runtime(binaries: Binaries, tmp_path: Path) -> AsyncIterator[ProcessRu
 
 
 @pytest.fixture
-async def own_etcd(runtime: ProcessRuntime, binaries: Binaries, tmp_path: Path, eventually: Eventually) -> SharedEtcd:
+async def own_etcd(runtime: ProcessRuntime, tmp_path: Path, eventually: Eventually) -> AsyncIterator[SharedEtcd]:
     """An etcd of this test alone, in its runtime."""
-    return await start_etcd(runtime, binaries=binaries, directory=tmp_path, eventually=eventually)
+    made = await start_etcd(runtime, directory=tmp_path, eventually=eventually)
+    yield made
+    await made.keyspace.close()
 
 
 @pytest.fixture

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kplane.controlplane_operator.backends.apiserver import (
     API_SERVER_PORTS,
@@ -18,12 +19,11 @@ from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, c
 from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
 from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
 from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace, key_prefix
+from kplane.data import Client, Credentials
 from kplane.embedded.components import bound
+from kplane.embedded.credentials import write_private
 from kplane.provider import ClusterConfig
 from kplane.workloads import Address, Component, Phase, ProcessRuntime
-
-if TYPE_CHECKING:
-    from kplane.binaries.programs import Binaries
 
 Eventually = Callable[..., Awaitable[Any]]
 
@@ -37,6 +37,25 @@ class SharedEtcd:
     authority: KeyPair
     url: str
     keyspace: Keyspace
+    """Its connection belongs to the event loop of the first call; `close` ends that."""
+    directory: Path
+    """The client certificates of users, each in a directory."""
+
+    @contextlib.asynccontextmanager
+    async def client(self, user: str) -> AsyncIterator[Client]:
+        """Connect to etcd as a user."""
+        directory = self.directory / user
+        directory.mkdir(mode=0o700, exist_ok=True)
+        files = Credentials.in_directory(directory)
+        pair = issue_client(self.authority, user=user)
+        for file, content in (
+            (files.ca, self.authority.certificate),
+            (files.certificate, pair.certificate),
+            (files.key, pair.key),
+        ):
+            write_private(file, content=content)
+        async with Client(self.url, credentials=files) as client:
+            yield client
 
     def access(self, user: str) -> EtcdAccess:
         return EtcdAccess((self.url,), self.authority.certificate, issue_client(self.authority, user=user))
@@ -51,9 +70,7 @@ class Tenant:
     """The component as it is to be at some time."""
 
 
-async def start_etcd(
-    runtime: ProcessRuntime, *, binaries: Binaries, directory: Path, eventually: Eventually
-) -> SharedEtcd:
+async def start_etcd(runtime: ProcessRuntime, *, directory: Path, eventually: Eventually) -> SharedEtcd:
     """Start an etcd that does not sync its writes to disk."""
     authority = create_authority("shared-etcd")
     address = await runtime.reserve("shared-etcd", ports=ETCD_PORTS)
@@ -62,18 +79,13 @@ async def start_etcd(
     etcd = bound(etcd, args=("--unsafe-no-fsync",))
     await runtime.apply(etcd)
     await until_ready(runtime, etcd.name, eventually=eventually)
-    credentials = directory / "root"
-    credentials.mkdir(mode=0o700)
-    root = issue_client(authority, user="root")
-    for name, content in (
-        ("ca.crt", authority.certificate),
-        ("client.crt", root.certificate),
-        ("client.key", root.key),
-    ):
-        (credentials / name).write_bytes(content)
-    keyspace = Keyspace(etcdctl=binaries.path("etcdctl"), endpoints=(client_url(address),), credentials=credentials)
-    await keyspace.ensure_authentication()
-    return SharedEtcd(runtime, etcd, address, authority, client_url(address), keyspace)
+    users = directory / "users"
+    users.mkdir()
+    keyspace = Keyspace(client_url(address), credentials=users / "root")
+    made = SharedEtcd(runtime, etcd, address, authority, client_url(address), keyspace, users)
+    async with made.client("root"):
+        await keyspace.ensure_authentication()
+    return made
 
 
 async def start_api_server(runtime: ProcessRuntime, path: str, *, shared: SharedEtcd, eventually: Eventually) -> Tenant:

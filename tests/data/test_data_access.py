@@ -13,7 +13,11 @@ pytestmark = pytest.mark.integration
 
 
 async def test_access_control_is_on(client: Client) -> None:
-    assert await client.access.enabled()
+    before = await client.access.status()
+    assert before.enabled
+    assert await client.access.status() == before
+    await client.access.add_role("new")
+    assert (await client.access.status()).revision > before.revision
 
 
 async def test_a_user_may_what_its_role_allows(etcd: Any, client: Client, prefix: str, tmp_path: Path) -> None:
@@ -42,6 +46,19 @@ async def test_a_user_may_what_its_role_allows(etcd: Any, client: Client, prefix
         with pytest.raises(PermissionDenied):
             await user.access.add_user("another")
 
+        # Of the same range: another kind replaces the former one.
+        await access.grant_permission(name, Permission("readwrite", f"{prefix}one".encode()))
+        await access.revoke_permission(name, Permission.below(prefix, kind="read"))
+        assert await access.permissions_of(name) == {Permission("readwrite", f"{prefix}one".encode())}
+        assert await user.get(f"{prefix}one".encode()) is not None
+        with pytest.raises(PermissionDenied):
+            await user.count(prefix)
+
+        await access.revoke_role(name, name)
+        assert await access.roles_of(name) == ()
+        with pytest.raises(PermissionDenied):
+            await user.get(f"{prefix}one".encode())
+        await access.grant_role(name, name)
         await access.delete_role(name)
         assert await access.roles_of(name) == ()
         with pytest.raises(PermissionDenied):
@@ -58,6 +75,10 @@ async def test_what_is_there_twice_or_not_at_all_is_told_apart(client: Client, p
     for again in (access.add_user, access.add_role):
         with pytest.raises(AlreadyExists):
             await again(prefix)
+    with pytest.raises(NotFound):
+        await access.revoke_role(prefix, prefix)
+    with pytest.raises(NotFound):
+        await access.revoke_permission(prefix, Permission.below("/x/"))
     await access.delete_user(prefix)
     await access.delete_role(prefix)
     for again in (access.delete_user, access.delete_role):

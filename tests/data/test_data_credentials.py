@@ -18,13 +18,15 @@ def files(tmp_path: Path) -> Credentials:
     return files
 
 
-def test_all_files_are_read(files: Credentials) -> None:
+@pytest.mark.parametrize("mode", [0o400, 0o600, 0o440, 0o640])
+def test_all_files_are_read(files: Credentials, mode: int) -> None:
+    files.key.chmod(mode)
     pem = files.read()
     assert (pem.ca, pem.certificate, pem.key) == (b"ca.crt", b"client.crt", b"client.key")
     assert pem.stamp == files.stamp()
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o610])
+@pytest.mark.parametrize("mode", [0o604, 0o644, 0o660, 0o610, 0o601])
 def test_a_key_that_others_may_use_is_refused(files: Credentials, mode: int) -> None:
     files.key.chmod(mode)
     with pytest.raises(CredentialsUnusable, match=f"client.key has mode {mode:04o}.*chmod 0600"):

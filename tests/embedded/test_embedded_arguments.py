@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,3 +16,10 @@ def test_runs_no_operators_without_what_they_work_with(tmp_path: Path, capsys: p
         main(["--directory", str(tmp_path), "--no-manifests"])
     assert ended.value.code == 2
     assert "--no-manifests needs --no-operators as well" in capsys.readouterr().err
+
+
+def test_a_cluster_without_control_planes_needs_no_grpc() -> None:
+    # What docs/testing.md promises to who installs kplane without extras.
+    modules = ("kplane.embedded.__main__", "kplane.embedded.cluster", "kplane.embedded.daemon", "kplane.testing.plugin")
+    code = f"import sys, {', '.join(modules)}; sys.exit('grpc' in sys.modules or 'google.protobuf' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

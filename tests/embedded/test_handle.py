@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kplane.embedded.errors import EmbeddedError
-from kplane.embedded.etcdctl import Etcdctl
 from kplane.embedded.handle import Handle
 
 
 def _handle(directory: Path) -> Handle:
-    etcdctl = Etcdctl(
-        program=Path("/p/etcdctl"), endpoint="https://h:1", ca=Path("/ca"), certificate=Path("/c"), key=Path("/k")
-    )
     return Handle(
         directory=directory,
         pid=1,
@@ -24,7 +21,7 @@ def _handle(directory: Path) -> Handle:
         mcm_kubeconfig=Path("/m"),
         programs=(Path("/p"), Path("/q")),
         kubectl_program=Path("/p/kubectl"),
-        tenants_etcd=etcdctl,
+        tenants_etcd_endpoint="https://h:1",
         tenants_etcd_credentials=Path("/t"),
         operator_directory=directory / "operator",
         mcm_directory=directory / "mcm",
@@ -37,7 +34,14 @@ def _handle(directory: Path) -> Handle:
 def test_reads_back_what_was_saved(tmp_path: Path) -> None:
     handle = _handle(tmp_path)
     handle.save()
-    assert Handle.load(tmp_path) == handle
+    read = Handle.load(tmp_path)
+    assert read == handle
+    assert (read.tenants_etcd.endpoint, read.tenants_etcd.credentials) == ("https://h:1", Path("/t"))
+
+
+def test_a_cluster_without_an_etcd_for_control_planes_says_so(tmp_path: Path) -> None:
+    with pytest.raises(EmbeddedError, match="has no etcd for control planes"):
+        _ = replace(_handle(tmp_path), tenants_etcd_endpoint=None).tenants_etcd
 
 
 def test_says_where_none_is_ready(tmp_path: Path) -> None:

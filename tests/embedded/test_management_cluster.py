@@ -87,8 +87,8 @@ async def test_namespaces_get_what_they_need_and_really_go(api_server: Handle, e
 
 
 async def test_tenants_etcd_refuses_whoever_has_no_role(api_server: Handle) -> None:
-    status = await api_server.tenants_etcd.json("auth", "status")
-    assert status["enabled"] is True
+    async with api_server.tenants_etcd.client() as etcd:
+        assert (await etcd.access.status()).enabled
 
 
 async def test_nobody_gets_in_without_credentials(api_server: Handle) -> None:

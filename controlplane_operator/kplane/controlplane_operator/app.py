@@ -94,6 +94,7 @@ async def run_operator(settings: Settings, *, stop: asyncio.Event) -> None:
         if settings.election is not None:
             management.metrics.elected(settings.election.name, leading=lambda: leadership.leading)
         assembly = _Assembly(settings, management=management, runtime=runtime, default_credentials=default)
+        stack.push_async_callback(assembly.close)
         await stack.enter_async_context(
             serve_health(
                 settings.listen_host,
@@ -121,15 +122,14 @@ def _runtime(client: Client, settings: Settings) -> ProcessRuntime | PodRuntime:
 
 def _shared_etcd(client: Client, settings: Settings) -> tuple[SharedEtcd | None, CredentialsKeeper | None]:
     """Return the shared etcd, and who keeps its credentials where that is our task."""
-    programs = settings.program_directories
     match settings.shared_etcd:
         case None:
             return None, None
         case EtcdAt(endpoint, credentials):
-            return SharedEtcd.from_directory(credentials, endpoint=endpoint, programs=programs), None
+            return SharedEtcd.from_directory(credentials, endpoint=endpoint), None
         case EtcdBehind(service, namespace):
             endpoint = service_endpoint(service, namespace=namespace)
-            etcd = SharedEtcd(endpoint, programs=programs, namespace=namespace)
+            etcd = SharedEtcd(endpoint, namespace=namespace)
             keeper = CredentialsKeeper(
                 client,
                 etcd=etcd,
@@ -177,8 +177,8 @@ class _Assembly:
         self._settings = settings
         self._management = management
         self._runtime = runtime
-        shared_etcd, self._keeper = _shared_etcd(management.client, settings)
-        self._virtual = VirtualProvisioner(management, runtime=runtime, shared_etcd=shared_etcd)
+        self._shared_etcd, self._keeper = _shared_etcd(management.client, settings)
+        self._virtual = VirtualProvisioner(management, runtime=runtime, shared_etcd=self._shared_etcd)
         provisioners = Provisioners(
             virtual=self._virtual,
             dedicated=DedicatedProvisioner(management, runtime=runtime, quota_bytes=settings.etcd_quota_bytes),
@@ -241,6 +241,11 @@ class _Assembly:
             for store in management.stores.of_others()
         }
 
+    async def close(self) -> None:
+        """Close what is connected."""
+        if self._shared_etcd is not None:
+            await self._shared_etcd.close()
+
     def checks(self) -> dict[str, Check]:
         """Return what /readyz looks at."""
         return {"caches": self._caches_problem, "shared-etcd": self._etcd_problem}
@@ -276,6 +281,7 @@ class _Assembly:
                 "events": management.events.run(),
                 "orphans": Orphans(management.client, runtime=self._runtime, mcms=self._mcms).run(),
                 "sweeping": self._sweeping.run(),
+                "shared etcd's access control": self._virtual.run(),
                 **({"shared etcd's credentials": self._keeper.run()} if self._keeper is not None else {}),
                 **{f"{name} controller": self._control(name) for name in management.queues.by_name()},
             }

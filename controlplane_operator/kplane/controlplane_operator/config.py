@@ -132,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         action="append",
         metavar="DIR",
-        help="where etcdctl is, and for processes kube-apiserver and etcd; may be repeated",
+        help="where kube-apiserver and etcd are, for --runtime=process; may be repeated",
     )
     add(
         "--shared-etcd-endpoint",

@@ -1,6 +1,6 @@
 """A tenant's keys in etcd: read, write, put back to a template, compare. See README.md of this component."""
 
-from kplane.data.access import Access, Permission
+from kplane.data.access import Access, Permission, Status
 from kplane.data.client import MAX_OPERATIONS, Client, Delete, KeyValue, Operation, Page, Put
 from kplane.data.compare import Digest, digest
 from kplane.data.credentials import Credentials
@@ -39,6 +39,7 @@ __all__ = [
     "PermissionDenied",
     "Put",
     "Reset",
+    "Status",
     "Template",
     "TimedOut",
     "Unreachable",

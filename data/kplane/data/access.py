@@ -11,7 +11,7 @@ from kplane.data._proto import etcd_pb2 as pb
 from kplane.data.connection import Connection
 from kplane.data.errors import NotFound
 
-__all__ = ["Access", "Permission"]
+__all__ = ["Access", "Permission", "Status"]
 
 Kind = Literal["read", "write", "readwrite"]
 
@@ -38,6 +38,15 @@ class Permission:
         return cls(kind, key, prefixes.range_end(key))
 
 
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Access control as it was at one time."""
+
+    enabled: bool
+    revision: int
+    """Of users, roles and permissions: each change of them has another one."""
+
+
 class Access:
     """Calls about users and roles. Each raises DataError."""
 
@@ -46,9 +55,10 @@ class Access:
         self._connection = connection
         self._timeout_seconds = timeout_seconds
 
-    async def enabled(self) -> bool:
-        """Tell whether access control is on."""
-        return (await self._call(rpc.AUTH_STATUS, pb.AuthStatusRequest())).enabled
+    async def status(self) -> Status:
+        """Return whether access control is on, and what changes with each change of it."""
+        answer = await self._call(rpc.AUTH_STATUS, pb.AuthStatusRequest())
+        return Status(answer.enabled, answer.authRevision)
 
     async def enable(self) -> None:
         """Turn access control on. The user `root` with the role `root` must exist."""
@@ -74,6 +84,10 @@ class Access:
         """Give a user a role. Raises NotFound."""
         await self._call(rpc.USER_GRANT_ROLE, pb.AuthUserGrantRoleRequest(user=user, role=role))
 
+    async def revoke_role(self, user: str, role: str) -> None:
+        """Take a role from a user. Raises NotFound if the user does not exist or does not have it."""
+        await self._call(rpc.USER_REVOKE_ROLE, pb.AuthUserRevokeRoleRequest(name=user, role=role))
+
     async def add_role(self, name: str) -> None:
         """Add a role that allows nothing. Raises AlreadyExists."""
         await self._call(rpc.ROLE_ADD, pb.AuthRoleAddRequest(name=name))
@@ -91,9 +105,14 @@ class Access:
         return frozenset(Permission(_FROM_ETCD[each.permType], each.key, each.range_end) for each in answer.perm)
 
     async def grant_permission(self, role: str, permission: Permission) -> None:
-        """Let a role allow something as well. Raises NotFound."""
+        """Let a role allow a range as well; what it allows in exactly this range is replaced. Raises NotFound."""
         wanted = pb.Permission(permType=_TO_ETCD[permission.kind], key=permission.key, range_end=permission.range_end)
         await self._call(rpc.ROLE_GRANT_PERMISSION, pb.AuthRoleGrantPermissionRequest(name=role, perm=wanted))
+
+    async def revoke_permission(self, role: str, permission: Permission) -> None:
+        """Let a role no longer allow a range, whatever it allows there. Raises NotFound if it allows nothing there."""
+        request = pb.AuthRoleRevokePermissionRequest(role=role, key=permission.key, range_end=permission.range_end)
+        await self._call(rpc.ROLE_REVOKE_PERMISSION, request)
 
     async def _call(self, method: rpc.Method[rpc.RequestT, rpc.ResponseT], request: rpc.RequestT) -> rpc.ResponseT:
         return await self._connection.call(method, request, timeout_seconds=self._timeout_seconds)

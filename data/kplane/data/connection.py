@@ -49,6 +49,8 @@ _LEFT_SECONDS: Final = 30.0
 _BY_MESSAGE: Final[tuple[tuple[str, type[EtcdError]], ...]] = (
     ("user name not found", NotFound),
     ("role name not found", NotFound),
+    ("role is not granted to the user", NotFound),
+    ("permission is not granted to the role", NotFound),
     ("already exists", AlreadyExists),
     ("required revision has been compacted", Compacted),
     # What a certificate gets whose user was deleted.
@@ -143,7 +145,7 @@ class Connection:
     def _opened(self) -> _Open:
         opened = self._open
         credentials = self._credentials
-        if opened is not None and opened.credentials is credentials and opened.stamp == credentials.stamp():
+        if opened is not None and opened.credentials == credentials and opened.stamp == credentials.stamp():
             return opened
         pem = credentials.read()
         channel = grpc.aio.secure_channel(

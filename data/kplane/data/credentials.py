@@ -29,7 +29,10 @@ class Pem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Paths of a CA, a client certificate and its key, PEM. `key` must have mode 0600 or less."""
+    """Paths of a CA, a client certificate and its key, PEM. `key` must have mode 0640 or less.
+
+    Mode 0600 is for files of one's own. kubelet adds the right to read for the group of a mounted Secret (`fsGroup`).
+    """
 
     ca: Path
     certificate: Path
@@ -61,8 +64,8 @@ class Credentials:
                 ca, certificate, key = (path.read_bytes() for path in (self.ca, self.certificate, self.key))
             except OSError as error:
                 raise CredentialsUnusable(f"failed to read the client certificate: {error}") from error
-            if mode & 0o077:
-                raise CredentialsUnusable(f"{self.key} has mode {mode:04o}, so others may read it; run chmod 0600")
+            if mode & 0o037:
+                raise CredentialsUnusable(f"{self.key} has mode {mode:04o}, so others may use it; run chmod 0600")
             if self.stamp() == before and ca and certificate and key:
                 return Pem(ca=ca, certificate=certificate, key=key, stamp=before)
         raise CredentialsUnusable(f"{self.ca}, {self.certificate} or {self.key} is empty, or changes all the time")

@@ -45,7 +45,7 @@ class PermissionDenied(EtcdError):
 
 
 class NotFound(EtcdError):
-    """The user or role does not exist."""
+    """The user or role does not exist, or lacks what is to be taken away."""
 
 
 class AlreadyExists(EtcdError):

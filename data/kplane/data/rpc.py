@@ -20,11 +20,13 @@ __all__ = [
     "ROLE_DELETE",
     "ROLE_GET",
     "ROLE_GRANT_PERMISSION",
+    "ROLE_REVOKE_PERMISSION",
     "TXN",
     "USER_ADD",
     "USER_DELETE",
     "USER_GET",
     "USER_GRANT_ROLE",
+    "USER_REVOKE_ROLE",
     "Method",
 ]
 
@@ -56,9 +58,15 @@ USER_DELETE: Final = Method("/etcdserverpb.Auth/UserDelete", pb.AuthUserDeleteRe
 USER_GRANT_ROLE: Final = Method(
     "/etcdserverpb.Auth/UserGrantRole", pb.AuthUserGrantRoleRequest, pb.AuthUserGrantRoleResponse
 )
+USER_REVOKE_ROLE: Final = Method(
+    "/etcdserverpb.Auth/UserRevokeRole", pb.AuthUserRevokeRoleRequest, pb.AuthUserRevokeRoleResponse
+)
 ROLE_ADD: Final = Method("/etcdserverpb.Auth/RoleAdd", pb.AuthRoleAddRequest, pb.AuthRoleAddResponse)
 ROLE_GET: Final = Method("/etcdserverpb.Auth/RoleGet", pb.AuthRoleGetRequest, pb.AuthRoleGetResponse)
 ROLE_DELETE: Final = Method("/etcdserverpb.Auth/RoleDelete", pb.AuthRoleDeleteRequest, pb.AuthRoleDeleteResponse)
 ROLE_GRANT_PERMISSION: Final = Method(
     "/etcdserverpb.Auth/RoleGrantPermission", pb.AuthRoleGrantPermissionRequest, pb.AuthRoleGrantPermissionResponse
+)
+ROLE_REVOKE_PERMISSION: Final = Method(
+    "/etcdserverpb.Auth/RoleRevokePermission", pb.AuthRoleRevokePermissionRequest, pb.AuthRoleRevokePermissionResponse
 )

@@ -30,9 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m embedded", description=__doc__, allow_abbrev=False)
     parser.add_argument("--directory", type=Path, required=True, help="for data, credentials, logs and ready.json")
     parser.add_argument("--kubernetes-programs", type=Path, help="where kube-apiserver and others are; default: found")
-    parser.add_argument("--etcd-programs", type=Path, help="where etcd and etcdctl are; default: found")
+    parser.add_argument("--etcd-programs", type=Path, help="where etcd is; default: found")
     parser.add_argument("--no-operators", action="store_true", help="only etcd, kube-apiserver and its controllers")
-    parser.add_argument("--no-manifests", action="store_true", help="no CRDs and no RBAC of kplane's")
+    parser.add_argument("--no-manifests", action="store_true", help="no CRDs, RBAC and tenants' etcd of kplane's")
     parser.add_argument("--no-fsync", action="store_true", help="faster; a crash of the machine loses data")
     parser.add_argument(
         "--until-stdin-closes", action="store_true", help="end when the process at the other end of it does"

@@ -20,7 +20,6 @@ from kplane.controlplane_operator.backends.apiserver import (
 )
 from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
 from kplane.controlplane_operator.pki.authorities import TenantCertificates
-from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace
 from kplane.embedded import components, lock
 from kplane.embedded.credentials import (
     ADMINISTRATOR_GROUPS,
@@ -31,7 +30,6 @@ from kplane.embedded.credentials import (
     write_private,
 )
 from kplane.embedded.errors import EmbeddedError, LeftRunning, NotReadyInTime
-from kplane.embedded.etcdctl import Etcdctl
 from kplane.embedded.handle import READY_FILE, Handle
 from kplane.embedded.manifests import install
 from kplane.provider import Client, ClusterConfig
@@ -49,8 +47,8 @@ class ManagementCluster:
     """A management cluster of plain processes, as an async context manager.
 
     Its data and credentials are in `directory`: over the same directory it comes back as it was. `operators` adds
-    controlplane-operator and mcm, which need `manifests`: the CRDs and RBAC of kplane. Without `fsync` a crash of the
-    machine loses data: for tests.
+    controlplane-operator and mcm, which need `manifests`: the CRDs and RBAC of kplane, and an etcd for control planes.
+    Without `fsync` a crash of the machine loses data: for tests.
     On exit everything is ended, the tenants' components too, and that is verified (`LeftRunning`).
     Entering raises `DirectoryInUse`, `NotReadyInTime`, `workloads.WorkloadsError`, `provider.ProviderError`, and
     `kplane.controlplane_operator.errors.OperatorError`, in an ExceptionGroup where parts start at the same time.
@@ -119,10 +117,11 @@ class ManagementCluster:
         certificates = credentials.certificates(hosts=serving_hosts(addresses[components.API_SERVER]))
         async with self._timed("etcd"), asyncio.TaskGroup() as tasks:
             tasks.create_task(self._start_etcd(credentials, certificates, addresses), name="start etcd")
-            tenants = tasks.create_task(self._start_tenants_etcd(credentials, addresses), name="start tenants' etcd")
+            if self._manifests:
+                tasks.create_task(self._start_tenants_etcd(credentials, addresses), name="start tenants' etcd")
         async with self._timed("kube-apiserver"):
             await self._start_api_server(credentials, certificates, addresses)
-        handle = self._describe(credentials, addresses, tenants_etcd=tenants.result())
+        handle = self._describe(credentials, addresses)
         config = ClusterConfig.load(handle.admin_kubeconfig)
         client = await stack.enter_async_context(Client(config, field_manager="embedded"))
         async with self._timed("manifests"), asyncio.TaskGroup() as tasks:
@@ -160,7 +159,7 @@ class ManagementCluster:
         )
         await self._run(components.bound(component, args=self._etcd_arguments))
 
-    async def _start_tenants_etcd(self, credentials: Credentials, addresses: Mapping[str, Address]) -> Etcdctl:
+    async def _start_tenants_etcd(self, credentials: Credentials, addresses: Mapping[str, Address]) -> None:
         address = addresses[components.TENANTS_ETCD]
         component = etcd_component(
             components.TENANTS_ETCD,
@@ -169,17 +168,14 @@ class ManagementCluster:
             server=credentials.tenants_etcd(),
         )
         await self._run(components.bound(component, args=self._etcd_arguments))
-        directory = credentials.tenants_etcd_directory
-        etcdctl = self._binaries.path("etcdctl")
-        keyspace = Keyspace(etcdctl=etcdctl, endpoints=(client_url(address),), credentials=directory)
-        await keyspace.ensure_authentication()
-        return Etcdctl(
-            program=etcdctl,
-            endpoint=client_url(address),
-            ca=directory / "ca.crt",
-            certificate=directory / "client.crt",
-            key=directory / "client.key",
-        )
+        # Here, because a cluster without control planes is used where gRPC may not be installed.
+        from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace
+
+        keyspace = Keyspace(client_url(address), credentials=credentials.tenants_etcd_directory)
+        try:
+            await keyspace.ensure_authentication()
+        finally:
+            await keyspace.close()
 
     @property
     def _etcd_arguments(self) -> tuple[str, ...]:
@@ -242,7 +238,7 @@ class ManagementCluster:
             tasks.create_task(self._run(_described(self._operator)), name="start controlplane-operator")
             tasks.create_task(self._run(_described(self._mcm)), name="start mcm")
 
-    def _describe(self, credentials: Credentials, addresses: Mapping[str, Address], *, tenants_etcd: Etcdctl) -> Handle:
+    def _describe(self, credentials: Credentials, addresses: Mapping[str, Address]) -> Handle:
         server = server_url(addresses[components.API_SERVER])
         identities = {
             "admin": ("kubernetes-admin", ADMINISTRATOR_GROUPS),
@@ -262,7 +258,7 @@ class ManagementCluster:
             mcm_kubeconfig=kubeconfigs["mcm"],
             programs=self._binaries.directories,
             kubectl_program=self._binaries.path("kubectl"),
-            tenants_etcd=tenants_etcd,
+            tenants_etcd_endpoint=client_url(addresses[components.TENANTS_ETCD]) if self._manifests else None,
             tenants_etcd_credentials=credentials.tenants_etcd_directory,
             operator_directory=self._directory / "operator",
             mcm_directory=self._directory / "mcm",

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from kplane.embedded.errors import EmbeddedError
-from kplane.embedded.etcdctl import Etcdctl
+from kplane.embedded.etcd import TenantsEtcd
 from kplane.embedded.kubectl import Kubectl
 
 __all__ = ["LOG_FILE", "READY_FILE", "Handle", "log_files"]
@@ -36,8 +36,8 @@ class Handle:
     programs: tuple[Path, ...]
     """Directories of the Kubernetes and etcd programs."""
     kubectl_program: Path
-    tenants_etcd: Etcdctl
-    """The shared etcd of the virtual control planes, as its user `root`."""
+    tenants_etcd_endpoint: str | None
+    """Of the shared etcd of the virtual control planes; None where it was not started."""
     tenants_etcd_credentials: Path
     """Directory with `ca.crt`, `ca.key`, `client.crt`, `client.key`, as the operator takes it."""
     operator_directory: Path
@@ -49,6 +49,13 @@ class Handle:
     mcm_url: str | None
     seconds: Mapping[str, float]
     """How long each part of the start took; `total` is all of it."""
+
+    @property
+    def tenants_etcd(self) -> TenantsEtcd:
+        """The shared etcd, as its user `root`. Raises `EmbeddedError` where it was not started."""
+        if self.tenants_etcd_endpoint is None:
+            raise EmbeddedError(f"The management cluster over {self.directory} has no etcd for control planes.")
+        return TenantsEtcd(endpoint=self.tenants_etcd_endpoint, credentials=self.tenants_etcd_credentials)
 
     @property
     def kubectl(self) -> Kubectl:

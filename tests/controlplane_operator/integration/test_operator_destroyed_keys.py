@@ -9,6 +9,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace, key_prefix
+from kplane.data import Client
+from kplane.data._proto import etcd_pb2 as pb
+from kplane.data.rpc import RANGE
 from kplane.embedded.handle import Handle
 
 pytestmark = pytest.mark.integration
@@ -21,9 +24,18 @@ PATHS = st.lists(
 )
 
 
-def _stays(key: str) -> bool:
-    """Tell whether a key is none of those with a lease, which go by themselves where a former test kept data."""
-    return not {"masterleases", "peerserverleases", "events"} & set(key.split("/"))
+BESIDE = {b"/clusters", b"/clusters0", b"/", b"a"}
+
+
+async def _everything(client: Client) -> dict[bytes, tuple[bytes, int]]:
+    """All of the etcd, but keys with a lease, which go by themselves where a former test kept data."""
+    request = pb.RangeRequest(key=b"\0", range_end=b"\0")
+    found = (await client.connection.call(RANGE, request, timeout_seconds=20)).kvs
+    return {
+        pair.key: (pair.value, pair.mod_revision)
+        for pair in found
+        if not {b"masterleases", b"peerserverleases", b"events"} & set(pair.key.split(b"/"))
+    }
 
 
 @given(PATHS, st.data())
@@ -37,22 +49,29 @@ def _stays(key: str) -> bool:
 def test_what_a_destroy_deletes_is_its_own_and_nothing_else(
     api_server: Handle, paths: list[str], data: st.DataObject
 ) -> None:
-    etcdctl, directory = api_server.tenants_etcd, api_server.tenants_etcd_credentials
-    keyspace = Keyspace(etcdctl=etcdctl.program, endpoints=(etcdctl.endpoint,), credentials=directory)
+    etcd = api_server.tenants_etcd
     gone = data.draw(st.lists(st.sampled_from(paths), unique=True, max_size=3))
 
-    async def play() -> None:
+    async def play(client: Client, keyspace: Keyspace) -> None:
         for path in paths:
             for key in ("registry/pods/clusters/a/", "registry/clusters/b", ""):
-                await etcdctl.run("put", f"{key_prefix(path)}{key}", path)
-        await etcdctl.run("put", "/clusters", "beside")
+                await client.put(f"{key_prefix(path)}{key}".encode(), path.encode())
+        for beside in BESIDE:
+            await client.put(beside, b"beside")
         for path in gone:
             prefix = key_prefix(path)
-            everything = await etcdctl.digests("", of_interest=_stays)
-            others = {key: digest for key, digest in everything.items() if not key.startswith(prefix)}
+            everything = await _everything(client)
+            others = {key: found for key, found in everything.items() if not key.startswith(prefix.encode())}
+            assert others.keys() >= BESIDE
             assert await keyspace.delete_prefix(prefix) == len(everything) - len(others) >= 3
-            assert await etcdctl.digests("", of_interest=_stays) == others
+            assert await _everything(client) == others
         for path in set(paths) - set(gone):
             await keyspace.delete_prefix(key_prefix(path))
 
-    asyncio.run(play())
+    async def run() -> None:
+        keyspace = Keyspace(etcd.endpoint, credentials=etcd.credentials)
+        async with etcd.client() as client:
+            await play(client, keyspace)
+        await keyspace.close()
+
+    asyncio.run(run())

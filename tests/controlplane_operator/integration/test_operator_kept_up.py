@@ -94,4 +94,5 @@ async def test_a_class_that_says_retain_is_heard_in_a_pause_and_where_it_refuses
 
     await field.eventually(unclear)
     await field.client.delete(NAMESPACES, "kplane-cp-kept")
-    await field.handle.tenants_etcd.run("del", "--prefix", "/clusters/kept/")
+    async with field.handle.tenants_etcd.client() as etcd:
+        await etcd.delete_prefix("/clusters/kept/")

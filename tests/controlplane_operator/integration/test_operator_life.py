@@ -33,7 +33,7 @@ async def others(field: Any, name: str) -> dict[str, str]:
         return not key.startswith(f"/clusters/{name}/") and not _KEPT_ALIVE & set(key.split("/"))
 
     async def digests() -> dict[str, str]:
-        return dict(await field.handle.tenants_etcd.digests("/", of_interest=of_interest))
+        return dict(await field.handle.tenants_etcd.digests("/clusters/", of_interest=of_interest))
 
     found: dict[str, str] = await field.settles(digests)
     return found

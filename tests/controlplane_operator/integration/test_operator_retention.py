@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.data._proto import etcd_pb2 as pb
+from kplane.data.rpc import Method
 from kplane.provider import CONFIG_MAPS, NAMESPACES, SECRETS, Client, ClusterConfig
 from kplane.workloads import find_processes
 
@@ -17,12 +19,17 @@ _ADOPT = f"{_GROUP}/adopt"
 _NOTE = {"metadata": {"name": "note", "namespace": "default"}, "data": {"of": "the first"}}
 
 
+USER_LIST = Method("/etcdserverpb.Auth/UserList", pb.AuthUserListRequest, pb.AuthUserListResponse)
+
+
 async def keys(field: Any, path: str) -> int:
     return int(await field.handle.tenants_etcd.count(f"/clusters/{path}/"))
 
 
 async def users(field: Any) -> list[str]:
-    return str((await field.handle.tenants_etcd.run("user", "list")).decode()).split()
+    async with field.handle.tenants_etcd.client() as etcd:
+        answer = await etcd.connection.call(USER_LIST, pb.AuthUserListRequest(), timeout_seconds=20)
+    return list(answer.users)
 
 
 async def create(field: Any, name: str, *, adopt: str | None = None, **spec: Any) -> dict[str, Any]:
@@ -152,7 +159,8 @@ async def test_nobody_else_gets_retained_data_or_harms_them(field: Any) -> None:
     await told(field, "estate", "DataRetained")
     assert f"cp-{uid}" not in await users(field)
     # As if it had gone without the operator, by a finalizer that somebody removed.
-    await field.handle.tenants_etcd.run("user", "add", f"cp-{uid}", "--no-password")
+    async with field.handle.tenants_etcd.client() as etcd:
+        await etcd.access.add_user(f"cp-{uid}")
     await field.client.patch(CONTROL_PLANES, "estate", {"metadata": {"annotations": {_ADOPT: token}}})
     await adopted(field, "estate")
     assert f"cp-{uid}" not in await users(field)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import secrets
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,9 +16,6 @@ from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.keeper import CredentialsKeeper
 from kplane.embedded.handle import Handle
 from kplane.provider import NAMESPACES, SECRETS, Client, ClusterConfig
-
-if TYPE_CHECKING:
-    from kplane.binaries.programs import Binaries
 
 SERVICE = "kplane-etcd"
 
@@ -33,12 +30,13 @@ class Site:
     """As the operator, with no other rights than that one has."""
     namespace: str
     directory: Path
-    programs: tuple[Path, ...]
     later: timedelta = timedelta()
+    etcds: list[SharedEtcd] = field(default_factory=list)
 
     def keeper(self, *, endpoint: str = "https://localhost:1", client: Client | None = None) -> CredentialsKeeper:
         """Start anew, as an operator does that remembers nothing."""
-        self.etcd = SharedEtcd(endpoint, programs=self.programs)
+        self.etcd = SharedEtcd(endpoint)
+        self.etcds.append(self.etcd)
         return CredentialsKeeper(
             client or self.operator,
             etcd=self.etcd,
@@ -63,7 +61,7 @@ class Site:
 
 
 @pytest.fixture
-async def site(api_server: Handle, binaries: Binaries, tmp_path: Path) -> AsyncIterator[Site]:
+async def site(api_server: Handle, tmp_path: Path) -> AsyncIterator[Site]:
     async with (
         Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client,
         Client(ClusterConfig.load(api_server.operator_kubeconfig)) as operator,
@@ -71,9 +69,18 @@ async def site(api_server: Handle, binaries: Binaries, tmp_path: Path) -> AsyncI
         namespace = f"etcd-{secrets.token_hex(4)}"
         await client.create(NAMESPACES, {"metadata": {"name": namespace}})
         try:
-            yield Site(client, operator, namespace, tmp_path / "credentials", binaries.directories)
+            site = Site(client, operator, namespace, tmp_path / "credentials")
+            yield site
+            for etcd in site.etcds:
+                await etcd.close()
         finally:
             await client.delete(NAMESPACES, namespace)
+
+
+@pytest.fixture
+def shared_etcd(own_etcd: Any) -> Any:
+    """An etcd of each test: these tests turn its access control off, and change what users may do."""
+    return own_etcd
 
 
 @pytest.fixture

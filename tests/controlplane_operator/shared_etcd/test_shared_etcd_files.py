@@ -1,4 +1,4 @@
-"""etcdctl finds a certificate and its key, which nobody else can read and which always belong together."""
+"""A client of etcd finds a certificate and its key, which nobody else can read and which always belong together."""
 
 from __future__ import annotations
 
@@ -45,9 +45,8 @@ def test_files_that_a_crash_left_half_written_are_completed(tmp_path: Path) -> N
     assert {path.name: path.read_bytes() for path in place.iterdir()} == {name: credentials[name] for name in NAMES}
 
 
-async def test_credentials_that_are_not_there_yet_are_told_with_the_reason(tmp_path: Path) -> None:
-    (tmp_path / "etcdctl").touch()
-    etcd = SharedEtcd("https://etcd.example:2379", programs=[tmp_path])
+async def test_credentials_that_are_not_there_yet_are_told_with_the_reason() -> None:
+    etcd = SharedEtcd("https://etcd.example:2379")
     etcd.lacks("the API server is away")
     told = "shared etcd at https://etcd.example:2379 are not there yet: the API server is away"
     for use in (lambda: etcd.keyspace, lambda: etcd.authority):
@@ -60,15 +59,7 @@ def test_a_directory_that_others_keep_is_used_as_it_is(tmp_path: Path) -> None:
     credentials = create_credentials("etcd")
     for name, content in credentials.items():
         (tmp_path / name).write_bytes(content)
-    (tmp_path / "etcdctl").touch()
-    etcd = SharedEtcd.from_directory(
-        tmp_path, endpoint="https://etcd.example:2379", programs=[tmp_path / "no", tmp_path]
-    )
+    etcd = SharedEtcd.from_directory(tmp_path, endpoint="https://etcd.example:2379")
     assert etcd.authority == authority_of(credentials)
     assert etcd.keyspace.credentials == tmp_path
-    assert etcd.keyspace.endpoints == ("https://etcd.example:2379",)
-
-
-def test_without_etcdctl_the_operator_does_not_start(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=f"etcdctl is in none of --programs-dir {tmp_path}"):
-        SharedEtcd("https://etcd.example:2379", programs=[tmp_path])
+    assert etcd.keyspace.endpoint == "https://etcd.example:2379"

@@ -73,11 +73,11 @@ async def test_operators_that_start_together_end_with_the_same_authority(site: A
     assert {(etcd.keyspace.credentials / "client.key").read_bytes() for etcd in etcds} == {credentials["client.key"]}
 
 
-async def test_due_certificates_are_renewed_and_etcdctl_gets_them(site: Any) -> None:
+async def test_due_certificates_are_renewed_and_the_client_gets_them(site: Any) -> None:
     keeper = site.keeper()
     await keeper.check()
     before = await site.data("credentials") | await site.data("server")
-    earlier = site.etcd.keyspace
+    earlier = site.etcd.keyspace.credentials
 
     site.later = timedelta(days=250)
     await keeper.check()
@@ -86,7 +86,7 @@ async def test_due_certificates_are_renewed_and_etcdctl_gets_them(site: Any) -> 
     changed = {name for name in before if after[name] != before[name]}
     assert changed == {"client.crt", "client.key", "server.crt", "server.key"}
     assert (site.etcd.keyspace.credentials / "client.crt").read_bytes() == after["client.crt"]
-    assert (earlier.credentials / "client.crt").read_bytes() == before["client.crt"]
+    assert (earlier / "client.crt").read_bytes() == before["client.crt"]
 
 
 @pytest.mark.parametrize("spoiled", ["deleted", "emptied", "garbage", "labels"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import dataclasses
-import json
 import ssl
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
@@ -17,7 +17,8 @@ import pytest
 
 from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, client_url, etcd_component
 from kplane.controlplane_operator.pki.primitives import KeyPair, issue_client
-from kplane.workloads import Address, Component, ProcessRuntime, run_program
+from kplane.data import Client, Credentials
+from kplane.workloads import Address, Component, ProcessRuntime
 
 if TYPE_CHECKING:
     from kplane.binaries.programs import Binaries
@@ -79,22 +80,25 @@ async def test_three_members_root_and_tenants_work_through_a_renewal(
     await members.apply(await site.data("server"))
     for name in NAMES:
         await ready(members.runtime, name)
-    before = site.etcd.keyspace
+    before = site.etcd.keyspace.credentials
     assert await site.etcd.problem() is None
-    assert await dataclasses.replace(before, endpoints=members.urls).healthy()
+    await healthy(members, before)
 
-    await before.ensure_authentication()
-    await before.grant("tenant", prefix="/clusters/tenant/")
+    await site.etcd.keyspace.ensure_authentication()
+    await site.etcd.keyspace.grant("tenant", prefix="/clusters/tenant/")
     tenant = issue_client(site.etcd.authority, user="tenant")
-    await etcdctl(before.etcdctl, members.urls, tenant, site, tmp_path, "put", "/clusters/tenant/key", "kept")
+    async with client_of(tenant, members.urls[1], site, tmp_path) as client:
+        await client.put(b"/clusters/tenant/key", b"kept")
 
     site.later = timedelta(days=250)
     await keeper.check()
     renewed = await site.data("server")
-    assert site.etcd.keyspace.credentials != before.credentials
-    for keyspace in (before, site.etcd.keyspace):
-        # Whoever is faster, etcd's pods or etcdctl: old and new certificates go together.
-        assert await keyspace.count("/clusters/tenant/") == 1
+    assert site.etcd.keyspace.credentials != before
+    for credentials in (before, site.etcd.keyspace.credentials):
+        # Whoever is faster, etcd's pods or the operator: old and new certificates go together.
+        async with Client(members.urls[0], credentials=Credentials.in_directory(credentials)) as client:
+            assert await client.count("/clusters/tenant/") == 1
+    assert await site.etcd.keyspace.count("/clusters/tenant/") == 1
     await members.apply(renewed)
     for name in NAMES:
         await eventually(lambda name=name: shown(members.addresses[name]), lambda found: found == renewed["server.crt"])
@@ -104,21 +108,31 @@ async def test_three_members_root_and_tenants_work_through_a_renewal(
         await members.runtime.stop(name)
         await members.runtime.apply(member(name, addresses=members.addresses, server=renewed))
         await ready(members.runtime, name)
-        assert await dataclasses.replace(site.etcd.keyspace, endpoints=members.urls).healthy()
+        await healthy(members, site.etcd.keyspace.credentials)
     assert await site.etcd.keyspace.count("/clusters/tenant/") == 1
-    got = await etcdctl(before.etcdctl, members.urls, tenant, site, tmp_path, "get", "/clusters/tenant/key")
-    assert base64.b64decode(json.loads(got)["kvs"][0]["value"]) == b"kept"
+    async with client_of(tenant, members.urls[2], site, tmp_path) as client:
+        found = await client.get(b"/clusters/tenant/key")
+    assert found is not None
+    assert found.value == b"kept"
 
     # The members' certificate names root, and etcd's HTTP gateway shows it to etcd: that must lend it to no tenant.
     assert await gateway_status(members.urls[0], tenant, site, tmp_path) in {400, 404}
 
 
-async def etcdctl(program: Path, urls: tuple[str, ...], user: KeyPair, site: Any, directory: Path, *args: str) -> bytes:
+async def healthy(members: Members, credentials: Path) -> None:
+    for url in members.urls:
+        async with Client(url, credentials=Credentials.in_directory(credentials)) as client:
+            assert await client.problem() is None
+
+
+@contextlib.asynccontextmanager
+async def client_of(user: KeyPair, url: str, site: Any, directory: Path) -> AsyncIterator[Client]:
     pem, ca = directory / "user.pem", directory / "ca.crt"
+    pem.touch(mode=0o600)
     pem.write_bytes(user.certificate + user.key)
     ca.write_bytes(site.etcd.authority.certificate)
-    connection = [f"--endpoints={','.join(urls)}", f"--cacert={ca}", f"--cert={pem}", f"--key={pem}"]
-    return await run_program(program, [*connection, *args, "-w", "json"], timeout_seconds=60.0)
+    async with Client(url, credentials=Credentials(ca=ca, certificate=pem, key=pem)) as client:
+        yield client
 
 
 async def gateway_status(url: str, user: KeyPair, site: Any, directory: Path) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kplane.embedded.etcdctl import Etcdctl
+from kplane.embedded.etcd import TenantsEtcd
 
 __all__ = ["count_keys", "difference", "prefix", "stored"]
 
@@ -17,12 +17,12 @@ def prefix(cluster_path: str) -> str:
     return f"/clusters/{cluster_path}/"
 
 
-async def count_keys(etcd: Etcdctl, cluster_path: str) -> int:
+async def count_keys(etcd: TenantsEtcd, cluster_path: str) -> int:
     """Count all keys of a control plane."""
     return await etcd.count(prefix(cluster_path))
 
 
-async def stored(etcd: Etcdctl, cluster_path: str) -> Mapping[str, str]:
+async def stored(etcd: TenantsEtcd, cluster_path: str) -> Mapping[str, str]:
     """Digest value and modification revision of each key of a control plane, but of those that move by themselves."""
     start = prefix(cluster_path)
     return await etcd.digests(start, of_interest=lambda key: key.removeprefix(start).split("/", 1)[0] not in _MOVING)

@@ -15,7 +15,8 @@ from kplane.controlplane_operator.context import Management
 from kplane.controlplane_operator.controlplanes.address_claims import etcd_place
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
-from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace, key_prefix
+from kplane.controlplane_operator.shared_etcd.access_control import AccessControl
+from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.controlplane_operator.status.errors import Trouble
 from kplane.workloads import Runtime
 
@@ -36,12 +37,18 @@ class VirtualProvisioner:
         self._keys = TenantKeys(management)
         self._planner = ApiServerPlanner(management, runtime=runtime)
         self._shared = shared_etcd
-        self._granted: set[str] = set()
-        self._guarded = False
+        self._access = AccessControl(shared_etcd) if shared_etcd is not None else None
 
     async def problem(self) -> str | None:
         """Say what is wrong with the shared etcd, for /readyz."""
-        return await self._shared.problem() if self._shared is not None else None
+        if self._shared is None or self._access is None:
+            return None
+        return await self._shared.problem() or self._access.problem
+
+    async def run(self) -> None:
+        """Keep the access control of the shared etcd as it has to be, until cancelled."""
+        if self._access is not None:
+            await self._access.run()
 
     def place(self, control_plane: ControlPlane) -> str | None:
         """All share one etcd, and each has a path of it."""
@@ -50,7 +57,7 @@ class VirtualProvisioner:
 
     async def ensure(self, control_plane: ControlPlane) -> Provision:
         """Grant the key prefix and have the API server run."""
-        shared = self._required()
+        shared, access = self._required()
         prefix = key_prefix(control_plane.cluster_path)
         name = apiserver_name(control_plane.name)
         user = _etcd_user(control_plane.metadata.uid)
@@ -66,7 +73,7 @@ class VirtualProvisioner:
                 etcd_authority=shared.authority,
                 etcd_user=user,
             )
-            await self._grant(shared.keyspace, user, prefix=prefix)
+            await access.grant(user, prefix=prefix)
             await self._runtime.apply(
                 api_server_component(
                     name,
@@ -74,7 +81,7 @@ class VirtualProvisioner:
                     authorities=authorities,
                     certificates=certificates,
                     etcd=EtcdAccess(
-                        shared.keyspace.endpoints,
+                        (shared.endpoint,),
                         shared.authority.certificate,
                         certificates.etcd_client,
                         namespace=shared.namespace,
@@ -105,26 +112,26 @@ class VirtualProvisioner:
 
     async def shut_out(self, uid: str) -> None:
         """Have the etcd know its user no more, and its API server, should one still run, read and write nothing."""
-        shared = self._required()
+        _, access = self._required()
         with troubles("Provisioning"):
-            await self._revoke(shared.keyspace, _etcd_user(uid))
+            await access.revoke(_etcd_user(uid))
 
     async def shut_down(self, control_plane: ControlPlane) -> None:
         """Take its access to the etcd away, and end the API server."""
         if await self._was_never_made(control_plane):
             return
-        shared = self._required()
+        _, access = self._required()
         with troubles("Deleting"):
             # First, because etcd asks for the user at each request: an API server that is not seen to run any more, or
             # cannot be ended, on a node that is out of reach, writes nothing after the keys were counted to be none.
-            await self._revoke(shared.keyspace, _etcd_user(control_plane.metadata.uid))
+            await access.revoke(_etcd_user(control_plane.metadata.uid))
             await self._runtime.delete(apiserver_name(control_plane.name))
 
     async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
         """Delete its keys if the policy is Destroy."""
         if policy is DeletionPolicy.RETAIN or await self._was_never_made(control_plane):
             return
-        shared = self._required()
+        shared, _ = self._required()
         with troubles("Deleting"):
             deleted = await shared.keyspace.delete_prefix(_prefix(control_plane))
         if deleted:
@@ -139,23 +146,10 @@ class VirtualProvisioner:
             return False
         return not await self._keys.exist(control_plane)
 
-    def _required(self) -> SharedEtcd:
-        if self._shared is None:
+    def _required(self) -> tuple[SharedEtcd, AccessControl]:
+        if self._shared is None or self._access is None:
             raise Trouble("Failed", _NO_ETCD)
-        return self._shared
-
-    async def _grant(self, keyspace: Keyspace, user: str, *, prefix: str) -> None:
-        if user in self._granted:
-            return
-        if not self._guarded:
-            await keyspace.ensure_authentication()
-            self._guarded = True
-        await keyspace.grant(user, prefix=prefix)
-        self._granted.add(user)
-
-    async def _revoke(self, keyspace: Keyspace, user: str) -> None:
-        self._granted.discard(user)
-        await keyspace.revoke(user)
+        return self._shared, self._access
 
 
 def _prefix(control_plane: ControlPlane) -> str:

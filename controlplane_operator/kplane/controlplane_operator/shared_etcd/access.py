@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -16,25 +15,20 @@ __all__ = ["SharedEtcd"]
 class SharedEtcd:
     """The keys in the shared etcd, and the authority that signs its clients.
 
-    Both may come later than the operator starts; until then each use says what is lacking. Take them anew for each act:
-    credentials are renewed.
+    Both may come later than the operator starts; until then each use says what is lacking.
     """
 
-    def __init__(self, endpoint: str, *, programs: Sequence[Path], namespace: str | None = None) -> None:
-        """Take the URL of the etcd, and the directories to look for etcdctl in. Raises FileNotFoundError without it.
-
-        `namespace` is where its pods are, if it is in this cluster.
-        """
+    def __init__(self, endpoint: str, *, namespace: str | None = None) -> None:
+        """Take the URL of the etcd. `namespace` is where its pods are, if it is in this cluster."""
         self.endpoint: Final = endpoint
         self.namespace: Final = namespace
-        self._etcdctl = _find("etcdctl", programs)
         self._access: tuple[Keyspace, KeyPair] | None = None
         self._lacking = "they were not looked for yet"
 
     @classmethod
-    def from_directory(cls, directory: Path, *, endpoint: str, programs: Sequence[Path]) -> Self:
+    def from_directory(cls, directory: Path, *, endpoint: str) -> Self:
         """Use the files ca.crt, ca.key, client.crt and client.key, which others keep. Raises OSError without them."""
-        etcd = cls(endpoint, programs=programs)
+        etcd = cls(endpoint)
         etcd.use(directory, authority=KeyPair((directory / "ca.crt").read_bytes(), (directory / "ca.key").read_bytes()))
         return etcd
 
@@ -52,18 +46,26 @@ class SharedEtcd:
         """Say what is wrong, for /readyz."""
         if self._access is None:
             return self._told()
-        if await self.keyspace.healthy():
-            return None
-        return f"the shared etcd at {self.endpoint} is not healthy"
+        problem = await self.keyspace.problem()
+        return None if problem is None else f"the shared etcd at {self.endpoint} is not healthy: {problem}"
 
     def use(self, credentials: Path, *, authority: KeyPair) -> None:
         """Go on with the ca.crt, client.crt and client.key in a directory."""
-        keyspace = Keyspace(etcdctl=self._etcdctl, endpoints=(self.endpoint,), credentials=credentials)
+        if self._access is None:
+            keyspace = Keyspace(self.endpoint, credentials=credentials)
+        else:
+            keyspace = self._access[0]
+            keyspace.use(credentials)
         self._access = keyspace, authority
 
     def lacks(self, why: str) -> None:
         """Note why there are no credentials; those that are in use stay in use."""
         self._lacking = why
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._access is not None:
+            await self._access[0].close()
 
     def _required(self) -> tuple[Keyspace, KeyPair]:
         if self._access is None:
@@ -72,10 +74,3 @@ class SharedEtcd:
 
     def _told(self) -> str:
         return f"the credentials of the shared etcd at {self.endpoint} are not there yet: {self._lacking}"
-
-
-def _find(program: str, directories: Sequence[Path]) -> Path:
-    for directory in directories:
-        if (directory / program).is_file():
-            return directory / program
-    raise FileNotFoundError(f"{program} is in none of --programs-dir {', '.join(map(str, directories))}")

@@ -1,4 +1,4 @@
-"""The client certificate in files, for etcdctl."""
+"""The client certificate in files, for etcd's client, and for people who run etcdctl in the operator's pod."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _KEPT: Final = 2
 
 
 def write_credentials(directory: Path, credentials: Mapping[str, bytes]) -> Path:
-    """Write the entries that etcdctl needs into a directory of their own below `directory`, and return that one.
+    """Write the entries that a client needs into a directory of their own below `directory`, and return that one.
 
     Other credentials go to another directory, so that certificate and key always belong together, however a renewal
-    and an etcdctl that starts fall together. The latest of the earlier directories stays for those who still use it.
+    and the start of a client fall together. The latest of the earlier directories stays for those who still use it.
     `directory` is made private and belongs to nobody else. Raises OSError.
     """
     contents = {name: credentials[name] for name in _NAMES}

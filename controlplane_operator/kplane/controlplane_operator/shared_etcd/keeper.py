@@ -1,4 +1,4 @@
-"""Keeps the credentials of a shared etcd that runs beside the operator: in Secrets, and in files for etcdctl."""
+"""Keeps the credentials of a shared etcd that runs beside the operator: in Secrets, and in files for etcd's client."""
 
 from __future__ import annotations
 

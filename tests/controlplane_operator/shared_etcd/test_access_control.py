@@ -1,0 +1,171 @@
+"""Access control of the shared etcd is looked at again and again, and repaired."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from kplane.controlplane_operator.errors import KeyspaceError
+from kplane.controlplane_operator.shared_etcd import access_control
+from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
+from kplane.controlplane_operator.shared_etcd.access_control import AccessControl
+from kplane.data import Client, Permission, PermissionDenied
+from kplane.data._proto import etcd_pb2 as pb
+from kplane.data.rpc import Method
+
+pytestmark = pytest.mark.integration
+
+AUTH_DISABLE = Method("/etcdserverpb.Auth/AuthDisable", pb.AuthDisableRequest, pb.AuthDisableResponse)
+OWN = Permission.below("/clusters/a/")
+
+
+@pytest.fixture
+async def control(shared_etcd: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AccessControl]:
+    """As the operator runs it, but by the tenth of a second; tenants `a` and `b` are granted their prefixes."""
+    monkeypatch.setattr(access_control, "_PERIOD_SECONDS", 0.1)
+    etcd = SharedEtcd(shared_etcd.url)
+    etcd.use(shared_etcd.keyspace.credentials, authority=shared_etcd.authority)
+    control = AccessControl(etcd)
+    for user in ("a", "b"):
+        await control.grant(user, prefix=f"/clusters/{user}/")
+    running = asyncio.create_task(control.run())
+    yield control
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await etcd.close()
+
+
+async def _disable(root: Client) -> None:
+    await root.connection.call(AUTH_DISABLE, pb.AuthDisableRequest(), timeout_seconds=10)
+
+
+async def _spoil(root: Client, how: str) -> None:
+    access = root.access
+    match how:
+        case "access control is off":
+            await _disable(root)
+        case "the role is gone":
+            await access.delete_role("a")
+        case "the user is gone":
+            await access.delete_user("a")
+        case "both are gone while access control is off":
+            await _disable(root)
+            await access.delete_role("a")
+            await access.delete_user("a")
+        case "the user lost its role":
+            await access.revoke_role("a", "a")
+        case "the role lost its permission":
+            await access.revoke_permission("a", OWN)
+        case "the role reads only":
+            await access.grant_permission("a", Permission.below("/clusters/a/", kind="read"))
+        case "the role reads a neighbour":
+            await access.grant_permission("a", Permission.below("/clusters/b/", kind="read"))
+        case "the role reads everything":
+            await access.grant_permission("a", Permission("readwrite", b"\0", b"\0"))
+        case "the user has the neighbour's role":
+            await access.grant_role("a", "b")
+        case _:
+            await access.grant_role("a", "root")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "access control is off",
+        "the role is gone",
+        "the user is gone",
+        "both are gone while access control is off",
+        "the user lost its role",
+        "the role lost its permission",
+        "the role reads only",
+        "the role reads a neighbour",
+        "the role reads everything",
+        "the user has the neighbour's role",
+        "the user has root's role",
+    ],
+)
+async def test_what_somebody_changed_is_repaired_while_the_operator_runs(
+    shared_etcd: Any, control: AccessControl, eventually: Any, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    async with shared_etcd.client("root") as root, shared_etcd.client("a") as tenant:
+        await tenant.put(b"/clusters/a/key", b"")
+        await _spoil(root, how)
+
+        async def rights() -> tuple[bool, Any, Any]:
+            access = root.access
+            return (await access.status()).enabled, await access.roles_of("a"), await access.permissions_of("a")
+
+        await eventually(rights, lambda found: found == (True, ("a",), {OWN}), timeout=20.0)
+        assert await tenant.count("/clusters/a/") == 1
+        await tenant.put(b"/clusters/a/key", b"")
+        for foreign in (b"/clusters/b/key", b"/registry/key"):
+            with pytest.raises(PermissionDenied):
+                await tenant.get(foreign)
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert any("turned it on" in each or "user a of the shared etcd had other rights" in each for each in told)
+
+
+async def test_nothing_is_written_while_all_is_well_and_few_calls_are_made(
+    shared_etcd: Any, control: AccessControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keyspace = control._etcd.keyspace
+    granted: list[str] = []
+    grant = keyspace.grant
+
+    async def counted(user: str, *, prefix: str) -> bool:
+        granted.append(user)
+        return await grant(user, prefix=prefix)
+
+    monkeypatch.setattr(keyspace, "grant", counted)
+    await control.check()
+    await control.check()
+    before = await keyspace.access_revision()
+    granted.clear()
+    for _ in range(access_control._FULL_EVERY):
+        await control.check()
+    # etcd says that nothing changed. Users are looked at once all the same, or twice: `run` checks beside this test.
+    assert granted[:2] == ["a", "b"]
+    assert len(granted) <= 4
+    assert await keyspace.access_revision() == before
+
+
+async def test_a_user_that_was_revoked_is_not_granted_again(shared_etcd: Any, control: AccessControl) -> None:
+    async with shared_etcd.client("root") as root:
+        for _ in range(20):
+            # Another change, so that each check looks at all users while one of them is revoked.
+            await root.access.add_role("other")
+            await asyncio.gather(control.check(), control.revoke("a"), control.check())
+            assert await root.access.roles_of("a") is None
+            assert await root.access.permissions_of("a") is None
+            await root.access.delete_role("other")
+            await control.check()
+            assert await root.access.roles_of("a") is None
+            await control.grant("a", prefix="/clusters/a/")
+
+
+async def test_what_cannot_be_repaired_is_told_until_it_can_be(
+    shared_etcd: Any, control: AccessControl, eventually: Any
+) -> None:
+    etcd = control._etcd
+    async with shared_etcd.client("stranger"):
+        pass
+    etcd.use(shared_etcd.directory / "stranger", authority=shared_etcd.authority)
+
+    async def problem() -> str | None:
+        return control.problem
+
+    told = await eventually(problem)
+    assert told.startswith("failed to check the access control of the shared etcd: failed to call AuthStatus of etcd")
+    with pytest.raises(KeyspaceError):
+        await control.check()
+    etcd.use(shared_etcd.keyspace.credentials, authority=shared_etcd.authority)
+    await eventually(problem, lambda found: found is None)
+
+
+async def test_before_a_control_plane_is_there_nothing_is_asked() -> None:
+    # It has no credentials yet: a call would raise KeyspaceError.
+    await AccessControl(SharedEtcd("https://127.0.0.1:1")).check()
