@@ -20,7 +20,7 @@ from kplane.provider import (
     cluster_context,
     current_cluster,
 )
-from kplane.provider.controllers.waiting import Place, Room
+from kplane.provider.aio.overflow import Place, Room
 from kplane.provider.logs import log_fields
 
 END = {"metadata": {"resourceVersion": "5", "annotations": {"k8s.io/initial-events-end": "true"}}}

@@ -10,8 +10,8 @@ import kopf
 import pytest
 
 from kplane.provider import Client, Cluster, ClusterConfig, Clusters, ProviderError
+from kplane.provider.cluster.context import current_cluster
 from kplane.provider.contrib.kopf.bridge import KopfAware
-from kplane.provider.controllers.context import current_cluster
 
 
 def kopf_threads():

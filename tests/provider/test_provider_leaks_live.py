@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from kplane.provider import CONFIG_MAPS, Cluster, ClusterConfig, Manager, Request
+from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.controllers.builder import controller
-from kplane.provider.fleet.engagement import Engagement
 from kplane.provider.providers.clusters import ClustersProvider
 
 pytestmark = pytest.mark.integration
@@ -97,7 +97,7 @@ async def test_engagements_leave_no_task_no_socket_and_no_memory(
 ) -> None:
     """Criterion 68: a removal returns when nothing of the cluster lives, and a thousand of them cost nothing."""
     # Of each careless callback, which pytest would keep with its traceback.
-    caplog.set_level(logging.CRITICAL, logger="kplane.provider.fleet.engagement")
+    caplog.set_level(logging.CRITICAL, logger="kplane.provider.cluster.engagement")
     fleet = Fleet(ClusterConfig.load(api_server.admin_kubeconfig))
     await asyncio.sleep(0)
     outside = _sockets()

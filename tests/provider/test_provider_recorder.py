@@ -9,8 +9,8 @@ import logging
 import pytest
 
 from kplane.provider import Cluster, ClusterConfig, ClusterNotFound, ClusterNotOwned, ProviderError
-from kplane.provider.controllers.context import cluster_context, current_cluster
-from kplane.provider.fleet.recorder import EventRecorder
+from kplane.provider.cluster.context import cluster_context, current_cluster
+from kplane.provider.cluster.recorder import EventRecorder
 
 ROLE = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "system:node"}}
 POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "namespace": "shop", "uid": "7"}}

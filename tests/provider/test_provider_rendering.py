@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from kplane.provider.serving.rendering import Rendering
+from kplane.provider.serving.metrics import Rendering
 
 
 class Source:

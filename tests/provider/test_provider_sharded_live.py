@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kplane.provider import LEASES, Client, Cluster, ClusterConfig, ClusterNotOwned, LeaseTimings, Manager
-from kplane.provider.controllers.context import cluster_context
+from kplane.provider.cluster.context import cluster_context
 from kplane.provider.coordination.fence import Counts, Fence
 from kplane.provider.coordination.lease import Lease, clock
 from kplane.provider.coordination.sharded import Sharded

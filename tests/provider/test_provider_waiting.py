@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kplane.provider import Client, ClusterConfig, Controller, Unreachable, WorkQueue
-from kplane.provider.controllers.waiting import unanswered
+from kplane.provider.aio.overflow import unanswered
 
 
 @contextlib.asynccontextmanager

@@ -38,13 +38,16 @@ from kplane.provider.client.resources import (
     Resource,
 )
 from kplane.provider.client.watch import Watch, WatchEvent
-from kplane.provider.contracts import Aware, LocalAware, Provider, Runnable
+from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.cluster.context import LOCAL, cluster_context, current_cluster
+from kplane.provider.cluster.engagement import Engagement
+from kplane.provider.cluster.recorder import EventRecorder
+from kplane.provider.contracts import Aware, Fleet, LocalAware, Provider, Runnable
 from kplane.provider.contrib.kopf.bridge import KopfAware
 from kplane.provider.controllers.builder import controller, engage, every_owner, metadata_only
-from kplane.provider.controllers.context import cluster_context, current_cluster, single_cluster
 from kplane.provider.controllers.handlers import enqueue_mapped, enqueue_object, enqueue_owner
 from kplane.provider.controllers.multicluster import MulticlusterController
-from kplane.provider.controllers.request import LOCAL, ObjectKey, Request
+from kplane.provider.controllers.request import ObjectKey, Request, single_cluster
 from kplane.provider.controllers.work_queue import WorkQueue
 from kplane.provider.controllers.workers import Controller, Result
 from kplane.provider.coordination.election import Election
@@ -72,14 +75,9 @@ from kplane.provider.errors import (
     Unauthorized,
     Unreachable,
 )
-from kplane.provider.fleet.cluster import Cluster
 from kplane.provider.fleet.clusters import Clusters
-from kplane.provider.fleet.engagement import Engagement
-from kplane.provider.fleet.recorder import EventRecorder
-from kplane.provider.fleet.view import Fleet
-from kplane.provider.manager.manager import Manager
-from kplane.provider.manager.scoped import ScopedManager
-from kplane.provider.serving.checks import Checks
+from kplane.provider.manager.checks import Checks
+from kplane.provider.manager.manager import Manager, ScopedManager
 from kplane.provider.serving.http import Serving
 from kplane.provider.serving.metrics import Metrics
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
-from kplane.provider.fleet.engagement import Engagement
-from kplane.provider.fleet.view import Fleet
+from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.cluster.engagement import Engagement
 
-__all__ = ["Aware", "LocalAware", "Provider", "Runnable"]
+__all__ = ["Aware", "ControllerHost", "Coordinator", "Fleet", "LocalAware", "Provider", "Runnable", "Workplace"]
 
 
 @runtime_checkable
@@ -38,6 +39,26 @@ class Runnable(Protocol):
         """Run until cancelled; what fails is run again, later and later."""
 
 
+class Fleet(Protocol):
+    """What a provider tells of its clusters."""
+
+    async def add_or_replace(self, cluster: Cluster) -> None:
+        """Make this the cluster of its name, and return when it is.
+
+        Where it continues the present one, with credentials that were renewed, the engagement goes on. Otherwise that
+        is closed, which is awaited, before the new one begins.
+        """
+
+    async def remove(self, name: str) -> None:
+        """Close the engagement of a cluster and return when nothing of it is left; an unknown name is no error."""
+
+    def get(self, name: str) -> Cluster:
+        """The cluster of that name; raises ClusterNotFound, or ClusterNotReady while it is being engaged."""
+
+    def names(self) -> list[str]:
+        """Names of the provider's clusters, sorted."""
+
+
 class Provider(Protocol):
     """Something that knows the clusters of a fleet."""
 
@@ -50,3 +71,72 @@ class Provider(Protocol):
 
         It is run again when it fails; clusters that are engaged stay so meanwhile.
         """
+
+
+class Workplace(Protocol):
+    """A manager's clusters, as its coordinator sees them."""
+
+    def names(self) -> list[str]:
+        """All clusters that are known, sorted; the local one, where there is one, among them."""
+
+    async def wait_changed(self) -> None:
+        """Return when clusters came or went since the last call; at once the first time."""
+
+    def allow(self, name: str) -> None:
+        """Let the work on a cluster begin; of no effect where it did, or the cluster is not known.
+
+        A cluster that comes again has to be allowed again.
+        """
+
+    async def withdraw(self, name: str) -> None:
+        """End the work on a cluster and return when nothing is at work any more; of no effect where nothing is."""
+
+
+class Coordinator(Protocol):
+    """Decides which clusters this process works on. Providers and lookups are not its business: they run everywhere."""
+
+    async def run(self, workplace: Workplace) -> None:
+        """Allow and withdraw until cancelled; in the end all is withdrawn, and then given back."""
+
+    def may_work(self, cluster: str) -> bool:
+        """Tell whether a reconcile may begin now; asked for each, so it looks at memory and the clock only."""
+
+    def grace_seconds(self, cluster: str) -> float | None:
+        """How long reconciles under way may take to end, now that work on a cluster does; None: as they like."""
+
+    def require_read(self, cluster: str) -> None:
+        """Raise ClusterNotOwned where this process has no business with a cluster; asked when it is looked up."""
+
+    def require_write(self, cluster: str) -> float | None:
+        """Raise ClusterNotOwned where this process may not change a cluster now; asked before each write is sent.
+
+        Returns how many seconds that write may take at most, None: as long as it likes. The local cluster is changed in
+        reconciles of all others.
+        """
+
+
+class ControllerHost(Protocol):
+    """What controllers need of the manager that runs them."""
+
+    @property
+    def max_concurrent(self) -> int:
+        """How many reconciles of a controller run at once by default."""
+
+    @property
+    def group_kind_concurrency(self) -> Mapping[str, int]:
+        """How many reconciles run at once by the kind of `for_`, such as `{"ReplicaSet.apps": 4}`."""
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """Decides which clusters this process works on."""
+
+    @property
+    def provider(self) -> Provider | None:
+        """Finds the clusters; None: there is only the local cluster."""
+
+    @property
+    def clusters(self) -> Fleet:
+        """All clusters."""
+
+    def add(self, what: Aware | LocalAware | Runnable) -> None:
+        """Engage and run what is added."""

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import pytest
 
 from kplane.provider import CONFIG_MAPS, REPLICA_SETS, Manager, ProviderError, Resource
+from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.controllers.builder import controller, engage, every_owner, metadata_only, predicates
 from kplane.provider.controllers.handlers import enqueue_object, enqueue_owner
 from kplane.provider.controllers.multicluster import MulticlusterController
 from kplane.provider.controllers.predicates import on_events
 from kplane.provider.controllers.rate_limiter import ItemBackoff
 from kplane.provider.controllers.sources import Channel
-from kplane.provider.fleet.engagement import Engagement
 
 
 class Nothing:

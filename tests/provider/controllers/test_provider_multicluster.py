@@ -6,11 +6,11 @@ import asyncio
 import logging
 
 from kplane.provider import CONFIG_MAPS, SECRETS, Request, Result, Unreachable, current_cluster, logs, single_cluster
+from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.controllers.builder import controller, engage
 from kplane.provider.controllers.handlers import enqueue_object
 from kplane.provider.controllers.rate_limiter import ItemBackoff
 from kplane.provider.controllers.sources import KindSource
-from kplane.provider.fleet.engagement import Engagement
 
 
 async def test_engaging_the_same_engagement_twice_is_one(manager, work, fake_cluster, eventually):

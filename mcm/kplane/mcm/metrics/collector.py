@@ -18,8 +18,7 @@ from kplane.mcm.metrics.allowlist import SERIES, digest
 from kplane.mcm.metrics.render import Families
 from kplane.mcm.metrics.scrape import Origin, Scraper, Target
 from kplane.mcm.status.overview import ClusterSummary, Overview, State
-from kplane.provider.serving.exposition import process_families, render_families
-from kplane.provider.serving.rendering import Rendering
+from kplane.provider.serving.metrics import Rendering, process_families, render_families
 
 __all__ = ["InstanceMetrics", "Metrics"]
 

@@ -12,8 +12,8 @@ from prometheus_client.core import Metric
 
 from kplane.mcm.errors import ConfigurationError
 from kplane.provider import Client, ClusterConfig, Sharded
+from kplane.provider.contracts import Coordinator
 from kplane.provider.coordination.basic import Basic
-from kplane.provider.coordination.contract import Coordinator
 from kplane.provider.coordination.shards import ShardTimings, object_name, require_prefix
 from kplane.provider.serving.metrics import sharding_metrics
 

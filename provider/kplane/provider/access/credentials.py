@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.access.exec_plugin import ExecCredential, ExecPlugin
-from kplane.provider.client.connections import Connections
+from kplane.provider.aio.turns import Turns
 from kplane.provider.errors import KubeconfigError
 
 __all__ = ["Credentials"]
@@ -30,9 +30,9 @@ class Credentials:
     shows. It is the same object until something changes.
     """
 
-    def __init__(self, config: ClusterConfig, *, connections: Connections) -> None:
+    def __init__(self, config: ClusterConfig, *, plugin_runs: Turns) -> None:
         self._config = config
-        self._connections = connections
+        self._plugin_runs = plugin_runs
         self._lock = asyncio.Lock()
         self._shown: ClusterConfig | None = None
         self._credential: ExecCredential | None = None
@@ -102,7 +102,7 @@ class Credentials:
             raise KubeconfigError(self._failure)
         self._failure = None
         try:
-            async with self._connections.plugin_runs.turn(self):
+            async with self._plugin_runs.turn(self):
                 return await plugin.run(cluster=_cluster_info(self._config))
         except KubeconfigError as error:
             self._failure, self._failed_at = str(error), time.monotonic()

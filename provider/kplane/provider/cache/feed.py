@@ -9,6 +9,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final, Literal, NoReturn, Protocol
 
@@ -17,7 +18,8 @@ from typing_extensions import override
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.cache.entry import Change, Entry, EntryReader, Key
 from kplane.provider.client.client import Client
-from kplane.provider.client.listing import EntryListing
+from kplane.provider.client.limits import Intake
+from kplane.provider.client.listing import JSON, METADATA_LIST
 from kplane.provider.client.resources import Resource
 from kplane.provider.client.watch import Watch
 from kplane.provider.errors import (
@@ -159,6 +161,27 @@ class Streaming:
         self.refused = False
 
 
+@dataclass(slots=True)
+class _Listing:
+    """One list of objects that stay bytes."""
+
+    reader: EntryReader
+    entries: list[Entry] = field(default_factory=list)
+    resource_version: str = ""
+
+    @property
+    def accept(self) -> str:
+        """What to ask for."""
+        return METADATA_LIST if self.reader.metadata_only else JSON
+
+    def add(self, body: bytes, *, intake: Intake) -> str | None:
+        """Take a page in, and return the token of the next one. Raises Unreachable where it is none of a list."""
+        intake.count(body)
+        found, self.resource_version, token = self.reader.page(body)
+        self.entries += found
+        return token
+
+
 class CollectionFeed(Feed):
     """Tells a sink of all objects of a kind.
 
@@ -198,7 +221,7 @@ class CollectionFeed(Feed):
         if self._outdated:
             if not self._streaming.refused and self._backoff.failures < _PATIENCE and await self._stream():
                 return
-            listing = await self._client.collect(lambda: EntryListing(self._reader), self._resource)
+            listing = await self._client.collect(lambda: _Listing(self._reader), self._resource)
             await self._begin(listing.entries, listing.resource_version)
         seconds = self._next_watch_seconds()
         async with self._watch(seconds=seconds) as watch:

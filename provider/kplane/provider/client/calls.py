@@ -11,10 +11,10 @@ from typing import Final, TypeVar
 
 import aiohttp
 
+from kplane.provider.aio.overflow import unanswered
 from kplane.provider.client.limits import AnswerLimits, Intake
 from kplane.provider.client.transport import Request, Transport
 from kplane.provider.client.wire import drop_body, error_of, read_body, translated
-from kplane.provider.controllers.waiting import unanswered
 from kplane.provider.errors import TooManyRequests, Unreachable
 
 __all__ = ["Calls"]

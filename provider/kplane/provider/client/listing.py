@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from kplane.provider.cache.entry import Entry, EntryReader
 from kplane.provider.client.limits import Intake
 from kplane.provider.client.resources import Resource
 from kplane.provider.client.wire import decode, read_object
 from kplane.provider.errors import AnswerTooLarge, Unreachable
 
-__all__ = ["JSON", "METADATA", "METADATA_LIST", "EntryListing", "Listing", "ObjectList", "Pages"]
+__all__ = ["JSON", "METADATA", "METADATA_LIST", "Listing", "ObjectList", "Pages"]
 
 JSON: Final = "application/json"
 # As upstream's metadata client asks; a server that cannot leave the rest out sends it, and it is dropped here.
@@ -36,27 +35,6 @@ class Pages(Protocol):
 
     def add(self, body: bytes, *, intake: Intake) -> str | None:
         """Take a page in, and return the token of the next one. Raises Unreachable where it is none of a list."""
-
-
-@dataclass(slots=True)
-class EntryListing:
-    """One list of objects that stay bytes."""
-
-    reader: EntryReader
-    entries: list[Entry] = field(default_factory=list)
-    resource_version: str = ""
-
-    @property
-    def accept(self) -> str:
-        """What to ask for."""
-        return METADATA_LIST if self.reader.metadata_only else JSON
-
-    def add(self, body: bytes, *, intake: Intake) -> str | None:
-        """Take a page in, and return the token of the next one. Raises Unreachable where it is none of a list."""
-        intake.count(body)
-        found, self.resource_version, token = self.reader.page(body)
-        self.entries += found
-        return token
 
 
 @dataclass(slots=True)

@@ -73,7 +73,7 @@ class Transport:
         self._owned = connections is None
         self._connections = Connections() if connections is None else connections
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_seconds)
-        self._credentials = Credentials(config, connections=self._connections)
+        self._credentials = Credentials(config, plugin_runs=self._connections.plugin_runs)
         self._shown: ClusterConfig | None = None
         self._peer: Peer | None = None
         self._exchanges: set[_Exchange] = set()
@@ -108,7 +108,7 @@ class Transport:
     async def update(self, config: ClusterConfig) -> None:
         """Use renewed credentials from now on; exchanges under way end on the old ones."""
         old, self._config = self._credentials, config
-        self._credentials = Credentials(config, connections=self._connections)
+        self._credentials = Credentials(config, plugin_runs=self._connections.plugin_runs)
         await old.aclose()
 
     async def aclose(self) -> None:

@@ -9,7 +9,8 @@ from typing import Any, Generic, Self, TypeVar, cast, overload
 
 from kplane.provider.client.kinds import resource_of
 from kplane.provider.client.resources import Resource
-from kplane.provider.contracts import Provider
+from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.contracts import ControllerHost, Provider
 from kplane.provider.controllers.handlers import Handler, enqueue_object, enqueue_owner
 from kplane.provider.controllers.multicluster import MulticlusterController
 from kplane.provider.controllers.options import Options, Reconcile
@@ -19,8 +20,6 @@ from kplane.provider.controllers.request import Request
 from kplane.provider.controllers.sources import Engage, KindSource, RawSource
 from kplane.provider.controllers.workers import Logger
 from kplane.provider.errors import ProviderError
-from kplane.provider.fleet.cluster import Cluster
-from kplane.provider.manager.manager import Manager
 
 __all__ = ["ControllerBuilder", "controller", "engage", "every_owner", "metadata_only", "predicates"]
 
@@ -73,10 +72,10 @@ def engage(
 
 
 @overload
-def controller(manager: Manager | None) -> ControllerBuilder[Request]: ...
+def controller(manager: ControllerHost | None) -> ControllerBuilder[Request]: ...
 @overload
-def controller(manager: Manager | None, *, request: type[R]) -> ControllerBuilder[R]: ...
-def controller(manager: Manager | None, *, request: type[Any] = Request) -> ControllerBuilder[Any]:
+def controller(manager: ControllerHost | None, *, request: type[R]) -> ControllerBuilder[R]: ...
+def controller(manager: ControllerHost | None, *, request: type[Any] = Request) -> ControllerBuilder[Any]:
     """Begin to describe a controller; `build(reconcile)` makes it and adds it to the manager.
 
     `request` is another type of requests, for controllers with own sources and handlers only. Raises ProviderError
@@ -90,7 +89,7 @@ def controller(manager: Manager | None, *, request: type[Any] = Request) -> Cont
 class ControllerBuilder(Generic[R]):
     """See `controller`."""
 
-    def __init__(self, manager: Manager, *, request: type[R]) -> None:
+    def __init__(self, manager: ControllerHost, *, request: type[R]) -> None:
         self._manager = manager
         self._request = request
         self._name: str | None = None

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from kplane.provider.cache.event import Event
 from kplane.provider.client.kinds import resource_of
 from kplane.provider.client.resources import Resource
+from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.controllers.request import ObjectKey, Request
 from kplane.provider.errors import ProviderError
-from kplane.provider.fleet.cluster import Cluster
 
 __all__ = ["Handler", "enqueue_mapped", "enqueue_object", "enqueue_owner"]
 

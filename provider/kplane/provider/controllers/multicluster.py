@@ -7,11 +7,14 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
+from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.running import keep_running
-from kplane.provider.controllers.context import cluster_context
+from kplane.provider.cache.delivery import Registration
+from kplane.provider.cluster.context import cluster_context
+from kplane.provider.cluster.engagement import Engagement
+from kplane.provider.contracts import ControllerHost
 from kplane.provider.controllers.options import Options, Reconcile
 from kplane.provider.controllers.queue import FairQueue
 from kplane.provider.controllers.rate_limiter import Clustered
@@ -20,11 +23,6 @@ from kplane.provider.controllers.sources import KindSource, RawSource
 from kplane.provider.controllers.stats import ControllerStats
 from kplane.provider.controllers.workers import Controller, Result
 from kplane.provider.errors import ClusterNotFound, ClusterNotOwned, ClusterNotReady, ProviderError
-from kplane.provider.fleet.engagement import Engagement
-
-if TYPE_CHECKING:
-    from kplane.provider.cache.delivery import Registration
-    from kplane.provider.manager.manager import Manager
 
 __all__ = ["MulticlusterController"]
 
@@ -60,7 +58,7 @@ class MulticlusterController(Generic[R]):
     """
 
     def __init__(
-        self, name: str, reconcile: Reconcile[R], *, manager: Manager, options: Options[R] | None = None
+        self, name: str, reconcile: Reconcile[R], *, manager: ControllerHost, options: Options[R] | None = None
     ) -> None:
         """`options.max_concurrent` is by default the manager's."""
         options = options if options is not None else Options()

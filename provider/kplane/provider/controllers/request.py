@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeVar
 
 from typing_extensions import override
 
-__all__ = ["LOCAL", "ObjectKey", "Request"]
+from kplane.provider.cluster.context import LOCAL, cluster_context
 
-LOCAL: Final = ""
-"""Name of the cluster that a manager itself belongs to; upstream's LocalCluster."""
+__all__ = ["ObjectKey", "Request", "single_cluster"]
+
+T = TypeVar("T")
 
 
 class ObjectKey(NamedTuple):
@@ -41,3 +43,17 @@ class Request(NamedTuple):
     @override
     def __str__(self) -> str:
         return f"cluster://{self.cluster}/{self.key}" if self.cluster != LOCAL else str(self.key)
+
+
+def single_cluster(reconcile: Callable[[ObjectKey], Awaitable[T]]) -> Callable[[Request], Awaitable[T]]:
+    """Let a reconciler that knows of one cluster only work on a fleet.
+
+    It is called with namespace and name; the cluster is `Manager.cluster_from_context()`. Upstream's
+    ReconcilerWithClusterInContext.
+    """
+
+    async def within(request: Request) -> T:
+        with cluster_context(request.cluster):
+            return await reconcile(request.key)
+
+    return within

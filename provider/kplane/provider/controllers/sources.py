@@ -6,21 +6,19 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Final, Generic, NoReturn, Protocol, TypeVar
+from typing import Final, Generic, NoReturn, Protocol, TypeVar
 
 from kplane.provider.aio.backoff import Backoff
+from kplane.provider.cache.delivery import Registration
 from kplane.provider.cache.event import Event
 from kplane.provider.client.resources import Resource
+from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.cluster.context import LOCAL
+from kplane.provider.cluster.engagement import Engagement
+from kplane.provider.contracts import Provider
 from kplane.provider.controllers.handlers import Handler
 from kplane.provider.controllers.predicates import Predicate
-from kplane.provider.controllers.request import LOCAL
 from kplane.provider.errors import ProviderError
-from kplane.provider.fleet.cluster import Cluster
-from kplane.provider.fleet.engagement import Engagement
-
-if TYPE_CHECKING:
-    from kplane.provider.cache.delivery import Registration
-    from kplane.provider.contracts import Provider
 
 __all__ = ["Channel", "Engage", "KindSource", "Poll", "RawSource"]
 

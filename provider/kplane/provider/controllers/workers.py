@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
 from kplane.provider.aio.cancellation import end_tasks
+from kplane.provider.aio.overflow import Place, Room
 from kplane.provider.controllers.deadlines import Deadlines
-from kplane.provider.controllers.waiting import Place, Room
 from kplane.provider.errors import ProviderError
 from kplane.provider.logs import log_fields
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from kplane.provider.coordination.contract import Workplace
+from kplane.provider.contracts import Workplace
 
 __all__ = ["Basic"]
 

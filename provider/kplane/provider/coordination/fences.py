@@ -9,7 +9,7 @@ from typing import Final
 
 from kplane.provider.aio.cancellation import asked_to_end
 from kplane.provider.client.client import Client, Object
-from kplane.provider.coordination.contract import Workplace
+from kplane.provider.contracts import Workplace
 from kplane.provider.coordination.fence import Counts, Fence
 from kplane.provider.coordination.lease import Lease, LeaseTimings
 from kplane.provider.coordination.peers import PART_OF, PREFIX_LABEL

@@ -9,8 +9,8 @@ from typing import Final, NoReturn
 
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import complete
-from kplane.provider.controllers.context import current_cluster
-from kplane.provider.coordination.contract import Workplace
+from kplane.provider.cluster.context import current_cluster
+from kplane.provider.contracts import Workplace
 from kplane.provider.coordination.election import Election
 from kplane.provider.errors import ClusterNotOwned, LeaseLost
 

@@ -13,9 +13,8 @@ from typing import Any, Final
 from kplane.provider.cache.reflector import Reflector
 from kplane.provider.client.client import Client, Object
 from kplane.provider.client.resources import LEASES
-from kplane.provider.controllers.context import current_cluster
-from kplane.provider.controllers.request import LOCAL
-from kplane.provider.coordination.contract import Workplace
+from kplane.provider.cluster.context import LOCAL, current_cluster
+from kplane.provider.contracts import Workplace
 from kplane.provider.coordination.election import end_process
 from kplane.provider.coordination.fence import Counts, wait
 from kplane.provider.coordination.fences import Fences

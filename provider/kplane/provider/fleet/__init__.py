@@ -1,1 +1,1 @@
-"""The clusters that a manager serves, and the engagement of each."""
+"""All clusters of a manager, and the part of them that belongs to one provider."""

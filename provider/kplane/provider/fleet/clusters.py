@@ -14,12 +14,12 @@ from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import asked_to_end, complete
 from kplane.provider.cache.indexes import Extract, require_same
 from kplane.provider.client.resources import Resource
+from kplane.provider.cluster.cluster import Cluster, Wiring
+from kplane.provider.cluster.context import LOCAL
+from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.contracts import Aware, LocalAware
-from kplane.provider.controllers.request import LOCAL
-from kplane.provider.controllers.stats import Durations
+from kplane.provider.durations import Durations
 from kplane.provider.errors import ClusterNotFound, ClusterNotReady, ProviderError
-from kplane.provider.fleet.cluster import Cluster, Wiring
-from kplane.provider.fleet.engagement import Engagement
 
 __all__ = ["Clusters"]
 

@@ -2,34 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.contracts import Fleet, Provider
 
-from kplane.provider.fleet.cluster import Cluster
-
-if TYPE_CHECKING:
-    from kplane.provider.contracts import Provider
-
-__all__ = ["Fleet", "FleetView"]
-
-
-class Fleet(Protocol):
-    """What a provider tells of its clusters."""
-
-    async def add_or_replace(self, cluster: Cluster) -> None:
-        """Make this the cluster of its name, and return when it is.
-
-        Where it continues the present one, with credentials that were renewed, the engagement goes on. Otherwise that
-        is closed, which is awaited, before the new one begins.
-        """
-
-    async def remove(self, name: str) -> None:
-        """Close the engagement of a cluster and return when nothing of it is left; an unknown name is no error."""
-
-    def get(self, name: str) -> Cluster:
-        """The cluster of that name; raises ClusterNotFound, or ClusterNotReady while it is being engaged."""
-
-    def names(self) -> list[str]:
-        """Names of the provider's clusters, sorted."""
+__all__ = ["FleetView"]
 
 
 class FleetView:

@@ -12,24 +12,22 @@ from kplane.provider.aio.cancellation import complete, end_tasks
 from kplane.provider.aio.running import keep_running
 from kplane.provider.cache.indexes import Extract
 from kplane.provider.cache.informer import Transform
+from kplane.provider.client.client import Client
 from kplane.provider.client.connections import Connections
 from kplane.provider.client.kinds import resource_of
 from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.resources import Resource
-from kplane.provider.contracts import Aware, LocalAware, Provider, Runnable
-from kplane.provider.controllers.context import current_cluster
+from kplane.provider.cluster.cluster import Cluster, Wiring
+from kplane.provider.cluster.context import LOCAL, current_cluster
+from kplane.provider.contracts import Aware, Coordinator, LocalAware, Provider, Runnable
 from kplane.provider.controllers.multicluster import MulticlusterController
-from kplane.provider.controllers.request import LOCAL
 from kplane.provider.coordination.basic import Basic
-from kplane.provider.coordination.contract import Coordinator
 from kplane.provider.errors import ProviderError
-from kplane.provider.fleet.cluster import Cluster, Wiring
 from kplane.provider.fleet.clusters import Clusters
 from kplane.provider.fleet.view import FleetView
-from kplane.provider.manager.scoped import ScopedManager
-from kplane.provider.serving.checks import Check, Checks
+from kplane.provider.manager.checks import Check, Checks
 
-__all__ = ["Manager"]
+__all__ = ["Manager", "ScopedManager"]
 
 
 class Manager:
@@ -225,6 +223,28 @@ class Manager:
 
     async def _stop(self, name: str) -> None:
         await end_tasks([self._tasks.pop(name)])
+
+
+class ScopedManager:
+    """Reads and writes one cluster; what is added runs with the manager. Upstream's scopedManager."""
+
+    def __init__(self, manager: Manager, name: str) -> None:
+        self.manager: Final = manager
+        self.name: Final = name
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster as it is now; raises what `Manager.get_cluster` does."""
+        return self.manager.get_cluster(self.name)
+
+    @property
+    def client(self) -> Client:
+        """The client of the cluster."""
+        return self.cluster.client
+
+    def add(self, what: Aware | LocalAware | Runnable) -> None:
+        """As `Manager.add`."""
+        self.manager.add(what)
 
 
 class _Workplace:

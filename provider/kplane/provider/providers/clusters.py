@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.contracts import Fleet
 from kplane.provider.errors import ProviderError
-from kplane.provider.fleet.cluster import Cluster
-from kplane.provider.fleet.view import Fleet
 
 __all__ = ["ClustersProvider"]
 

@@ -13,9 +13,9 @@ from typing import Final
 
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.aio.backoff import Backoff
+from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.contracts import Fleet
 from kplane.provider.errors import ProviderError
-from kplane.provider.fleet.cluster import Cluster
-from kplane.provider.fleet.view import Fleet
 from kplane.provider.providers._support.roster import Roster
 
 __all__ = ["KindProvider"]

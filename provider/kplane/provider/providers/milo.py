@@ -35,9 +35,9 @@ from urllib.parse import urlsplit
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import DNS_LABEL, Resource
+from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.contracts import Fleet
 from kplane.provider.errors import KubeconfigError
-from kplane.provider.fleet.cluster import Cluster
-from kplane.provider.fleet.view import Fleet
 from kplane.provider.providers._support.condition import is_true
 from kplane.provider.providers._support.following import Following, Object
 

@@ -7,9 +7,9 @@ from typing import Final
 
 from kplane.provider.aio.cancellation import complete, end_tasks
 from kplane.provider.aio.running import keep_running
-from kplane.provider.contracts import Provider
+from kplane.provider.contracts import Fleet, Provider
 from kplane.provider.errors import ProviderError
-from kplane.provider.fleet.view import Fleet, FleetView
+from kplane.provider.fleet.view import FleetView
 
 __all__ = ["MultiProvider"]
 

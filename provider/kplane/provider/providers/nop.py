@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kplane.provider.fleet.view import Fleet
+from kplane.provider.contracts import Fleet
 
 __all__ = ["NopProvider"]
 

@@ -6,9 +6,9 @@ from typing import Final
 
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import SECRETS
+from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.contracts import Fleet
 from kplane.provider.errors import ProviderError
-from kplane.provider.fleet.cluster import Cluster
-from kplane.provider.fleet.view import Fleet
 from kplane.provider.providers._support.following import Following, Object
 from kplane.provider.providers._support.memo import KubeconfigMemo
 from kplane.provider.providers._support.secret import value_of, values_of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kplane.provider.fleet.cluster import Cluster
-from kplane.provider.fleet.view import Fleet
+from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.contracts import Fleet
 
 __all__ = ["SingleProvider"]
 

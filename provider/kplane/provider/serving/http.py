@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aiohttp import web
 
 from kplane.provider.errors import ProviderError
-from kplane.provider.serving.checks import Checks
-from kplane.provider.serving.metrics import Metrics
-from kplane.provider.serving.rendering import Rendering
-
-if TYPE_CHECKING:
-    from kplane.provider.manager.manager import Manager
+from kplane.provider.manager.checks import Checks
+from kplane.provider.manager.manager import Manager
+from kplane.provider.serving.metrics import Metrics, Rendering
 
 __all__ = ["Serving"]
 

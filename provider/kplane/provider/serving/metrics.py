@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Final
 
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from kplane.provider.controllers.stats import BOUNDS_SECONDS, Durations
+from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.coordination.leader import Leader
 from kplane.provider.coordination.sharded import Sharded, ShardingStats
-from kplane.provider.fleet.cluster import Cluster
-from kplane.provider.serving.exposition import process_families, render_families
+from kplane.provider.durations import BOUNDS_SECONDS, Durations
+from kplane.provider.manager.manager import Manager
 
-if TYPE_CHECKING:
-    from kplane.provider.manager.manager import Manager
-
-__all__ = ["Metrics", "sharding_metrics"]
+__all__ = ["Metrics", "Rendering", "process_families", "render_families", "sharding_metrics"]
 
 _STATES: Final = ("Ready", "Connecting", "Unreachable")
 
@@ -199,3 +197,56 @@ def _histogram(
             buckets.append((bound, below))
         family.add_metric(values, buckets, durations.total_seconds)
     return family
+
+
+class _Collected(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def process_families() -> Iterable[Metric]:
+    """What the system says of this process: CPU, memory, open files."""
+    return ProcessCollector(registry=None).collect()
+
+
+def render_families(families: Iterable[Metric]) -> bytes:
+    """Return the text format of them, in their order."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collected(families))
+    return generate_latest(registry)
+
+
+class Rendering:
+    """Calls `render` for one after the other; those who ask while it works share what it gives the next time.
+
+    So however many ask, and do not wait for the answer, the next one waits for two renderings at most; and nobody gets
+    a text that was begun before it was asked for. Nothing is kept for those who ask later. Where `render` fails, one
+    of those who share it has the error, and the next of them tries again.
+    """
+
+    def __init__(self, render: Callable[[], Awaitable[bytes]]) -> None:
+        self._render: Final = render
+        self._busy = asyncio.Lock()
+        self._next = _Shared()
+
+    async def text(self) -> bytes:
+        """Return what `render` gives; raises what it raises."""
+        shared = self._next
+        async with self._busy:
+            if shared.text is None:
+                self._next = _Shared()  # for those who ask from now on
+                shared.text = await self._render()
+            return shared.text
+
+
+class _Shared:
+    """What those have in common who asked while another one was served."""
+
+    __slots__ = ("text",)
+
+    def __init__(self) -> None:
+        self.text: bytes | None = None

@@ -26,11 +26,11 @@ from kplane.provider.aio.backoff import Backoff
 from kplane.provider.client.connections import Connections
 from kplane.provider.client.lookup import Resolver
 from kplane.provider.client.tls import ssl_context
+from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.cluster.context import cluster_context
+from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.contrib.kopf.sockets import KopfSockets
-from kplane.provider.controllers.context import cluster_context
 from kplane.provider.errors import ProviderError
-from kplane.provider.fleet.cluster import Cluster
-from kplane.provider.fleet.engagement import Engagement
 from kplane.provider.logs import log_fields
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ class _Login:
         config = self._operator.config
         if self._credentials is None or config is not self._config:
             self._config = config
-            self._credentials = Credentials(config, connections=self._connections)
+            self._credentials = Credentials(config, plugin_runs=self._connections.plugin_runs)
             return await self._credentials.current()
         if self._shown is not None and dt.datetime.now(dt.UTC) < self._expires:
             return await self._credentials.refused(self._shown)

@@ -19,9 +19,9 @@ from kplane.provider.cache.reflector import Key, Reflector, key_of
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import SECRETS, Resource
 from kplane.provider.client.tls import require_usable
+from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.contracts import Fleet
 from kplane.provider.errors import ClusterNotFound, ClusterNotReady, KubeconfigError, ProviderError
-from kplane.provider.fleet.cluster import Cluster
-from kplane.provider.fleet.view import Fleet
 from kplane.provider.providers._support.secret import values_of
 
 __all__ = ["KEEP", "Following", "FromSecret", "Keep", "Object", "Plan", "cluster_name"]

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from kplane.provider.aio.backoff import Backoff
+from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.contracts import Fleet
 from kplane.provider.errors import ProviderError
-from kplane.provider.fleet.cluster import Cluster
-from kplane.provider.fleet.view import Fleet
 
 __all__ = ["Roster"]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from kplane.provider.access.exec_plugin import require_no_text
+from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.contracts import Fleet
 from kplane.provider.errors import ProviderError
-from kplane.provider.fleet.cluster import Cluster
-from kplane.provider.fleet.view import Fleet
 from kplane.provider.providers._support.roster import Roster
 from kplane.provider.providers.file.kubeconfig_file import KubeconfigFile
 

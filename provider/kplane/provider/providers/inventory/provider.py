@@ -36,9 +36,9 @@ from kplane.provider.access.config import ClusterConfig
 from kplane.provider.cache.reflector import Key, Reflector
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import SECRETS, Resource
+from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.contracts import Fleet
 from kplane.provider.errors import KubeconfigError, ProviderError
-from kplane.provider.fleet.cluster import Cluster
-from kplane.provider.fleet.view import Fleet
 from kplane.provider.providers._support.condition import is_true, section
 from kplane.provider.providers._support.following import KEEP, Following, Keep, Object, cluster_name
 from kplane.provider.providers._support.memo import KubeconfigMemo

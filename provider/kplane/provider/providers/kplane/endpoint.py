@@ -33,9 +33,9 @@ from kplane.api.names import API_VERSION, KUBECONFIG_KEY
 from kplane.provider.cache.reflector import Key
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import DNS_LABEL, DNS_SUBDOMAIN, Resource
+from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.contracts import Fleet
 from kplane.provider.errors import KubeconfigError, ProviderError
-from kplane.provider.fleet.cluster import Cluster
-from kplane.provider.fleet.view import Fleet
 from kplane.provider.providers._support.condition import is_false, section
 from kplane.provider.providers._support.following import KEEP, Following, FromSecret, Keep, Object
 from kplane.provider.providers._support.memo import KubeconfigMemo

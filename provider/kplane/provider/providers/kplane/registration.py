@@ -12,8 +12,8 @@ from kplane.api import KubernetesVersion, RegistrationMode
 from kplane.api.names import API_VERSION, KUBECONFIG_KEY
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import Resource
-from kplane.provider.fleet.cluster import Cluster
-from kplane.provider.fleet.view import Fleet
+from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.contracts import Fleet
 from kplane.provider.providers._support.condition import section
 from kplane.provider.providers._support.following import KEEP, Following, FromSecret, Keep, Object
 from kplane.provider.providers._support.memo import KubeconfigMemo

@@ -9,10 +9,10 @@ from typing_extensions import override
 from kplane.provider.cache.cache import Cache
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import NAMESPACES
-from kplane.provider.controllers.request import LOCAL
+from kplane.provider.cluster.cluster import Cluster, Wiring
+from kplane.provider.cluster.context import LOCAL
+from kplane.provider.contracts import Fleet
 from kplane.provider.errors import ProviderError
-from kplane.provider.fleet.cluster import Cluster, Wiring
-from kplane.provider.fleet.view import Fleet
 from kplane.provider.providers._support.following import Following, Object
 from kplane.provider.providers.namespace.cache import NamespaceCache
 from kplane.provider.providers.namespace.client import NamespaceClient

@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 from typing_extensions import override
 
 from kplane.provider.aio.cancellation import asked_to_end, complete, end_tasks
+from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.errors import ProviderError
-from kplane.provider.fleet.cluster import Cluster
 
 __all__ = ["Engagement"]
 

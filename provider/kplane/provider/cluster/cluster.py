@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Protocol, Self
 
 from typing_extensions import override
 
@@ -16,13 +16,10 @@ from kplane.provider.cache.informer import Transform
 from kplane.provider.client.client import Client
 from kplane.provider.client.connections import Connections
 from kplane.provider.client.limits import AnswerLimits
+from kplane.provider.cluster.recorder import EventRecorder
 from kplane.provider.errors import ClusterNotFound
-from kplane.provider.fleet.recorder import EventRecorder
 
-if TYPE_CHECKING:
-    from kplane.provider.contracts import Provider
-
-__all__ = ["Cluster", "Health", "Wiring"]
+__all__ = ["Cluster", "Health", "Origin", "Wiring"]
 
 HealthState = Literal["Ready", "Connecting", "Unreachable", "Gone"]
 
@@ -31,6 +28,14 @@ _HEALTH: Final[Mapping[FeedState, HealthState]] = {
     "connecting": "Connecting",
     "unreachable": "Unreachable",
 }
+
+
+class Origin(Protocol):
+    """The provider that found a cluster."""
+
+    @property
+    def name(self) -> str:
+        """Name of the provider, for logs and metrics."""
 
 
 class Health(NamedTuple):
@@ -99,7 +104,7 @@ class Cluster:
         self.config: Final = config
         self.credentials: Final[Mapping[str, bytes]] = dict(credentials or {})
         self.attributes: Final[Mapping[str, str]] = dict(attributes or {})
-        self._origins: tuple[Provider, ...] = ()
+        self._origins: tuple[Origin, ...] = ()
         self._live = _Live(name, config)
 
     @override
@@ -183,11 +188,11 @@ class Cluster:
         """Name of the provider that found it, for metrics; empty for the local cluster."""
         return self._origins[0].name if self._origins else ""
 
-    def came_from(self, provider: Provider) -> bool:
+    def came_from(self, provider: Origin) -> bool:
         """Whether a provider told of this cluster, itself or through the provider that it is part of."""
         return any(origin is provider for origin in self._origins)
 
-    def note_origin(self, provider: Provider) -> None:
+    def note_origin(self, provider: Origin) -> None:
         """Take note of a provider that told of this cluster."""
         if not self.came_from(provider):
             self._origins = (*self._origins, provider)

@@ -21,7 +21,7 @@ from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import EVENTS
-from kplane.provider.controllers.context import cluster_context, current_cluster
+from kplane.provider.cluster.context import cluster_context, current_cluster
 from kplane.provider.errors import AlreadyExists, NotFound, ProviderError, ServerError, TooManyRequests, Unreachable
 
 __all__ = ["EventRecorder"]

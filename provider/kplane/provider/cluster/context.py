@@ -1,0 +1,30 @@
+"""Names the cluster that the current task works on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Final
+
+__all__ = ["LOCAL", "cluster_context", "current_cluster"]
+
+LOCAL: Final = ""
+"""Name of the cluster that a manager itself belongs to; upstream's LocalCluster."""
+
+_current: Final[ContextVar[str | None]] = ContextVar("cluster of the reconcile under way", default=None)
+
+
+def current_cluster() -> str | None:
+    """Return the name of the cluster that is worked on; None outside of a reconcile. Tasks inherit it."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def cluster_context(name: str) -> Iterator[None]:
+    """Say that what is done within is about this cluster; controllers do so around each reconcile."""
+    token = _current.set(name)
+    try:
+        yield
+    finally:
+        _current.reset(token)
