@@ -19,7 +19,17 @@ from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.failures import Failures
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores
-from kplane.provider import Client, Conflict, Controller, Forbidden, Result, ServerError, Unreachable, WorkQueue
+from kplane.provider import (
+    Client,
+    Conflict,
+    Controller,
+    FairQueue,
+    Forbidden,
+    ItemBackoff,
+    Result,
+    ServerError,
+    Unreachable,
+)
 
 KEY = "", "acme"
 REFUSED = Forbidden(403, "Forbidden", "secrets are refused by policy x")
@@ -192,8 +202,8 @@ async def test_what_takes_too_long_is_counted_and_told_and_what_our_end_cuts_off
         await asyncio.sleep(60.0)
         return None
 
-    async def run(timeout: float) -> tuple[asyncio.Task[None], WorkQueue[Any]]:
-        queue: WorkQueue[Any] = WorkQueue(initial_backoff_seconds=30.0)
+    async def run(timeout: float) -> tuple[asyncio.Task[None], FairQueue[Any]]:
+        queue: FairQueue[Any] = FairQueue(rate_limiter=ItemBackoff(initial_seconds=30.0))
         controller = Controller(
             "controlplane",
             management.metrics.timed("controlplane", reconcile=told.guarded(reconcile)),

@@ -25,7 +25,7 @@ from kplane.controlplane_operator.watch.cache import Key
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect, wake_by_component
 from kplane.controlplane_operator.watch.gc import Orphans
 from kplane.controlplane_operator.watch.uid_tracker import Namesakes
-from kplane.provider import Client, NotFound, WorkQueue
+from kplane.provider import Client, FairQueue, NotFound
 from kplane.workloads import Runtime, RuntimeFailure
 
 FORMER = mcm_name("cp", uid="first")
@@ -129,10 +129,11 @@ def metadata(name: str, *, uid: str) -> dict[str, Any]:
     return {"name": name, "uid": uid, "generation": 1, "resourceVersion": str(next(_versions))}
 
 
-async def drained(queue: WorkQueue[Key]) -> set[Key]:
+async def drained(queue: FairQueue[Key]) -> set[Key]:
     found = set()
     while len(queue):
-        key = await queue.get()
+        key = queue.take()
+        assert key is not None
         found.add(key)
         queue.done(key)
     return found

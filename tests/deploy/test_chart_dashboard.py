@@ -23,7 +23,7 @@ from kplane.mcm.metrics.allowlist import SERIES
 from kplane.mcm.metrics.collector import Metrics as McmMetrics
 from kplane.mcm.metrics.scrape import Origin, Scraper, Target
 from kplane.mcm.status.overview import ClusterSummary, Overview, State
-from kplane.provider import Result, WorkQueue
+from kplane.provider import FairQueue, Result
 from kplane.workloads.pods.objects import labels_of
 
 pytestmark = pytest.mark.integration
@@ -47,7 +47,7 @@ def series(text: str) -> dict[str, set[str]]:
 
 async def operator_series() -> dict[str, set[str]]:
     metrics = OperatorMetrics()
-    metrics.observe(control_planes=Store(CONTROL_PLANES), queues={"controlplane": WorkQueue()})
+    metrics.observe(control_planes=Store(CONTROL_PLANES), queues={"controlplane": FairQueue()})
 
     async def reconcile(key: Any) -> Result | None:
         if key == "broken":

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kplane.provider import Client, ClusterConfig, Controller, Unreachable, WorkQueue
+from kplane.provider import Client, ClusterConfig, Controller, FairQueue, Unreachable
 from kplane.provider.aio.overflow import unanswered
 
 
@@ -45,7 +45,7 @@ class Work:
 
 @pytest.mark.parametrize("children", [False, True], ids=["itself", "in a task of its own"])
 async def test_those_that_wait_keep_no_worker_from_others(eventually: Callable[..., Any], children: bool) -> None:
-    work, queue = Work(), WorkQueue[str]()
+    work, queue = Work(), FairQueue[str]()
     work.children = children
     controller = Controller("test", work.reconcile, queue=queue, workers=2, waiting=5)
     async with running(controller):
@@ -60,7 +60,7 @@ async def test_those_that_wait_keep_no_worker_from_others(eventually: Callable[.
 
 
 async def test_where_the_room_is_full_workers_wait_and_go_on_when_there_is_room(eventually: Callable[..., Any]) -> None:
-    queue = WorkQueue[str]()
+    queue = FairQueue[str]()
     answers = {name: asyncio.Event() for name in ("silent-0", "silent-1", "silent-2")}
     done: list[str] = []
 
@@ -81,7 +81,7 @@ async def test_where_the_room_is_full_workers_wait_and_go_on_when_there_is_room(
 
 
 async def test_a_key_is_never_worked_on_twice_at_once_and_not_forgotten(eventually: Callable[..., Any]) -> None:
-    work, queue = Work(), WorkQueue[str]()
+    work, queue = Work(), FairQueue[str]()
     controller = Controller("test", work.reconcile, queue=queue, workers=2, waiting=5)
     async with running(controller):
         queue.add("silent")
@@ -96,7 +96,7 @@ async def test_a_key_is_never_worked_on_twice_at_once_and_not_forgotten(eventual
 
 async def test_the_end_of_the_controller_ends_those_that_wait(eventually: Callable[..., Any]) -> None:
     ended: list[str] = []
-    queue = WorkQueue[str]()
+    queue = FairQueue[str]()
 
     async def reconcile(key: str) -> None:
         try:
@@ -117,7 +117,7 @@ async def test_one_that_takes_long_leaves_its_worker_whatever_it_does(
     eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kplane.provider.controllers.workers._LONG_SECONDS", 0.01)
-    queue, pages, done = WorkQueue[str](), asyncio.Event(), list[str]()
+    queue, pages, done = FairQueue[str](), asyncio.Event(), list[str]()
 
     async def reconcile(key: str) -> None:
         while key == "endless" and not pages.is_set():
@@ -135,7 +135,7 @@ async def test_one_that_takes_long_leaves_its_worker_whatever_it_does(
 
 
 async def test_the_deadline_holds_for_those_that_wait_too(eventually: Callable[..., Any]) -> None:
-    work, queue = Work(), WorkQueue[str]()
+    work, queue = Work(), FairQueue[str]()
     controller = Controller("test", work.reconcile, queue=queue, workers=1, waiting=5, timeout_seconds=0.05)
     async with running(controller):
         queue.add("silent")
@@ -159,7 +159,7 @@ async def silent() -> AsyncIterator[str]:
 async def test_a_client_leaves_the_worker_of_its_reconcile_unless_told_to_keep_it(
     eventually: Callable[..., Any], silent: str, keeps_worker: bool
 ) -> None:
-    queue = WorkQueue[str]()
+    queue = FairQueue[str]()
     failed: list[tuple[str, bool]] = []
     waiting: list[int] = []
 

@@ -10,7 +10,7 @@ import logging
 
 import pytest
 
-from kplane.provider import Controller, ProviderError, Result, WorkQueue, logs
+from kplane.provider import Controller, FairQueue, ItemBackoff, ProviderError, Result, logs
 
 
 @contextlib.asynccontextmanager
@@ -25,7 +25,7 @@ async def running(controller):
 
 async def test_works_on_different_keys_at_once_and_on_one_key_never(eventually):
     at_work, most, calls = collections.Counter(), collections.Counter(), collections.Counter()
-    queue = WorkQueue()
+    queue = FairQueue()
 
     async def reconcile(key):
         at_work[key] += 1
@@ -47,7 +47,7 @@ async def test_works_on_different_keys_at_once_and_on_one_key_never(eventually):
 @pytest.mark.parametrize("failure", [ProviderError("no"), ValueError("odd"), asyncio.CancelledError(), None])
 async def test_a_failure_is_tried_again_and_ends_no_worker(eventually, caplog, failure):
     tries = []
-    queue = WorkQueue(initial_backoff_seconds=0.001)
+    queue = FairQueue(rate_limiter=ItemBackoff(initial_seconds=0.001))
 
     async def reconcile(key):
         tries.append(key)
@@ -65,7 +65,7 @@ async def test_a_failure_is_tried_again_and_ends_no_worker(eventually, caplog, f
 
 async def test_a_result_asks_to_be_called_again(eventually):
     tries = []
-    queue = WorkQueue()
+    queue = FairQueue()
 
     async def reconcile(key):
         tries.append(key)
@@ -78,7 +78,7 @@ async def test_a_result_asks_to_be_called_again(eventually):
 
 async def test_a_result_may_ask_for_another_try_without_a_failure(eventually, caplog):
     tries = []
-    queue = WorkQueue(initial_backoff_seconds=0.001)
+    queue = FairQueue(rate_limiter=ItemBackoff(initial_seconds=0.001))
 
     async def reconcile(key):
         tries.append(queue.failures(key))
@@ -92,7 +92,7 @@ async def test_a_result_may_ask_for_another_try_without_a_failure(eventually, ca
 
 async def test_draining_waits_for_its_keys_only_and_cancels_those_that_take_too_long(eventually):
     ended, gates = [], {"a": asyncio.Event(), "b": asyncio.Event(), "c": asyncio.Event()}
-    queue = WorkQueue()
+    queue = FairQueue()
 
     async def reconcile(key):
         try:
@@ -117,7 +117,7 @@ async def test_draining_waits_for_its_keys_only_and_cancels_those_that_take_too_
 
 async def test_a_deadline_that_comes_with_the_end_of_the_controller_ends_it_all_the_same():
     over = asyncio.Event()
-    queue = WorkQueue()
+    queue = FairQueue()
 
     async def reconcile(key):
         try:
@@ -136,7 +136,7 @@ async def test_a_deadline_that_comes_with_the_end_of_the_controller_ends_it_all_
 
 async def test_ends_when_the_queue_is_closed_and_drained():
     done = []
-    queue = WorkQueue()
+    queue = FairQueue()
 
     async def reconcile(key):
         done.append(key)
@@ -148,7 +148,7 @@ async def test_ends_when_the_queue_is_closed_and_drained():
 
 
 async def test_reconciles_leave_nothing_to_the_garbage_collector(eventually):
-    queue = WorkQueue()
+    queue = FairQueue()
 
     async def reconcile(key):
         await asyncio.sleep(0)
@@ -168,7 +168,7 @@ async def test_reconciles_leave_nothing_to_the_garbage_collector(eventually):
 
 async def test_cancelling_awaits_the_reconciles_under_way():
     ended = []
-    queue = WorkQueue()
+    queue = FairQueue()
     begun = asyncio.Event()
 
     async def reconcile(key):
@@ -190,7 +190,7 @@ async def test_cancelling_awaits_the_reconciles_under_way():
 )
 async def test_each_failure_is_reported_and_so_is_a_time_that_is_up(eventually, caplog, failure, told):
     reports = []
-    queue = WorkQueue(initial_backoff_seconds=0.001)
+    queue = FairQueue(rate_limiter=ItemBackoff(initial_seconds=0.001))
 
     async def reconcile(key):
         if not reports:

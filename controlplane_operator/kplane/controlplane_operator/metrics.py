@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from kplane.api import ControlPlane, ControlPlanePhase
 from kplane.controlplane_operator.watch.cache import Key, Store
-from kplane.provider import Result, WorkQueue
+from kplane.provider import FairQueue, Result
 
 __all__ = ["Metrics", "OnFailure", "Reconcile"]
 
@@ -120,13 +120,13 @@ class Metrics:
         gauge = Gauge("leader_election_master_status", text, ["name"], registry=self.registry)
         gauge.labels(lease).set_function(leading)
 
-    def observe(self, *, control_planes: Store, queues: Mapping[str, WorkQueue[Key]]) -> None:
+    def observe(self, *, control_planes: Store, queues: Mapping[str, FairQueue[Key]]) -> None:
         """Count, whenever asked, the control planes by phase and the keys that wait in each queue."""
         self.registry.register(_Inventory(control_planes, queues))
 
 
 class _Inventory(Collector):
-    def __init__(self, control_planes: Store, queues: Mapping[str, WorkQueue[Key]]) -> None:
+    def __init__(self, control_planes: Store, queues: Mapping[str, FairQueue[Key]]) -> None:
         self._control_planes = control_planes
         self._queues = queues
 

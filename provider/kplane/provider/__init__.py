@@ -47,8 +47,9 @@ from kplane.provider.contrib.kopf.bridge import KopfAware
 from kplane.provider.controllers.builder import controller, engage, every_owner, metadata_only
 from kplane.provider.controllers.handlers import enqueue_mapped, enqueue_object, enqueue_owner
 from kplane.provider.controllers.multicluster import MulticlusterController
+from kplane.provider.controllers.queue import FairQueue
+from kplane.provider.controllers.rate_limiter import ItemBackoff
 from kplane.provider.controllers.request import ObjectKey, Request, single_cluster
-from kplane.provider.controllers.work_queue import WorkQueue
 from kplane.provider.controllers.workers import Controller, Result
 from kplane.provider.coordination.election import Election
 from kplane.provider.coordination.leader import Leader
@@ -69,7 +70,6 @@ from kplane.provider.errors import (
     LeaseLost,
     NotFound,
     ProviderError,
-    QueueClosed,
     ServerError,
     TooManyRequests,
     Unauthorized,
@@ -127,11 +127,13 @@ __all__ = [
     "EventRecorder",
     "ExecPlugin",
     "Expired",
+    "FairQueue",
     "Fleet",
     "Forbidden",
     "Impersonation",
     "Informer",
     "Invalid",
+    "ItemBackoff",
     "KopfAware",
     "KubeconfigError",
     "Leader",
@@ -147,7 +149,6 @@ __all__ = [
     "ObjectList",
     "Provider",
     "ProviderError",
-    "QueueClosed",
     "Reflector",
     "Registration",
     "Request",
@@ -163,7 +164,6 @@ __all__ = [
     "Unreachable",
     "Watch",
     "WatchEvent",
-    "WorkQueue",
     "cluster_context",
     "controller",
     "current_cluster",

@@ -20,7 +20,6 @@ __all__ = [
     "LeaseLost",
     "NotFound",
     "ProviderError",
-    "QueueClosed",
     "ServerError",
     "TooManyRequests",
     "Unauthorized",
@@ -57,10 +56,6 @@ class KubeconfigError(ProviderError, ValueError):
 
 class LeaseLost(ProviderError):
     """A Lease is not ours any more: what is done under it has to end."""
-
-
-class QueueClosed(ProviderError):
-    """The work queue was closed and has nothing left to give."""
 
 
 class Unreachable(ProviderError):

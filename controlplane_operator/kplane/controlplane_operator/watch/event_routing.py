@@ -25,7 +25,7 @@ from kplane.controlplane_operator.kinds import (
 )
 from kplane.controlplane_operator.status.writer import DEDICATED_READY
 from kplane.controlplane_operator.watch.cache import Change, Key, Object, Store, key_of
-from kplane.provider import CONFIG_MAPS, NAMESPACES, SECRETS, WorkQueue
+from kplane.provider import CONFIG_MAPS, NAMESPACES, SECRETS, FairQueue, ItemBackoff
 
 __all__ = [
     "ALLOWED_SECRETS",
@@ -170,20 +170,24 @@ ENDPOINT_SECRETS: Final = f"{ALLOW_ENDPOINT_LABEL}=true"
 BUNDLES: Final = f"{BUNDLE_LABEL}=true"
 
 
+def _queue() -> FairQueue[Key]:
+    return FairQueue(rate_limiter=ItemBackoff(maximum_seconds=60.0))
+
+
 @dataclass(frozen=True, slots=True)
 class Queues:
     """Keys that wait for their reconciler, one queue a kind."""
 
-    control_planes: WorkQueue[Key] = field(default_factory=WorkQueue)
-    classes: WorkQueue[Key] = field(default_factory=WorkQueue)
-    endpoints: WorkQueue[Key] = field(default_factory=WorkQueue)
-    registrations: WorkQueue[Key] = field(default_factory=WorkQueue)
-    addons: WorkQueue[Key] = field(default_factory=WorkQueue)
+    control_planes: FairQueue[Key] = field(default_factory=_queue)
+    classes: FairQueue[Key] = field(default_factory=_queue)
+    endpoints: FairQueue[Key] = field(default_factory=_queue)
+    registrations: FairQueue[Key] = field(default_factory=_queue)
+    addons: FairQueue[Key] = field(default_factory=_queue)
     """Of control planes."""
-    mcms: WorkQueue[Key] = field(default_factory=WorkQueue)
+    mcms: FairQueue[Key] = field(default_factory=_queue)
     """Of registrations, which may have an mcm of their own."""
 
-    def by_name(self) -> dict[str, WorkQueue[Key]]:
+    def by_name(self) -> dict[str, FairQueue[Key]]:
         """Return them by the names of their controllers."""
         return {
             "controlplane": self.control_planes,

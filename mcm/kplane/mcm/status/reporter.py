@@ -20,11 +20,12 @@ from kplane.provider import (
     ClusterNotOwned,
     Conflict,
     Controller,
+    FairQueue,
+    ItemBackoff,
     NotFound,
     ProviderError,
     Result,
     Unreachable,
-    WorkQueue,
 )
 from kplane.provider.aio.running import kept_running
 from kplane.provider.providers.kplane import REGISTRATIONS, UID_ATTRIBUTE, is_occupied, is_served
@@ -113,7 +114,7 @@ class Reports:
         self._mode = mode
         self._has_to_announce = has_to_announce
         self._subjects: dict[str, _Subject] = {}
-        self._queue: WorkQueue[str] = WorkQueue(initial_backoff_seconds=0.5, maximum_backoff_seconds=60.0)
+        self._queue: FairQueue[str] = FairQueue(rate_limiter=ItemBackoff(initial_seconds=0.5, maximum_seconds=60.0))
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     @contextlib.asynccontextmanager

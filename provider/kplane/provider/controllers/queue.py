@@ -1,4 +1,4 @@
-"""A queue of requests over many clusters, in which none of them starves the others."""
+"""A work queue in which no cluster starves the others."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import heapq
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Final, Generic, TypeVar
 
-from kplane.provider.controllers.rate_limiter import Clustered, ItemBackoff, RateLimiter
+from kplane.provider.controllers.rate_limiter import ItemBackoff, RateLimiter
 
 __all__ = ["FairQueue"]
 
 log: Final = logging.getLogger(__name__)
 
-R = TypeVar("R", bound=Clustered)
+R = TypeVar("R", bound=Hashable)
 
 _LIGHTEST: Final = 0.01
 _HEAVIEST: Final = 100.0
@@ -67,8 +67,9 @@ class _Lane(Generic[R]):
 class FairQueue(Generic[R]):
     """client-go's work queue for one event loop, with a line for each cluster.
 
-    Within a cluster it is first in, first out. A request that is added while it waits is not added twice; one that is
-    added while somebody works on it is given once more after `done`, so no request is worked on twice at once.
+    A request waits in the line of its attribute `cluster`; requests without one, such as plain keys, share a line.
+    Each line is first in, first out. A request that is added while it waits is not added twice. A request that is added
+    while a worker has it is given again after `done`, so no two workers have the same request.
 
     Clusters take turns by deficit round robin, where one that had no work goes before those that had (RFC 8290,
     section 4.2, of network flows): in each round one with weight 2 has two requests taken where one with weight 1 has
@@ -134,7 +135,8 @@ class FairQueue(Generic[R]):
         """Ask for work on the request as soon as it is its turn."""
         if self._closed:
             return
-        lane = self._lanes.get(request.cluster) or self._lane(request.cluster)
+        cluster = getattr(request, "cluster", "")
+        lane = self._lanes.get(cluster) or self._lane(cluster)
         if request in lane.dirty or (lane.parked and self._full(lane, len(lane.dirty))):
             return
         lane.dirty.add(request)
@@ -150,7 +152,7 @@ class FairQueue(Generic[R]):
             return
         if self._closed:
             return
-        lane = self._lane(request.cluster)
+        lane = self._lane(_cluster_of(request))
         due = asyncio.get_running_loop().time() + seconds
         known = lane.delayed.get(request)
         if known is not None and known <= due:
@@ -188,7 +190,7 @@ class FairQueue(Generic[R]):
 
     def done(self, request: R) -> None:
         """Say that the work on a request that `take` gave has ended, well or not."""
-        lane = self._lanes[request.cluster]
+        lane = self._lanes[getattr(request, "cluster", "")]
         del lane.processing[request]
         if request in lane.dirty:
             lane.waiting.append(request)
@@ -267,8 +269,9 @@ class FairQueue(Generic[R]):
         return lane
 
     def _current(self, request: R) -> bool:
-        lane = self._lanes.get(request.cluster)
-        return lane is not None and lane.processing.get(request) == lane.generation
+        lane = self._lanes.get(_cluster_of(request))
+        taken = lane.processing.get(request) if lane is not None else None
+        return lane is None or taken is None or taken == lane.generation
 
     def _full(self, lane: _Lane[R], there: int) -> bool:
         if lane.kept or there < self._parked_limit:
@@ -329,6 +332,10 @@ class FairQueue(Generic[R]):
                 del lane.delayed[request]
                 self.add(request)
         self._set_timer(lane)
+
+
+def _cluster_of(request: Hashable) -> str:
+    return getattr(request, "cluster", "")
 
 
 def _nobody() -> None:

@@ -21,8 +21,8 @@ class Clustered(Hashable, Protocol):
         """Name of the cluster."""
 
 
-R = TypeVar("R", bound=Clustered)
-R_contra = TypeVar("R_contra", bound=Clustered, contravariant=True)
+R = TypeVar("R", bound=Hashable)
+R_contra = TypeVar("R_contra", bound=Hashable, contravariant=True)
 
 
 class RateLimiter(Protocol[R_contra]):
@@ -63,7 +63,7 @@ class ItemBackoff(RateLimiter[R]):
     @override
     def next_delay(self, request: R) -> float:
         """Note one more failure; seconds until the next try."""
-        of_cluster = self._failures.setdefault(request.cluster, {})
+        of_cluster = self._failures.setdefault(getattr(request, "cluster", ""), {})
         failures = of_cluster.get(request, 0)
         of_cluster[request] = failures + 1
         delay = delay_after(failures, initial_seconds=self._initial, maximum_seconds=self._maximum)
@@ -72,14 +72,15 @@ class ItemBackoff(RateLimiter[R]):
     @override
     def failures(self, request: R) -> int:
         """How often it failed since it was last forgotten."""
-        return self._failures.get(request.cluster, {}).get(request, 0)
+        return self._failures.get(getattr(request, "cluster", ""), {}).get(request, 0)
 
     @override
     def forget(self, request: R) -> None:
         """It succeeded: its next failure is a first one again."""
-        of_cluster = self._failures.get(request.cluster)
+        cluster = getattr(request, "cluster", "")
+        of_cluster = self._failures.get(cluster)
         if of_cluster is not None and of_cluster.pop(request, 0) and not of_cluster:
-            del self._failures[request.cluster]
+            del self._failures[cluster]
 
     @override
     def drop(self, cluster: str) -> None:

@@ -7,15 +7,16 @@ import contextvars
 import logging
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.aio.overflow import Place, Room
 from kplane.provider.controllers.deadlines import Deadlines
+from kplane.provider.controllers.queue import FairQueue
 from kplane.provider.errors import ProviderError
 from kplane.provider.logs import log_fields
 
-__all__ = ["Controller", "Queue", "Result"]
+__all__ = ["Controller", "Result"]
 
 _log: Final = logging.getLogger(__name__)
 
@@ -37,32 +38,6 @@ class Result:
 
     requeue_after_seconds: float | None = None
     requeue: bool = False
-
-
-class Queue(Protocol[K]):
-    """What a controller takes keys from: `WorkQueue` and `FairQueue`."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether no more keys come."""
-
-    def on_ready(self, notify: Callable[[], None] | None) -> None:
-        """Have `notify` called when there is something to take after there was nothing, and when the queue closes."""
-
-    def take(self) -> K | None:
-        """Take a key; None where there is nothing to do now."""
-
-    def done(self, key: K) -> None:
-        """The work on a key has ended."""
-
-    def requeue(self, key: K, seconds: float) -> None:
-        """Give the key again in so many seconds."""
-
-    def retry(self, key: K) -> float | None:
-        """Give the key again after its backoff, which is returned; None where nobody wants it done any more."""
-
-    def forget(self, key: K) -> None:
-        """It succeeded."""
 
 
 class _Attempt(Place, Generic[K]):
@@ -100,7 +75,7 @@ class Controller(Generic[K]):
         name: str,
         reconcile: Callable[[K], Awaitable[Result | None]],
         *,
-        queue: Queue[K],
+        queue: FairQueue[K],
         workers: int = 8,
         waiting: int = 0,
         timeout_seconds: float = 60.0,
