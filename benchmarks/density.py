@@ -36,7 +36,7 @@ from kplane.binaries.programs import resolve
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.embedded.daemon import Daemon
 from kplane.embedded.handle import Handle
-from kplane.provider import LEASES, NAMESPACES, SERVICE_ACCOUNTS, Client, ClusterConfig, Reflector, Resource
+from kplane.provider import LEASES, NAMESPACES, SERVICE_ACCOUNTS, Client, ClusterConfig, Event, Informer, Resource
 from kplane.workloads import DATA, FILES, Component, File, Lifetime, ProcessRuntime, find_processes
 
 _POLL_SECONDS: Final = 0.2
@@ -113,11 +113,11 @@ async def _first(
     """Watch within for an object that is accepted, and give when it was seen, in seconds of the monotonic clock."""
     seen: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
-    def look(event: str, obj: dict[str, Any]) -> None:
-        if event != "DELETED" and not seen.done() and accept(obj):
+    def look(event: Event) -> None:
+        if event.kind != "DELETED" and not seen.done() and accept(event.object):
             seen.set_result(time.monotonic())
 
-    task = asyncio.create_task(Reflector(client, resource, name=name, namespace=namespace).run(look))
+    task = asyncio.create_task(Informer(client, resource, name=name, namespace=namespace).run(look))
     try:
         yield seen
     finally:

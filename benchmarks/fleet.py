@@ -38,7 +38,7 @@ from kplane.controlplane_operator.kinds import (
 )
 from kplane.embedded.credentials import OPERATOR_USER, SERVICE_ACCOUNT_GROUPS, write_private
 from kplane.embedded.manifests import install
-from kplane.provider import Client, ClusterConfig, Reflector, Resource
+from kplane.provider import Client, ClusterConfig, Event, Informer, Resource
 from kplane.workloads import ProcessRuntime
 
 _OPERATOR: Final = (
@@ -71,11 +71,10 @@ class Progress:
     reached: dict[str, float] = field(default_factory=dict)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def saw(self, event: str, obj: dict[str, Any]) -> None:
+    def saw(self, event: Event) -> None:
         """Take in an event of a watch."""
-        name = obj["metadata"]["name"]
-        if event != "DELETED" and name not in self.reached and self.accept(obj):
-            self.reached[name] = time.monotonic()
+        if event.kind != "DELETED" and event.name not in self.reached and self.accept(event.object):
+            self.reached[event.name] = time.monotonic()
             if len(self.reached) == self.expected:
                 self.complete.set()
 
@@ -178,8 +177,8 @@ async def _measure(target: Target, *, management: ApiServer, tenants: ApiServer,
     memory = PeakMemory(pid)
     async with Client(management.administrator()) as client, asyncio.TaskGroup() as tasks:
         follow = [
-            tasks.create_task(Reflector(client, CONTROL_PLANES).run(ready.saw)),
-            tasks.create_task(Reflector(client, CONTROL_PLANE_REGISTRATIONS).run(resolved.saw)),
+            tasks.create_task(Informer(client, CONTROL_PLANES).run(ready.saw)),
+            tasks.create_task(Informer(client, CONTROL_PLANE_REGISTRATIONS).run(resolved.saw)),
             tasks.create_task(memory.watch()),
         ]
         await _until_served(client)

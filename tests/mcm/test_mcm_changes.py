@@ -16,7 +16,7 @@ import pytest
 from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER
 from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
 from kplane.controlplane_operator.pki.primitives import issue_client
-from kplane.provider import NAMESPACES, SERVICE_ACCOUNTS, Client, NotFound, Reflector
+from kplane.provider import NAMESPACES, SERVICE_ACCOUNTS, Client, Event, Informer, NotFound
 from kplane.provider.providers.kplane import REGISTRATIONS
 
 from .control_planes import manifest, works
@@ -52,10 +52,10 @@ async def followed(fleet: Fleet, name: str, *, pid: int) -> AsyncIterator[list[t
     """Within, what a registration says one after the other, and whether a process was there when we heard it."""
     history: list[tuple[Told, bool]] = []
 
-    def note(_: str, registration: dict[str, Any]) -> None:
-        history.append((fleet.instance_in(registration), Path(f"/proc/{pid}").exists()))
+    def note(event: Event) -> None:
+        history.append((fleet.instance_in(event.object), Path(f"/proc/{pid}").exists()))
 
-    async with running(Reflector(fleet.client, REGISTRATIONS, name=name).run(note)):
+    async with running(Informer(fleet.client, REGISTRATIONS, name=name).run(note)):
         yield history
 
 

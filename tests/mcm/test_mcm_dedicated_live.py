@@ -21,8 +21,9 @@ from kplane.provider import (
     ROLES,
     SERVICE_ACCOUNTS,
     Client,
+    Event,
+    Informer,
     ProviderError,
-    Reflector,
 )
 from kplane.provider.providers.kplane import REGISTRATIONS
 
@@ -93,7 +94,8 @@ class Scene:
         finally:
             await self.fleet.client.delete(REGISTRATIONS, name)
 
-    def note(self, _event: str, registration: dict[str, Any]) -> None:
+    def note(self, event: Event) -> None:
+        registration = event.object
         instance = registration.get("status", {}).get("instance")
         mode = "" if instance is None else instance.get("mode", "Shared")
         if registration["metadata"]["name"] == self.name and self.announced[-1:] != [mode]:
@@ -177,7 +179,7 @@ async def scene(
     await identity(fleet.client, **names, file=kubeconfig)
     made.shared, made.dedicated = mcm_of(api_server.mcm_kubeconfig), mcm_of(kubeconfig)
     await made.register()
-    mirror = Reflector(fleet.client, REGISTRATIONS, name=made.name)
+    mirror = Informer(fleet.client, REGISTRATIONS, name=made.name)
     async with asyncio.TaskGroup() as tasks:
         followed = tasks.create_task(mirror.run(made.note))
         busy = tasks.create_task(keep_busy(made))

@@ -13,7 +13,7 @@ import pytest
 
 from kplane.mcm.status.report import Reason
 from kplane.mcm.status.reporter import Reports
-from kplane.provider import EVENTS, NAMESPACES, SECRETS, Client, Cluster, ClusterConfig, Reflector
+from kplane.provider import EVENTS, NAMESPACES, SECRETS, Client, Cluster, ClusterConfig, Informer
 from kplane.provider.providers.kplane import ENDPOINTS, REGISTRATIONS
 
 from .control_planes import works
@@ -94,11 +94,11 @@ async def test_a_registration_that_lost_its_label_is_told_of_the_end(
     await admin.create(REGISTRATIONS, body)
     await admin.patch(REGISTRATIONS, name, {"status": {"ready": True, "controlPlaneUID": "u"}}, subresource="status")
     async with Client(ClusterConfig.load(api_server.mcm_kubeconfig)) as client:
-        mirror = Reflector(client, REGISTRATIONS, label_selector=f"reports={name}")
+        mirror = Informer(client, REGISTRATIONS, label_selector=f"reports={name}")
         task = asyncio.create_task(mirror.run())
         try:
-            await eventually(lambda: mirror.store.get(("", name)))
-            reports = Reports(client, registration=lambda name: mirror.store.get(("", name)))
+            await eventually(lambda: mirror.get(name))
+            reports = Reports(client, registration=lambda name: mirror.get(name))
             config = ClusterConfig(server="https://127.0.0.1:1", token="t")
             async with reports.running():
                 await reports.announce(Cluster(name, config=config, attributes={"controlPlaneUID": "u"}))
@@ -107,7 +107,7 @@ async def test_a_registration_that_lost_its_label_is_told_of_the_end(
                     await admin.delete(REGISTRATIONS, name)
                 else:
                     await admin.patch(REGISTRATIONS, name, {"metadata": {"labels": {"reports": None}}})
-                await eventually(lambda: mirror.store.get(("", name)) is None)
+                await eventually(lambda: mirror.get(name) is None)
                 await reports.end(name)
             if gone:
                 assert not await admin.exists(REGISTRATIONS, name)

@@ -7,7 +7,7 @@ import base64
 
 import pytest
 
-from kplane.provider import SECRETS, Client, KubeconfigError, Reflector
+from kplane.provider import SECRETS, Client, Informer, KubeconfigError
 from kplane.provider.providers._support.labelled import LabelledSecrets
 
 pytestmark = pytest.mark.integration
@@ -53,14 +53,14 @@ async def test_only_what_is_asked_for_is_read_and_only_where_it_changed(client, 
         await asyncio.wait([task])
 
 
-async def test_a_reflector_of_metadata_keeps_no_more(client, namespace, eventually):
+async def test_an_informer_of_metadata_keeps_no_more(client, namespace, eventually):
     await client.create(SECRETS, secret("a", namespace, "one"))
-    reflector = Reflector(client, SECRETS, namespace=namespace, label_selector="use=yes", metadata_only=True)
-    task = asyncio.create_task(reflector.run())
-    await eventually(reflector.synced.is_set)
+    informer = Informer(client, SECRETS, namespace=namespace, label_selector="use=yes", metadata_only=True)
+    task = asyncio.create_task(informer.run())
+    await eventually(informer.synced.is_set)
     await client.create(SECRETS, secret("b", namespace, "two"))
-    await eventually(lambda: reflector.store, lambda store: len(store) == 2)
-    for found in reflector.store.values():
+    await eventually(lambda: informer.list(), lambda found: len(found) == 2)
+    for found in informer.list():
         assert set(found) <= {"apiVersion", "kind", "metadata"}
         assert "managedFields" not in found["metadata"]
     task.cancel()

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 from blockbuster import blockbuster_ctx
 
-from kplane.provider import CONFIG_MAPS, NAMESPACES, Client, Cluster, ClusterConfig, Clusters, Reflector
+from kplane.provider import CONFIG_MAPS, NAMESPACES, Client, Cluster, ClusterConfig, Clusters, Informer
 
 
 class Mirroring:
@@ -22,12 +22,12 @@ class Mirroring:
         self.seen = asyncio.Semaphore(0)
 
     async def engage(self, engagement):
-        mirror = Reflector(engagement.cluster.client, CONFIG_MAPS)
+        mirror = Informer(engagement.cluster.client, CONFIG_MAPS)
         self.mirrors.put_nowait(mirror)
         engagement.spawn(mirror.run(self.handle), name="mirror")
 
-    def handle(self, event, found):
-        if found["metadata"]["name"] == "seen":
+    def handle(self, event):
+        if event.name == "seen":
             self.seen.release()
 
 

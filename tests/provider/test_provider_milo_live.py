@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from kplane.provider import CONFIG_MAPS, ClusterConfig, ClusterNotFound, Clusters, Manager, Reflector
+from kplane.provider import CONFIG_MAPS, ClusterConfig, ClusterNotFound, Clusters, Informer, Manager
 from kplane.provider.client.tls import ssl_context
 from kplane.provider.providers.milo import PROJECT_CONTROL_PLANES, PROJECTS, MiloProvider
 
@@ -130,9 +130,12 @@ class Reader:
         self.seen = {}
 
     async def engage(self, engagement):
-        reflector = Reflector(engagement.cluster.client, CONFIG_MAPS, namespace=self.namespace)
-        self.seen[engagement.cluster.name] = reflector.store
-        engagement.spawn(reflector.run(), name="reader")
+        informer = Informer(engagement.cluster.client, CONFIG_MAPS, namespace=self.namespace)
+        self.seen[engagement.cluster.name] = informer
+        engagement.spawn(informer.run(), name="reader")
+
+    def found(self, cluster, name):
+        return cluster in self.seen and self.seen[cluster].get(name, namespace=self.namespace)
 
 
 async def test_projects_that_are_ready_are_engaged_at_their_path_and_no_others(
@@ -152,7 +155,7 @@ async def test_projects_that_are_ready_are_engaged_at_their_path_and_no_others(
     try:
         async with manager:
             good = milo.name("good")
-            await eventually(lambda: (namespace, "found") in reader.seen.get(good, {}))
+            await eventually(lambda: reader.found(good, "found"))
             assert manager.cluster_names() == [good]
             host = front.config.server.removesuffix("/base")
             path = f"/apis/resourcemanager.miloapis.com/v1alpha1/projects/{good}/control-plane"
@@ -166,7 +169,7 @@ async def test_projects_that_are_ready_are_engaged_at_their_path_and_no_others(
                 lambda: not [task for task in asyncio.all_tasks() if task.get_name().startswith("project ")]
             )
             await milo.ready("pending", "True")
-            await eventually(lambda: (namespace, "found") in reader.seen.get(milo.name("pending"), {}))
+            await eventually(lambda: reader.found(milo.name("pending"), "found"))
     finally:
         await client.delete(PROJECTS, milo.name("other"))
 

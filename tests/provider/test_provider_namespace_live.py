@@ -15,11 +15,11 @@ from kplane.provider import (
     NAMESPACES,
     SERVICE_ACCOUNTS,
     Cluster,
+    Informer,
     Invalid,
     Manager,
     NotFound,
     ProviderError,
-    Reflector,
 )
 from kplane.provider.controllers.builder import controller
 from kplane.provider.providers.multi import MultiProvider
@@ -177,8 +177,8 @@ async def test_every_way_of_writing_and_reading_is_translated(world, host, event
         client = manager.get_cluster(world.name("jungle")).client
         seen = []
         mirror = asyncio.create_task(
-            Reflector(client, CONFIG_MAPS, namespace="default").run(
-                lambda event, found: seen.append((event, found["metadata"]["namespace"], found["metadata"]["name"]))
+            Informer(client, CONFIG_MAPS, namespace="default").run(
+                lambda event: seen.append((event.kind, event.object["metadata"]["namespace"], event.name))
             )
         )
         place = {"namespace": "default", "name": "snake"}

@@ -1,4 +1,4 @@
-"""The reflector against faults that a real API server cannot be made to show."""
+"""Informers that list in pages or follow one name, against faults that a real API server cannot be made to show."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from kplane.provider import CONFIG_MAPS, Backoff, Client, Reflector
+from kplane.provider import CONFIG_MAPS, Backoff, Client, Informer
+from kplane.provider.cache.feed import Streaming
 
 
 def item(name, version, *, uid="u"):
@@ -59,16 +60,18 @@ def play(fault_server, tools, eventually):
         server = await fault_server(script.answer)
         events = []
 
-        def handler(kind, found):
-            events.append((kind, found["metadata"]["name"], found["metadata"]["resourceVersion"]))
+        def handler(event):
+            events.append((event.kind, event.name, event.resource_version))
             if raising:
                 raise ValueError("odd")
 
         async with Client(server.config) as client:
             backoff = Backoff(initial_seconds=0.01, maximum_seconds=0.05)
-            reflector = Reflector(client, CONFIG_MAPS, namespace="ns", backoff=backoff, **options)
-            task = asyncio.create_task(reflector.run(handler))
-            await eventually(lambda: (events, script.asked), lambda seen: until(seen[0], seen[1], reflector))
+            streaming = Streaming()
+            streaming.refused = True
+            informer = Informer(client, CONFIG_MAPS, namespace="ns", streaming=streaming, backoff=backoff, **options)
+            task = asyncio.create_task(informer.run(handler))
+            await eventually(lambda: (events, script.asked), lambda seen: until(seen[0], seen[1], informer))
             assert not task.done()
             task.cancel()
             await asyncio.wait([task])
@@ -110,7 +113,7 @@ async def test_a_server_that_ends_every_watch_at_once_is_not_asked_in_a_loop(pla
     _, asked = await play(
         lists=[(5, [])],
         watches=[[]] * 4 + [["stall"]],
-        until=lambda events, asked, reflector: len(asked) == 6,
+        until=lambda events, asked, informer: len(asked) == 6,
     )
     assert asked == ["list"] + [("watch", "5")] * 5
 
@@ -142,7 +145,7 @@ async def test_refusals_are_tried_again_and_a_raising_handler_ends_nothing(play,
         raising=True,
     )
     assert events[0] == ("ADDED", "a", "1")
-    assert "handler failed for ADDED of ConfigMap ns/a" in caplog.text
+    assert "handler failed for Event(ADDED ConfigMap ns/a)" in caplog.text
 
 
 async def test_garbage_ends_nothing(play):
@@ -173,10 +176,8 @@ async def test_what_a_watch_by_name_repeats_from_before_the_read_is_not_told(fau
     server = await fault_server(answer)
     events = []
     async with Client(server.config) as client:
-        reflector = Reflector(client, CONFIG_MAPS, namespace="ns", name="a")
-        task = asyncio.create_task(
-            reflector.run(lambda kind, found: events.append((kind, found["metadata"]["resourceVersion"])))
-        )
+        informer = Informer(client, CONFIG_MAPS, namespace="ns", name="a")
+        task = asyncio.create_task(informer.run(lambda event: events.append((event.kind, event.resource_version))))
         await eventually(lambda: events, lambda seen: ("MODIFIED", "9") in seen)
         task.cancel()
         await asyncio.wait([task])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from kplane.provider import Client, NotFound, Reflector, Resource
+from kplane.provider import Client, Event, Informer, NotFound, Resource
 
 from .conftest import KINDS, pids_of
 
@@ -27,13 +27,13 @@ class History:
     def __init__(self, client: Client, resource: Resource, name: str) -> None:
         self.seen: list[dict[str, Any]] = []
         self.gone = False
-        self._mirror = Reflector(client, resource, name=name)
+        self._mirror = Informer(client, resource, name=name)
 
     async def follow(self) -> None:
-        def note(event: str, found: dict[str, Any]) -> None:
-            self.gone = event == "DELETED"
+        def note(event: Event) -> None:
+            self.gone = event.kind == "DELETED"
             if not self.gone:
-                self.seen.append(found)
+                self.seen.append(event.object)
 
         await self._mirror.run(note)
 

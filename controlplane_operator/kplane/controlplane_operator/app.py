@@ -56,7 +56,7 @@ from kplane.controlplane_operator.watch.event_routing import (
 from kplane.controlplane_operator.watch.feeds import Watching
 from kplane.controlplane_operator.watch.gc import Orphans
 from kplane.controlplane_operator.watch.relisting import Relisting
-from kplane.provider import Client, ClusterConfig, Controller, Reflector, Result
+from kplane.provider import Client, ClusterConfig, Controller, Event, Informer, Result
 from kplane.workloads import ProcessRuntime
 from kplane.workloads.pods import PodRuntime
 
@@ -68,6 +68,7 @@ _CALL_SECONDS: Final = 10.0
 _ADDONS: Final = "controlplaneaddons"
 _MCMS: Final = "dedicatedmcm"
 _RECONCILE_SECONDS: Final = 90.0
+_RELIST_SECONDS: Final = 600.0
 _WAITING_FOR_EACH_WORKER: Final = 8
 """Reconciles that wait for a tenant's answer without a worker: each costs memory, some ten kilobytes, and no time."""
 
@@ -336,16 +337,18 @@ class _Opened:
     """Follows what is not of our kinds, by a label."""
 
     def __init__(self, client: Client, store: Store, selector: str, *, namespace: str | None = None) -> None:
-        self._reflector = Reflector(client, store.resource, namespace=namespace, label_selector=selector)
+        self._informer = Informer(
+            client, store.resource, namespace=namespace, label_selector=selector, relist_seconds=_RELIST_SECONDS
+        )
         self._store = store
-        self.synced: Final = self._reflector.synced
+        self.synced: Final = self._informer.synced
 
     async def run(self) -> None:
         """Follow until cancelled."""
-        await self._reflector.run(self._seen)
+        await self._informer.run(self._seen)
 
-    def _seen(self, event: str, obj: dict[str, Any]) -> None:
-        if event == "DELETED":
-            self._store.remove(obj)
+    def _seen(self, event: Event) -> None:
+        if event.kind == "DELETED":
+            self._store.remove(event.object)
         else:
-            self._store.apply(obj)
+            self._store.apply(event.object)

@@ -10,7 +10,6 @@ from kplane.provider.cache.cache import Cache
 from kplane.provider.cache.delivery import Registration
 from kplane.provider.cache.event import Event
 from kplane.provider.cache.informer import Informer
-from kplane.provider.cache.reflector import Reflector
 from kplane.provider.client.client import Client, ObjectList
 from kplane.provider.client.connections import Connections
 from kplane.provider.client.kinds import discover, resource_of
@@ -149,7 +148,6 @@ __all__ = [
     "ObjectList",
     "Provider",
     "ProviderError",
-    "Reflector",
     "Registration",
     "Request",
     "Resource",

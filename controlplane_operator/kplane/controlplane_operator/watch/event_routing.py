@@ -153,7 +153,7 @@ class Stores:
         return (self.control_planes, self.classes, self.endpoints, self.registrations)
 
     def of_others(self) -> tuple[Store, ...]:
-        """Return the stores that Reflectors feed, at a tenth of what kopf takes for an event."""
+        """Return the stores that Informers feed, at a tenth of what kopf takes for an event."""
         return (self.namespaces, self.secrets)
 
 

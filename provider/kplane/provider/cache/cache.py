@@ -95,7 +95,7 @@ class Cache:
                 metadata_only=metadata_only,
                 transform=self._transform,
                 streaming=self._streaming,
-                name=self._name,
+                cluster=self._name,
             )
             for field, extract in self._indexes.get(key, {}).items():
                 informer.add_index(field, extract)

@@ -1,8 +1,7 @@
-"""Follows a collection for ever: what is there, what changes, and again whenever the server or the way to it fails."""
+"""Follows the objects of a kind: lists or streams what is there, watches what changes, and retries whatever fails."""
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import contextlib
 import logging
@@ -20,13 +19,13 @@ from kplane.provider.cache.entry import Change, Entry, EntryReader, Key
 from kplane.provider.client.client import Client
 from kplane.provider.client.limits import Intake
 from kplane.provider.client.listing import JSON, METADATA_LIST
-from kplane.provider.client.resources import Resource
 from kplane.provider.client.watch import Watch
 from kplane.provider.errors import (
     AnswerTooLarge,
     ApiError,
     Expired,
     Forbidden,
+    NotFound,
     ProviderError,
     ServerError,
     TooManyRequests,
@@ -34,7 +33,7 @@ from kplane.provider.errors import (
     Unreachable,
 )
 
-__all__ = ["CollectionFeed", "Feed", "FeedState", "Sink", "Streaming"]
+__all__ = ["Feed", "FeedState", "Scope", "Sink", "Streaming"]
 
 log: Final = logging.getLogger(__name__)
 
@@ -42,123 +41,43 @@ FeedState = Literal["connecting", "ready", "unreachable"]
 
 _STEADY_SECONDS: Final = 5.0
 _SLICE: Final = 100
-"""So many events are handled in one go: about a millisecond, then others get their turn."""
+"""Number of events that are handled before other tasks get their turn: about a millisecond of work."""
 _PATIENCE: Final = 3
-"""So many failures in a row are taken for passing ones: of the server's, then its whole state is asked for again; of
-a stream of it, then it is asked for in pages."""
+"""Number of consecutive failures before a full relist, and before a relist in pages instead of by a stream."""
 _STREAM_DEADLINES: Final = 10
 _REFUSALS: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
 
 
-class Feed(abc.ABC):
-    """Goes on with `_follow` whatever happens, each failure later than the one before, until cancelled."""
-
-    def __init__(self, *, relist_seconds: float, watch_seconds: float, backoff: Backoff | None = None) -> None:
-        self.state: FeedState = "connecting"
-        self.error = ""
-        """What the last failure was; empty once it is over."""
-        self.restarts: Final[Counter[str]] = Counter()
-        """How often a watch ended, by reason: closed, expired, refused, unreachable, failed."""
-        self._relist_seconds = relist_seconds
-        self._watch_seconds = watch_seconds
-        self._backoff = backoff or Backoff(initial_seconds=0.5, maximum_seconds=30.0, factor=1.5)
-        self._resource_version: str | None = None
-        self._relist_at = 0.0
-
-    @property
-    def _outdated(self) -> bool:
-        """Whether all has to be asked for again before the next watch."""
-        return self._resource_version is None or asyncio.get_running_loop().time() >= self._relist_at
-
-    def _note_listing(self, *, least: float) -> None:
-        """All was asked for: again after `relist_seconds`, shortened at random to `least` of them at most."""
-        relist_seconds = self._relist_seconds * random.uniform(least, 1.0)  # noqa: S311
-        self._relist_at = asyncio.get_running_loop().time() + relist_seconds
-
-    def _next_watch_seconds(self) -> float:
-        """How long the next watch is to last: not past the time to ask for all again."""
-        left = max(1.0, self._relist_at - asyncio.get_running_loop().time())
-        return min(self._watch_seconds * random.uniform(0.8, 1.0), left)  # noqa: S311
-
-    @abc.abstractmethod
-    async def _follow(self) -> None:
-        """Follow until one watch ends."""
-
-    async def run(self) -> NoReturn:
-        """Follow until cancelled."""
-        while True:
-            try:
-                await self._follow()
-                self.restarts["closed"] += 1
-            except Expired as error:
-                self._resource_version = None
-                self.restarts["expired"] += 1
-                # That a version expires is no trouble of the server, unless it does so again and again.
-                if self._backoff.failures:
-                    await self._pause(error)
-                else:
-                    self._backoff.next_delay()
-            except ProviderError as error:
-                if not self._passes(error):
-                    self._resource_version = None
-                self.restarts["refused" if isinstance(error, ApiError) else "unreachable"] += 1
-                await self._pause(error)
-            except Exception as error:
-                log.exception("unexpected failure while following %s", self)
-                self._resource_version = None
-                self.restarts["failed"] += 1
-                await self._pause(error)
-
-    def _passes(self, error: ProviderError) -> bool:
-        """Whether it says nothing against the resourceVersion, so that a watch can go on from there."""
-        if isinstance(error, (Unauthorized, Forbidden, ServerError)):
-            return self._backoff.failures < _PATIENCE
-        return isinstance(error, TooManyRequests) or not isinstance(error, (ApiError, AnswerTooLarge))
-
-    @contextlib.contextmanager
-    def _living(self, seconds: float) -> Iterator[None]:
-        """Take a watch of that many seconds for a success only where it lived for a while.
-
-        Else a server that ends each at once would be asked in a loop.
-        """
-        self.state, self.error = "ready", ""
-        now = asyncio.get_running_loop().time
-        steady_seconds, began = min(_STEADY_SECONDS, seconds / 2), now()
-        try:
-            yield
-        finally:
-            if now() - began >= steady_seconds:
-                self._backoff.reset()
-        if now() - began < steady_seconds:
-            raise Unreachable(f"watch of {self} ended as soon as it began", kind="protocol")
-
-    async def _pause(self, error: Exception) -> None:
-        self.state, self.error = "unreachable", str(error) or type(error).__name__
-        delay = self._backoff.next_delay()
-        asked = error.retry_after_seconds if isinstance(error, TooManyRequests) else None
-        delay = max(delay, min(asked or 0.0, 60.0))
-        level = logging.INFO if self._backoff.failures == 1 else logging.WARNING
-        log.log(level, "cannot follow %s, again in %.1f s: %s", self, delay, error)
-        await asyncio.sleep(delay)
-
-
 class Sink(Protocol):
-    """Who is told what a `CollectionFeed` finds."""
+    """Receives what a `Feed` finds."""
 
     async def replace(self, entries: list[Entry]) -> None:
-        """This is all there is."""
+        """Take these as all objects that there are."""
 
     def apply(self, changes: list[Change]) -> None:
-        """These are the next changes; no bookmarks."""
+        """Take in the next changes; there are no bookmarks among them."""
 
 
 class Streaming:
-    """Remembers of one cluster whether it streams what is there, so that it is not asked for it in vain each time."""
+    """Remembers whether a cluster refused to stream its objects, so that each feed does not ask again."""
 
     __slots__ = ("refused",)
 
     def __init__(self) -> None:
         self.refused = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Selects objects of a kind: of one namespace, by labels, or the one object of a name."""
+
+    namespace: str | None = None
+    name: str | None = None
+    label_selector: str | None = None
+
+    @override
+    def __str__(self) -> str:
+        return f"{f' {self.name}' if self.name else ''}{f' in {self.namespace}' if self.namespace else ''}"
 
 
 @dataclass(slots=True)
@@ -171,25 +90,29 @@ class _Listing:
 
     @property
     def accept(self) -> str:
-        """What to ask for."""
+        """The media type to ask for."""
         return METADATA_LIST if self.reader.metadata_only else JSON
 
     def add(self, body: bytes, *, intake: Intake) -> str | None:
-        """Take a page in, and return the token of the next one. Raises Unreachable where it is none of a list."""
+        """Take in a page and return the token of the next one. Raises Unreachable if the body is no page of a list."""
         intake.count(body)
         found, self.resource_version, token = self.reader.page(body)
         self.entries += found
         return token
 
 
-class CollectionFeed(Feed):
-    """Tells a sink of all objects of a kind.
+class Feed:
+    """Hands a sink all objects of a scope, and every change, until cancelled. Retries each failure with a backoff.
 
-    One request does for what is there and what changes, where the server can do that (streaming lists, KEP-3157; on by
-    default since Kubernetes 1.34); else pages of a list come first. Watches go on at the last resourceVersion. The
-    whole state is asked for again when that has expired, and after `relist_seconds` shortened at random by up to half:
-    an etcd that was put back to an earlier state has a server wait silently for a version from before (measured), and
-    nothing else finds out.
+    A collection is streamed (KEP-3157, on by default since Kubernetes 1.34) or, if the server refuses, listed in pages.
+    Watches resume at the last resourceVersion. The feed relists when that version has expired, and every
+    `relist_seconds`, shortened at random by up to half. The regular relist is needed: an API server whose etcd was
+    restored to an earlier state waits silently for a version from before (measured).
+
+    One object by its name needs only `get` and `watch` on that name (a Role with `resourceNames`). Each round opens a
+    watch with the field selector `metadata.name=<name>` and no resourceVersion, then reads the object. So the feed
+    misses no change between the two, knows an absent object as absent, and has no version that could expire. Events of
+    the watch from before the read have a lower resourceVersion, and are dropped.
     """
 
     def __init__(
@@ -199,38 +122,133 @@ class CollectionFeed(Feed):
         sink: Sink,
         *,
         streaming: Streaming,
+        scope: Scope = Scope(),
         relist_seconds: float = 3600.0,
         watch_seconds: float = 300.0,
         idle_timeout_seconds: float = 120.0,
         backoff: Backoff | None = None,
     ) -> None:
-        super().__init__(relist_seconds=relist_seconds, watch_seconds=watch_seconds, backoff=backoff)
+        self.state: FeedState = "connecting"
+        self.error = ""
+        """The last failure; empty if there is none now."""
+        self.restarts: Final[Counter[str]] = Counter()
+        """Number of watches that ended, by reason: closed, expired, refused, unreachable, failed."""
         self._client = client
         self._reader = reader
-        self._resource: Resource = reader.resource
+        self._resource = reader.resource
         self._sink = sink
         self._streaming = streaming
+        self._scope = scope
+        self._relist_seconds = relist_seconds
+        self._watch_seconds = watch_seconds
         self._idle_timeout_seconds = idle_timeout_seconds
+        self._backoff = backoff or Backoff(initial_seconds=0.5, maximum_seconds=30.0, factor=1.5)
+        self._resource_version: str | None = None
+        self._relist_at = 0.0
+        self._read_version = 0
+        """resourceVersion of the one object when it was read."""
 
     @override
     def __str__(self) -> str:
-        return self._resource.plural
+        return f"{self._resource.plural}{self._scope}"
 
-    @override
+    async def run(self) -> NoReturn:
+        """Follow until cancelled."""
+        while True:
+            try:
+                await self._follow()
+                self.restarts["closed"] += 1
+            except Expired as error:
+                self._resource_version = None
+                self.restarts["expired"] += 1
+                # One expired version is normal; the server has a problem only if it repeats.
+                if self._backoff.failures:
+                    await self._pause(error)
+                else:
+                    self._backoff.next_delay()
+            except ProviderError as error:
+                if not self._passes(error):
+                    self._resource_version = None
+                self.restarts["refused" if isinstance(error, ApiError) else "unreachable"] += 1
+                await self._pause(error)
+            except Exception as error:
+                log.exception("failed to watch %s: unexpected error", self)
+                self._resource_version = None
+                self.restarts["failed"] += 1
+                await self._pause(error)
+
+    def _passes(self, error: ProviderError) -> bool:
+        """Whether the next watch can resume at the same resourceVersion."""
+        if isinstance(error, (Unauthorized, Forbidden, ServerError)):
+            return self._backoff.failures < _PATIENCE
+        return isinstance(error, TooManyRequests) or not isinstance(error, (ApiError, AnswerTooLarge))
+
+    @contextlib.contextmanager
+    def _living(self, seconds: float) -> Iterator[None]:
+        """Reset the backoff only if the watch lived for a while.
+
+        Otherwise a server that ends each watch at once would be asked in a loop.
+        """
+        self.state, self.error = "ready", ""
+        now = asyncio.get_running_loop().time
+        steady_seconds, began = min(_STEADY_SECONDS, seconds / 2), now()
+        try:
+            yield
+        finally:
+            if now() - began >= steady_seconds:
+                self._backoff.reset()
+        if now() - began < steady_seconds:
+            raise Unreachable(f"the watch of {self} ended as soon as it began", kind="protocol")
+
+    async def _pause(self, error: Exception) -> None:
+        self.state, self.error = "unreachable", str(error) or type(error).__name__
+        delay = self._backoff.next_delay()
+        asked = error.retry_after_seconds if isinstance(error, TooManyRequests) else None
+        delay = max(delay, min(asked or 0.0, 60.0))
+        level = logging.INFO if self._backoff.failures == 1 else logging.WARNING
+        log.log(level, "failed to watch %s: %s; retrying in %.1f s", self, error, delay)
+        await asyncio.sleep(delay)
+
     async def _follow(self) -> None:
-        if self._outdated:
+        if self._scope.name is not None:
+            await self._follow_object(self._scope.name)
+            return
+        now = asyncio.get_running_loop().time()
+        if self._resource_version is None or now >= self._relist_at:
             if not self._streaming.refused and self._backoff.failures < _PATIENCE and await self._stream():
                 return
-            listing = await self._client.collect(lambda: _Listing(self._reader), self._resource)
+            listing = await self._client.collect(
+                lambda: _Listing(self._reader),
+                self._resource,
+                namespace=self._scope.namespace,
+                label_selector=self._scope.label_selector,
+            )
             await self._begin(listing.entries, listing.resource_version)
-        seconds = self._next_watch_seconds()
-        async with self._watch(seconds=seconds) as watch:
+        # The watch must end when the next relist is due.
+        left = max(1.0, self._relist_at - asyncio.get_running_loop().time())
+        seconds = min(self._watch_seconds * random.uniform(0.8, 1.0), left)  # noqa: S311
+        async with self._watch(seconds=seconds, resource_version=self._resource_version) as watch:
             await watch.open()
             with self._living(seconds):
                 await self._consume(watch)
 
+    async def _follow_object(self, name: str) -> None:
+        seconds = min(self._watch_seconds, self._relist_seconds) * random.uniform(0.8, 1.0)  # noqa: S311
+        async with self._watch(seconds=seconds) as watch:
+            await watch.open()
+            try:
+                found = await self._client.get(self._resource, name, namespace=self._scope.namespace)
+            except NotFound:
+                entries: list[Entry] = []
+            else:
+                entries = [self._reader.encode(found)]
+            self._read_version = max(map(_number, entries), default=0)
+            await self._sink.replace(entries)
+            with self._living(seconds):
+                await self._consume(watch)
+
     async def _stream(self) -> bool:
-        """Have what is there streamed, and follow; returns whether the server could."""
+        """Have the server stream all objects, then follow. Returns False if the server cannot."""
         seconds, server = self._watch_seconds * random.uniform(0.8, 1.0), self._client.config.server  # noqa: S311
         async with self._watch(seconds=seconds, initial_events=True) as watch:
             try:
@@ -238,12 +256,12 @@ class CollectionFeed(Feed):
             except ApiError as error:
                 if error.status not in _REFUSALS:
                     raise
-                log.info("%s: %s are listed in pages: %s", server, self, error)
+                log.info("listing %s of %s in pages: the server refuses to stream them: %s", self, server, error)
                 self._streaming.refused = True
                 return False
             lines = await self._initial(watch)
             if lines is None:
-                log.info("%s: %s are listed in pages: it does not say when all were sent", server, self)
+                log.info("listing %s of %s in pages: the stream has no end of the initial objects", self, server)
                 self._streaming.refused = True
                 return False
             with self._living(seconds):
@@ -252,7 +270,7 @@ class CollectionFeed(Feed):
         return True
 
     async def _initial(self, watch: Watch) -> list[bytes] | None:
-        """Read what is there; returns the lines that came after it, and None where there is no end to it."""
+        """Read the initial objects. Returns the lines after them, or None if the server never ends them."""
         present: dict[Key, Entry] = {}
         limits, server = self._client.limits, self._client.config.server
         with limits.intake(server=server, is_list=True) as intake:
@@ -272,21 +290,25 @@ class CollectionFeed(Feed):
                                 present[change.entry.key] = change.entry
             except TimeoutError:
                 return None
-        raise Unreachable(f"watch of {self} ended before all was sent", kind="protocol")
+        raise Unreachable(f"the watch of {self} ended before all objects were sent", kind="protocol")
 
     async def _next(self, watch: Watch) -> list[bytes]:
         async with asyncio.timeout(self._client.timeout_seconds):
             return await watch.read()
 
     async def _begin(self, entries: list[Entry], resource_version: str) -> None:
-        self._note_listing(least=0.5)
+        relist_seconds = self._relist_seconds * random.uniform(0.5, 1.0)  # noqa: S311
+        self._relist_at = asyncio.get_running_loop().time() + relist_seconds
         await self._sink.replace(entries)
         self._resource_version = resource_version
 
-    def _watch(self, *, seconds: float, initial_events: bool = False) -> Watch:
+    def _watch(self, *, seconds: float, resource_version: str | None = None, initial_events: bool = False) -> Watch:
         return self._client.watch(
             self._resource,
-            resource_version=None if initial_events else self._resource_version,
+            resource_version=resource_version,
+            namespace=self._scope.namespace,
+            label_selector=self._scope.label_selector,
+            field_selector=None if self._scope.name is None else f"metadata.name={self._scope.name}",
             timeout_seconds=seconds,
             idle_timeout_seconds=self._idle_timeout_seconds,
             metadata_only=self._reader.metadata_only,
@@ -309,6 +331,15 @@ class CollectionFeed(Feed):
                 self._apply(changes)
 
     def _apply(self, changes: list[Change]) -> None:
-        self._sink.apply([change for change in changes if change.type != "BOOKMARK"])
+        self._sink.apply([change for change in changes if change.type != "BOOKMARK" and not self._is_old(change)])
         if changes:
             self._resource_version = changes[-1].entry.resource_version or self._resource_version
+
+    def _is_old(self, change: Change) -> bool:
+        """Whether an event of the one object is from before the object was read."""
+        return self._scope.name is not None and 0 < _number(change.entry) < self._read_version
+
+
+def _number(entry: Entry) -> int:
+    """Return a resourceVersion as a number: those of one server grow. 0 if it is no number."""
+    return int(entry.resource_version) if entry.resource_version.isdecimal() else 0

@@ -15,7 +15,7 @@ from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.cache.delivery import EventHandler, Handlers, Registration
 from kplane.provider.cache.entry import Change, Entry, EntryReader, Key, Object
 from kplane.provider.cache.event import Event, EventKind
-from kplane.provider.cache.feed import CollectionFeed, FeedState, Streaming
+from kplane.provider.cache.feed import Feed, FeedState, Scope, Streaming
 from kplane.provider.cache.indexes import Extract
 from kplane.provider.cache.store import Store
 from kplane.provider.client.client import Client
@@ -31,19 +31,22 @@ Transform = Callable[[Object], Object]
 """Changes an object before it is kept: to leave out what nobody reads. Its identity stays."""
 
 Objects = list[Object]
+Entries = list[Entry]
 Keys = list[Key]
 
 _SLICE: Final = 100
 
 
 class Informer:
-    """Mirrors a kind from `start` until `aclose`; a `Cache` makes, shares and ends them.
+    """Mirrors the objects of a kind: from `start` until `aclose`, as a `Cache` does, or while `run` runs.
 
-    Objects stay bytes, without managedFields, until they are read, and each read makes a new one: whoever changes it
-    harms nobody. With `metadata_only` objects have apiVersion, kind and metadata, and the server is asked for no more.
+    `namespace`, `label_selector` and `name` narrow it down. For `name`, `get` and `watch` on that name are enough.
 
-    The objects take at most `limits.list_bytes` of the client, if that is set: a server that has more of them is
-    treated as one that cannot be reached, and what is known stays.
+    Objects stay bytes, without managedFields, until they are read. Each read makes a new object, which the reader may
+    change. With `metadata_only`, objects have only apiVersion, kind and metadata, and the server sends no more.
+
+    The objects take at most `limits.list_bytes` of the client, if that is set. A server with more of them counts as
+    unreachable, and the objects that are known stay. `cluster` is a name for logs and task names.
     """
 
     def __init__(
@@ -51,10 +54,13 @@ class Informer:
         client: Client,
         resource: Resource,
         *,
+        namespace: str | None = None,
+        name: str | None = None,
+        label_selector: str | None = None,
         metadata_only: bool = False,
         transform: Transform | None = None,
         streaming: Streaming | None = None,
-        name: str = "",
+        cluster: str = "",
         relist_seconds: float = 3600.0,
         watch_seconds: float = 300.0,
         idle_timeout_seconds: float = 120.0,
@@ -62,18 +68,19 @@ class Informer:
     ) -> None:
         self.resource = resource
         self.metadata_only = metadata_only
-        self._name = name
+        self._cluster = cluster
         self._server = client.config.server
         self._reader = EntryReader(resource, server=self._server, metadata_only=metadata_only)
         self._store = Store(self._reader)
         self._mirror = _Mirror(self._store, transform=transform, bytes_at_most=client.limits.list_bytes)
         self.synced = self._mirror.synced
         """Set once all objects were read for the first time."""
-        self._feed = CollectionFeed(
+        self._feed = Feed(
             client,
             self._reader,
             self._mirror,
             streaming=streaming or Streaming(),
+            scope=Scope(namespace, name, label_selector),
             relist_seconds=relist_seconds,
             watch_seconds=watch_seconds,
             idle_timeout_seconds=idle_timeout_seconds,
@@ -84,7 +91,7 @@ class Informer:
 
     @override
     def __repr__(self) -> str:
-        return f"Informer({self.resource}{', metadata_only=True' if self.metadata_only else ''})"
+        return f"Informer({self._feed}{', metadata_only=True' if self.metadata_only else ''})"
 
     @property
     def state(self) -> FeedState:
@@ -109,9 +116,19 @@ class Informer:
     def start(self) -> None:
         """Begin to mirror, in a task of its own."""
         if self._task is None and not self._closed:
-            # In no context of whoever happened to need it first, e.g. of one reconcile.
-            name = f"{self._name}: informer of {self._feed}".removeprefix(": ")
-            self._task = asyncio.create_task(self._run(), name=name, context=contextvars.Context())
+            # In a context of its own, not in that of the reconcile that needed it first.
+            name = f"{self._cluster}: informer of {self._feed}".removeprefix(": ")
+            self._task = asyncio.create_task(self.run(), name=name, context=contextvars.Context())
+
+    async def run(self, handler: EventHandler | None = None) -> NoReturn:
+        """Mirror until cancelled; may be called again later. `handler` is added for that time."""
+        registration = self.add_handler(handler) if handler is not None else None
+        try:
+            with log_fields(**({"cluster": self._cluster} if self._cluster else {})):
+                await self._feed.run()
+        finally:
+            if registration is not None:
+                registration.remove()
 
     async def aclose(self) -> None:
         """End it, and forget handlers and objects; no handler is called again."""
@@ -153,9 +170,13 @@ class Informer:
 
     def get(self, name: str, *, namespace: str | None = None) -> Object | None:
         """Return an object as it is known now. Raises ClusterNotReady where the informer was closed."""
-        self._require_open()
-        entry = self._store.get((namespace or "", name))
+        entry = self.entry(name, namespace=namespace)
         return None if entry is None else self._reader.decode(entry)
+
+    def entry(self, name: str, *, namespace: str | None = None) -> Entry | None:
+        """Return what is decoded of an object anyway, such as its labels. Raises as `get`."""
+        self._require_open()
+        return self._store.get((namespace or "", name))
 
     def list(
         self,
@@ -169,9 +190,19 @@ class Informer:
         `field` are values of indexed fields, all of which an object must have. Raises ProviderError for one that is not
         indexed and for a selector that cannot be read, and ClusterNotReady where the informer was closed.
         """
-        self._require_open()
-        found = self._store.select(namespace=namespace, label_selector=label_selector, field=field)
+        found = self.entries(namespace=namespace, label_selector=label_selector, field=field)
         return [self._reader.decode(entry) for entry in found]
+
+    def entries(
+        self,
+        *,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field: Mapping[str, str] | None = None,
+    ) -> Entries:
+        """Return what is decoded of these objects anyway, such as their labels. Raises as `list`."""
+        self._require_open()
+        return self._store.select(namespace=namespace, label_selector=label_selector, field=field)
 
     def keys(
         self,
@@ -181,18 +212,12 @@ class Informer:
         field: Mapping[str, str] | None = None,
     ) -> Keys:
         """Return namespaces and names of what `list` would return, without decoding the objects."""
-        self._require_open()
-        found = self._store.select(namespace=namespace, label_selector=label_selector, field=field)
-        return [entry.key for entry in found]
+        return [each.key for each in self.entries(namespace=namespace, label_selector=label_selector, field=field)]
 
     def _require_open(self) -> None:
         # What is forgotten must not be taken for gone.
         if self._closed:
             raise ClusterNotReady(f"the cache of {self._server} was stopped")
-
-    async def _run(self) -> NoReturn:
-        with log_fields(**({"cluster": self._name} if self._name else {})):
-            await self._feed.run()
 
     def _present(self, key: Key) -> Event | None:
         """Return the event that tells a new handler of an object that is there."""

@@ -11,7 +11,8 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final
 
-from kplane.provider.cache.reflector import Reflector
+from kplane.provider.cache.event import Event
+from kplane.provider.cache.informer import Informer
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import LEASES
 from kplane.provider.coordination.lease import Lease, clock
@@ -148,17 +149,17 @@ class Election:
         if self._watching is None:
             yield
             return
-        reflector = Reflector(self._watching, LEASES, namespace=self.lease.namespace, name=self.lease.name)
-        task = asyncio.create_task(reflector.run(self._heard), name=f"watch {self.lease}")
+        informer = Informer(self._watching, LEASES, namespace=self.lease.namespace, name=self.lease.name)
+        task = asyncio.create_task(informer.run(self._heard), name=f"watch {self.lease}")
         try:
             yield
         finally:
             await _ended(task)
 
-    def _heard(self, event: str, found: dict[str, Any]) -> None:
-        holder = (found.get("spec") or {}).get("holderIdentity")
-        # Not each renewal, which is none of our business where it is another's, and known where it is ours.
-        if event == "DELETED" or not holder or (self.lease.held and holder != self.lease.identity):
+    def _heard(self, event: Event) -> None:
+        holder = (event.object.get("spec") or {}).get("holderIdentity")
+        # A renewal is no news: our own is known, and another holder's changes nothing.
+        if event.kind == "DELETED" or not holder or (self.lease.held and holder != self.lease.identity):
             self._bell.set()
 
     async def _pause(self, seconds: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from kplane.provider.aio.cancellation import asked_to_end
@@ -42,7 +42,7 @@ class _Section:
 class Fences:
     """Every fence, whoever holds it. A fence has a task only while this process wants it, or works behind it.
 
-    `known` are the Leases as a watch has them by now, `see` is called for each of its events, and `watched` when it has
+    `known` gives a Lease as the watch has it by now, `see` is called for each of its events, and `watched` when it has
     told of all. `changed` is called when something is to be decided anew, and `taken` when a fence became this
     process's. Without `workplace` there are none. A cluster whose work cannot begin holds up no other: it is tried
     again with each `arrange`.
@@ -58,7 +58,7 @@ class Fences:
         timings: ShardTimings,
         counts: Counts,
         workplace: Workplace | None,
-        known: Mapping[tuple[str, str], Object],
+        known: Callable[[str], Object | None],
         changed: Callable[[], None],
         taken: Callable[[], None],
         now: Callable[[], float],
@@ -223,7 +223,7 @@ class Fences:
             labels={**PART_OF, _FENCE_LABEL: "true", PREFIX_LABEL: self._layout.prefix},
             now=self._now,
         )
-        known = self._known.get((self._namespace, lease.name))
+        known = self._known(lease.name)
         if known is not None:
             lease.observe(known)
         fence = Fence(
@@ -240,7 +240,7 @@ class Fences:
         return section
 
     def _absent_since(self, section: _Section) -> float | None:
-        if self._watched_since is None or (self._namespace, section.fence.lease.name) in self._known:
+        if self._watched_since is None or self._known(section.fence.lease.name) is not None:
             return None
         return max(self._watched_since, section.deleted_at)
 

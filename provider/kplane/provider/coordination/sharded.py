@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kplane.provider.cache.reflector import Reflector
+from kplane.provider.cache.informer import Informer
 from kplane.provider.client.client import Client, Object
 from kplane.provider.client.resources import LEASES
 from kplane.provider.cluster.context import LOCAL, current_cluster
@@ -30,6 +30,8 @@ __all__ = ["Sharded", "ShardingStats"]
 _log: Final = logging.getLogger(__name__)
 
 _SELECTOR: Final = ",".join(f"{key}={value}" for key, value in PART_OF.items())
+
+_RELIST_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +117,7 @@ class Sharded:
         self._listeners: list[Callable[[], None]] = []
         self._bell = asyncio.Event()
         self._settled_at = float("-inf")
-        self._announcement, self._peers, self._reflector, self._fences = self._make()
+        self._announcement, self._peers, self._leases, self._fences = self._make()
 
     @property
     def stats(self) -> ShardingStats:
@@ -168,9 +170,12 @@ class Sharded:
     async def run(self, workplace: Workplace) -> None:
         """Take part until cancelled; then withdraw all, give all back, and be gone."""
         self._bell = asyncio.Event()
-        self._announcement, self._peers, self._reflector, self._fences = self._make(workplace)
+        self._announcement, self._peers, self._leases, self._fences = self._make(workplace)
         helpers = [
-            asyncio.create_task(self._reflector.run(self._see), name=f"watch the Leases in {self._namespace}"),
+            asyncio.create_task(
+                self._leases.run(lambda event: self._see(event.kind, event.object)),
+                name=f"watch the Leases in {self._namespace}",
+            ),
             asyncio.create_task(self._ring(workplace), name="watch the fleet for its coordinator"),
         ]
         with watched(self._fences.overrun_at, on_overrun=self._on_overrun, now=self._now):
@@ -181,7 +186,7 @@ class Sharded:
 
     async def _take_part(self, helpers: list[asyncio.Task[Any]]) -> None:
         # Who takes before it knows the others takes what is theirs, and has to give it back.
-        await self._reflector.synced.wait()
+        await self._leases.synced.wait()
         self._fences.watched()
         helpers.append(asyncio.create_task(self._announcement.keep(), name=f"announce peer {self.identity}"))
         await self._announcement.announced.wait()
@@ -292,7 +297,7 @@ class Sharded:
     async def _pause(self, seconds: float) -> None:
         await wait(self._bell, at_most_seconds=seconds)
 
-    def _make(self, workplace: Workplace | None = None) -> tuple[Announcement, Peers, Reflector, Fences]:
+    def _make(self, workplace: Workplace | None = None) -> tuple[Announcement, Peers, Informer, Fences]:
         announcement = Announcement(
             self._client,
             namespace=self._namespace,
@@ -305,7 +310,9 @@ class Sharded:
         peers = Peers(
             announcement, prefix=self._peer_prefix, weight=self._weight, layout=str(self.layout), now=self._now
         )
-        reflector = Reflector(self._client, LEASES, namespace=self._namespace, label_selector=_SELECTOR)
+        leases = Informer(
+            self._client, LEASES, namespace=self._namespace, label_selector=_SELECTOR, relist_seconds=_RELIST_SECONDS
+        )
         fences = Fences(
             self._client,
             namespace=self._namespace,
@@ -314,12 +321,12 @@ class Sharded:
             timings=self.timings,
             counts=self._counts,
             workplace=workplace,
-            known=reflector.store,
+            known=lambda name: leases.get(name, namespace=self._namespace),
             changed=self._bell.set,
             taken=self._tell_taken,
             now=self._now,
         )
-        return announcement, peers, reflector, fences
+        return announcement, peers, leases, fences
 
 
 async def _unhindered(work: Coroutine[Any, Any, None]) -> None:

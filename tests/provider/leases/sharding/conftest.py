@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -12,7 +13,7 @@ from typing import Any, Self
 
 import pytest
 
-from kplane.provider import ClusterNotOwned, Conflict, NotFound, ObjectList, WatchEvent
+from kplane.provider import AnswerLimits, ClusterConfig, ClusterNotOwned, Conflict, NotFound, ObjectList, WatchEvent
 from kplane.provider.coordination.sharded import Sharded
 from kplane.provider.coordination.shards import ShardTimings
 from kplane.provider.errors import Invalid
@@ -95,6 +96,7 @@ class Link:
 
     def __init__(self, api: Api, wire: Any) -> None:
         self.api, self.wire = api, wire
+        self.config, self.limits, self.timeout_seconds = ClusterConfig("https://made.up"), AnswerLimits(), 30.0
 
     async def get(self, _: Any, name: str, *, namespace: str) -> dict[str, Any]:
         return await self.wire.call(lambda: self.api.get(name))
@@ -114,15 +116,24 @@ class Link:
 
         return await self.wire.call(items)
 
-    def watch(self, _: Any, *, resource_version: str, **__: Any) -> Stream:
-        return Stream(self, int(resource_version))
+    async def collect(self, pages: Callable[[], Any], resource: Any, **options: Any) -> Any:
+        found, listing = await self.list(resource, **options), pages()
+        body = {"metadata": {"resourceVersion": found.resource_version}, "items": found.items}
+        with self.limits.intake(server=self.config.server) as intake:
+            listing.add(json.dumps(body).encode(), intake=intake)
+        return listing
+
+    def watch(self, _: Any, *, resource_version: str | None, **__: Any) -> Stream:
+        return Stream(self, None if resource_version is None else int(resource_version))
 
 
 class Stream:
     """A watch; where the network is cut nothing comes, and what was missed comes later."""
 
-    def __init__(self, link: Link, position: int) -> None:
-        self._link, self._position = link, position
+    def __init__(self, link: Link, position: int | None) -> None:
+        self._link = link
+        self._position = position if position is not None else 0
+        self._refused = position is None
 
     async def __aenter__(self) -> Self:
         return self
@@ -131,12 +142,11 @@ class Stream:
         return
 
     async def open(self) -> None:
+        if self._refused:
+            raise Invalid(422, "Invalid", "this server streams no lists")
         await asyncio.sleep(self._link.wire.delay())
 
-    def __aiter__(self) -> Stream:
-        return self
-
-    async def __anext__(self) -> WatchEvent:
+    async def read(self) -> list[bytes]:
         log, wire = self._link.api.log, self._link.wire
         while wire.cut or wire.deaf or self._position >= len(log):
             if self._position >= len(log):
@@ -146,7 +156,7 @@ class Stream:
         await asyncio.sleep(self._link.wire.delay())
         self._position += 1
         event = log[self._position - 1][1]
-        return WatchEvent(event.type, copy.deepcopy(event.object))
+        return [json.dumps({"type": event.type, "object": event.object}).encode()]
 
 
 class World:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
-from kplane.provider import DEPLOYMENTS, PODS, SERVICES, STATEFUL_SETS, Client, Reflector, Resource
+from kplane.provider import DEPLOYMENTS, PODS, SERVICES, STATEFUL_SETS, Client, Event, Informer, Resource
+from kplane.provider.cache.entry import Entry
 from kplane.workloads.errors import RuntimeFailure
 from kplane.workloads.pods.objects import COMPONENT_LABEL, MANAGED, Object
 from kplane.workloads.pods.settings import Image, Placement
@@ -22,6 +23,7 @@ _NO_IMAGE_REASONS: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "ErrIm
 _FINE_REASONS: Final = frozenset({"ContainerCreating", "PodInitializing"})
 _OVER: Final = frozenset({"Failed", "Succeeded"})
 _MESSAGE_LIMIT: Final = 1000
+_RELIST_SECONDS: Final = 600.0
 
 
 class Observation:
@@ -32,7 +34,7 @@ class Observation:
         self._place = place
         self._on_change = on_change
         self._services, self._deployments, self._stateful_sets, self._pods = (
-            Reflector(client, resource, label_selector=MANAGED)
+            Informer(client, resource, label_selector=MANAGED, relist_seconds=_RELIST_SECONDS)
             for resource in (SERVICES, DEPLOYMENTS, STATEFUL_SETS, PODS)
         )
         self._pods_of: dict[str, dict[tuple[str, str], Object]] = {}
@@ -40,14 +42,14 @@ class Observation:
     async def run(self) -> None:
         """Follow until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for reflector in (self._services, self._deployments, self._stateful_sets):
-                tasks.create_task(reflector.run(self._changed), name=f"follow {reflector}")
+            for informer in (self._services, self._deployments, self._stateful_sets):
+                tasks.create_task(informer.run(self._changed), name=f"follow {informer}")
             tasks.create_task(self._pods.run(self._pod_changed), name=f"follow {self._pods}")
 
     async def synced(self) -> None:
         """Return when everything was listed once."""
-        for reflector in (self._services, self._deployments, self._stateful_sets, self._pods):
-            await reflector.synced.wait()
+        for informer in (self._services, self._deployments, self._stateful_sets, self._pods):
+            await informer.synced.wait()
 
     def service(self, name: str) -> Object | None:
         """Return the Service of a component."""
@@ -63,10 +65,10 @@ class Observation:
 
     def names(self) -> list[str]:
         """Return the components that have a Service or a workload."""
-        stores = (self._services.store, self._deployments.store, self._stateful_sets.store)
-        found = {_component(obj) for store in stores for obj in store.values()}
+        informers = (self._services, self._deployments, self._stateful_sets)
+        found = {entry.labels[COMPONENT_LABEL] for each in informers for entry in each.entries()}
         # Whoever can write labels could name a component of another namespace.
-        return sorted(name for name in found if self.service(name) or self._workload(name))
+        return sorted(name for name in found if any(self._entry(each, name) for each in informers))
 
     def ended(self, name: str) -> bool:
         """Tell whether a component that was removed or scaled to nothing has no pods left, nor will get any."""
@@ -129,23 +131,28 @@ class Observation:
         except RuntimeFailure:
             return None
 
-    def _find(self, reflector: Reflector, name: str) -> Object | None:
+    def _find(self, informer: Informer, name: str) -> Object | None:
+        entry = self._entry(informer, name)
+        return informer.get(entry.name, namespace=entry.namespace) if entry is not None else None
+
+    def _entry(self, informer: Informer, name: str) -> Entry | None:
         placement = self._placement(name)
         if placement is None:
             return None
-        found = reflector.store.get((placement.namespace, placement.name))
-        return found if found is not None and _component(found) == name else None
+        found = informer.entry(placement.name, namespace=placement.namespace)
+        return found if found is not None and found.labels[COMPONENT_LABEL] == name else None
 
-    def _changed(self, event: str, obj: dict[str, Any]) -> None:  # noqa: ARG002 - the store has it already
-        self._on_change(_component(obj))
+    def _changed(self, event: Event) -> None:
+        self._on_change(event.labels[COMPONENT_LABEL])
 
-    def _pod_changed(self, event: str, pod: dict[str, Any]) -> None:
+    def _pod_changed(self, event: Event) -> None:
+        pod = event.object
         name, key = _component(pod), (pod["metadata"]["namespace"], pod["metadata"]["name"])
         placement = self._placement(name)
         if placement is None or placement.namespace != key[0]:
             return
         known = self._pods_of.setdefault(name, {})
-        if event == "DELETED":
+        if event.kind == "DELETED":
             known.pop(key, None)
         else:
             known[key] = pod

@@ -15,7 +15,9 @@ from typing import Any, Final, NoReturn
 
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import end_tasks
-from kplane.provider.cache.reflector import Key, Reflector, key_of
+from kplane.provider.cache.entry import Key
+from kplane.provider.cache.event import Event
+from kplane.provider.cache.informer import Informer
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import SECRETS, Resource
 from kplane.provider.client.tls import require_usable
@@ -29,6 +31,8 @@ __all__ = ["KEEP", "Following", "FromSecret", "Keep", "Object", "Plan", "cluster
 log: Final = logging.getLogger(__name__)
 
 Object = Mapping[str, Any]
+
+_RELIST_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +99,13 @@ class Following:
         self._ready = ready
         self._what = what
         self._name = name
-        self._objects = Reflector(
-            client, resource, namespace=namespace, name=object_name, label_selector=label_selector
+        self._objects = Informer(
+            client,
+            resource,
+            namespace=namespace,
+            name=object_name,
+            label_selector=label_selector,
+            relist_seconds=_RELIST_SECONDS,
         )
         self._listeners: list[Callable[[str], None]] = []
         self._tell: Callable[[str, Object | None], None] | None = None
@@ -108,11 +117,11 @@ class Following:
 
     def get(self, name: str, *, namespace: str = "") -> Object | None:
         """Return an object as it was last seen; None where there is none."""
-        return self._objects.store.get((namespace, name))
+        return self._objects.get(name, namespace=namespace)
 
     def names(self) -> list[str]:
         """Clusters' names of all objects that there are."""
-        return [self._name(namespace, name) for namespace, name in self._objects.store]
+        return [self._name(*entry.key) for entry in self._objects.entries()]
 
     def listen(self, listener: Callable[[str], None]) -> None:
         """Call back with the cluster's name for each object that is new, changed or gone."""
@@ -126,8 +135,8 @@ class Following:
 
     def wake_all(self) -> None:
         """Ask the plan for every object again."""
-        for namespace, name in tuple(self._objects.store):
-            self.wake(name, namespace=namespace)
+        for entry in self._objects.entries():
+            self.wake(entry.name, namespace=entry.namespace)
 
     async def run(self, fleet: Fleet) -> NoReturn:
         """Follow until cancelled; afterwards nothing of it runs any more, and the clusters stay as they are."""
@@ -148,22 +157,20 @@ class Following:
                     tasks.create_task(follow(follower), name=f"{self._what} {name}")
                 follower.see(found)
 
-            def handle(event: str, found: dict[str, Any]) -> None:
-                name = self._name(*key_of(found))
-                tell(name, None if event == "DELETED" else found)
+            def handle(event: Event) -> None:
+                name = self._name(event.namespace, event.name)
+                tell(name, None if event.kind == "DELETED" else event.object)
                 for listener in self._listeners:
                     listener(name)
 
             async def forget_strangers() -> None:
                 # Of an earlier run: their objects may have gone in between.
                 await self._objects.synced.wait()
-                known = {self._name(*key) for key in self._objects.store}
+                known = set(self.names())
                 for name in fleet.names():
                     if name not in known:
                         tell(name, None)
 
-            for found in tuple(self._objects.store.values()):
-                handle("ADDED", found)
             self._tell = tell
             try:
                 tasks.create_task(forget_strangers(), name=f"every {self._what} that is gone")
@@ -191,7 +198,7 @@ class _Follower:
         self._gone = False
         self._seen = asyncio.Event()
         self._backoff = Backoff(initial_seconds=0.5, maximum_seconds=30.0)
-        self._secret: Reflector | None = None
+        self._secret: Informer | None = None
         self._secret_at: Key | None = None
         self._secret_task: asyncio.Task[None] | None = None
 
@@ -286,7 +293,7 @@ class _Follower:
 
     def _made_of(self, wish: FromSecret) -> Cluster | Keep:
         where = f"Secret {wish.namespace}/{wish.name}"
-        secret = None if self._secret is None else self._secret.store.get((wish.namespace, wish.name))
+        secret = None if self._secret is None else self._secret.get(wish.name, namespace=wish.namespace)
         if secret is None:
             if self._secret is not None and self._secret.synced.is_set():
                 log.warning("%s: %s is missing; what is engaged stays", self._title, where)
@@ -302,14 +309,14 @@ class _Follower:
             return
         await self._stop_secret()
         namespace, name = self._secret_at = at
-        self._secret = Reflector(self._client, SECRETS, namespace=namespace, name=name)
+        self._secret = Informer(self._client, SECRETS, namespace=namespace, name=name)
         self._secret_task = asyncio.create_task(
             self._mirror(self._secret), name=f"{self._title}: Secret {namespace}/{name}"
         )
 
-    async def _mirror(self, secret: Reflector) -> None:
+    async def _mirror(self, secret: Informer) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(secret.run(lambda _event, _secret: self._seen.set()), name=f"mirror of {secret}")
+            tasks.create_task(secret.run(lambda _event: self._seen.set()), name=f"mirror of {secret}")
             # A Secret that is absent from the beginning has no event, and should be told of.
             await secret.synced.wait()
             self._seen.set()

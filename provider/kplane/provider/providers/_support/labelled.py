@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
-from kplane.provider.cache.reflector import Key, Reflector
+from kplane.provider.cache.entry import Key
+from kplane.provider.cache.event import Event
+from kplane.provider.cache.informer import Informer
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import SECRETS
 from kplane.provider.errors import KubeconfigError, NotFound
@@ -15,6 +17,7 @@ from kplane.provider.providers._support.secret import values_of
 __all__ = ["LabelledSecrets"]
 
 _AT_ONCE: Final = 16
+_RELIST_SECONDS: Final = 600.0
 
 
 class LabelledSecrets:
@@ -27,7 +30,14 @@ class LabelledSecrets:
     def __init__(self, client: Client, *, label_selector: str, namespace: str | None = None) -> None:
         self._client = client
         self._label_selector = label_selector
-        self._known = Reflector(client, SECRETS, namespace=namespace, label_selector=label_selector, metadata_only=True)
+        self._known = Informer(
+            client,
+            SECRETS,
+            namespace=namespace,
+            label_selector=label_selector,
+            metadata_only=True,
+            relist_seconds=_RELIST_SECONDS,
+        )
         self._values: dict[Key, tuple[str, Mapping[str, bytes]]] = {}
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
@@ -39,11 +49,10 @@ class LabelledSecrets:
     async def run(self, changed: Callable[[str, str], None]) -> NoReturn:
         """Follow until cancelled; `changed` is called with namespace and name of each that is new, other or gone."""
 
-        def handle(event: str, secret: dict[str, Any]) -> None:
-            at = secret["metadata"]["namespace"], secret["metadata"]["name"]
-            if event == "DELETED":
-                self._values.pop(at, None)
-            changed(*at)
+        def handle(event: Event) -> None:
+            if event.kind == "DELETED":
+                self._values.pop(event.entry.key, None)
+            changed(*event.entry.key)
 
         await self._known.run(handle)
 
@@ -54,11 +63,11 @@ class LabelledSecrets:
         ProviderErrors where it cannot be read now.
         """
         at = namespace, name
-        known = self._known.store.get(at)
+        known = self._known.entry(name, namespace=namespace)
         if known is None:
             raise KubeconfigError(f"Secret {namespace}/{name} is missing, or has no label {self._label_selector!r}")
         version, values = self._values.get(at, ("", {}))
-        if version != known["metadata"].get("resourceVersion"):
+        if version != known.resource_version:
             async with self._turns:
                 try:
                     secret = await self._client.get(SECRETS, name, namespace=namespace)
@@ -68,6 +77,6 @@ class LabelledSecrets:
                 values = values_of(secret)
             except KubeconfigError as error:
                 raise KubeconfigError(f"Secret {namespace}/{name}: {error}") from error
-            if at in self._known.store:
+            if self._known.entry(name, namespace=namespace) is not None:
                 self._values[at] = str(secret["metadata"].get("resourceVersion")), values
         return values

@@ -30,10 +30,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from kplane.provider.access.config import ClusterConfig
-from kplane.provider.cache.reflector import Key, Reflector
+from kplane.provider.cache.entry import Key
+from kplane.provider.cache.event import Event
+from kplane.provider.cache.informer import Informer
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import SECRETS, Resource
 from kplane.provider.cluster.cluster import Cluster
@@ -54,6 +56,7 @@ CLUSTER_PROFILES: Final = Resource(
 _CONSUMER_LABEL: Final = "x-k8s.io/cluster-inventory-consumer"
 _PROFILE_LABEL: Final = "x-k8s.io/cluster-profile"
 _KUBECONFIG_KEY: Final = "Config"
+_RELIST_SECONDS: Final = 600.0
 _LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
@@ -131,7 +134,9 @@ class _Secrets:
         if not _LABEL_VALUE.fullmatch(consumer):
             raise ProviderError(f"consumer {consumer!r} is no value of a label; Secrets for it cannot be labelled")
         selector = f"{_CONSUMER_LABEL}={consumer},{_PROFILE_LABEL}"
-        self._secrets = Reflector(client, SECRETS, namespace=namespace, label_selector=selector)
+        self._secrets = Informer(
+            client, SECRETS, namespace=namespace, label_selector=selector, relist_seconds=_RELIST_SECONDS
+        )
         self._kubeconfigs = KubeconfigMemo()
         self._profile_of: dict[Key, Key] = {}
         self._of: dict[Key, dict[str, Object]] = {}
@@ -143,8 +148,8 @@ class _Secrets:
     async def run(self, following: Following) -> None:
         """Follow the Secrets until cancelled, and wake those whom they are for."""
 
-        def handle(event: str, secret: dict[str, Any]) -> None:
-            for namespace, name in self._note(event, secret):
+        def handle(event: Event) -> None:
+            for namespace, name in self._note(event.kind, event.object):
                 following.wake(name, namespace=namespace)
 
         async def wake_all() -> None:

@@ -30,7 +30,7 @@ from typing import Final
 from typing_extensions import override
 
 from kplane.api.names import API_VERSION, KUBECONFIG_KEY
-from kplane.provider.cache.reflector import Key
+from kplane.provider.cache.entry import Key
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import DNS_LABEL, DNS_SUBDOMAIN, Resource
 from kplane.provider.cluster.cluster import Cluster
