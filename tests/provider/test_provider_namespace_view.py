@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+
 import pytest
 
 from kplane.provider import (
@@ -14,47 +17,61 @@ from kplane.provider import (
     Invalid,
     NotFound,
     ProviderError,
-    Watch,
 )
 from kplane.provider.providers.namespace import cache as namespace_cache
-from kplane.provider.providers.namespace import client as namespace_client
 from kplane.provider.providers.namespace.client import NamespaceClient
 from kplane.provider.providers.namespace.view import NamespaceView
 
 VIEW = NamespaceView("zoo")
 
 
-class Host:
-    """A client that notes what it is asked, and answers with an object of the host."""
+class Server:
+    """An API server that notes what it is asked, and answers with what it is told to."""
 
-    def __init__(self, answer=None):
-        self.asked = []
-        self.answer = answer
+    def __init__(self, fault_server, tools):
+        self._fault_server, self._tools = fault_server, tools
+        self.asked, self.answer = [], {}
 
-    async def request(self, method, path, *, body=None, **_options):
-        self.asked.append((method, path, body))
-        return self.answer
+    async def start(self):
+        async def answer(asked, writer):
+            self.asked.append((asked.method, asked.target, json.loads(asked.body or b"null")))
+            writer.write(self._tools.http(json.dumps(self.answer).encode()))
+
+        return (await self._fault_server(answer)).config
 
 
-def test_every_method_of_what_stands_behind_a_view_is_one_of_a_namespace_too():
-    pairs = ((Client, NamespaceClient), (Watch, namespace_client._NamespaceWatch), (Informer, namespace_cache._Part))
-    for whole, view in pairs:
-        public = {name for name in vars(whole) if not name.startswith("_")}
-        assert public <= set(vars(view)), whole
+@pytest.fixture
+async def server(fault_server, tools):
+    return Server(fault_server, tools)
+
+
+@pytest.fixture
+async def host(server):
+    async with Client(await server.start()) as host:
+        yield host
+
+
+def test_every_request_and_every_path_of_a_client_passes_the_seam():
+    source = "".join(inspect.getsource(Client).split())
+    assert source.count("Request(") == source.count("self._adapted(Request(")
+    assert source.count("resource.path(") == 1
+
+
+def moved(resource, body):
+    return json.loads(VIEW.outward_bytes(resource, json.dumps(body).encode()))
 
 
 def test_an_object_is_in_default_within_and_in_the_namespace_outside():
     found = VIEW.inward(CONFIG_MAPS, {"metadata": {"name": "a", "namespace": "zoo"}, "data": {"namespace": "zoo"}})
     assert found == {"metadata": {"name": "a", "namespace": "default"}, "data": {"namespace": "zoo"}}
     body = {"metadata": {"name": "a", "namespace": "default"}, "involvedObject": {"namespace": "default"}}
-    assert VIEW.outward(CONFIG_MAPS, body)["metadata"]["namespace"] == "zoo"
-    assert VIEW.outward(CONFIG_MAPS, body)["involvedObject"]["namespace"] == "default"
-    assert body["metadata"]["namespace"] == "default"
+    assert moved(CONFIG_MAPS, body)["metadata"]["namespace"] == "zoo"
+    assert moved(CONFIG_MAPS, body)["involvedObject"]["namespace"] == "default"
 
 
 def test_an_event_names_objects_of_its_own_namespace():
     body = {"metadata": {"namespace": "default"}, "involvedObject": {"namespace": "default", "name": "a"}}
-    outside = VIEW.outward(EVENTS, body)
+    outside = moved(EVENTS, body)
     assert outside["involvedObject"] == {"namespace": "zoo", "name": "a"}
     assert VIEW.inward(EVENTS, outside) == body
 
@@ -74,9 +91,9 @@ def test_an_event_names_objects_of_its_own_namespace():
     ],
 )
 def test_a_json_patch_is_translated(operation, expected):
-    (moved,) = VIEW.outward_operations(CONFIG_MAPS, [operation])
-    assert moved.get("value") == expected
-    assert moved["path"] == operation["path"]
+    (found,) = moved(CONFIG_MAPS, [operation])
+    assert found.get("value") == expected
+    assert found["path"] == operation["path"]
 
 
 def test_only_default_can_be_read_and_written():
@@ -92,29 +109,31 @@ def test_only_default_can_be_read_and_written():
             refuse(CLUSTER_ROLES, "default")
 
 
-async def test_a_path_is_translated_with_what_is_sent_and_answered():
-    host = Host({"kind": "List", "items": [{"metadata": {"namespace": "zoo"}}, "odd"]})
+async def test_a_path_is_translated_with_what_is_sent_and_answered(server, host):
+    server.answer = {"kind": "List", "items": [{"metadata": {"namespace": "zoo"}}, "odd"]}
     client = NamespaceClient(host, view=VIEW)
     assert (await client.request("GET", "/api/v1/namespaces/default/configmaps"))["items"][0] == {
         "metadata": {"namespace": "default"}
     }
-    host.answer = {"metadata": {"namespace": "zoo"}}
+    server.answer = {"metadata": {"namespace": "zoo"}}
     body = {"metadata": {"namespace": "default"}}
     path = "/apis/apps/v1/namespaces/{}/deployments/a%3Ab/scale"
     assert await client.request("PUT", path.format("default"), body=body) == body
-    assert host.asked[-1] == ("PUT", path.format("zoo"), {"metadata": {"namespace": "zoo"}})
+    assert server.asked[-1] == ("PUT", path.format("zoo"), {"metadata": {"namespace": "zoo"}})
+    assert body == {"metadata": {"namespace": "default"}}
     await client.request("PATCH", path.format("default"), body=[{"op": "remove", "path": "/spec"}])
-    assert host.asked[-1][2] == [{"op": "remove", "path": "/spec"}]
+    assert server.asked[-1][2] == [{"op": "remove", "path": "/spec"}]
 
 
 @pytest.mark.parametrize(
     "path", ["/version", "/api", "/api/v1", "/apis", "/apis/apps", "/apis/apps/v1", "/openapi/v3/x"]
 )
-async def test_what_a_cluster_says_of_itself_can_be_asked(path):
-    host = Host("said")
+async def test_what_a_cluster_says_of_itself_can_be_asked(server, host, path):
+    server.answer = "said"
     assert await NamespaceClient(host, view=VIEW).request("GET", path) == "said"
     with pytest.raises(NotFound):
         await NamespaceClient(host, view=VIEW).request("POST", path)
+    assert server.asked == [("GET", path, None)]
 
 
 @pytest.mark.parametrize(
@@ -133,20 +152,18 @@ async def test_what_a_cluster_says_of_itself_can_be_asked(path):
         "/",
     ],
 )
-async def test_what_is_elsewhere_cannot(path):
-    host = Host()
+async def test_what_is_elsewhere_cannot(server, host, path):
     with pytest.raises(NotFound):
         await NamespaceClient(host, view=VIEW).request("GET", path)
     with pytest.raises((NotFound, Invalid)):
         await NamespaceClient(host, view=VIEW).request("DELETE", path)
-    assert host.asked == []
+    assert server.asked == []
 
 
-async def test_what_may_not_be_written_is_not_sent():
+async def test_what_may_not_be_written_is_not_sent(server, host):
     def refuse():
         raise ProviderError("not ours")
 
-    host = Host()
     client = NamespaceClient(host, view=VIEW, before_write=refuse)
     await client.request("GET", "/api/v1/namespaces/default/configmaps")
     with pytest.raises(ProviderError, match="not ours"):
@@ -163,12 +180,21 @@ async def test_what_may_not_be_written_is_not_sent():
     ):
         with pytest.raises(ProviderError, match="not ours"):
             await write
-    assert len(host.asked) == 1
+    assert len(server.asked) == 1
+
+
+async def test_the_end_of_a_namespaces_client_leaves_the_hosts(server, host):
+    server.answer = {"major": "1"}
+    client = NamespaceClient(host, view=VIEW)
+    await client.update(host.config)
+    await client.aclose()
+    assert await host.request("GET", "/version") == {"major": "1"}
 
 
 async def test_what_comes_and_goes_in_a_part_of_an_informer_leaves_nothing_there():
-    whole = Informer(Client(ClusterConfig("https://127.0.0.1:1")), CONFIG_MAPS)
-    part = namespace_cache._Part(whole, VIEW)
+    client = Client(ClusterConfig("https://127.0.0.1:1"))
+    whole = Informer(client, CONFIG_MAPS)
+    part = namespace_cache._Part(whole, client, VIEW)
     kept = part.add_handler(lambda event: None)
     for _ in range(100):
         part.add_handler(lambda event: None).remove()

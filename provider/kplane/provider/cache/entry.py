@@ -104,6 +104,10 @@ class Entry(Struct, gc=False, eq=False):
         metadata = self._metadata
         return metadata.namespace, metadata.name
 
+    def with_namespace(self, namespace: str) -> Entry:
+        """Return the same object as if it were in another namespace; its bytes are not changed."""
+        return Entry(msgspec.structs.replace(self._metadata, namespace=namespace), self.raw, self.indexed)
+
     @property
     def uid(self) -> str:
         """`metadata.uid`."""

@@ -109,6 +109,11 @@ class Informer:
         return self._feed.restarts
 
     @property
+    def feed(self) -> Feed:
+        """What follows the objects."""
+        return self._feed
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of all objects."""
         return self._store.size_bytes

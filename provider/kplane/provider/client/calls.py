@@ -46,7 +46,8 @@ class Calls:
         async def read(response: aiohttp.ClientResponse) -> bytes:
             return await read_body(response, intake=intake)
 
-        return await self._call(request, read, timeout_seconds=timeout_seconds)
+        found = await self._call(request, read, timeout_seconds=timeout_seconds)
+        return found if request.received is None else request.received(found)
 
     async def drop(self, request: Request) -> None:
         """Send a request of whose answer only the status counts."""

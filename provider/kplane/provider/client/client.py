@@ -63,11 +63,15 @@ class Client:
         field_manager: str = "kplane",
         keeps_worker: bool = False,
         connections: Connections | None = None,
+        transport: Transport | None = None,
         before_write: Callable[[], float | None] | None = None,
         limits: AnswerLimits = AnswerLimits(),  # noqa: B008 - frozen
     ) -> None:
-        """`connections` are used in the place of own ones, and outlive the client."""
-        self._transport = Transport(config, connect_timeout_seconds=connect_timeout_seconds, connections=connections)
+        """Use `connections`, or the `transport` of another client with its credentials; they outlive this client."""
+        self._owns_transport = transport is None
+        self._transport = transport or Transport(
+            config, connect_timeout_seconds=connect_timeout_seconds, connections=connections
+        )
         self._calls = Calls(
             self._transport,
             timeout_seconds=timeout_seconds,
@@ -89,6 +93,11 @@ class Client:
         return self._transport.config
 
     @property
+    def transport(self) -> Transport:
+        """What sends the requests, with the credentials."""
+        return self._transport
+
+    @property
     def limits(self) -> AnswerLimits:
         """What it takes in at most."""
         return self._limits
@@ -107,8 +116,9 @@ class Client:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close every connection, also those of watches that are still open."""
-        await self._transport.aclose()
+        """Close every connection, also those of watches that are still open; not those of another client."""
+        if self._owns_transport:
+            await self._transport.aclose()
 
     async def update(self, config: ClusterConfig) -> None:
         """Go on with renewed credentials for the same cluster; open watches are not disturbed.
@@ -117,15 +127,16 @@ class Client:
         """
         if not config.continues(self.config):
             raise ProviderError(f"the client of {self.config.server} cannot be turned into one of another cluster")
-        await self._transport.update(config)
+        if self._owns_transport:
+            await self._transport.update(config)
 
     async def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Object:
         """Read one object; raises NotFound."""
-        return await self._object("GET", resource.path(name, namespace=namespace), resource)
+        return await self._object("GET", self._path(resource, name, namespace=namespace), resource)
 
     async def exists(self, resource: Resource, name: str, *, namespace: str | None = None) -> bool:
         """Tell whether there is an object of that name; what is said of it is not kept, however long it is."""
-        request = Request("GET", resource.path(name, namespace=namespace), accept=METADATA)
+        request = self._adapted(Request("GET", self._path(resource, name, namespace=namespace), accept=METADATA))
         try:
             await self._calls.drop(request)
         except NotFound:
@@ -170,7 +181,7 @@ class Client:
         page_size: int = 500,
     ) -> P:
         """Read a whole collection as `list` does, into what `pages` makes."""
-        path = resource.path(namespace=namespace)
+        path = self._path(resource, namespace=namespace)
         selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
         # A server that hands out pages without end must not hold the caller for ever.
         with translated(server=self.config.server, asked=f"list of {resource.plural}"):
@@ -216,8 +227,10 @@ class Client:
         return Watch(
             self._transport,
             resource=resource,
-            request=Request(
-                "GET", resource.path(namespace=namespace), query, accept=METADATA if metadata_only else JSON
+            request=self._adapted(
+                Request(
+                    "GET", self._path(resource, namespace=namespace), query, accept=METADATA if metadata_only else JSON
+                )
             ),
             open_timeout_seconds=self._timeout_seconds,
             idle_timeout_seconds=idle_timeout_seconds,
@@ -230,7 +243,7 @@ class Client:
         The namespace is taken from the body where none is given; apiVersion and kind are filled in.
         """
         namespace = namespace if namespace is not None else namespace_of(body)
-        path = resource.path(namespace=namespace)
+        path = self._path(resource, namespace=namespace, write=True)
         params: Params = {"fieldManager": self._field_manager}
         return await self._object("POST", path, resource, body=typed(resource, body), params=params)
 
@@ -239,7 +252,7 @@ class Client:
     ) -> Object:
         """Replace an object by `body`; raises Conflict where its resourceVersion is not the present one."""
         namespace = namespace if namespace is not None else namespace_of(body)
-        path = resource.path(name_of(body), namespace=namespace, subresource=subresource)
+        path = self._path(resource, name_of(body), namespace=namespace, subresource=subresource, write=True)
         params: Params = {"fieldManager": self._field_manager}
         return await self._object("PUT", path, resource, body=typed(resource, body), params=params)
 
@@ -253,7 +266,7 @@ class Client:
         subresource: str | None = None,
     ) -> Object:
         """Change an object by a JSON merge patch."""
-        path = resource.path(name, namespace=namespace, subresource=subresource)
+        path = self._path(resource, name, namespace=namespace, subresource=subresource, write=True)
         params = {"fieldManager": self._field_manager}
         return await self._object("PATCH", path, resource, body=body, params=params, content_type=_MERGE_PATCH)
 
@@ -267,7 +280,7 @@ class Client:
         subresource: str | None = None,
     ) -> Object:
         """Change an object by a JSON patch (RFC 6902); its `test` operations fail with Invalid."""
-        path = resource.path(name, namespace=namespace, subresource=subresource)
+        path = self._path(resource, name, namespace=namespace, subresource=subresource, write=True)
         params = {"fieldManager": self._field_manager}
         return await self._object("PATCH", path, resource, body=operations, params=params, content_type=_JSON_PATCH)
 
@@ -287,7 +300,7 @@ class Client:
         manager owns a field and `force` is off.
         """
         namespace = namespace if namespace is not None else namespace_of(body)
-        path = resource.path(name_of(body), namespace=namespace, subresource=subresource)
+        path = self._path(resource, name_of(body), namespace=namespace, subresource=subresource, write=True)
         params: Params = {"fieldManager": field_manager or self._field_manager, "force": force}
         body = typed(resource, body)
         return await self._object("PATCH", path, resource, body=body, params=params, content_type=_APPLY_PATCH)
@@ -310,7 +323,9 @@ class Client:
             options["preconditions"] = {"uid": uid}
         if propagation is not None:
             options["propagationPolicy"] = propagation
-        return await self._object("DELETE", resource.path(name, namespace=namespace), resource, body=options)
+        return await self._object(
+            "DELETE", self._path(resource, name, namespace=namespace, write=True), resource, body=options
+        )
 
     async def delete_all(self, resource: Resource, *, namespace: str | None = None, label_selector: str) -> None:
         """Delete the objects with a label, however many; `namespace=None` is over all of a cluster-scoped kind.
@@ -323,11 +338,15 @@ class Client:
         if resource.namespaced and namespace is None:
             raise ProviderError(f"{resource.plural} are namespaced: a namespace is needed")
         query = query_of({"labelSelector": label_selector})
-        await self._calls.drop(Request("DELETE", resource.path(namespace=namespace), query, accept=METADATA_LIST))
+        await self._calls.drop(
+            self._adapted(
+                Request("DELETE", self._path(resource, namespace=namespace, write=True), query, accept=METADATA_LIST)
+            )
+        )
 
     async def probe(self, path: str = "/readyz") -> None:
         """Return when the API server says that it is healthy; raises Unreachable or ApiError otherwise."""
-        await self._calls.drop(Request("GET", path, accept="*/*"))
+        await self._calls.drop(self._adapted(Request("GET", path, accept="*/*")))
 
     async def request(
         self,
@@ -343,7 +362,8 @@ class Client:
 
         `path` begins with a slash and is quoted by the caller.
         """
-        request = Request(method, path, query_of(params or {}), None if body is None else encode(body), content_type)
+        sent = None if body is None else encode(body)
+        request = self._adapted(Request(method, path, query_of(params or {}), sent, content_type))
         with self._limits.intake(server=self.config.server) as intake:
             body = await self._calls.body(request, intake=intake, timeout_seconds=timeout_seconds)
             intake.parse(body)
@@ -362,11 +382,29 @@ class Client:
         answer = await self.request(method, path, body=body, params=params, content_type=content_type)
         return read_object(answer, server=self.config.server, api_version=resource.api_version, kind=resource.kind)
 
+    def _path(
+        self,
+        resource: Resource,
+        name: str | None = None,
+        *,
+        namespace: str | None = None,
+        subresource: str | None = None,
+        write: bool = False,
+    ) -> str:
+        """Return the path of objects that are read or written."""
+        del write
+        return resource.path(name, namespace=namespace, subresource=subresource)
+
+    def _adapted(self, request: Request) -> Request:
+        """Return what is sent instead of this; for clients that see less than the server has."""
+        return request
+
     async def _pages(self, path: str, pages: P, params: Params) -> P:
         token: str | None = None
         with self._limits.intake(server=self.config.server, is_list=True) as intake:
             while True:
-                request = Request("GET", path, query_of({**params, "continue": token}), accept=pages.accept)
+                query = query_of({**params, "continue": token})
+                request = self._adapted(Request("GET", path, query, accept=pages.accept))
                 token = pages.add(await self._calls.body(request, intake=intake), intake=intake)
                 if token is None:
                     return pages

@@ -34,7 +34,9 @@ class Request:
     content_type: str = "application/json"
     accept: str = "application/json"
     before_sending: Callable[[], object] | None = None
-    """Called right before the body is sent; what it raises keeps the request from being sent, told as Unreachable."""
+    """Called right before the body is sent. If it raises, the request is not sent, and fails as Unreachable."""
+    received: Callable[[bytes], bytes] | None = None
+    """Changes what is received: the body of an answer, or each event of a watch."""
 
     @override
     def __str__(self) -> str:

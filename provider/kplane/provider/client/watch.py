@@ -185,7 +185,8 @@ class Watch:
             for line in lines:
                 with self._limits.intake(server=server) as intake:
                     intake.parse(line)
-        return lines
+        received = self._request.received
+        return lines if received is None else [received(line) for line in lines]
 
     def _event(self, line: bytes) -> WatchEvent:
         server = self._transport.config.server
