@@ -20,7 +20,7 @@ from kplane.provider import (
     cluster_context,
     current_cluster,
 )
-from kplane.provider.aio.overflow import Place, Room
+from kplane.provider.aio.overflow import OverflowSlots, WorkerSlot
 from kplane.provider.logs import log_fields
 
 END = {"metadata": {"resourceVersion": "5", "annotations": {"k8s.io/initial-events-end": "true"}}}
@@ -180,7 +180,7 @@ async def test_a_cache_that_cannot_be_filled_says_why(client, eventually):
 async def test_whoever_waits_for_a_cache_keeps_no_worker(client):
     cache = Cache(client, sync_timeout_seconds=60)
     freed = asyncio.Event()
-    place = Place(Room(1), freed.set)
+    place = WorkerSlot(OverflowSlots(1), freed.set)
 
     async def reconcile():
         place.take()

@@ -25,7 +25,7 @@ from kplane.provider.controllers.multicluster import MulticlusterController
 from kplane.provider.coordination.leader import Leader
 from kplane.provider.coordination.sharded import Sharded
 from kplane.provider.serving.http import Serving
-from kplane.provider.serving.metrics import Metrics
+from kplane.provider.serving.metrics import ManagerMetrics
 
 
 class Told:
@@ -83,7 +83,7 @@ async def test_reconciles_are_counted_by_controller_and_by_cluster(at_work, even
     """Criterion 73: metrics of a reconcile carry the cluster, and histograms do not."""
     for request in (Request("a", "n", "good"), Request("b", "n", "bad")):
         at_work.requests.put.put_nowait(request)
-    metrics = Metrics(at_work.manager)
+    metrics = ManagerMetrics(at_work.manager)
 
     async def counted():
         found = await samples(metrics)
@@ -121,7 +121,7 @@ async def test_a_controller_that_is_added_by_hand_is_counted_too_and_has_a_name_
     for name in ("first", "second", "third"):
         requests.put.put_nowait(Request("a", "n", name))
     await eventually(lambda: by_hand.queue.depths().get("a") == 2)
-    found = await samples(Metrics(manager))
+    found = await samples(ManagerMetrics(manager))
     assert found["multicluster_queue_depth", (("cluster", "a"), ("controller", "by hand"))] == 2
     assert found["workqueue_depth", (("controller", "by hand"), ("name", "by hand"))] == 2
     release.set()
@@ -136,7 +136,7 @@ async def test_a_controller_that_is_added_by_hand_is_counted_too_and_has_a_name_
 
 async def test_clusters_are_counted_by_provider_and_state(at_work, eventually):
     informer = at_work.manager.get_cluster("a").cache.informer(CONFIG_MAPS)
-    metrics = Metrics(at_work.manager)
+    metrics = ManagerMetrics(at_work.manager)
 
     async def counted():
         found = await samples(metrics)
@@ -159,7 +159,7 @@ async def test_clusters_are_counted_by_provider_and_state(at_work, eventually):
 
 async def test_cluster_labels_can_be_left_out(at_work):
     _ = at_work.manager.get_cluster("a").cache.informer(CONFIG_MAPS)
-    found = await samples(Metrics(at_work.manager, cluster_labels=False))
+    found = await samples(ManagerMetrics(at_work.manager, cluster_labels=False))
     assert not [name for name, labels in found if dict(labels).get("cluster")]
     assert found["multicluster_cache_bytes", (("kind", "ConfigMap"),)] == 0
 
@@ -167,13 +167,13 @@ async def test_cluster_labels_can_be_left_out(at_work):
 async def test_what_a_coordinator_says_of_its_leases_is_shown():
     async with Client(ClusterConfig("https://127.0.0.1:1")) as client:
         found = await samples(
-            Metrics(Manager(None, coordinator=Sharded(client, identity="x", fence="shard", shards=64)))
+            ManagerMetrics(Manager(None, coordinator=Sharded(client, identity="x", fence="shard", shards=64)))
         )
         assert found["multicluster_fences", (("state", "owned"),)] == 0
         assert found["multicluster_lease_events_total", (("event", "lost"),)] == 0
         assert ("multicluster_peers", ()) in found
         leader = Leader(Election(Lease(client, name="x", namespace="default", identity="x")))
-        assert (await samples(Metrics(Manager(None, coordinator=leader))))["multicluster_leading", ()] == 0
+        assert (await samples(ManagerMetrics(Manager(None, coordinator=leader))))["multicluster_leading", ()] == 0
 
 
 async def test_health_readiness_and_metrics_are_answered_while_the_manager_runs(eventually):

@@ -53,7 +53,7 @@ async def host(server):
 
 def test_every_request_and_every_path_of_a_client_passes_the_seam():
     source = "".join(inspect.getsource(Client).split())
-    assert source.count("Request(") == source.count("self._adapted(Request(")
+    assert source.count("HttpRequest(") == source.count("self._adapted(HttpRequest(")
     assert source.count("resource.path(") == 1
 
 

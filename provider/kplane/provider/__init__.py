@@ -78,7 +78,7 @@ from kplane.provider.fleet.clusters import Clusters
 from kplane.provider.manager.checks import Checks
 from kplane.provider.manager.manager import Manager, ScopedManager
 from kplane.provider.serving.http import Serving
-from kplane.provider.serving.metrics import Metrics
+from kplane.provider.serving.metrics import ManagerMetrics
 
 __all__ = [
     "CLUSTER_ROLES",
@@ -141,7 +141,7 @@ __all__ = [
     "LeaseTimings",
     "LocalAware",
     "Manager",
-    "Metrics",
+    "ManagerMetrics",
     "MulticlusterController",
     "NotFound",
     "ObjectKey",

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.cluster.engagement import Engagement
 
-__all__ = ["Aware", "ControllerHost", "Coordinator", "Fleet", "LocalAware", "Provider", "Runnable", "Workplace"]
+__all__ = ["Aware", "ControllerHost", "Coordinator", "EngagementTarget", "Fleet", "LocalAware", "Provider", "Runnable"]
 
 
 @runtime_checkable
@@ -73,7 +73,7 @@ class Provider(Protocol):
         """
 
 
-class Workplace(Protocol):
+class EngagementTarget(Protocol):
     """A manager's clusters, as its coordinator sees them."""
 
     def names(self) -> list[str]:
@@ -95,7 +95,7 @@ class Workplace(Protocol):
 class Coordinator(Protocol):
     """Decides which clusters this process works on. Providers and lookups are not its business: they run everywhere."""
 
-    async def run(self, workplace: Workplace) -> None:
+    async def run(self, target: EngagementTarget) -> None:
         """Allow and withdraw until cancelled; in the end all is withdrawn, and then given back."""
 
     def may_work(self, cluster: str) -> bool:

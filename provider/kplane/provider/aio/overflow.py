@@ -1,9 +1,9 @@
-"""Lets a reconcile that only waits for somebody's answer do so without keeping a worker from others.
+"""Lets a reconcile wait for an answer without keeping a worker from other keys.
 
-A server that accepts connections and never says a word costs whoever asks it a whole deadline. As many of those as a
-controller has workers would stop all that it does (controller-runtime has this trap: MaxConcurrentReconciles). So a
-reconcile whose request stays unanswered leaves its worker, which takes the next key. How many may have left at once is
-bounded; where that many have, workers wait along with their reconciles.
+A server that accepts connections and never answers costs each caller a whole deadline. As many of those as a controller
+has workers would stop the controller (controller-runtime has this trap: MaxConcurrentReconciles). So a reconcile whose
+request stays unanswered leaves its worker, which takes the next key. `OverflowSlots` bound how many may do so at once.
+If all are taken, workers wait with their reconciles.
 """
 
 from __future__ import annotations
@@ -14,80 +14,80 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Final
 
-__all__ = ["PATIENCE_SECONDS", "Place", "Room", "unanswered"]
+__all__ = ["PATIENCE_SECONDS", "OverflowSlots", "WorkerSlot", "unanswered"]
 
 PATIENCE_SECONDS: Final = 0.25
-"""So long an answer is waited for with a worker: well above what a busy API server takes, well below a deadline."""
+"""How long a reconcile waits with its worker: more than a busy API server takes, much less than a deadline."""
 
 
-class Room:
-    """How many reconciles of a controller may wait without a worker."""
+class OverflowSlots:
+    """Counts the reconciles of a controller that wait without a worker: `size` at most."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._inside: set[Place] = set()
+        self._taken: set[WorkerSlot] = set()
 
     def __len__(self) -> int:
-        """How many do now."""
-        return len(self._inside)
+        """Return the number of slots that are taken."""
+        return len(self._taken)
 
-    def admit(self, place: Place) -> bool:
-        """Let a reconcile in, where there is room."""
-        if len(self._inside) >= self._size:
+    def admit(self, slot: WorkerSlot) -> bool:
+        """Take a slot for a reconcile if one is free."""
+        if len(self._taken) >= self._size:
             return False
-        self._inside.add(place)
+        self._taken.add(slot)
         return True
 
-    def leave(self, place: Place) -> None:
-        """A reconcile has ended."""
-        self._inside.discard(place)
+    def release(self, slot: WorkerSlot) -> None:
+        """Free the slot of a reconcile that has ended."""
+        self._taken.discard(slot)
 
 
-class Place:
-    """Where a reconcile is worked on: by a worker at first, and without one once it was let go.
+class WorkerSlot:
+    """Holds a worker for one reconcile until it ends, or until `let_go` moves the reconcile to an overflow slot.
 
-    `freed` is called when its worker is free before the reconcile has ended.
+    `freed` is called if the worker becomes free before the reconcile has ended.
     """
 
-    __slots__ = ("_freed", "_room", "left")
+    __slots__ = ("_freed", "_overflow", "left")
 
-    def __init__(self, room: Room, freed: Callable[[], None]) -> None:
-        self._room = room
+    def __init__(self, overflow: OverflowSlots, freed: Callable[[], None]) -> None:
+        self._overflow = overflow
         self._freed = freed
         self.left = False
 
     def take(self) -> None:
-        """Make this the place of all that the current task does from now on."""
-        _place.set(self)
+        """Make this the slot of all that the current task does from now on."""
+        _slot.set(self)
 
     def end(self) -> None:
-        """The reconcile has ended."""
+        """Release what the reconcile holds: it has ended."""
         if self.left:
-            self._room.leave(self)
+            self._overflow.release(self)
         self.left = True
 
     def let_go(self) -> None:
-        """Free the worker, where the room is not full."""
-        if not self.left and self._room.admit(self):
+        """Free the worker if there is an overflow slot."""
+        if not self.left and self._overflow.admit(self):
             self.left = True
             self._freed()
 
 
-_place: ContextVar[Place | None] = ContextVar("place of the reconcile under way", default=None)
+_slot: ContextVar[WorkerSlot | None] = ContextVar("worker slot of the current reconcile", default=None)
 
 
 @contextlib.contextmanager
 def unanswered(*, patience_seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
-    """Wait within for somebody's answer: where it takes longer than `patience_seconds`, the worker is freed.
+    """Free the worker of the current reconcile if this context is open for longer than `patience_seconds`.
 
-    Of no effect outside of a reconcile, and where the controller lets none wait without a worker. Where there is no
-    room, it is asked for again each `patience_seconds`.
+    Has no effect outside of a reconcile, or if the controller has no overflow slots. If all slots are taken, tries again
+    every `patience_seconds`.
     """
-    place = _place.get()
-    if place is None:
+    slot = _slot.get()
+    if slot is None:
         yield
         return
-    overdue = _Overdue(place, patience_seconds)
+    overdue = _Overdue(slot, patience_seconds)
     try:
         yield
     finally:
@@ -95,20 +95,20 @@ def unanswered(*, patience_seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
 
 
 class _Overdue:
-    """Has a reconcile let go when its time is over, and again and again until there is room."""
+    """Calls `let_go` after the time, and again until there is an overflow slot."""
 
-    def __init__(self, place: Place, patience_seconds: float) -> None:
-        self._place = place
+    def __init__(self, slot: WorkerSlot, patience_seconds: float) -> None:
+        self._slot = slot
         self._patience_seconds = patience_seconds
         self._timer = self._start()
 
     def cancel(self) -> None:
-        """The answer is there, or none is waited for any more."""
+        """Stop: the answer has come, or nobody waits for it."""
         self._timer.cancel()
 
     def _start(self) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(self._patience_seconds, self._over)
 
     def _over(self) -> None:
-        self._place.let_go()
+        self._slot.let_go()
         self._timer = self._start()

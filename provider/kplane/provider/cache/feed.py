@@ -249,7 +249,8 @@ class Feed:
 
     async def _stream(self) -> bool:
         """Have the server stream all objects, then follow. Returns False if the server cannot."""
-        seconds, server = self._watch_seconds * random.uniform(0.8, 1.0), self._client.config.server  # noqa: S311
+        server = self._client.config.server
+        seconds = min(self._watch_seconds * random.uniform(0.8, 1.0), self._relist_seconds)  # noqa: S311
         async with self._watch(seconds=seconds, initial_events=True) as watch:
             try:
                 await watch.open()

@@ -13,7 +13,7 @@ import aiohttp
 
 from kplane.provider.aio.overflow import unanswered
 from kplane.provider.client.limits import AnswerLimits, Intake
-from kplane.provider.client.transport import Request, Transport
+from kplane.provider.client.transport import HttpRequest, Transport
 from kplane.provider.client.wire import drop_body, error_of, read_body, translated
 from kplane.provider.errors import TooManyRequests, Unreachable
 
@@ -40,7 +40,7 @@ class Calls:
         self._before_write = before_write
         self._limits = limits
 
-    async def body(self, request: Request, *, intake: Intake, timeout_seconds: float | None = None) -> bytes:
+    async def body(self, request: HttpRequest, *, intake: Intake, timeout_seconds: float | None = None) -> bytes:
         """Send a request and return what is answered. Raises the ApiError where that is no success."""
 
         async def read(response: aiohttp.ClientResponse) -> bytes:
@@ -49,7 +49,7 @@ class Calls:
         found = await self._call(request, read, timeout_seconds=timeout_seconds)
         return found if request.received is None else request.received(found)
 
-    async def drop(self, request: Request) -> None:
+    async def drop(self, request: HttpRequest) -> None:
         """Send a request of whose answer only the status counts."""
 
         async def drop(response: aiohttp.ClientResponse) -> None:
@@ -59,7 +59,7 @@ class Calls:
 
     async def _call(
         self,
-        request: Request,
+        request: HttpRequest,
         read: Callable[[aiohttp.ClientResponse], Awaitable[T]],
         *,
         timeout_seconds: float | None = None,
@@ -77,7 +77,7 @@ class Calls:
                             raise
                         await asyncio.sleep(pause)
 
-    async def _once(self, request: Request, read: Callable[[aiohttp.ClientResponse], Awaitable[T]]) -> T:
+    async def _once(self, request: HttpRequest, read: Callable[[aiohttp.ClientResponse], Awaitable[T]]) -> T:
         ask = self._before_write
         if ask is None or request.method == "GET":
             return await self._exchange(request, read, seconds=None)
@@ -101,7 +101,7 @@ class Calls:
             raise
 
     async def _exchange(
-        self, request: Request, read: Callable[[aiohttp.ClientResponse], Awaitable[T]], *, seconds: float | None
+        self, request: HttpRequest, read: Callable[[aiohttp.ClientResponse], Awaitable[T]], *, seconds: float | None
     ) -> T:
         async with asyncio.timeout(seconds), self._transport.exchange(request) as response:
             if not 200 <= response.status < 300:

@@ -16,7 +16,7 @@ from kplane.provider.client.connections import Connections
 from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.listing import JSON, METADATA, METADATA_LIST, Listing, ObjectList, Pages
 from kplane.provider.client.resources import Resource
-from kplane.provider.client.transport import Request, Transport
+from kplane.provider.client.transport import HttpRequest, Transport
 from kplane.provider.client.watch import Watch
 from kplane.provider.client.wire import decode, read_object, translated
 from kplane.provider.errors import Expired, NotFound, ProviderError
@@ -136,7 +136,7 @@ class Client:
 
     async def exists(self, resource: Resource, name: str, *, namespace: str | None = None) -> bool:
         """Tell whether there is an object of that name; what is said of it is not kept, however long it is."""
-        request = self._adapted(Request("GET", self._path(resource, name, namespace=namespace), accept=METADATA))
+        request = self._adapted(HttpRequest("GET", self._path(resource, name, namespace=namespace), accept=METADATA))
         try:
             await self._calls.drop(request)
         except NotFound:
@@ -228,7 +228,7 @@ class Client:
             self._transport,
             resource=resource,
             request=self._adapted(
-                Request(
+                HttpRequest(
                     "GET", self._path(resource, namespace=namespace), query, accept=METADATA if metadata_only else JSON
                 )
             ),
@@ -337,16 +337,12 @@ class Client:
             raise ProviderError(f"without a label all {resource.plural} would be deleted")
         if resource.namespaced and namespace is None:
             raise ProviderError(f"{resource.plural} are namespaced: a namespace is needed")
-        query = query_of({"labelSelector": label_selector})
-        await self._calls.drop(
-            self._adapted(
-                Request("DELETE", self._path(resource, namespace=namespace, write=True), query, accept=METADATA_LIST)
-            )
-        )
+        path, query = self._path(resource, namespace=namespace, write=True), query_of({"labelSelector": label_selector})
+        await self._calls.drop(self._adapted(HttpRequest("DELETE", path, query, accept=METADATA_LIST)))
 
     async def probe(self, path: str = "/readyz") -> None:
         """Return when the API server says that it is healthy; raises Unreachable or ApiError otherwise."""
-        await self._calls.drop(self._adapted(Request("GET", path, accept="*/*")))
+        await self._calls.drop(self._adapted(HttpRequest("GET", path, accept="*/*")))
 
     async def request(
         self,
@@ -363,7 +359,7 @@ class Client:
         `path` begins with a slash and is quoted by the caller.
         """
         sent = None if body is None else encode(body)
-        request = self._adapted(Request(method, path, query_of(params or {}), sent, content_type))
+        request = self._adapted(HttpRequest(method, path, query_of(params or {}), sent, content_type))
         with self._limits.intake(server=self.config.server) as intake:
             body = await self._calls.body(request, intake=intake, timeout_seconds=timeout_seconds)
             intake.parse(body)
@@ -395,7 +391,7 @@ class Client:
         del write
         return resource.path(name, namespace=namespace, subresource=subresource)
 
-    def _adapted(self, request: Request) -> Request:
+    def _adapted(self, request: HttpRequest) -> HttpRequest:
         """Return what is sent instead of this; for clients that see less than the server has."""
         return request
 
@@ -404,7 +400,7 @@ class Client:
         with self._limits.intake(server=self.config.server, is_list=True) as intake:
             while True:
                 query = query_of({**params, "continue": token})
-                request = self._adapted(Request("GET", path, query, accept=pages.accept))
+                request = self._adapted(HttpRequest("GET", path, query, accept=pages.accept))
                 token = pages.add(await self._calls.body(request, intake=intake), intake=intake)
                 if token is None:
                     return pages

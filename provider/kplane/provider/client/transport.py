@@ -20,11 +20,11 @@ from kplane.provider.client.connections import Connections, Peer
 from kplane.provider.client.wire import translated
 from kplane.provider.errors import ProviderError, Unreachable
 
-__all__ = ["Request", "Transport"]
+__all__ = ["HttpRequest", "Transport"]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """One request: `path` is encoded and below the server's own path; `query` is encoded as well."""
 
     method: str
@@ -42,7 +42,7 @@ class Request:
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
 
-    def within(self, seconds: float) -> Request:
+    def within(self, seconds: float) -> HttpRequest:
         """The same, which the API server ends when it took so long (its parameter `timeout`, a Go duration)."""
         timeout = f"timeout={max(1, int(seconds * 1000))}ms"
         return replace(self, query=f"{self.query}&{timeout}" if self.query else timeout)
@@ -87,7 +87,7 @@ class Transport:
         return self._config
 
     @contextlib.asynccontextmanager
-    async def exchange(self, request: Request) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def exchange(self, request: HttpRequest) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send the request and give the answer's head; on exit its connection is free again, or closed if unread.
 
         Sets no deadline but the one for connecting. Raises Unreachable, or KubeconfigError for unusable credentials.
@@ -133,7 +133,7 @@ class Transport:
         if self._closed:
             raise ProviderError(f"the client of {self._config.server} is closed")
 
-    async def _begin(self, request: Request, exchange: _Exchange) -> aiohttp.ClientResponse:
+    async def _begin(self, request: HttpRequest, exchange: _Exchange) -> aiohttp.ClientResponse:
         try:
             async with exchange.closing:
                 response = await self._send(request, exchange)
@@ -146,10 +146,10 @@ class Transport:
             raise self._ended(request)
         return response
 
-    def _ended(self, request: Request) -> Unreachable:
+    def _ended(self, request: HttpRequest) -> Unreachable:
         return Unreachable(f"{request}: the client of {self._config.server} was closed meanwhile", kind="connect")
 
-    async def _send(self, request: Request, exchange: _Exchange) -> aiohttp.ClientResponse:
+    async def _send(self, request: HttpRequest, exchange: _Exchange) -> aiohttp.ClientResponse:
         credentials = self._credentials
         shown = await credentials.current()
         response = await self._send_once(request, exchange, shown=shown)
@@ -165,7 +165,7 @@ class Transport:
         return response
 
     async def _send_once(
-        self, request: Request, exchange: _Exchange, *, shown: ClusterConfig
+        self, request: HttpRequest, exchange: _Exchange, *, shown: ClusterConfig
     ) -> aiohttp.ClientResponse:
         peer = self._join(exchange, shown=shown)
         headers = CIMultiDict({"Accept": request.accept, "User-Agent": "kplane"})
@@ -212,7 +212,7 @@ class _CheckedBody(aiohttp.BytesPayload):
         await super().write_with_length(writer, content_length)
 
 
-def _payload(request: Request) -> bytes | aiohttp.BytesPayload | None:
+def _payload(request: HttpRequest) -> bytes | aiohttp.BytesPayload | None:
     if request.body is None or request.before_sending is None:
         return request.body
     return _CheckedBody(request.body, check=request.before_sending)

@@ -14,7 +14,7 @@ import aiohttp
 
 from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.resources import Resource
-from kplane.provider.client.transport import Request, Transport
+from kplane.provider.client.transport import HttpRequest, Transport
 from kplane.provider.client.wire import decode, error_of, read_object, status_error, translated
 from kplane.provider.errors import AnswerTooLarge, Unreachable
 
@@ -44,7 +44,7 @@ class Watch:
         transport: Transport,
         *,
         resource: Resource,
-        request: Request,
+        request: HttpRequest,
         open_timeout_seconds: float,
         idle_timeout_seconds: float,
         limits: AnswerLimits,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from kplane.provider.aio.cancellation import end_tasks
-from kplane.provider.aio.overflow import Place, Room
+from kplane.provider.aio.overflow import OverflowSlots, WorkerSlot
 from kplane.provider.controllers.deadlines import Deadlines
 from kplane.provider.controllers.queue import FairQueue
 from kplane.provider.errors import ProviderError
@@ -40,13 +40,13 @@ class Result:
     requeue: bool = False
 
 
-class _Attempt(Place, Generic[K]):
+class _Attempt(WorkerSlot, Generic[K]):
     """One reconcile under way."""
 
     __slots__ = ("key", "late", "task")
 
-    def __init__(self, key: K, room: Room, freed: Callable[[], None]) -> None:
-        super().__init__(room, freed)
+    def __init__(self, key: K, overflow: OverflowSlots, freed: Callable[[], None]) -> None:
+        super().__init__(overflow, freed)
         self.key: Final = key
         self.late = False
         self.task: asyncio.Task[None] | None = None
@@ -87,7 +87,7 @@ class Controller(Generic[K]):
         self.queue: Final = queue
         self._reconcile = reconcile
         self._workers = workers
-        self._room = Room(waiting)
+        self._overflow = OverflowSlots(waiting)
         self._timeout_seconds = timeout_seconds
         self._on_failure = on_failure
         self._fields = fields
@@ -101,7 +101,7 @@ class Controller(Generic[K]):
     @property
     def waiting(self) -> int:
         """How many reconciles wait for an answer without a worker now."""
-        return len(self._room)
+        return len(self._overflow)
 
     @property
     def under_way(self) -> Collection[K]:
@@ -138,7 +138,7 @@ class Controller(Generic[K]):
         """Begin as much as there are workers for. No task is kept for a worker: it is the right to have one more."""
         if self._ended is None:
             return
-        while len(self._attempts) - len(self._room) < self._workers:
+        while len(self._attempts) - len(self._overflow) < self._workers:
             key = self.queue.take()
             if key is None:
                 if self.queue.closed and not self._attempts and not self._ended.done():
@@ -147,7 +147,7 @@ class Controller(Generic[K]):
             self._begin(key)
 
     def _begin(self, key: K) -> None:
-        attempt = _Attempt(key, self._room, self._fill)
+        attempt = _Attempt(key, self._overflow, self._fill)
         # Neither what the last one left in its context, nor what whoever added the key has in its own.
         task = asyncio.get_running_loop().create_task(
             self._attempt(attempt), name=f"{self.name} {key}", context=self._context.copy()

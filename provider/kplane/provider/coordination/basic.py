@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from kplane.provider.contracts import Workplace
+from kplane.provider.contracts import EngagementTarget
 
 __all__ = ["Basic"]
 
@@ -12,12 +12,12 @@ __all__ = ["Basic"]
 class Basic:
     """For one process that runs alone: everything is its business, always."""
 
-    async def run(self, workplace: Workplace) -> NoReturn:
+    async def run(self, target: EngagementTarget) -> NoReturn:
         """Allow every cluster that comes."""
         while True:
-            await workplace.wait_changed()
-            for name in workplace.names():
-                workplace.allow(name)
+            await target.wait_changed()
+            for name in target.names():
+                target.allow(name)
 
     def may_work(self, cluster: str) -> bool:
         """Always."""

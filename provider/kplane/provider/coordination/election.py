@@ -15,8 +15,8 @@ from kplane.provider.cache.event import Event
 from kplane.provider.cache.informer import Informer
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import LEASES
+from kplane.provider.coordination.expiry import exit_on_expiry
 from kplane.provider.coordination.lease import Lease, clock
-from kplane.provider.coordination.overrun import watched
 from kplane.provider.errors import LeaseLost, ProviderError
 
 __all__ = ["Election", "end_process"]
@@ -105,7 +105,9 @@ class Election:
         renewing = asyncio.create_task(self._keep_renewing(), name=f"renew {self.lease}")
         working = asyncio.create_task(work(), name=f"work under {self.lease}")
         stopped: asyncio.CancelledError | None = None
-        with watched(lambda: self.lease.expires_at - _MARGIN_SECONDS, on_overrun=self._on_overrun, now=self._now):
+        with exit_on_expiry(
+            lambda: self.lease.expires_at - _MARGIN_SECONDS, on_overrun=self._on_overrun, now=self._now
+        ):
             try:
                 await asyncio.wait((renewing, working), return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError as error:

@@ -9,7 +9,7 @@ from typing import Final
 
 from kplane.provider.aio.cancellation import asked_to_end
 from kplane.provider.client.client import Client, Object
-from kplane.provider.contracts import Workplace
+from kplane.provider.contracts import EngagementTarget
 from kplane.provider.coordination.fence import Counts, Fence
 from kplane.provider.coordination.lease import Lease, LeaseTimings
 from kplane.provider.coordination.peers import PART_OF, PREFIX_LABEL
@@ -44,7 +44,7 @@ class Fences:
 
     `known` gives a Lease as the watch has it by now, `see` is called for each of its events, and `watched` when it has
     told of all. `changed` is called when something is to be decided anew, and `taken` when a fence became this
-    process's. Without `workplace` there are none. A cluster whose work cannot begin holds up no other: it is tried
+    process's. Without `target` there are none. A cluster whose work cannot begin holds up no other: it is tried
     again with each `arrange`.
     """
 
@@ -57,7 +57,7 @@ class Fences:
         layout: Layout,
         timings: ShardTimings,
         counts: Counts,
-        workplace: Workplace | None,
+        target: EngagementTarget | None,
         known: Callable[[str], Object | None],
         changed: Callable[[], None],
         taken: Callable[[], None],
@@ -69,7 +69,7 @@ class Fences:
         self._layout = layout
         self._timings = timings
         self._counts = counts
-        self._workplace = workplace
+        self._target = target
         self._known = known
         self._changed = changed
         self._taken = taken
@@ -159,9 +159,9 @@ class Fences:
 
     def arrange(self) -> None:
         """Have a fence for what is known by now, and all that may be worked on begun. Raises what one failed with."""
-        if self._workplace is None:
+        if self._target is None:
             return
-        names = self._workplace.names()
+        names = self._target.names()
         if names != self._names or not self._sections:
             self._group(names)
         for section in self._sections.values():
@@ -249,12 +249,12 @@ class Fences:
         self._taken()
 
     def _begin(self, section: _Section) -> None:
-        if self._workplace is None:
+        if self._target is None:
             return
         for name in section.names - section.leaving.keys():
             section.begun.add(name)
             try:
-                self._workplace.allow(name)
+                self._target.allow(name)
             except Exception:
                 log.exception("the work on cluster %s cannot begin", name)
         for name in section.begun - section.names - section.leaving.keys():
@@ -280,9 +280,9 @@ class Fences:
                 raise ExceptionGroup(f"{len(failed)} clusters cannot be withdrawn", failed)
 
     async def _withdraw(self, section: _Section, name: str) -> None:
-        if self._workplace is not None:
+        if self._target is not None:
             try:
-                await self._workplace.withdraw(name)
+                await self._target.withdraw(name)
             except asyncio.CancelledError as error:
                 if asked_to_end():
                     raise

@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import complete
 from kplane.provider.cluster.context import current_cluster
-from kplane.provider.contracts import Workplace
+from kplane.provider.contracts import EngagementTarget
 from kplane.provider.coordination.election import Election
 from kplane.provider.errors import ClusterNotOwned, LeaseLost
 
@@ -39,12 +39,12 @@ class Leader:
         """Whether this process leads; also while it ends its work, and never longer than its Lease lasts."""
         return self._leading and self._election.lease.held
 
-    async def run(self, workplace: Workplace) -> NoReturn:
+    async def run(self, target: EngagementTarget) -> NoReturn:
         """Stand for election again and again."""
         backoff = Backoff(initial_seconds=1.0, maximum_seconds=30.0)
         while True:
             try:
-                await self._election.run(lambda: self._lead(workplace, won=backoff.reset))
+                await self._election.run(lambda: self._lead(target, won=backoff.reset))
             except LeaseLost as error:
                 delay = backoff.next_delay()
                 _log.warning("no longer the leader, standing again in %.1f s: %s", delay, error)
@@ -71,17 +71,17 @@ class Leader:
             )
         return self._election.lease.seconds_left if current_cluster() is not None else None
 
-    async def _lead(self, workplace: Workplace, *, won: Callable[[], None]) -> None:
+    async def _lead(self, target: EngagementTarget, *, won: Callable[[], None]) -> None:
         won()
         self._leading, self._leaving = True, False
         try:
             while True:
-                for name in workplace.names():
-                    workplace.allow(name)
-                await workplace.wait_changed()
+                for name in target.names():
+                    target.allow(name)
+                await target.wait_changed()
         finally:
             self._leaving = True
             try:
-                await complete(workplace.withdraw(name) for name in workplace.names())
+                await complete(target.withdraw(name) for name in target.names())
             finally:
                 self._leading = False

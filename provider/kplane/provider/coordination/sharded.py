@@ -14,12 +14,12 @@ from kplane.provider.cache.informer import Informer
 from kplane.provider.client.client import Client, Object
 from kplane.provider.client.resources import LEASES
 from kplane.provider.cluster.context import LOCAL, current_cluster
-from kplane.provider.contracts import Workplace
+from kplane.provider.contracts import EngagementTarget
 from kplane.provider.coordination.election import end_process
+from kplane.provider.coordination.expiry import exit_on_expiry
 from kplane.provider.coordination.fence import Counts, wait
 from kplane.provider.coordination.fences import Fences
 from kplane.provider.coordination.lease import clock
-from kplane.provider.coordination.overrun import watched
 from kplane.provider.coordination.peers import HIGHEST_WEIGHT, PART_OF, Announcement, Peers
 from kplane.provider.coordination.rendezvous import assign
 from kplane.provider.coordination.shards import FencedBy, Layout, ShardTimings, object_name, require_prefix
@@ -167,18 +167,18 @@ class Sharded:
         asked = cluster if cluster != LOCAL else current_cluster()
         return self._require(asked) if asked is not None else None
 
-    async def run(self, workplace: Workplace) -> None:
+    async def run(self, target: EngagementTarget) -> None:
         """Take part until cancelled; then withdraw all, give all back, and be gone."""
         self._bell = asyncio.Event()
-        self._announcement, self._peers, self._leases, self._fences = self._make(workplace)
+        self._announcement, self._peers, self._leases, self._fences = self._make(target)
         helpers = [
             asyncio.create_task(
                 self._leases.run(lambda event: self._see(event.kind, event.object)),
                 name=f"watch the Leases in {self._namespace}",
             ),
-            asyncio.create_task(self._ring(workplace), name="watch the fleet for its coordinator"),
+            asyncio.create_task(self._ring(target), name="watch the fleet for its coordinator"),
         ]
-        with watched(self._fences.overrun_at, on_overrun=self._on_overrun, now=self._now):
+        with exit_on_expiry(self._fences.overrun_at, on_overrun=self._on_overrun, now=self._now):
             try:
                 await self._take_part(helpers)
             finally:
@@ -289,15 +289,15 @@ class Sharded:
             except Exception:  # noqa: BLE001 - it is code of others, and logged
                 _log.exception("who listens for clusters that became this process's failed")
 
-    async def _ring(self, workplace: Workplace) -> None:
+    async def _ring(self, target: EngagementTarget) -> None:
         while True:
-            await workplace.wait_changed()
+            await target.wait_changed()
             self._bell.set()
 
     async def _pause(self, seconds: float) -> None:
         await wait(self._bell, at_most_seconds=seconds)
 
-    def _make(self, workplace: Workplace | None = None) -> tuple[Announcement, Peers, Informer, Fences]:
+    def _make(self, target: EngagementTarget | None = None) -> tuple[Announcement, Peers, Informer, Fences]:
         announcement = Announcement(
             self._client,
             namespace=self._namespace,
@@ -320,7 +320,7 @@ class Sharded:
             layout=self.layout,
             timings=self.timings,
             counts=self._counts,
-            workplace=workplace,
+            target=target,
             known=lambda name: leases.get(name, namespace=self._namespace),
             changed=self._bell.set,
             taken=self._tell_taken,

@@ -193,7 +193,7 @@ class Manager:
             await self._clusters.add_or_replace(self._local)
         for runnable in self._runnables:
             self._start_runnable(runnable)
-        self._start("coordinator", lambda: self.coordinator.run(_Workplace(self._clusters)))
+        self._start("coordinator", lambda: self.coordinator.run(_EngagementTarget(self._clusters)))
         if self.provider is not None:
             provider, view = self.provider, FleetView(self._clusters, provider=self.provider)
             self._start(f"provider {provider.name}", lambda: provider.run(view))
@@ -247,7 +247,7 @@ class ScopedManager:
         self.manager.add(what)
 
 
-class _Workplace:
+class _EngagementTarget:
     def __init__(self, clusters: Clusters) -> None:
         self._clusters = clusters
         self.wait_changed = clusters.wait_changed

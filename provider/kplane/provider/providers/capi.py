@@ -36,9 +36,9 @@ from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.contracts import Fleet
 from kplane.provider.errors import ProviderError
 from kplane.provider.providers._support.condition import is_true, section
-from kplane.provider.providers._support.following import KEEP, Following, Keep, Object, cluster_name
 from kplane.provider.providers._support.labelled import LabelledSecrets
 from kplane.provider.providers._support.memo import KubeconfigMemo
+from kplane.provider.providers._support.object_backed import KEEP, Keep, Object, ObjectBackedProvider, cluster_name
 from kplane.provider.providers._support.secret import value_of
 
 __all__ = ["ClusterApiProvider", "control_plane_initialized"]
@@ -81,7 +81,7 @@ class ClusterApiProvider:
             raise ProviderError(f"Cluster API {version!r} is not supported; there are v1beta2 and v1beta1")
         self._secrets = LabelledSecrets(client, label_selector=_CLUSTER_LABEL, namespace=namespace)
         self._kubeconfigs = KubeconfigMemo()
-        self._following = Following(
+        self._objects = ObjectBackedProvider(
             client,
             Resource(f"{_GROUP}/{version}", "Cluster", "clusters", namespaced=True),
             plan=self._plan,
@@ -101,15 +101,15 @@ class ClusterApiProvider:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._wake_all(), name="Secrets of Cluster API are known")
             tasks.create_task(self._secrets.run(self._changed), name="Secrets of Cluster API")
-            await self._following.run(fleet)
+            await self._objects.run(fleet)
 
     async def _wake_all(self) -> None:
         await self._secrets.synced.wait()
-        self._following.wake_all()
+        self._objects.wake_all()
 
     def _changed(self, namespace: str, secret: str) -> None:
         if secret.endswith(_SUFFIX):
-            self._following.wake(secret.removesuffix(_SUFFIX), namespace=namespace)
+            self._objects.wake(secret.removesuffix(_SUFFIX), namespace=namespace)
 
     async def _plan(self, found: Object) -> Cluster | Keep | None:
         metadata = found["metadata"]

@@ -16,7 +16,7 @@ from kplane.provider.aio.backoff import Backoff
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.contracts import Fleet
 from kplane.provider.errors import ProviderError
-from kplane.provider.providers._support.roster import Roster
+from kplane.provider.providers._support.desired import DesiredClusters
 
 __all__ = ["KindProvider"]
 
@@ -69,14 +69,14 @@ class KindProvider:
         """Follow the clusters until cancelled."""
         followed: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as tasks:
-            roster = Roster(fleet, tasks, what="kind cluster")
+            desired = DesiredClusters(fleet, tasks, what="kind cluster")
             while True:
                 names = await self._listed()
                 for name in followed.keys() - names:
                     followed.pop(name).cancel()
                 for name in names - followed.keys():
-                    followed[name] = tasks.create_task(self._follow(name, roster), name=f"kubeconfig of {name}")
-                roster.forget_others(names)
+                    followed[name] = tasks.create_task(self._follow(name, desired), name=f"kubeconfig of {name}")
+                desired.forget_others(names)
                 await asyncio.sleep(self._interval_seconds)
 
     async def _listed(self) -> set[str]:
@@ -90,12 +90,12 @@ class KindProvider:
                 log.warning("kind clusters cannot be listed, again in %.1f s: %s", delay, error)
                 await asyncio.sleep(delay)
 
-    async def _follow(self, name: str, roster: Roster) -> None:
+    async def _follow(self, name: str, desired: DesiredClusters) -> None:
         backoff = Backoff(initial_seconds=1.0, maximum_seconds=self._refresh_seconds)
         while True:
             try:
                 kubeconfig = await self._run("get", "kubeconfig", "--name", name)
-                roster.want(Cluster(name, config=ClusterConfig.from_kubeconfig(kubeconfig)))
+                desired.want(Cluster(name, config=ClusterConfig.from_kubeconfig(kubeconfig)))
             except ProviderError as error:
                 delay = backoff.next_delay()
                 log.warning("kind cluster %s: no kubeconfig, again in %.1f s: %s", name, delay, error)

@@ -39,7 +39,7 @@ from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.contracts import Fleet
 from kplane.provider.errors import KubeconfigError
 from kplane.provider.providers._support.condition import is_true
-from kplane.provider.providers._support.following import Following, Object
+from kplane.provider.providers._support.object_backed import Object, ObjectBackedProvider
 
 __all__ = ["PROJECTS", "PROJECT_CONTROL_PLANES", "MiloProvider"]
 
@@ -72,7 +72,7 @@ class MiloProvider:
         self._config = project_config if project_config is not None else client.config
         if self._internal:
             self._config_of("any")
-        self._following = Following(
+        self._objects = ObjectBackedProvider(
             client,
             PROJECT_CONTROL_PLANES if self._internal else PROJECTS,
             plan=self._plan,
@@ -87,7 +87,7 @@ class MiloProvider:
 
     async def run(self, fleet: Fleet) -> None:
         """Follow the projects until cancelled."""
-        await self._following.run(fleet)
+        await self._objects.run(fleet)
 
     def _plan(self, project: Object) -> Cluster | None:
         if not is_true(project, "ControlPlaneReady" if self._internal else "Ready"):

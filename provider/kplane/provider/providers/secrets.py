@@ -9,8 +9,8 @@ from kplane.provider.client.resources import SECRETS
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.contracts import Fleet
 from kplane.provider.errors import ProviderError
-from kplane.provider.providers._support.following import Following, Object
 from kplane.provider.providers._support.memo import KubeconfigMemo
+from kplane.provider.providers._support.object_backed import Object, ObjectBackedProvider
 from kplane.provider.providers._support.secret import value_of, values_of
 
 __all__ = ["KUBECONFIG_KEY", "KUBECONFIG_LABEL", "KubeconfigProvider"]
@@ -45,7 +45,7 @@ class KubeconfigProvider:
             raise ProviderError("the Secrets of one namespace are followed: say which")
         self._key = key
         self._kubeconfigs = KubeconfigMemo()
-        self._secrets = Following(
+        self._secrets = ObjectBackedProvider(
             client,
             SECRETS,
             plan=self._plan,

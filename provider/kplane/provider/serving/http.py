@@ -10,7 +10,7 @@ from aiohttp import web
 from kplane.provider.errors import ProviderError
 from kplane.provider.manager.checks import Checks
 from kplane.provider.manager.manager import Manager
-from kplane.provider.serving.metrics import Metrics, Rendering
+from kplane.provider.serving.metrics import ManagerMetrics, Rendering
 
 __all__ = ["Serving"]
 
@@ -21,10 +21,10 @@ _CLOSE_SECONDS: Final = 2.0
 class Serving:
     """Answers Prometheus and the kubelet for as long as the manager runs: `manager.add(Serving(manager, port=8080))`.
 
-    `/healthz` and `/readyz` are 200 where all checks are well, and 500 otherwise; `?verbose` says which are, and
-    `/readyz/<name>` asks one. A manager that is about to end is not ready. A cluster that cannot be reached makes a
-    process neither unhealthy nor unready: the others go on. `cluster_labels` as in `Metrics`. It speaks HTTP without
-    TLS and asks nobody who they are, so `host` is this machine alone by default; `port=0` takes a free one.
+    `/healthz` and `/readyz` answer 200 if all checks pass, otherwise 500. `?verbose` lists them, and `/readyz/<name>`
+    runs one check. A manager that is stopping is not ready. An unreachable cluster does not fail a check, because the
+    other clusters go on. `cluster_labels` is that of `ManagerMetrics`. The server has no TLS and no authentication, so
+    `host` is the loopback address by default. `port=0` takes a free port.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Serving:
         self._manager = manager
         self._host = host
         self._port = port
-        self._metrics = Rendering(Metrics(manager, cluster_labels=cluster_labels).render)
+        self._metrics = Rendering(ManagerMetrics(manager, cluster_labels=cluster_labels).render)
         self._address: tuple[str, int] | None = None
         self.listening: Final = asyncio.Event()
         """Set while it answers."""

@@ -22,7 +22,7 @@ from kplane.provider.coordination.sharded import Sharded, ShardingStats
 from kplane.provider.durations import BOUNDS_SECONDS, Durations
 from kplane.provider.manager.manager import Manager
 
-__all__ = ["Metrics", "Rendering", "process_families", "render_families", "sharding_metrics"]
+__all__ = ["ManagerMetrics", "Rendering", "process_families", "render_families", "sharding_metrics"]
 
 _STATES: Final = ("Ready", "Connecting", "Unreachable")
 
@@ -51,7 +51,7 @@ def sharding_metrics(stats: ShardingStats) -> Iterator[Metric]:
     yield leases
 
 
-class Metrics(Collector):
+class ManagerMetrics(Collector):
     """A collector of prometheus_client; `Serving` shows it at `/metrics`.
 
     With `cluster_labels=False` there are no series for each cluster, but their sums: for fleets of which Prometheus

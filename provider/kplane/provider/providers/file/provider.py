@@ -15,7 +15,7 @@ from kplane.provider.access.exec_plugin import require_no_text
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.contracts import Fleet
 from kplane.provider.errors import ProviderError
-from kplane.provider.providers._support.roster import Roster
+from kplane.provider.providers._support.desired import DesiredClusters
 from kplane.provider.providers.file.kubeconfig_file import KubeconfigFile
 
 __all__ = ["DEFAULT_GLOBS", "FileProvider"]
@@ -86,9 +86,9 @@ class FileProvider:
     async def run(self, fleet: Fleet) -> None:
         """Follow the files until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            roster = Roster(fleet, tasks, what="kubeconfig context")
+            desired = DesiredClusters(fleet, tasks, what="kubeconfig context")
             while True:
-                roster.want_only(await asyncio.to_thread(self._look))
+                desired.want_only(await asyncio.to_thread(self._look))
                 await asyncio.sleep(self._interval_seconds)
 
     async def run_once(self, fleet: Fleet) -> None:

@@ -42,8 +42,8 @@ from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.contracts import Fleet
 from kplane.provider.errors import KubeconfigError, ProviderError
 from kplane.provider.providers._support.condition import is_true, section
-from kplane.provider.providers._support.following import KEEP, Following, Keep, Object, cluster_name
 from kplane.provider.providers._support.memo import KubeconfigMemo
+from kplane.provider.providers._support.object_backed import KEEP, Keep, Object, ObjectBackedProvider, cluster_name
 from kplane.provider.providers._support.secret import value_of, values_of
 from kplane.provider.providers.inventory.access import AccessProviders
 
@@ -91,7 +91,7 @@ class ClusterInventoryProvider:
             )
         self._access = access
         self._secrets = None if consumer is None else _Secrets(client, consumer=consumer, namespace=namespace)
-        self._following = Following(
+        self._objects = ObjectBackedProvider(
             client,
             CLUSTER_PROFILES,
             plan=self._plan,
@@ -110,8 +110,8 @@ class ClusterInventoryProvider:
         """Follow ClusterProfiles, and Secrets where credentials are in those, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             if self._secrets is not None:
-                tasks.create_task(self._secrets.run(self._following), name="Secrets of ClusterProfiles")
-            await self._following.run(fleet)
+                tasks.create_task(self._secrets.run(self._objects), name="Secrets of ClusterProfiles")
+            await self._objects.run(fleet)
 
     def _plan(self, profile: Object) -> Cluster | Keep | None:
         metadata = profile["metadata"]
@@ -145,7 +145,7 @@ class _Secrets:
     def synced(self) -> bool:
         return self._secrets.synced.is_set()
 
-    async def run(self, following: Following) -> None:
+    async def run(self, following: ObjectBackedProvider) -> None:
         """Follow the Secrets until cancelled, and wake those whom they are for."""
 
         def handle(event: Event) -> None:

@@ -37,8 +37,8 @@ from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.contracts import Fleet
 from kplane.provider.errors import KubeconfigError, ProviderError
 from kplane.provider.providers._support.condition import is_false, section
-from kplane.provider.providers._support.following import KEEP, Following, FromSecret, Keep, Object
 from kplane.provider.providers._support.memo import KubeconfigMemo
+from kplane.provider.providers._support.object_backed import KEEP, FromSecret, Keep, Object, ObjectBackedProvider
 from kplane.provider.providers._support.secret import value_of
 
 __all__ = ["ENDPOINTS", "EndpointProvider", "SecretTemplate"]
@@ -109,7 +109,9 @@ class EndpointProvider:
     def __init__(self, client: Client, *, secrets: SecretTemplate, label_selector: str | None = None) -> None:
         self._secrets = secrets
         self._kubeconfigs = KubeconfigMemo()
-        self._following = Following(client, ENDPOINTS, plan=self._plan, what="endpoint", label_selector=label_selector)
+        self._objects = ObjectBackedProvider(
+            client, ENDPOINTS, plan=self._plan, what="endpoint", label_selector=label_selector
+        )
 
     @property
     def name(self) -> str:
@@ -119,15 +121,15 @@ class EndpointProvider:
     @property
     def synced(self) -> asyncio.Event:
         """Set once all endpoints were read for the first time."""
-        return self._following.synced
+        return self._objects.synced
 
     def endpoint(self, name: str) -> Object | None:
         """Return an endpoint as it was last seen; None where there is none."""
-        return self._following.get(name)
+        return self._objects.get(name)
 
     async def run(self, fleet: Fleet) -> None:
         """Follow endpoints and their Secrets until cancelled."""
-        await self._following.run(fleet)
+        await self._objects.run(fleet)
 
     def _plan(self, endpoint: Object) -> FromSecret | Keep | None:
         metadata = endpoint["metadata"]

@@ -15,8 +15,8 @@ from kplane.provider.client.resources import Resource
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.contracts import Fleet
 from kplane.provider.providers._support.condition import section
-from kplane.provider.providers._support.following import KEEP, Following, FromSecret, Keep, Object
 from kplane.provider.providers._support.memo import KubeconfigMemo
+from kplane.provider.providers._support.object_backed import KEEP, FromSecret, Keep, Object, ObjectBackedProvider
 from kplane.provider.providers._support.secret import value_of
 
 __all__ = [
@@ -94,7 +94,7 @@ class RegistrationProvider:
         self._kubeconfigs = KubeconfigMemo()
         self._services = frozenset(service.lower() for service in services)
         self._mode = mode
-        self._following = Following(
+        self._objects = ObjectBackedProvider(
             client,
             REGISTRATIONS,
             plan=self._plan,
@@ -111,23 +111,23 @@ class RegistrationProvider:
     @property
     def synced(self) -> asyncio.Event:
         """Set once all registrations were read for the first time."""
-        return self._following.synced
+        return self._objects.synced
 
     def names(self) -> list[str]:
         """Names of all registrations that were seen, whether they are served or not."""
-        return self._following.names()
+        return self._objects.names()
 
     def registration(self, name: str) -> Object | None:
         """Return a registration as it was last seen; None where there is none."""
-        return self._following.get(name)
+        return self._objects.get(name)
 
     def listen(self, listener: Callable[[str], None]) -> None:
         """Call back with the name of each registration that is new, changed or gone."""
-        self._following.listen(listener)
+        self._objects.listen(listener)
 
     async def run(self, fleet: Fleet) -> None:
         """Follow registrations and their Secrets until cancelled."""
-        await self._following.run(fleet)
+        await self._objects.run(fleet)
 
     def _plan(self, registration: Object) -> FromSecret | Keep | None:
         name = registration["metadata"]["name"]

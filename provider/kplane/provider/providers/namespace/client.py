@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import Resource
-from kplane.provider.client.transport import Request
+from kplane.provider.client.transport import HttpRequest
 from kplane.provider.errors import NotFound
 from kplane.provider.providers.namespace.view import DEFAULT, NamespaceView
 
@@ -61,7 +61,7 @@ class NamespaceClient(Client):
         return super()._path(resource, name, namespace=DEFAULT, subresource=subresource)
 
     @override
-    def _adapted(self, request: Request) -> Request:
+    def _adapted(self, request: HttpRequest) -> HttpRequest:
         path, reads = request.path, request.method == "GET"
         found = _NAMESPACED.fullmatch(path) if _is_plain(path) else None
         if found is None:

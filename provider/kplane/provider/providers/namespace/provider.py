@@ -13,7 +13,7 @@ from kplane.provider.cluster.cluster import Cluster, Wiring
 from kplane.provider.cluster.context import LOCAL
 from kplane.provider.contracts import Fleet
 from kplane.provider.errors import ProviderError
-from kplane.provider.providers._support.following import Following, Object
+from kplane.provider.providers._support.object_backed import Object, ObjectBackedProvider
 from kplane.provider.providers.namespace.cache import NamespaceCache
 from kplane.provider.providers.namespace.client import NamespaceClient
 from kplane.provider.providers.namespace.view import NamespaceView
@@ -56,7 +56,7 @@ class NamespaceProvider:
 
     async def run(self, fleet: Fleet) -> None:
         """Follow the namespaces until cancelled."""
-        namespaces = Following(
+        namespaces = ObjectBackedProvider(
             self.host.client, NAMESPACES, plan=self._plan, what="namespace", label_selector=self._label_selector
         )
         await namespaces.run(fleet)

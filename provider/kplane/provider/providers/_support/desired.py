@@ -13,12 +13,12 @@ from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.contracts import Fleet
 from kplane.provider.errors import ProviderError
 
-__all__ = ["Roster"]
+__all__ = ["DesiredClusters"]
 
 log: Final = logging.getLogger(__name__)
 
 
-class Roster:
+class DesiredClusters:
     """Brings a fleet in line with what is wanted, in tasks of `tasks`: one for each name while there is work for it.
 
     So a cluster whose end takes long, or which the fleet refuses, delays no other. What fails is tried again, later and

@@ -1,4 +1,4 @@
-"""Ends a process whose work outlasts what allowed it."""
+"""Ends a process whose work goes on after its Lease has expired."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
-__all__ = ["watched"]
+__all__ = ["exit_on_expiry"]
 
 _LOOK_SECONDS: Final = 0.5
-"""A thread that waits does not notice that the machine slept."""
+"""A thread that waits longer would not notice that the machine slept."""
 
 
 @contextlib.contextmanager
-def watched(
+def exit_on_expiry(
     due_at: Callable[[], float], *, on_overrun: Callable[[], None] | None, now: Callable[[], float]
 ) -> Iterator[None]:
-    """Have a thread call `on_overrun` once, when it is later than `due_at()` by `now`; None: nobody looks.
+    """Call `on_overrun` once if this context is still open at `due_at()`, by the clock `now`. With None, do nothing.
 
-    A thread, so that it comes to pass in a process whose loop hangs as well.
+    A thread of its own calls it, so that this works while the event loop hangs.
     """
     if on_overrun is None:
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from kplane.provider import Cluster, ClusterConfig, ProviderError
-from kplane.provider.providers._support.roster import Roster
+from kplane.provider.providers._support.desired import DesiredClusters
 
 
 def cluster(name, *, port=1):
@@ -47,7 +47,7 @@ async def test_a_name_that_waits_or_is_refused_delays_no_other(eventually, caplo
     fleet.held["slow"] = asyncio.Event()
     fleet.refused["bad"] = 1
     async with asyncio.TaskGroup() as tasks:
-        roster = Roster(fleet, tasks, what="test cluster")
+        roster = DesiredClusters(fleet, tasks, what="test cluster")
         roster.want_only([cluster("slow"), cluster("bad"), cluster("good")])
         await eventually(lambda: fleet.log, lambda log: log == [("add", "good"), ("add", "bad")])
         assert "test cluster bad: again in" in caplog.text
@@ -59,7 +59,7 @@ async def test_only_the_last_wish_is_brought_about(eventually):
     fleet = Fleet()
     fleet.held["a"] = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        roster = Roster(fleet, tasks, what="x")
+        roster = DesiredClusters(fleet, tasks, what="x")
         first, last = cluster("a", port=1), cluster("a", port=3)
         roster.want(first)
         await eventually(lambda: len(roster._changed))
@@ -74,7 +74,7 @@ async def test_only_the_last_wish_is_brought_about(eventually):
 async def test_what_is_the_same_is_not_told_again():
     fleet = Fleet()
     async with asyncio.TaskGroup() as tasks:
-        roster = Roster(fleet, tasks, what="x")
+        roster = DesiredClusters(fleet, tasks, what="x")
         roster.want(cluster("a"))
     async with asyncio.TaskGroup() as tasks:
         roster._tasks = tasks
@@ -86,7 +86,7 @@ async def test_what_is_the_same_is_not_told_again():
 async def test_what_an_earlier_run_left_goes():
     fleet = Fleet("stranger", "kept")
     async with asyncio.TaskGroup() as tasks:
-        Roster(fleet, tasks, what="x").want_only([cluster("kept")])
+        DesiredClusters(fleet, tasks, what="x").want_only([cluster("kept")])
     assert fleet.names() == ["kept"]
     assert ("remove", "stranger") in fleet.log
 
@@ -95,7 +95,7 @@ async def test_a_wish_that_came_back_while_it_was_refused_is_heard(eventually):
     fleet = Fleet()
     fleet.refused["a"] = 1000
     async with asyncio.TaskGroup() as tasks:
-        roster = Roster(fleet, tasks, what="x")
+        roster = DesiredClusters(fleet, tasks, what="x")
         for _ in range(3):
             roster.want(cluster("a"))
             await eventually(lambda: fleet.refused["a"] < 1000)

@@ -9,7 +9,7 @@ import pytest
 
 from kplane.provider import CONFIG_MAPS, SECRETS, Cluster, ClusterConfig, Clusters
 from kplane.provider.errors import AlreadyExists, KubeconfigError
-from kplane.provider.providers._support.following import KEEP, Following, FromSecret
+from kplane.provider.providers._support.object_backed import KEEP, FromSecret, ObjectBackedProvider
 
 pytestmark = pytest.mark.integration
 
@@ -49,7 +49,7 @@ class Place:
         await self.client.apply(SECRETS, {"metadata": {"name": name, "namespace": self.namespace}, "data": data})
 
     def following(self, plan=plan, **options):
-        return Following(
+        return ObjectBackedProvider(
             self.client,
             CONFIG_MAPS,
             plan=plan,

@@ -26,7 +26,7 @@ from kplane.provider.contracts import Fleet
 from kplane.provider.errors import ClusterNotFound, ClusterNotReady, KubeconfigError, ProviderError
 from kplane.provider.providers._support.secret import values_of
 
-__all__ = ["KEEP", "Following", "FromSecret", "Keep", "Object", "Plan", "cluster_name"]
+__all__ = ["KEEP", "FromSecret", "Keep", "Object", "ObjectBackedProvider", "Plan", "cluster_name"]
 
 log: Final = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def cluster_name(namespace: str, name: str) -> str:
     return f"{namespace}/{name}" if namespace else name
 
 
-class Following:
+class ObjectBackedProvider:
     """Follows the objects of `resource` and has a fleet hold the clusters that they ask for.
 
     `client` is one of the cluster with the objects, and belongs to the caller. `what` is the kind in log messages.
