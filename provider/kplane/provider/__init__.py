@@ -42,7 +42,6 @@ from kplane.provider.cluster.context import LOCAL, cluster_context, current_clus
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.cluster.recorder import EventRecorder
 from kplane.provider.contracts import Aware, Fleet, LocalAware, Provider, Runnable
-from kplane.provider.contrib.kopf.bridge import KopfAware
 from kplane.provider.controllers.builder import controller, engage, every_owner, metadata_only
 from kplane.provider.controllers.handlers import enqueue_mapped, enqueue_object, enqueue_owner
 from kplane.provider.controllers.multicluster import MulticlusterController
@@ -77,8 +76,6 @@ from kplane.provider.errors import (
 from kplane.provider.fleet.clusters import Clusters
 from kplane.provider.manager.checks import Checks
 from kplane.provider.manager.manager import Manager, ScopedManager
-from kplane.provider.serving.http import Serving
-from kplane.provider.serving.metrics import ManagerMetrics
 
 __all__ = [
     "CLUSTER_ROLES",
@@ -133,7 +130,6 @@ __all__ = [
     "Informer",
     "Invalid",
     "ItemBackoff",
-    "KopfAware",
     "KubeconfigError",
     "Leader",
     "Lease",
@@ -141,7 +137,6 @@ __all__ = [
     "LeaseTimings",
     "LocalAware",
     "Manager",
-    "ManagerMetrics",
     "MulticlusterController",
     "NotFound",
     "ObjectKey",
@@ -155,7 +150,6 @@ __all__ = [
     "Runnable",
     "ScopedManager",
     "ServerError",
-    "Serving",
     "Sharded",
     "TooManyRequests",
     "Unauthorized",

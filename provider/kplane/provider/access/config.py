@@ -8,15 +8,16 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
-
-from cryptography import x509
 
 from kplane.provider.access.documents import DocumentError, read_yaml
 from kplane.provider.access.exec_plugin import ExecPlugin, require_no_text
 from kplane.provider.access.impersonation import Impersonation
 from kplane.provider.errors import KubeconfigError
+
+if TYPE_CHECKING:  # loaded only when there is a certificate to read
+    from cryptography.x509 import Certificate
 
 __all__ = ["ClusterConfig", "read_document"]
 
@@ -279,7 +280,9 @@ def _plugin(
     return ExecPlugin.from_kubeconfig(section, cluster=cluster, directory=directory)
 
 
-def _certificates(pem: bytes, *, what: str) -> list[x509.Certificate]:
+def _certificates(pem: bytes, *, what: str) -> list[Certificate]:
+    from cryptography import x509
+
     try:
         return x509.load_pem_x509_certificates(pem)
     except (ValueError, x509.InvalidVersion) as error:

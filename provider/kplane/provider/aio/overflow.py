@@ -80,7 +80,7 @@ _slot: ContextVar[WorkerSlot | None] = ContextVar("worker slot of the current re
 def unanswered(*, patience_seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
     """Free the worker of the current reconcile if this context is open for longer than `patience_seconds`.
 
-    Has no effect outside of a reconcile, or if the controller has no overflow slots. If all slots are taken, tries again
+    Has no effect outside of a reconcile, or if the controller has no overflow slots. If all slots are taken, it retries
     every `patience_seconds`.
     """
     slot = _slot.get()
