@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from kplane.provider.controllers.deadlines import Deadlines
+from kplane.provider.controllers.workers import Deadlines
 
 
 async def test_tells_of_those_whose_time_is_up_and_of_no_others(eventually):

@@ -7,8 +7,7 @@ from kplane.provider.access.exec_plugin import ExecPlugin
 from kplane.provider.access.impersonation import Impersonation
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.cache.cache import Cache
-from kplane.provider.cache.delivery import Registration
-from kplane.provider.cache.event import Event
+from kplane.provider.cache.event import Event, Registration
 from kplane.provider.cache.informer import Informer
 from kplane.provider.client.client import Client, ObjectList
 from kplane.provider.client.connections import Connections

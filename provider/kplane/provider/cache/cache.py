@@ -12,8 +12,8 @@ from typing_extensions import override
 from kplane.provider.aio.overflow import unanswered
 from kplane.provider.cache.entry import Object
 from kplane.provider.cache.feed import FeedState, Streaming
-from kplane.provider.cache.indexes import Extract, require_same
 from kplane.provider.cache.informer import Informer, Transform
+from kplane.provider.cache.store import Extract, require_same
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import Resource
 from kplane.provider.errors import ClusterNotReady, NotFound, ProviderError

@@ -1,16 +1,19 @@
-"""What handlers of an informer are told."""
+"""The events of an informer, and their delivery to handlers: first what is there, then what changes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Literal
 
 from typing_extensions import override
 
-from kplane.provider.cache.entry import Entry, EntryReader, Object
+from kplane.provider.cache.entry import Entry, EntryReader, Key, Object
 from kplane.provider.client.resources import Resource
 
-__all__ = ["Event", "EventKind"]
+__all__ = ["Event", "EventHandler", "EventKind", "Handlers", "Registration"]
 
 EventKind = Literal["ADDED", "MODIFIED", "DELETED"]
 
@@ -117,3 +120,116 @@ class Event:
         if self._old_metadata is None and self.old_entry is not None:
             self._old_metadata = self.reader.decode_metadata(self.old_entry)
         return self._old_metadata
+
+
+log: Final = logging.getLogger(__name__)
+
+EventHandler = Callable[[Event], None]
+"""Is called in the loop and must not block; what it raises is logged."""
+
+_SLICE: Final = 100
+
+
+class Registration:
+    """A handler of an informer, until `remove`."""
+
+    __slots__ = ("_handler", "_pending", "_present", "_removed", "_source_synced", "synced")
+
+    def __init__(
+        self,
+        handler: EventHandler,
+        *,
+        pending: Iterable[Key],
+        present: Callable[[Key], Event | None],
+        source_synced: asyncio.Event,
+        removed: Callable[[Registration], None],
+    ) -> None:
+        self.synced: Final = asyncio.Event()
+        """Set once the handler was given all objects that were there when it was added."""
+        self._handler = handler
+        self._present = present
+        self._source_synced = source_synced
+        self._removed: Callable[[Registration], None] | None = removed
+        # From the end, because a dict gives that away cheaply.
+        self._pending = dict.fromkeys(reversed([*pending]))
+        asyncio.get_running_loop().call_soon(self._hand_over)
+
+    @property
+    def removed(self) -> bool:
+        """Whether it has ended."""
+        return self._removed is None
+
+    def remove(self) -> None:
+        """End it: the handler is not called again."""
+        removed, self._removed = self._removed, None
+        if removed is not None:
+            self._pending.clear()
+            removed(self)
+
+    def see(self, event: Event) -> None:
+        """Tell the handler, unless it has yet to be given the object: it gets it as it is then."""
+        if self._removed is None:
+            return
+        if event.entry.key in self._pending:
+            if event.kind == "DELETED":
+                del self._pending[event.entry.key]
+            return
+        self._call(event)
+
+    def settle(self) -> None:
+        """Take note that the informer has all objects, or the handler was given some."""
+        if self._removed is not None and self._source_synced.is_set() and not self._pending:
+            self.synced.set()
+
+    def _hand_over(self) -> None:
+        for _ in range(_SLICE):
+            if not self._pending:
+                break
+            key, _ = self._pending.popitem()
+            event = self._present(key)
+            if event is not None:
+                self._call(event)
+        if self._pending:
+            asyncio.get_running_loop().call_soon(self._hand_over)
+        self.settle()
+
+    def _call(self, event: Event) -> None:
+        try:
+            self._handler(event)
+        except Exception:
+            log.exception("handler failed for %r", event)
+
+
+class Handlers:
+    """The registrations of one informer: for all namespaces, and for one each."""
+
+    def __init__(self) -> None:
+        self._everywhere: tuple[Registration, ...] = ()
+        self._within: dict[str, tuple[Registration, ...]] = {}
+
+    def __iter__(self) -> Iterator[Registration]:
+        """Give all that are there now."""
+        return iter([*self._everywhere, *itertools.chain.from_iterable(self._within.values())])
+
+    def of(self, namespace: str) -> tuple[Registration, ...]:
+        """Return those that are told of an object in this namespace."""
+        within = self._within.get(namespace)
+        return self._everywhere if within is None else self._everywhere + within
+
+    def add(self, registration: Registration, *, namespace: str | None) -> None:
+        """Have one more, for a namespace or (None) for all."""
+        if namespace is None:
+            self._everywhere += (registration,)
+        else:
+            self._within[namespace] = (*self._within.get(namespace, ()), registration)
+
+    def remove(self, registration: Registration, *, namespace: str | None) -> None:
+        """Have one less."""
+        if namespace is None:
+            self._everywhere = tuple(each for each in self._everywhere if each is not registration)
+            return
+        left = tuple(each for each in self._within.get(namespace, ()) if each is not registration)
+        if left:
+            self._within[namespace] = left
+        else:
+            self._within.pop(namespace, None)

@@ -12,12 +12,10 @@ from typing_extensions import override
 
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import end_tasks
-from kplane.provider.cache.delivery import EventHandler, Handlers, Registration
 from kplane.provider.cache.entry import Change, Entry, EntryReader, Key, Object
-from kplane.provider.cache.event import Event, EventKind
+from kplane.provider.cache.event import Event, EventHandler, EventKind, Handlers, Registration
 from kplane.provider.cache.feed import Feed, FeedState, Scope, Streaming
-from kplane.provider.cache.indexes import Extract
-from kplane.provider.cache.store import Store
+from kplane.provider.cache.store import Extract, Store
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import Resource
 from kplane.provider.errors import AnswerTooLarge, ClusterNotReady

@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.running import keep_running
-from kplane.provider.cache.delivery import Registration
+from kplane.provider.cache.event import Registration
 from kplane.provider.cluster.context import cluster_context
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.contracts import ControllerHost

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Final, Generic, NoReturn, Protocol, TypeVar
 
 from kplane.provider.aio.backoff import Backoff
-from kplane.provider.cache.delivery import Registration
-from kplane.provider.cache.event import Event
+from kplane.provider.cache.event import Event, Registration
 from kplane.provider.client.resources import Resource
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.cluster.context import LOCAL

@@ -11,13 +11,13 @@ from typing import Final, Generic, TypeVar
 
 from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.aio.overflow import OverflowSlots, WorkerSlot
-from kplane.provider.controllers.deadlines import Deadlines
 from kplane.provider.controllers.queue import FairQueue
 from kplane.provider.errors import ProviderError
 from kplane.provider.logs import log_fields
 
-__all__ = ["Controller", "Result"]
+__all__ = ["Controller", "Deadlines", "Result"]
 
+T = TypeVar("T")
 _log: Final = logging.getLogger(__name__)
 
 K = TypeVar("K", bound=Hashable)
@@ -230,3 +230,48 @@ class Controller(Generic[K]):
                 await to(key, error)
         except Exception:  # noqa: BLE001 - logged
             self._log.exception("%s: the failure of %s could not be told", self.name, key)
+
+
+class Deadlines(Generic[T]):
+    """Calls `over` with each that began `seconds` ago and did not end. To begin and to end cost next to nothing."""
+
+    def __init__(self, seconds: float, over: Callable[[T], None]) -> None:
+        self._seconds = seconds
+        self._over = over
+        # In the order of their ends, because each gets the same time.
+        self._due: dict[T, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, item: T) -> None:
+        """Let the time of an item run from now."""
+        loop = asyncio.get_running_loop()
+        due = self._due[item] = loop.time() + self._seconds
+        if self._timer is None:
+            self._timer = loop.call_at(due, self._look)
+
+    def end(self, item: T) -> None:
+        """Its time does not matter any more; no error where it is up or never began."""
+        self._due.pop(item, None)
+
+    def close(self) -> None:
+        """End all."""
+        self._due.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        # Event loops round to a millisecond: a timer that is that much too early is not set once more.
+        now = loop.time() + 0.001
+        up = []
+        for item, due in self._due.items():
+            if due > now:
+                self._timer = loop.call_at(due, self._look)
+                break
+            up.append(item)
+        for item in up:
+            del self._due[item]
+        for item in up:
+            self._over(item)

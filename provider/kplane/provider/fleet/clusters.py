@@ -12,7 +12,7 @@ from typing import Final
 
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import asked_to_end, complete
-from kplane.provider.cache.indexes import Extract, require_same
+from kplane.provider.cache.store import Extract, require_same
 from kplane.provider.client.resources import Resource
 from kplane.provider.cluster.cluster import Cluster, Wiring
 from kplane.provider.cluster.context import LOCAL

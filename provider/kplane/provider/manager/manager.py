@@ -10,8 +10,8 @@ from typing import Any, Final, Self
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.aio.cancellation import complete, end_tasks
 from kplane.provider.aio.running import keep_running
-from kplane.provider.cache.indexes import Extract
 from kplane.provider.cache.informer import Transform
+from kplane.provider.cache.store import Extract
 from kplane.provider.client.client import Client
 from kplane.provider.client.connections import Connections
 from kplane.provider.client.kinds import resource_of

@@ -10,11 +10,10 @@ from typing import Any, NoReturn
 from typing_extensions import override
 
 from kplane.provider.cache.cache import Cache
-from kplane.provider.cache.delivery import EventHandler, Registration
 from kplane.provider.cache.entry import Entry, EntryReader
-from kplane.provider.cache.event import Event
-from kplane.provider.cache.indexes import Extract
+from kplane.provider.cache.event import Event, EventHandler, Registration
 from kplane.provider.cache.informer import Informer
+from kplane.provider.cache.store import Extract
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import Resource
 from kplane.provider.errors import ProviderError
