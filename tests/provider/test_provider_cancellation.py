@@ -65,7 +65,7 @@ async def test_an_aware_that_lets_one_out_is_tried_again_and_that_is_told(eventu
         awares=[careless], retry_initial_seconds=0.2, on_error=lambda cluster, error: told.append((cluster.name, error))
     )
     await clusters.add_or_replace(cluster())
-    await eventually(lambda: clusters.failure("a"), lambda why: why == "Careless cannot engage: CancelledError")
+    await eventually(lambda: clusters.failure("a"), lambda why: why == "Careless failed to engage: CancelledError")
     await eventually(lambda: (careless.tries, clusters.failure("a")), lambda seen: seen == (2, None))
     ((name, error),) = told
     assert name == "a"
@@ -135,7 +135,7 @@ async def test_tasks_have_ended_whatever_becomes_of_them_and_one_that_does_not_i
     assert [task.done() for task in tasks] == [True, True]
     assert isinstance(tasks[1].exception(), ValueError)
     assert again.is_set()
-    assert "task 'deaf' does not end; cancelled again" in caplog.text
+    assert "task 'deaf' is still running; cancelling it again" in caplog.text
 
 
 async def test_who_is_cancelled_while_it_ends_a_task_has_cancelled_it():

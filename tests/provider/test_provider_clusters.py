@@ -132,7 +132,7 @@ async def test_an_aware_that_fails_is_undone_and_tried_again_and_others_do_not_n
     clusters = Clusters(awares=[failing, recorder], retry_initial_seconds=0.2)
     await clusters.add_or_replace(cluster("bad"))
     await clusters.add_or_replace(cluster("good"))
-    await eventually(lambda: clusters.failure("bad"), lambda why: why == "Failing cannot engage: not today")
+    await eventually(lambda: clusters.failure("bad"), lambda why: why == "Failing failed to engage: not today")
     assert clusters.failure("good") is None
     await eventually(lambda: (failing.left, clusters.failure("bad")), lambda seen: seen == (0, None))
     assert failing.undone == ["task", "callback"] * 2
@@ -148,7 +148,7 @@ async def test_an_aware_that_hangs_is_given_up(eventually):
 
     clusters = Clusters(awares=[Hanging()], engage_timeout_seconds=0.05)
     await clusters.add_or_replace(cluster())
-    await eventually(lambda: clusters.failure("a"), lambda why: why is not None and "Hanging cannot engage" in why)
+    await eventually(lambda: clusters.failure("a"), lambda why: why is not None and "Hanging failed to engage" in why)
     await asyncio.wait_for(clusters.aclose(), 60)
 
 

@@ -50,7 +50,7 @@ async def test_a_name_that_waits_or_is_refused_delays_no_other(eventually, caplo
         roster = DesiredClusters(fleet, tasks, what="test cluster")
         roster.want_only([cluster("slow"), cluster("bad"), cluster("good")])
         await eventually(lambda: fleet.log, lambda log: log == [("add", "good"), ("add", "bad")])
-        assert "test cluster bad: again in" in caplog.text
+        assert "failed to update test cluster bad: " in caplog.text
         fleet.held["slow"].set()
     assert fleet.names() == ["bad", "good", "slow"]
 

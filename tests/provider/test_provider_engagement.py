@@ -101,7 +101,7 @@ async def test_failures_are_logged_and_harm_nothing_else(caplog):
     await engagement.aclose()
     assert ended == ["fine"]
     messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
-    assert messages == ["task 'a: failing' failed", "a: a callback failed at the end of the engagement"]
+    assert messages == ["task 'a: failing' failed", "cluster a: a callback failed at the end of its engagement"]
 
 
 async def test_changes_give_the_latest_cluster_and_miss_none():

@@ -287,7 +287,7 @@ async def test_a_handler_that_raises_ends_nothing(play, eventually, caplog):
         informer.add_handler(handler)
         informer.add_handler(seen)
         await eventually(lambda: len(seen) == 1)
-    assert "handler failed for Event(ADDED ConfigMap ns/a)" in caplog.text
+    assert "failed to handle Event(ADDED ConfigMap ns/a)" in caplog.text
 
 
 async def test_what_a_closed_informer_forgot_is_not_taken_for_gone(play):

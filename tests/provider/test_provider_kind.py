@@ -87,7 +87,7 @@ async def test_a_cluster_that_hangs_or_is_broken_stops_no_other(machine, eventua
     async with telling(machine.provider(timeout_seconds=1.0)) as clusters:
         await eventually(clusters.names, lambda names: names == ["c"])
         await eventually(lambda: caplog.text, lambda text: "took longer than 1 s" in text)
-        await eventually(lambda: caplog.text, lambda text: "kind cluster b: no kubeconfig, again in" in text)
+        await eventually(lambda: caplog.text, lambda text: "failed to get the kubeconfig of kind cluster b: " in text)
         machine.create("a")
         await eventually(clusters.names, lambda names: names == ["a", "c"])
 
@@ -107,9 +107,9 @@ async def test_a_failure_leaves_what_is_engaged(machine, eventually, caplog, tel
     async with telling(machine.provider()) as clusters:
         (engagement,) = await eventually(clusters.engagements)
         (machine.state / "a").write_text("")
-        await eventually(lambda: caplog.text, lambda text: "kind cluster a: no kubeconfig" in text)
+        await eventually(lambda: caplog.text, lambda text: "failed to get the kubeconfig of kind cluster a: " in text)
         machine.broken.touch()
-        await eventually(lambda: caplog.text, lambda text: "kind clusters cannot be listed" in text)
+        await eventually(lambda: caplog.text, lambda text: "failed to list kind clusters: " in text)
         assert "ERROR: no daemon" in caplog.text
         assert clusters.engagements() == [engagement]
         machine.broken.unlink()

@@ -173,7 +173,7 @@ async def test_a_bad_kubeconfig_keeps_the_old_cluster_and_says_why(
         document = client.config.to_kubeconfig()
         document["users"][0]["user"] = user
         await secrets.put("a", yaml.safe_dump(document))
-        await eventually(lambda: caplog.text, lambda text: "kubeconfig Secret a cannot be used" in text)
+        await eventually(lambda: caplog.text, lambda text: "failed to use kubeconfig Secret a: " in text)
         assert why in caplog.text
         await secrets.patch("a", {"data": None})
         await eventually(lambda: caplog.text, lambda text: "it has no key" in text)

@@ -164,7 +164,7 @@ async def test_a_slow_cluster_and_a_failing_plan_hold_up_no_other(place, fleet, 
         # Tried again without another event.
         await eventually(lambda: server(fleet, f"{place.namespace}/failing"))
         assert len(failures) == 2
-        assert "unexpected failure" in caplog.text
+        assert "unexpected error" in caplog.text
         await eventually(lambda: f"{place.namespace}/slow" not in [found.cluster.name for found in fleet.engagements()])
         slow.set()
         await eventually(lambda: len(fleet.engagements()), lambda count: count == 3)

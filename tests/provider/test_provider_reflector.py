@@ -145,7 +145,7 @@ async def test_refusals_are_tried_again_and_a_raising_handler_ends_nothing(play,
         raising=True,
     )
     assert events[0] == ("ADDED", "a", "1")
-    assert "handler failed for Event(ADDED ConfigMap ns/a)" in caplog.text
+    assert "failed to handle Event(ADDED ConfigMap ns/a)" in caplog.text
 
 
 async def test_garbage_ends_nothing(play):

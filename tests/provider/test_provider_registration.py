@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 import uuid
 
 import pytest
@@ -150,10 +151,10 @@ async def test_a_registration_from_beginning_to_end(client, namespace, managemen
 
         # Garbage and absence: the last good one stays.
         await client.patch(SECRETS, "admin", {"data": {"kubeconfig": "eA=="}}, namespace=namespace)
-        await eventually(lambda: caplog.text, lambda text: "admin cannot be used, what is engaged stays" in text)
+        await eventually(lambda: caplog.text, re.compile("failed to use .*admin: .*; keeping the engaged").search)
         caplog.clear()
         await client.delete(SECRETS, "admin", namespace=namespace)
-        await eventually(lambda: caplog.text, lambda text: "admin is missing; what is engaged stays" in text)
+        await eventually(lambda: caplog.text, lambda text: "admin is missing; keeping the engaged cluster" in text)
         await management.secret("controllers", token="three")
         assert clusters.get(management.name).config.token == "two"
         assert not engagement.closed
@@ -193,8 +194,9 @@ async def test_a_key_that_is_not_the_certificates_replaces_none_that_is_and_hold
         for key in (other.key, b"garbage"):
             caplog.clear()
             await management.secret("admin", pair=(one.certificate, key))
-            told = f"the kubeconfig in Secret {namespace}/admin cannot be used, the former one stays"
+            told = f"failed to use the kubeconfig in Secret {namespace}/admin: "
             await eventually(lambda told=told: told in caplog.text)
+            assert "; keeping the previous one" in caplog.text
             assert "client-certificate-data and client-key-data" in caplog.text
             assert not [line for line in key.decode().splitlines() if line in caplog.text]
         await management.secret("admin", pair=(one.certificate, other.key), **{"sa.key": "renewed"})

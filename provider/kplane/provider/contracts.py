@@ -18,8 +18,8 @@ class Aware(Protocol):
     async def engage(self, engagement: Engagement) -> None:
         """Begin to work on `engagement.cluster`, and return promptly.
 
-        Work goes to `engagement.spawn`, what must be undone to `engagement.on_close`. Where this raises, all of that is
-        undone and it is called again, later and later, with a new engagement; other clusters do not notice.
+        Work goes to `engagement.spawn`, what must be undone to `engagement.on_close`. If this raises, all of that is
+        undone and it is called again, with growing delays, with a new engagement; other clusters do not notice.
         """
 
 
@@ -36,7 +36,7 @@ class Runnable(Protocol):
     """Something that runs for as long as a manager does."""
 
     async def run(self) -> None:
-        """Run until cancelled; what fails is run again, later and later."""
+        """Run until cancelled; what fails is run again, with growing delays."""
 
 
 class Fleet(Protocol):
@@ -45,7 +45,7 @@ class Fleet(Protocol):
     async def add_or_replace(self, cluster: Cluster) -> None:
         """Make this the cluster of its name, and return when it is.
 
-        Where it continues the present one, with credentials that were renewed, the engagement goes on. Otherwise that
+        If it continues the present one, with credentials that were renewed, the engagement goes on. Otherwise that
         is closed, which is awaited, before the new one begins.
         """
 
@@ -77,26 +77,26 @@ class EngagementTarget(Protocol):
     """A manager's clusters, as its coordinator sees them."""
 
     def names(self) -> list[str]:
-        """All clusters that are known, sorted; the local one, where there is one, among them."""
+        """All clusters that are known, sorted; the local one, if there is one, among them."""
 
     async def wait_changed(self) -> None:
         """Return when clusters came or went since the last call; at once the first time."""
 
     def allow(self, name: str) -> None:
-        """Let the work on a cluster begin; of no effect where it did, or the cluster is not known.
+        """Let the work on a cluster begin; without effect if it did, or the cluster is not known.
 
         A cluster that comes again has to be allowed again.
         """
 
     async def withdraw(self, name: str) -> None:
-        """End the work on a cluster and return when nothing is at work any more; of no effect where nothing is."""
+        """End the work on a cluster and return when nothing is at work any more; without effect if nothing is."""
 
 
 class Coordinator(Protocol):
     """Decides which clusters this process works on. Providers and lookups are not its business: they run everywhere."""
 
     async def run(self, target: EngagementTarget) -> None:
-        """Allow and withdraw until cancelled; in the end all is withdrawn, and then given back."""
+        """Allow and withdraw until cancelled; in the end all is withdrawn, and then released."""
 
     def may_work(self, cluster: str) -> bool:
         """Tell whether a reconcile may begin now; asked for each, so it looks at memory and the clock only."""
@@ -105,10 +105,10 @@ class Coordinator(Protocol):
         """How long reconciles under way may take to end, now that work on a cluster does; None: as they like."""
 
     def require_read(self, cluster: str) -> None:
-        """Raise ClusterNotOwned where this process has no business with a cluster; asked when it is looked up."""
+        """Raise ClusterNotOwned if this process has no business with a cluster; asked when it is looked up."""
 
     def require_write(self, cluster: str) -> float | None:
-        """Raise ClusterNotOwned where this process may not change a cluster now; asked before each write is sent.
+        """Raise ClusterNotOwned if this process may not change a cluster now; asked before each write is sent.
 
         Returns how many seconds that write may take at most, None: as long as it likes. The local cluster is changed in
         reconciles of all others.

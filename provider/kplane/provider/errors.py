@@ -61,7 +61,7 @@ class LeaseLost(ProviderError):
 class Unreachable(ProviderError):
     """No answer of an API server was received: connection, TLS, time-out, or an answer that is none.
 
-    `kind` says which of these; `reason` is the same as a condition reason: `CertificateInvalid` where the server's
+    `kind` says which of these; `reason` is the same as a condition reason: `CertificateInvalid` if the server's
     certificate was refused, else `EndpointUnreachable`.
     """
 
@@ -86,7 +86,7 @@ class AnswerTooLarge(Unreachable):
 class ApiError(ProviderError):
     """The API server refused a request; `status` is the HTTP status, `reason` the one of Kubernetes' Status object.
 
-    What it says is cut where it is long, and bare of control characters, so that it can be shown: not each API server
+    What it says is cut if it is long, and bare of control characters, so that it can be shown: not each API server
     is a friend.
     """
 

@@ -37,11 +37,11 @@ _REFUSED_USER_FIELDS: Final = {
 class ClusterConfig:
     """Address, trust and credentials of one API server. Its repr shows no secret.
 
-    `server` is an https URL, with a path where the API server is served below one. `ca_data` is PEM (None: the
+    `server` is an https URL, with a path if the API server is served below one. `ca_data` is PEM (None: the
     system's CAs). `client_certificate` and `client_key` are PEM. `token_file` is read again while the client runs.
     `exec_plugin` is run for credentials, and again when they expire or are refused; it is used in the place of others.
     `impersonation` is whom requests are made as, `proxy` the http URL of a proxy that connects to the server.
-    Raises KubeconfigError where a value cannot be used.
+    Raises KubeconfigError if a value cannot be used.
     """
 
     server: str
@@ -158,7 +158,7 @@ class ClusterConfig:
     def with_server(self, server: str) -> ClusterConfig:
         """The same trust and credentials for another address.
 
-        Raises KubeconfigError where the trust is in the system's CAs and the address is another host or port: any
+        Raises KubeconfigError if the trust is in the system's CAs and the address is another host or port: any
         server with a public certificate would be given the credentials.
         """
         moved = replace(self, server=server)

@@ -42,7 +42,7 @@ class Credentials:
         self._threads: set[asyncio.Future[str]] = set()
 
     async def current(self) -> ClusterConfig:
-        """Return what the next request is made with; raises KubeconfigError where there is nothing."""
+        """Return what the next request is made with; raises KubeconfigError if there is nothing."""
         if not self._renewable:
             return self._config
         if (shown := self._fresh()) is not None:
@@ -51,7 +51,7 @@ class Credentials:
             return self._fresh() or await self._renew()
 
     async def refused(self, shown: ClusterConfig) -> ClusterConfig:
-        """Return what to try after these were refused with 401; the same where there is nothing else."""
+        """Return what to try after these were refused with 401; the same if there is nothing else."""
         if not self._renewable:
             return shown
         async with self._lock:
@@ -129,7 +129,7 @@ class Credentials:
     def _thread_ended(self, future: asyncio.Future[str]) -> None:
         self._threads.discard(future)
         if not future.cancelled():
-            # Where its caller was cancelled, nobody else looks at a failure.
+            # If its caller was cancelled, nobody else looks at a failure.
             future.exception()
 
 

@@ -51,10 +51,10 @@ class ExecCredential:
 class ExecPlugin:
     """A program that prints credentials, and how it is run. Its repr shows neither arguments nor environment.
 
-    `command` is looked for on PATH where it has no slash. `env` goes on top of the environment of this process. With
+    `command` is looked for on PATH if it has no slash. `env` goes on top of the environment of this process. With
     `provide_cluster_info` the program is told of the cluster, and `cluster_config` along with that: any JSON value, a
     cluster's own settings for the plugin. It gets no standard input, and is ended after `timeout_seconds`.
-    `install_hint` is shown where there is no such program. Raises KubeconfigError where a value cannot be used.
+    `install_hint` is shown if there is no such program. Raises KubeconfigError if a value cannot be used.
     """
 
     command: str
@@ -87,7 +87,7 @@ class ExecPlugin:
 
         `cluster` is the section of the cluster, whose extension client.authentication.k8s.io/exec goes to the plugin.
         A command with a slash is looked up below `directory`, as in client-go, unless it is absolute.
-        Raises KubeconfigError where it cannot be run here.
+        Raises KubeconfigError if it cannot be run here.
         """
         command, mode = section.get("command"), section.get("interactiveMode")
         if not isinstance(command, str) or not command:
@@ -133,9 +133,9 @@ class ExecPlugin:
         return [] if self.cluster_config is None else [{"name": _EXTENSION, "extension": self.cluster_config}]
 
     async def run(self, *, cluster: Mapping[str, Any]) -> ExecCredential:
-        """Run it and return what it gives; `cluster` is told to it where it is to know.
+        """Run it and return what it gives; `cluster` is told to it if it is to know.
 
-        Nothing of it runs on when this ends, however it does. Raises KubeconfigError where it cannot be run, fails,
+        Nothing of it runs on when this ends, however it does. Raises KubeconfigError if it cannot be run, fails,
         takes too long, or says what is no ExecCredential; nothing that may be secret is in there.
         """
         told: dict[str, Any] = {"interactive": False}
@@ -190,7 +190,7 @@ class ExecPlugin:
 
 
 def require_no_text(allowed: bool | Collection[str]) -> None:
-    """Raise KubeconfigError where the commands that may be run are one text: each part of it would count."""
+    """Raise KubeconfigError if the commands that may be run are one text: each part of it would count."""
     if isinstance(allowed, (str, bytes)):
         raise KubeconfigError(f"exec_plugins is a text; give a collection of commands, such as {{{allowed!r}}}")
 
@@ -234,7 +234,7 @@ def _environment(entries: object, *, command: str) -> dict[str, str]:
 
 
 def extension(cluster: Mapping[str, Any], name: str) -> Any:
-    """What the cluster of a kubeconfig has as extension of that name; None where there is none."""
+    """What the cluster of a kubeconfig has as extension of that name; None if there is none."""
     entries = cluster.get("extensions")
     for entry in entries if isinstance(entries, list) else []:
         if isinstance(entry, Mapping) and entry.get("name") == name:

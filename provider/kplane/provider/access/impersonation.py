@@ -20,7 +20,7 @@ _PLAIN: Final = frozenset((string.ascii_lowercase + string.digits + "!#$&'*+-.^_
 class Impersonation:
     """Whom requests are made as; the credentials have to be allowed to `impersonate` that.
 
-    Raises KubeconfigError where a value cannot be sent, or there is no `user`.
+    Raises KubeconfigError if a value cannot be sent, or there is no `user`.
     """
 
     user: str
@@ -41,7 +41,7 @@ class Impersonation:
 
     @classmethod
     def from_kubeconfig(cls, user: Mapping[str, Any]) -> Impersonation | None:
-        """Take it out of a kubeconfig's user; None where nobody is impersonated."""
+        """Take it out of a kubeconfig's user; None if nobody is impersonated."""
         asked = {key: user.get(key) for key in ("as", "as-uid", "as-groups", "as-user-extra")}
         if not any(asked.values()):
             return None

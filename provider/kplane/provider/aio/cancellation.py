@@ -17,7 +17,7 @@ _REMIND_SECONDS: Final = 10.0
 def asked_to_end() -> bool:
     """Whether the current task is being cancelled.
 
-    A CancelledError where it is not was let out by somebody's code (`task.cancel(); await task` is enough), and is a
+    A CancelledError if it is not was let out by somebody's code (`task.cancel(); await task` is enough), and is a
     failure like any other: taken for a wish to end, it would end what has to go on.
     """
     task = asyncio.current_task()
@@ -45,4 +45,4 @@ async def end_tasks(
             task.cancel(why)
         _, left = await asyncio.wait(left, timeout=_REMIND_SECONDS)
         for task in left:
-            logger.warning("task %r does not end; cancelled again", task.get_name())
+            logger.warning("task %r is still running; cancelling it again", task.get_name())

@@ -31,7 +31,7 @@ async def kept_running(name: str, run: Callable[[], Awaitable[None]]) -> AsyncIt
 
 
 async def keep_running(name: str, run: Callable[[], Awaitable[None]]) -> None:
-    """Await `run()`, and again where it fails, later and later: from a second to a minute. Return when it does."""
+    """Await `run()`, and again if it fails, with growing delays: from a second to a minute. Return when it does."""
     backoff = Backoff(initial_seconds=1.0, maximum_seconds=60.0)
     now = asyncio.get_running_loop().time
     while True:
@@ -44,8 +44,8 @@ async def keep_running(name: str, run: Callable[[], Awaitable[None]]) -> None:
             if now() - began > _STEADY_SECONDS:
                 backoff.reset()
             delay = backoff.next_delay()
-            log.exception("%s failed, again in %.1f s", name, delay)
+            log.exception("%s failed; restarting it in %.1f s", name, delay)
             await asyncio.sleep(delay)
         else:
-            log.info("%s has ended its work", name)
+            log.info("%s has finished", name)
             return

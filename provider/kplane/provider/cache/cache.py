@@ -57,13 +57,13 @@ class Cache:
 
     @property
     def state(self) -> FeedState:
-        """The worst state of its informers; ready where there are none."""
+        """The worst state of its informers; ready if there are none."""
         states = {informer.state for informer in self._informers.values()}
         return next((state for state in _STATES if state in states), "ready")
 
     @property
     def error(self) -> str:
-        """Why an informer cannot reach the server; empty where all can."""
+        """Why an informer cannot reach the server; empty if all can."""
         return next((informer.error for informer in self._informers.values() if informer.error), "")
 
     @property
@@ -79,9 +79,9 @@ class Cache:
         return sizes
 
     def informer(self, resource: Resource, *, metadata_only: bool = False) -> Informer:
-        """Return the informer of a kind, which begins to mirror it now where it did not yet.
+        """Return the informer of a kind, which begins to mirror it now if it did not yet.
 
-        With `metadata_only` it is another one, which keeps apiVersion, kind and metadata. Raises ProviderError where
+        With `metadata_only` it is another one, which keeps apiVersion, kind and metadata. Raises ProviderError if
         the cache is closed.
         """
         key = resource, metadata_only

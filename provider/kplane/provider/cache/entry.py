@@ -146,7 +146,7 @@ class Change(NamedTuple):
 class EntryReader:
     """Makes entries of what one server sends, and objects of entries. All of it is checked: it may be anything.
 
-    With `metadata_only` an entry has the bytes of its metadata only, also where the server sends more.
+    With `metadata_only` an entry has the bytes of its metadata only, also if the server sends more.
     """
 
     def __init__(self, resource: Resource, *, server: str, metadata_only: bool = False) -> None:
@@ -170,7 +170,7 @@ class EntryReader:
         return self._any_change(line)
 
     def entry(self, raw: bytes) -> Entry:
-        """Read an object. Raises Unreachable where it is none."""
+        """Read an object. Raises Unreachable if it is none."""
         try:
             if self.metadata_only:
                 raw = bytes(_decode_parts(raw)["metadata"])
@@ -192,7 +192,7 @@ class EntryReader:
         return entries, page.metadata.resourceVersion, page.metadata.token or None
 
     def decode(self, entry: Entry) -> Object:
-        """Return the whole object, a new one each time. Raises Unreachable where the server sent none."""
+        """Return the whole object, a new one each time. Raises Unreachable if the server sent none."""
         whole = self._decoded(entry.raw)
         if self.metadata_only:
             return {"apiVersion": self.resource.api_version, "kind": self.resource.kind, "metadata": whole}
@@ -210,7 +210,7 @@ class EntryReader:
             raise self._malformed() from error
 
     def encode(self, found: Object) -> Entry:
-        """Make an entry of an object. Raises ValueError or TypeError where it cannot be one."""
+        """Make an entry of an object. Raises ValueError or TypeError if it cannot be one."""
         try:
             return self.entry(orjson.dumps(found))
         except Unreachable as error:
@@ -250,8 +250,8 @@ class EntryReader:
         return Entry(metadata, raw)
 
     def _without(self, managed: Raw, raw: bytes) -> bytes:
-        # In JSON a quote after a comma begins a key or a text. So where there is only one, and what follows it is the
-        # value that was found in the metadata, it can be cut out. Else, and where it comes first, the long way.
+        # In JSON a quote after a comma begins a key or a text. So if there is only one, and what follows it is the
+        # value that was found in the metadata, it can be cut out. Else, and if it comes first, the long way.
         begin = raw.find(_MANAGED)
         value = begin + len(_MANAGED)
         end = value + len(managed)

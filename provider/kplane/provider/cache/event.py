@@ -95,7 +95,7 @@ class Event:
 
     @property
     def object(self) -> Object:
-        """The whole object, without managedFields. Raises Unreachable where the server sent something that is none."""
+        """The whole object, without managedFields. Raises Unreachable if the server sent something that is none."""
         if self._object is None:
             self._object = self.reader.decode(self.entry)
         return self._object
@@ -197,7 +197,7 @@ class Registration:
         try:
             self._handler(event)
         except Exception:
-            log.exception("handler failed for %r", event)
+            log.exception("failed to handle %r", event)
 
 
 class Handlers:

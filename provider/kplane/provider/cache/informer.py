@@ -145,7 +145,7 @@ class Informer:
         self._store.clear()
 
     async def wait_synced(self) -> None:
-        """Wait until all objects were read for the first time. Raises ClusterNotReady where it is closed before."""
+        """Wait until all objects were read for the first time. Raises ClusterNotReady if it is closed before."""
         await self._mirror.settled.wait()
         self._require_open()
 
@@ -154,7 +154,7 @@ class Informer:
 
         None is lost and none told twice: what changes before the handler was given it is given as it is then. The
         handler is not called before this returns. With `namespace` it is told of that one's objects only, which costs
-        no more where there are many such handlers. Raises ClusterNotReady where the informer was closed.
+        no more if there are many such handlers. Raises ClusterNotReady if the informer was closed.
         """
         self._require_open()
         registration = Registration(
@@ -172,7 +172,7 @@ class Informer:
         self._store.add_index(field, extract)
 
     def get(self, name: str, *, namespace: str | None = None) -> Object | None:
-        """Return an object as it is known now. Raises ClusterNotReady where the informer was closed."""
+        """Return an object as it is known now. Raises ClusterNotReady if the informer was closed."""
         entry = self.entry(name, namespace=namespace)
         return None if entry is None else self._reader.decode(entry)
 
@@ -191,7 +191,7 @@ class Informer:
         """Return the objects that are known now; `namespace=None` is over all namespaces.
 
         `field` are values of indexed fields, all of which an object must have. Raises ProviderError for one that is not
-        indexed and for a selector that cannot be read, and ClusterNotReady where the informer was closed.
+        indexed and for a selector that cannot be read, and ClusterNotReady if the informer was closed.
         """
         found = self.entries(namespace=namespace, label_selector=label_selector, field=field)
         return [self._reader.decode(entry) for entry in found]
@@ -293,7 +293,7 @@ class _Mirror:
             if (changed.key, changed.uid, changed.resource_version) != (entry.key, entry.uid, entry.resource_version):
                 raise ValueError("it has another identity")  # noqa: TRY301 - is logged as whatever a transform raises
         except Exception:
-            log.exception("%s %s is kept as it is: its transform failed", reader.resource, "/".join(entry.key))
+            log.exception("failed to transform %s %s; keeping it as it is", reader.resource, "/".join(entry.key))
             return entry
         return changed
 

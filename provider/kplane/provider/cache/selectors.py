@@ -23,7 +23,7 @@ _COMMA: Final = re.compile(r",(?![^(]*\))")
 def parse_label_selector(selector: str) -> Matches:
     """Return what tells whether labels match: `a=b,c!=d,e in (f,g),h notin (i),j,!k`; an empty one matches all.
 
-    An object without a label matches `!=` and `notin` of it. Raises ProviderError where it cannot be read; `<` and `>`
+    An object without a label matches `!=` and `notin` of it. Raises ProviderError if it cannot be read; `<` and `>`
     are not supported.
     """
     if not selector.strip():

@@ -34,7 +34,7 @@ class FieldIndexes:
     def add(self, field: str, extract: Extract, entries: Iterable[Entry]) -> None:
         """Index a field of all entries, those that are there included; the same function twice is fine.
 
-        Raises ProviderError where the field is already indexed by another function.
+        Raises ProviderError if the field is already indexed by another function.
         """
         known = self._extracts.get(field)
         require_same(known, extract, resource=self._resource, field=field)
@@ -71,7 +71,7 @@ class FieldIndexes:
         try:
             found = self._decode(entry)
         except ProviderError as error:
-            log.warning("%s %s is not indexed: %s", self._resource, "/".join(entry.key), error)
+            log.warning("failed to index %s %s: %s", self._resource, "/".join(entry.key), error)
             return
         pairs: list[tuple[str, str]] = []
         for field, extract in extracts.items():
@@ -79,7 +79,7 @@ class FieldIndexes:
                 values = extract(found)
                 pairs += [(field, value) for value in ([values] if isinstance(values, str) else values)]
             except Exception:
-                log.exception("index %r failed for %s %s", field, self._resource, "/".join(entry.key))
+                log.exception("failed to index %s %s by %r", self._resource, "/".join(entry.key), field)
         pairs = list(dict.fromkeys(pairs))
         for pair in pairs:
             self._found.setdefault(pair, {})[entry.key] = entry
@@ -87,7 +87,7 @@ class FieldIndexes:
 
 
 def require_same(known: Extract | None, extract: Extract, *, resource: Resource, field: str) -> None:
-    """Raise ProviderError where a field is already indexed by another function; `known` is that one."""
+    """Raise ProviderError if a field is already indexed by another function; `known` is that one."""
     if known is not None and known != extract:
         raise ProviderError(
             f"field {field!r} of {resource} is already indexed by another function: choose another name"

@@ -20,7 +20,7 @@ def typed(resource: Resource, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def encode(body: Any) -> bytes:
-    """Return a body as JSON; raises ProviderError where it cannot be."""
+    """Return a body as JSON; raises ProviderError if it cannot be."""
     try:
         return orjson.dumps(body)
     except TypeError as error:
@@ -34,7 +34,7 @@ def query_of(params: Mapping[str, str | int | bool | None]) -> str:
 
 
 def name_of(body: dict[str, Any]) -> str:
-    """Return the name of an object; raises ProviderError where it has none."""
+    """Return the name of an object; raises ProviderError if it has none."""
     name = _metadata(body).get("name")
     if not isinstance(name, str):
         raise ProviderError("the object has no metadata.name")

@@ -41,7 +41,7 @@ class Calls:
         self._limits = limits
 
     async def body(self, request: HttpRequest, *, intake: Intake, timeout_seconds: float | None = None) -> bytes:
-        """Send a request and return what is answered. Raises the ApiError where that is no success."""
+        """Send a request and return what is answered. Raises the ApiError if that is no success."""
 
         async def read(response: aiohttp.ClientResponse) -> bytes:
             return await read_body(response, intake=intake)

@@ -50,7 +50,7 @@ class Client:
 
     `before_write` is called before each request that may change something, and once more when its body is about to be
     sent; what it raises keeps it from being sent. So whoever may write only while a Lease is held cannot forget it.
-    Where it returns a number, the request may take so many seconds at most: the server is told so as well, and gives up
+    If it returns a number, the request may take so many seconds at most: the server is told so as well, and gives up
     when they are over.
     """
 
@@ -123,7 +123,7 @@ class Client:
     async def update(self, config: ClusterConfig) -> None:
         """Go on with renewed credentials for the same cluster; open watches are not disturbed.
 
-        Raises ProviderError where `config` is another cluster or identity.
+        Raises ProviderError if `config` is another cluster or identity.
         """
         if not config.continues(self.config):
             raise ProviderError(f"the client of {self.config.server} cannot be turned into one of another cluster")
@@ -156,7 +156,7 @@ class Client:
     ) -> ObjectList:
         """Read a whole collection in pages, all as of one resourceVersion; `namespace=None` is over all namespaces.
 
-        `page_size` is in objects. Raises AnswerTooLarge where there are more than `max_items` of them. With
+        `page_size` is in objects. Raises AnswerTooLarge if there are more than `max_items` of them. With
         `metadata_only` they have apiVersion, kind and metadata, and the server is asked to send no more.
         """
 
@@ -240,7 +240,7 @@ class Client:
     async def create(self, resource: Resource, body: Object, *, namespace: str | None = None) -> Object:
         """Create an object; raises AlreadyExists.
 
-        The namespace is taken from the body where none is given; apiVersion and kind are filled in.
+        The namespace is taken from the body if none is given; apiVersion and kind are filled in.
         """
         namespace = namespace if namespace is not None else namespace_of(body)
         path = self._path(resource, namespace=namespace, write=True)
@@ -250,7 +250,7 @@ class Client:
     async def replace(
         self, resource: Resource, body: Object, *, namespace: str | None = None, subresource: str | None = None
     ) -> Object:
-        """Replace an object by `body`; raises Conflict where its resourceVersion is not the present one."""
+        """Replace an object by `body`; raises Conflict if its resourceVersion is not the present one."""
         namespace = namespace if namespace is not None else namespace_of(body)
         path = self._path(resource, name_of(body), namespace=namespace, subresource=subresource, write=True)
         params: Params = {"fieldManager": self._field_manager}
@@ -296,7 +296,7 @@ class Client:
     ) -> Object:
         """Server-side apply: create the object or make exactly these fields ours.
 
-        apiVersion and kind are filled in; name and namespace are those of the body. Raises Conflict where another
+        apiVersion and kind are filled in; name and namespace are those of the body. Raises Conflict if another
         manager owns a field and `force` is off.
         """
         namespace = namespace if namespace is not None else namespace_of(body)
@@ -314,7 +314,7 @@ class Client:
         uid: str | None = None,
         propagation: str | None = None,
     ) -> Object:
-        """Delete one object; raises NotFound, and Conflict where it has another `uid`.
+        """Delete one object; raises NotFound, and Conflict if it has another `uid`.
 
         `propagation` is Background, Foreground or Orphan. Returns the object if finalizers hold it, else a Status.
         """
@@ -330,7 +330,7 @@ class Client:
     async def delete_all(self, resource: Resource, *, namespace: str | None = None, label_selector: str) -> None:
         """Delete the objects with a label, however many; `namespace=None` is over all of a cluster-scoped kind.
 
-        The server does it in one call, and repeats what it deleted: that is not kept. Raises ProviderError where the
+        The server does it in one call, and repeats what it deleted: that is not kept. Raises ProviderError if the
         selector is empty.
         """
         if not label_selector:

@@ -111,7 +111,7 @@ class _Connector(aiohttp.TCPConnector):
 class Connections:
     """What the clients of a process share: a pool of connections, and TLS contexts.
 
-    A context is shared where CA, client certificate and key are the same, a connection where host, port, server name
+    A context is shared if CA, client certificate and key are the same, a connection if host, port, server name
     and proxy are the same besides: a certificate is never used for another's requests, and who somebody is by a token
     is said in each request. After `lifetime_seconds` a context is made anew, and so are connections that begin from
     then on: until then nobody looks at a server's certificate or its address again. Connections that nobody uses are
@@ -162,7 +162,7 @@ class Connections:
             self._forget(peer)
 
     async def ended(self, peer: Peer) -> None:
-        """Return when nothing is left of connections that are being closed; at once where they are used on."""
+        """Return when nothing is left of connections that are being closed; at once if they are used on."""
         if self._peers.get(peer.key) is not peer:
             await _ended(peer.open)
 
@@ -171,7 +171,7 @@ class Connections:
     ) -> aiohttp.ClientResponse:
         """Send a request to a server, and return the head of its answer.
 
-        `options` are aiohttp's; of `timeout`, `sock_connect` bounds making a connection. Raises KubeconfigError where
+        `options` are aiohttp's; of `timeout`, `sock_connect` bounds making a connection. Raises KubeconfigError if
         CA or certificate cannot be used, and aiohttp's errors.
         """
         context = await self._context(peer)

@@ -13,7 +13,7 @@ from kplane.provider.errors import NotFound, ProviderError
 __all__ = ["discover", "resource_of"]
 
 # What a kube-apiserver of Kubernetes 1.36 serves by default and can be watched. Plurals are the lower-case kind and an
-# s where nothing else is said.
+# s if nothing else is said.
 _NAMESPACED: Final = """
 v1: ConfigMap Endpoints=endpoints Event LimitRange PersistentVolumeClaim Pod PodTemplate ReplicationController
 v1: ResourceQuota Secret Service ServiceAccount
@@ -86,7 +86,7 @@ def resource_of(kind: Resource | str) -> Resource:
 async def discover(client: Client, kind: str) -> Resource:
     """Ask a cluster how it serves a kind, such as `"example.com/v1/Widget"`.
 
-    Raises NotFound where it does not serve it, and ProviderError where `kind` is no name of a kind.
+    Raises NotFound if it does not serve it, and ProviderError if `kind` is no name of a kind.
     """
     api_version, name = _parse(kind)
     path = f"/{'apis' if '/' in api_version else 'api'}/{api_version}"

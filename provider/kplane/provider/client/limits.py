@@ -36,7 +36,7 @@ class Allowance:
         return self._taken_bytes
 
     def take(self, amount: int, *, server: str) -> None:
-        """Raise AnswerTooLarge where so much is not left: whoever asked tries again later."""
+        """Raise AnswerTooLarge if so much is not left: whoever asked tries again later."""
         if self._taken_bytes + amount > self.size_bytes:
             raise AnswerTooLarge(
                 f"{server}: the answer was not taken in, because large answers of many servers are under way: together"

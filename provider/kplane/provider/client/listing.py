@@ -34,7 +34,7 @@ class Pages(Protocol):
         """What to ask for."""
 
     def add(self, body: bytes, *, intake: Intake) -> str | None:
-        """Take a page in, and return the token of the next one. Raises Unreachable where it is none of a list."""
+        """Take a page in, and return the token of the next one. Raises Unreachable if it is none of a list."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class Listing:
         return METADATA_LIST if self.metadata_only else JSON
 
     def add(self, body: bytes, *, intake: Intake) -> str | None:
-        """Take a page in, and return the token of the next one. Raises Unreachable where it is none of a list."""
+        """Take a page in, and return the token of the next one. Raises Unreachable if it is none of a list."""
         intake.parse(body)
         page = decode(body, server=self.server)
         metadata = page.get("metadata") if isinstance(page, dict) else None

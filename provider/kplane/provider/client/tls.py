@@ -13,7 +13,7 @@ __all__ = ["fingerprint", "require_usable", "ssl_context"]
 
 
 def fingerprint(config: ClusterConfig) -> bytes:
-    """Return what two configurations have in common only where they trust the same CA and show the same identity."""
+    """Return what two configurations have in common only if they trust the same CA and show the same identity."""
     digest = hashlib.sha256()
     for part in (config.ca_data, config.client_certificate, config.client_key):
         # Lengths keep what one part ends with apart from what the next one begins with; nothing is not empty.
@@ -24,7 +24,7 @@ def fingerprint(config: ClusterConfig) -> bytes:
 def ssl_context(config: ClusterConfig) -> ssl.SSLContext:
     """Build the client's side of TLS: peer and host name always verified, TLS 1.2 or later.
 
-    Takes about a millisecond. Raises KubeconfigError where CA, certificate or key cannot be used.
+    Takes about a millisecond. Raises KubeconfigError if CA, certificate or key cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -38,7 +38,7 @@ def ssl_context(config: ClusterConfig) -> ssl.SSLContext:
 
 
 def require_usable(config: ClusterConfig) -> None:
-    """Raise KubeconfigError where `ssl_context` would: for who has something that works, and can keep it."""
+    """Raise KubeconfigError if `ssl_context` would: for who has something that works, and can keep it."""
     _load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), config)
 
 

@@ -219,7 +219,7 @@ def _payload(request: HttpRequest) -> bytes | aiohttp.BytesPayload | None:
 
 
 def _drop(response: aiohttp.ClientResponse) -> None:
-    """Give the response's connection back where it was read to its end, else end it at once."""
+    """Give the response's connection back if it was read to its end, else end it at once."""
     connection = response.connection
     if connection is not None and connection.transport is not None:
         # A TLS transport that is closed politely stays open for as long as the server likes.

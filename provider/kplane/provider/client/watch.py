@@ -159,7 +159,7 @@ class Watch:
         self._watchdog = asyncio.get_running_loop().call_later(seconds, self._look)
 
     def _look(self) -> None:
-        """Have whoever waits for an event raise where that takes too long."""
+        """Have whoever waits for an event raise if that takes too long."""
         since, idle_seconds = self._waiting_since, self._idle_timeout_seconds
         waited = 0.0 if since is None else asyncio.get_running_loop().time() - since
         if waited < idle_seconds:

@@ -30,7 +30,7 @@ _HOST_CODES: Final = frozenset({62, 64})
 
 
 def decode(body: bytes, *, server: str) -> Any:
-    """Parse JSON; raises Unreachable (kind protocol) where it is none."""
+    """Parse JSON; raises Unreachable (kind protocol) if it is none."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -56,7 +56,7 @@ def read_object(value: object, *, server: str, api_version: str, kind: str) -> d
 
 
 async def read_body(response: aiohttp.ClientResponse, *, intake: Intake) -> bytes:
-    """Read a whole body, as long as `intake` lets it be; raises AnswerTooLarge where it is longer."""
+    """Read a whole body, as long as `intake` lets it be; raises AnswerTooLarge if it is longer."""
     if (response.content_length or 0) > intake.answer_bytes:
         raise intake.too_large(intake.answer_bytes)
     chunks: list[bytes] = []

@@ -53,7 +53,7 @@ class Wiring:
     """What client and cache of a cluster are made with.
 
     Clients share `connections`, make calls of at most `timeout_seconds`, and take in what `limits` allow: set them
-    where those who run the clusters may mean harm. Caches keep of each object what `transform` leaves of it.
+    if those who run the clusters may mean harm. Caches keep of each object what `transform` leaves of it.
     `before_write` is called with the cluster's name before anything is changed there; what it raises prevents that, and
     a number it returns is how many seconds it may take at most.
     """
@@ -89,7 +89,7 @@ class Cluster:
     """A description that does not change; renewed credentials make a new one, which shares client and cache with it.
 
     `credentials` is raw data that came with the cluster (keys and values of a Secret), never shown in a repr.
-    `attributes` are what consumers configure themselves by; where one changes, it counts as another cluster.
+    `attributes` are what consumers configure themselves by; if one changes, it counts as another cluster.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Cluster:
 
     @property
     def known_cache(self) -> Cache | None:
-        """The cache, where somebody has used it already."""
+        """The cache, if somebody has used it already."""
         return self._live.cache
 
     def make_cache(self) -> Cache:

@@ -117,7 +117,7 @@ class Engagement:
     async def aclose(self) -> None:
         """End it: cancel and await every task, close inner engagements, run the callbacks, close the client.
 
-        It may be called often and by several at once. It goes on to the end even where a caller is cancelled.
+        It may be called often and by several at once. It goes on to the end even if a caller is cancelled.
         """
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(), name=f"{self.cluster.name}: close")
@@ -140,7 +140,7 @@ class Engagement:
         except (Exception, asyncio.CancelledError):
             if asked_to_end():
                 raise
-            log.exception("%s: %s at the end of the engagement", self.cluster.name, what)
+            log.exception("cluster %s: %s at the end of its engagement", self.cluster.name, what)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -82,7 +82,7 @@ class EventRecorder:
     ) -> None:
         """Note an Event about an object; returns at once. After `aclose` it is dropped.
 
-        Raises ProviderError where `about` has no apiVersion, kind or name, or `type` is another.
+        Raises ProviderError if `about` has no apiVersion, kind or name, or `type` is another.
         """
         if type not in {"Normal", "Warning"}:
             raise ProviderError(f"an Event is Normal or Warning, and not {type!r}")
@@ -181,7 +181,7 @@ class EventRecorder:
         self._dropped += 1
         # The first of many, and how many there are, but not each.
         if self._dropped & (self._dropped - 1) == 0:
-            log.warning("%s of %s dropped, the %d. of its recorder: %s", what, self._component, self._dropped, why)
+            log.warning("failed to post %s of %s (%d dropped so far): %s", what, self._component, self._dropped, why)
 
     def _body(self, about: Mapping[str, Any], *, kind: str, reason: str, message: str) -> dict[str, Any]:
         metadata = about.get("metadata") or {}

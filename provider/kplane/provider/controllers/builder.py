@@ -79,7 +79,7 @@ def controller(manager: ControllerHost | None, *, request: type[Any] = Request) 
     """Begin to describe a controller; `build(reconcile)` makes it and adds it to the manager.
 
     `request` is another type of requests, for controllers with own sources and handlers only. Raises ProviderError
-    where there is no manager.
+    if there is no manager.
     """
     if manager is None:
         raise ProviderError("a controller needs a manager, which engages it with clusters: give one to controller()")

@@ -29,9 +29,9 @@ def enqueue_object() -> Handler[Request]:
 
 
 def enqueue_owner(owner: Resource | str, *, every_owner: bool = False) -> Handler[Request]:
-    """Ask for the controller of the event's object, where it is of the kind `owner`; or for each owner of that kind.
+    """Ask for the controller of the event's object, if it is of the kind `owner`; or for each owner of that kind.
 
-    Where the owner changes, the one before is asked for as well. The version of the owner's API does not matter
+    If the owner changes, the one before is asked for as well. The version of the owner's API does not matter
     (controller-runtime, pkg/handler/enqueue_owner.go).
     """
     kind = resource_of(owner)

@@ -52,7 +52,7 @@ class MulticlusterController(Generic[R]):
     cluster of a request is in the context of its reconcile (`current_cluster`), and in all that is logged there.
 
     A reconcile begins only while this process may work on the cluster; a request of a cluster that is known but not
-    engaged yet waits until it is, and is thrown away where that is not this process's within a minute. When the work
+    engaged yet waits until it is, and is thrown away if that is not this process's within a minute. When the work
     on a cluster ends, its sources are stopped, what waits for it is thrown away, and the reconciles under way may end
     in `grace_seconds`; all of that is awaited by the engagement's end.
     """
@@ -106,7 +106,7 @@ class MulticlusterController(Generic[R]):
     def watch(self, source: KindSource[R]) -> None:
         """Watch one more kind, in the clusters that are engaged already and in those to come.
 
-        Where that fails in a cluster that is engaged already, it is logged, and tried again with growing delays.
+        If that fails in a cluster that is engaged already, it is logged, and retried with growing delays.
         """
         self._sources.append(source)
         for engaged in tuple(self._engaged.values()):
@@ -162,7 +162,7 @@ class MulticlusterController(Generic[R]):
             self._start(source, engaged)
         except Exception:
             name = engaged.engagement.cluster.name
-            log.exception("%s: %s of cluster %s cannot be watched yet", self.name, source.resource.kind, name)
+            log.exception("%s: failed to watch %s of cluster %s; retrying", self.name, source.resource.kind, name)
             return False
         return True
 
@@ -212,7 +212,7 @@ class MulticlusterController(Generic[R]):
             self.stats.dropped["not_found"] += 1
             result = None
         except ClusterNotReady as error:
-            self._options.logger.debug("%s: %s waits: %s", self.name, request, error)
+            self._options.logger.debug("%s: requeuing %s: %s", self.name, request, error)
             result = Result(requeue=True)
         except ClusterNotOwned:
             if self._may_begin(request):
@@ -224,7 +224,7 @@ class MulticlusterController(Generic[R]):
         return result
 
     def _may_begin(self, request: R) -> bool:
-        """Whether the request can be worked on; else it waits, or is thrown away where it is nothing to us."""
+        """Whether the request can be worked on; else it waits, or is thrown away if it is nothing to us."""
         cluster = request.cluster
         engaged = self._engaged.get(cluster)
         if self._may_work(cluster):

@@ -28,9 +28,9 @@ class Options(Generic[R]):
     `max_concurrent` reconciles are at work at once. One that waits for a server which is slow to answer, or takes long,
     leaves its place to others; up to `waiting` may do so besides, with 0 none does. Of one cluster never more than
     `per_cluster` are under way, whether they wait or not (by default as many as `max_concurrent`). Each may take
-    `timeout_seconds`; those of a cluster that goes have `grace_seconds` to end, or less where its coordinator cannot
+    `timeout_seconds`; those of a cluster that goes have `grace_seconds` to end, or less if its coordinator cannot
     wait so long, and are cancelled then. `weights` gives clusters more or less of a share (see `FairQueue`),
-    `rate_limiter` says when a failed request is tried again (see `ItemBackoff`), and `logger` logs failures. `engage`
+    `rate_limiter` says when a failed request is retried (see `ItemBackoff`), and `logger` logs failures. `engage`
     is for all sources that do not say otherwise.
 
     A reconciler that raises ClusterNotFound has nothing left to do, and is not called again for the request;

@@ -54,7 +54,7 @@ def annotations_changed() -> Predicate:
 def matches_labels(selector: str) -> Predicate:
     """Only objects with these labels (`app=web,tier in (a,b)`), and those that had them until the event.
 
-    Raises ProviderError where the selector cannot be read.
+    Raises ProviderError if the selector cannot be read.
     """
     matches = parse_label_selector(selector)
     return lambda event: matches(event.labels) or (event.old_entry is not None and matches(event.old_entry.labels))

@@ -167,7 +167,7 @@ class FairQueue(Generic[R]):
         self._set_timer(lane)
 
     def take(self) -> R | None:
-        """Take the request whose turn it is; `done(request)` must follow. None where there is nothing to do now."""
+        """Take the request whose turn it is; `done(request)` must follow. None if there is nothing to do now."""
         while ring := self._fresh or self._ring:
             lane = ring[0]
             if not lane.waiting or lane.parked or len(lane.processing) >= self._per_cluster:
@@ -201,14 +201,14 @@ class FairQueue(Generic[R]):
             self._tidy(lane)
 
     def requeue(self, request: R, seconds: float) -> None:
-        """As `add_after`, by whoever works on the request: of no effect where its cluster was dropped meanwhile."""
+        """As `add_after`, by whoever works on the request: without effect if its cluster was dropped meanwhile."""
         if self._current(request):
             self.add_after(request, seconds)
 
     def retry(self, request: R) -> float | None:
         """Add the request again after its growing backoff.
 
-        Returns the delay in seconds; None where its cluster was dropped since it was taken, and nothing is done.
+        Returns the delay in seconds; None if its cluster was dropped since it was taken, and nothing is done.
         """
         if not self._current(request):
             return None
@@ -279,7 +279,11 @@ class FairQueue(Generic[R]):
         self.refused += 1
         if not lane.told_full:
             lane.told_full = True
-            log.warning("cluster %r is not ready, and no more than %d requests wait for it", lane.name, there)
+            log.warning(
+                "dropping requests for cluster %r: it is not ready, and %d requests wait for it already",
+                lane.name,
+                there,
+            )
         return True
 
     def _tidy(self, lane: _Lane[R]) -> None:
@@ -288,7 +292,7 @@ class FairQueue(Generic[R]):
             del self._lanes[lane.name]
 
     def _offer(self, lane: _Lane[R], *, fresh: bool = True) -> None:
-        """Give a lane with waiting requests its place, where they may be taken; `take` removes those without."""
+        """Give a lane with waiting requests its place, if they may be taken; `take` removes those without."""
         if lane.parked or len(lane.processing) >= self._per_cluster:
             return
         lane.in_ring = True
@@ -309,7 +313,7 @@ class FairQueue(Generic[R]):
             # Once: it is asked again with each burst of work.
             if not self._told_weight:
                 self._told_weight = True
-                log.warning("the weight of cluster %r is not known, and taken as 1", cluster, exc_info=error)
+                log.warning("failed to get the weight of cluster %r; using 1", cluster, exc_info=error)
             return 1.0
 
     def _set_timer(self, lane: _Lane[R]) -> None:

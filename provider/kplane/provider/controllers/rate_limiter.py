@@ -26,7 +26,7 @@ R_contra = TypeVar("R_contra", bound=Hashable, contravariant=True)
 
 
 class RateLimiter(Protocol[R_contra]):
-    """Decides when a failed request is tried again."""
+    """Decides when a failed request is retried."""
 
     def next_delay(self, request: R_contra) -> float:
         """Note one more failure; seconds until the next try."""

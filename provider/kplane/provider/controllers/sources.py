@@ -31,8 +31,8 @@ R_co = TypeVar("R_co", covariant=True)
 class Engage:
     """Which clusters a source watches; None leaves it to the controller's own options, and then to the defaults.
 
-    `local`: the local cluster, by default where the manager has no provider. `provider`: those of the provider, by
-    default where there is one. Of these only those that `filter` wants, which is called once for each kind and
+    `local`: the local cluster, by default if the manager has no provider. `provider`: those of the provider, by
+    default if there is one. Of these only those that `filter` wants, which is called once for each kind and
     engagement, and those that come from `from_provider`; neither keeps the local cluster out (`filter` is called for it
     all the same).
     """
@@ -43,7 +43,7 @@ class Engage:
     from_provider: Provider | None = None
 
     def over(self, other: Engage) -> Engage:
-        """These, and where they leave something open, the `other`."""
+        """These, and if they leave something open, the `other`."""
         mine = ((each.name, getattr(self, each.name)) for each in fields(self))
         return Engage(**{name: value if value is not None else getattr(other, name) for name, value in mine})
 
@@ -59,7 +59,7 @@ class Engage:
 
 @dataclass(frozen=True, slots=True)
 class KindSource(Generic[R_co]):
-    """All objects of a kind: what happens to one leads to the requests of `handler`, where every predicate agrees.
+    """All objects of a kind: what happens to one leads to the requests of `handler`, if every predicate agrees.
 
     With `metadata_only` objects have apiVersion, kind and metadata. All sources of a cluster share its informers.
     """
@@ -125,7 +125,7 @@ class Channel(Generic[R]):
 class Poll(Generic[R]):
     """Requests that `ask` returns, each `every_seconds`: for what cannot be watched, or as a clock.
 
-    `ask` may take as long as that. Where it fails, that is logged, and it is asked again with growing delays.
+    `ask` may take as long as that. If it fails, that is logged, and it is asked again with growing delays.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[Iterable[R]]], *, every_seconds: float) -> None:
@@ -143,7 +143,7 @@ class Poll(Generic[R]):
                     requests = await self._ask()
             except Exception as error:  # noqa: BLE001 - logged, and asked again
                 delay = backoff.next_delay()
-                log.warning("a polled source failed, again in %.1f s: %r", delay, error)
+                log.warning("failed to poll a source: %r; retrying in %.1f s", error, delay)
             else:
                 backoff.reset()
                 delay = self._every_seconds

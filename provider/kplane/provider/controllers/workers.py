@@ -23,7 +23,7 @@ _log: Final = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 
 _LONG_SECONDS: Final = 5.0
-"""After this a reconcile leaves its worker whatever it does, where it may."""
+"""After this a reconcile leaves its worker whatever it does, if it may."""
 
 Logger = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
@@ -61,12 +61,12 @@ class _Attempt(WorkerSlot, Generic[K]):
 class Controller(Generic[K]):
     """Calls `reconcile(key)` for the keys of a queue, up to `workers` at once, never one key twice at once.
 
-    A reconcile that raises, or takes longer than `timeout_seconds`, is logged and tried again with growing delays. One
+    A reconcile that raises, or takes longer than `timeout_seconds`, is logged and retried with growing delays. One
     that waits for an API server which is slow to answer leaves its worker to other keys, and so does one that takes
     long; up to `waiting` may do so besides, so that servers which say nothing delay nobody else's keys.
 
     Whoever counts failures, or tells of them, is called by `on_failure` with the key and the error before the next try:
-    a TimeoutError where the time was up, for the reconcile itself saw no more of that than its cancellation. What is
+    a TimeoutError if the time was up, for the reconcile itself saw no more of that than its cancellation. What is
     logged of a key, by the reconcile and of its failures, carries its `fields`; failures are logged by `logger`.
     """
 
@@ -187,7 +187,7 @@ class Controller(Generic[K]):
         with log_fields(**(self._fields(attempt.key) if self._fields is not None else {})):
             try:
                 result = await self._reconcile(attempt.key)
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - told, logged and tried again
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - told, logged and retried
                 self._deadlines.end(attempt)
                 await self._failed(attempt, error)
             else:
@@ -216,20 +216,22 @@ class Controller(Generic[K]):
             told = TimeoutError(f"it took longer than {self._timeout_seconds:g} s") if late else error
             await self._report(key, told, to=self._on_failure)
         delay = self.queue.retry(key)
-        again = f"again in {delay:.1f} s" if delay is not None else "and nobody wants it done any more"
+        again = f"retrying in {delay:.1f} s" if delay is not None else "no retry: its cluster has gone"
         if late:
-            self._log.warning("%s: %s took longer than %g s, %s", self.name, key, self._timeout_seconds, again)
+            self._log.warning(
+                "%s: failed to reconcile %s: it took longer than %g s; %s", self.name, key, self._timeout_seconds, again
+            )
         elif isinstance(error, ProviderError):
-            self._log.warning("%s: %s failed, %s: %s", self.name, key, again, error)
+            self._log.warning("%s: failed to reconcile %s: %s; %s", self.name, key, error, again)
         else:
-            self._log.error("%s: %s failed, %s", self.name, key, again, exc_info=error)
+            self._log.error("%s: failed to reconcile %s; %s", self.name, key, again, exc_info=error)
 
     async def _report(self, key: K, error: BaseException, *, to: Callable[[K, BaseException], Awaitable[None]]) -> None:
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 await to(key, error)
         except Exception:  # noqa: BLE001 - logged
-            self._log.exception("%s: the failure of %s could not be told", self.name, key)
+            self._log.exception("%s: failed to report the failure of %s", self.name, key)
 
 
 class Deadlines(Generic[T]):
@@ -250,7 +252,7 @@ class Deadlines(Generic[T]):
             self._timer = loop.call_at(due, self._look)
 
     def end(self, item: T) -> None:
-        """Its time does not matter any more; no error where it is up or never began."""
+        """Its time does not matter any more; no error if it is up or never began."""
         self._due.pop(item, None)
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""Who works on which cluster, where several processes run the same manager."""
+"""Who works on which cluster, if several processes run the same manager."""

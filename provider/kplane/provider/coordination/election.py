@@ -31,7 +31,7 @@ _JITTER: Final = 0.2
 
 
 def end_process() -> None:
-    """End this process at once, whatever it does, and also where nobody takes what it says of that."""
+    """End this process at once, whatever it does, and also if nobody takes what it says of that."""
     try:
         # Not in this thread: a write to a pipe that is full, or to a disk that hangs, lasts for as long as they do.
         telling = threading.Thread(target=_tell_end, name="last words", daemon=True)
@@ -49,9 +49,9 @@ def _tell_end() -> None:
 class Election:
     """Runs work while, and only while, a Lease is held.
 
-    When it cannot be renewed in time, the work is cancelled and awaited. Where that takes longer than the Lease lasts,
+    When it cannot be renewed in time, the work is cancelled and awaited. If that takes longer than the Lease lasts,
     `on_overrun` is called, in a thread of its own, so that it comes to pass in a process that hangs as well; None: that
-    is somebody else's task. `watching` is a client that may watch the Lease, so that one which is given back, deleted
+    is somebody else's task. `watching` is a client that may watch the Lease, so that one which is released, deleted
     or edited is noticed at once; without, it is looked at every `retry_seconds`.
     """
 
@@ -72,14 +72,14 @@ class Election:
     async def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Wait for the Lease, then run `work()` until it ends.
 
-        When this is cancelled, the work is, and renewing goes on until it has ended; then the Lease is given back, so
-        that the next one begins at once. Raises LeaseLost, after the work has ended, where the Lease was lost, and what
+        When this is cancelled, the work is, and renewing goes on until it has ended; then the Lease is released, so
+        that the next one begins at once. Raises LeaseLost, after the work has ended, if the Lease was lost, and what
         the work raises.
         """
         async with self._listening():
             try:
                 await self._acquire()
-                _log.info("%s is ours: work begins", self.lease, extra={"identity": self.lease.identity})
+                _log.info("acquired %s: starting work", self.lease, extra={"identity": self.lease.identity})
                 await self._work(work)
             finally:
                 await self._release()
@@ -95,7 +95,7 @@ class Election:
                 pause = pause if pause > 0 else self._retry()
                 problem = f"{self.lease} is held by {self.lease.holder or 'nobody'}"
             except ProviderError as error:
-                pause, problem = self._retry(), f"{self.lease} cannot be had: {error}"
+                pause, problem = self._retry(), f"failed to acquire {self.lease}: {error}"
             if problem != told:
                 _log.info("waiting: %s", problem)
                 told = problem
@@ -133,7 +133,7 @@ class Election:
                 raise
             except (ProviderError, TimeoutError) as error:
                 told = str(error) or "no answer in time"
-                _log.warning("%s is not renewed: %s", self.lease, told)
+                _log.warning("failed to renew %s: %s", self.lease, told)
                 if self._now() >= deadline:
                     seconds = timings.renew_deadline_seconds
                     raise LeaseLost(f"{self.lease} could not be renewed for {seconds:g} s: {told}") from error
@@ -144,7 +144,7 @@ class Election:
                 await self.lease.release()
         except (ProviderError, TimeoutError) as error:
             told = str(error) or "no answer in time"
-            _log.warning("%s is not given back, the next one waits until it runs out: %s", self.lease, told)
+            _log.warning("failed to release %s: %s; the next holder waits until it expires", self.lease, told)
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:

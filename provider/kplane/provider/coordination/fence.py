@@ -1,4 +1,4 @@
-"""A Lease that work is done behind: begun when it is held, ended before it is given back or runs out."""
+"""A Lease that work is done behind: begun when it is held, ended before it is released or runs out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Fence:
     """One of the fences, as this process sees it. It belongs to one task: that of `run`, which is ended by `want`.
 
     `begin` is called when work may begin; `end` has to return when none is done any more. `counts` and `slots`, which
-    bound how many are taken or given back at once, are shared by all.
+    bound how many are taken or released at once, are shared by all.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Fence:
 
     @property
     def overrun_at(self) -> float:
-        """When all work has to have ended; infinity where there is none. May be asked by another thread."""
+        """When all work has to have ended; infinity if there is none. May be asked by another thread."""
         return self._ends_at if self._working else float("inf")
 
     def want(self, wanted: bool) -> None:
@@ -131,7 +131,7 @@ class Fence:
                 pause = max(pause, min(self._timings.probe_seconds, self.lease.free_at - self._now()))
             except (ProviderError, TimeoutError) as error:
                 self._counts.failures += 1
-                problem = f"{self.lease} cannot be had: {str(error) or 'no answer in time'}"
+                problem = f"failed to acquire {self.lease}: {str(error) or 'no answer in time'}"
             if problem != told:
                 log.info("waiting: %s", problem)
                 told = problem
@@ -142,7 +142,7 @@ class Fence:
         self._lost = None
         self._renewed()
         self._open = self._working = True
-        log.info("%s is ours: work begins", self.lease, extra={"identity": self.lease.identity})
+        log.info("acquired %s: starting work", self.lease, extra={"identity": self.lease.identity})
         renewing = asyncio.create_task(self._keep_renewing(), name=f"renew {self.lease}")
         renewing.add_done_callback(lambda _: self._bell.set())
         try:
@@ -150,7 +150,7 @@ class Fence:
             while self._wanted and self.may_begin and not renewing.done():
                 await self._pause(min(self._begins_until - self._now(), self._timings.probe_seconds))
             if self._wanted and self._lost is None:
-                log.error("%s could not be renewed: the work behind it is ended", self.lease)
+                log.error("failed to renew %s in time; stopping the work behind it", self.lease)
         finally:
             self._close()
             try:
@@ -166,12 +166,12 @@ class Fence:
         self._bell.set()
 
     async def _drain(self) -> None:
-        """Return when nothing is at work. Where that never comes, the fence runs out, and `overrun_at` is seen to."""
+        """Return when nothing is at work. If that never comes, the fence runs out, and `overrun_at` is seen to."""
         while True:
             try:
                 await self._end()
             except Exception:
-                log.exception("the work behind %s cannot be ended, tried again", self.lease)
+                log.exception("failed to stop the work behind %s; retrying", self.lease)
                 await asyncio.sleep(self._retry())
             else:
                 return
@@ -187,11 +187,13 @@ class Fence:
             renewed = await self._renew()
             if self._lost is not None:
                 self._counts.lost += 1
-                log.error("the work behind %s is ended: %s", self.lease, self._lost)
+                log.error("stopping the work behind %s: %s", self.lease, self._lost)
                 return
             if not self._open and give_up_at == float("inf"):
                 give_up_at = self._now() + timings.handover_seconds
-        log.error("the work behind %s does not end within %g s", self.lease, timings.handover_seconds)
+        log.error(
+            "failed to stop the work behind %s within %g s; the Lease expires", self.lease, timings.handover_seconds
+        )
 
     async def _renew(self) -> bool:
         seconds = min(self._timings.call_seconds, max(0.0, self.lease.expires_at - self._now()))
@@ -203,7 +205,7 @@ class Fence:
             return False
         except (ProviderError, TimeoutError) as error:
             self._counts.failures += 1
-            log.warning("%s is not renewed: %s", self.lease, str(error) or "no answer in time")
+            log.warning("failed to renew %s: %s", self.lease, str(error) or "no answer in time")
             return False
         self._counts.renewals += 1
         self._renewed()
@@ -215,7 +217,7 @@ class Fence:
         self._begins_until = expires_at - timings.drain_seconds
 
     async def _release(self) -> None:
-        """Give it back, also where only an answer was missed that it is ours."""
+        """Give it back, also if only an answer was missed that it is ours."""
         if not self.lease.held:
             await self.lease.release()  # forgets it
             return
@@ -223,10 +225,10 @@ class Fence:
             async with self._slots, asyncio.timeout(2 * self._timings.call_seconds):
                 await self.lease.release()
             self._counts.released += 1
-            log.info("%s is given back", self.lease, extra={"identity": self.lease.identity})
+            log.info("released %s", self.lease, extra={"identity": self.lease.identity})
         except (ProviderError, TimeoutError) as error:
             told = str(error) or "no answer in time"
-            log.warning("%s is not given back, the next one waits until it runs out: %s", self.lease, told)
+            log.warning("failed to release %s: %s; the next holder waits until it expires", self.lease, told)
 
     async def _pause(self, seconds: float) -> None:
         await wait(self._bell, at_most_seconds=seconds)

@@ -22,7 +22,7 @@ log: Final = logging.getLogger(__name__)
 
 _FENCE_LABEL: Final = "mcr.sigs.k8s.io/fence"
 _AT_ONCE: Final = 32
-"""So many fences are taken or given back at the same time: each needs a connection."""
+"""So many fences are taken or released at the same time: each needs a connection."""
 
 
 class _Section:
@@ -96,7 +96,7 @@ class Fences:
         return list(self._sections)
 
     def of(self, cluster: str) -> Fence | None:
-        """The fence of a cluster; None where there is none."""
+        """The fence of a cluster; None if there is none."""
         section = self._sections.get(self._key_of.get(cluster) or self._layout.key_of(cluster))
         return section.fence if section is not None else None
 
@@ -187,7 +187,7 @@ class Fences:
             if section.task is not None:
                 await asyncio.wait((section.task,))
                 if (error := section.task.exception()) is not None:
-                    log.error("%s failed", section.fence.lease, exc_info=error)
+                    log.error("failed to run the fence %s", section.fence.lease, exc_info=error)
             if section.leaving:
                 _ = await asyncio.wait(tuple(section.leaving.values()))
 
@@ -256,16 +256,16 @@ class Fences:
             try:
                 self._target.allow(name)
             except Exception:
-                log.exception("the work on cluster %s cannot begin", name)
+                log.exception("failed to start the work on cluster %s; retrying", name)
         for name in section.begun - section.names - section.leaving.keys():
-            # The fleet ends what is done on it, and the fence must not be given back before.
+            # The fleet ends what is done on it, and the fence must not be released before.
             section.leaving[name] = asyncio.create_task(self._leave(section, name), name=f"{name}: leaves its fence")
 
     async def _leave(self, section: _Section, name: str) -> None:
         try:
             await self._withdraw(section, name)
         except Exception:
-            log.exception("the work on cluster %s cannot be ended", name)
+            log.exception("failed to stop the work on cluster %s; retrying", name)
             await asyncio.sleep(self._timings.retry_seconds)
         del section.leaving[name]
         self._changed()
@@ -277,7 +277,7 @@ class Fences:
             )
             failed = [error for error in ended if isinstance(error, Exception)]
             if failed:
-                raise ExceptionGroup(f"{len(failed)} clusters cannot be withdrawn", failed)
+                raise ExceptionGroup(f"failed to withdraw {len(failed)} clusters", failed)
 
     async def _withdraw(self, section: _Section, name: str) -> None:
         if self._target is not None:

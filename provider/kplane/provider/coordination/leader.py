@@ -47,7 +47,7 @@ class Leader:
                 await self._election.run(lambda: self._lead(target, won=backoff.reset))
             except LeaseLost as error:
                 delay = backoff.next_delay()
-                _log.warning("no longer the leader, standing again in %.1f s: %s", delay, error)
+                _log.warning("lost the leadership: %s; standing for election in %.1f s", error, delay)
                 await asyncio.sleep(delay)
 
     def may_work(self, cluster: str) -> bool:

@@ -4,7 +4,7 @@ The protocol is that of client-go's tools/leaderelection, and both read each oth
 own clock alone: the holder counts from the moment before it sent a renewal, and others from the moment when they saw
 it, so the holder knows first that its time is over. The times in the object are for people.
 
-Stricter than client-go: a Lease that was not given back by its holder, but deleted, or edited by somebody, is not free
+Stricter than client-go: a Lease that was not released by its holder, but deleted, or edited by somebody, is not free
 before the time is over in which its holder may still be at work.
 """
 
@@ -44,7 +44,7 @@ class LeaseTimings:
     """How long a Lease lasts; the defaults have another one take over within 13 s of a holder's sudden death.
 
     Whoever holds it tries to renew it every `retry_seconds`, ends its work when that failed for
-    `renew_deadline_seconds`, and has the rest of `duration_seconds` to do so. Raises ValueError where they do not fit.
+    `renew_deadline_seconds`, and has the rest of `duration_seconds` to do so. Raises ValueError if they do not fit.
     """
 
     duration_seconds: int = 10
@@ -104,7 +104,7 @@ class Lease:
     `identity` has to be of this process alone, also after a restart. `client` needs get, create and update on Leases of
     this name, and a deadline of its calls well below `renew_deadline_seconds`. `now` is replaced in tests.
 
-    Every method raises ProviderError where the API server refuses or does not answer; it may be called again then.
+    Every method raises ProviderError if the API server refuses or does not answer; it may be called again then.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Lease:
         self._object: Object | None = None
         """As we wrote it last, while it is ours."""
         self._acquired = ""
-        """Marks what we wrote since we began to ask for it, also where no answer told that it was written."""
+        """Marks what we wrote since we began to ask for it, also if no answer told that it was written."""
         self._created = False
         self._renewed_at = _NEVER
         self._usable_from = _NEVER
@@ -161,7 +161,7 @@ class Lease:
 
     @property
     def seconds_left(self) -> float:
-        """For how long it is ours, unless it is renewed; 0 where it is not."""
+        """For how long it is ours, unless it is renewed; 0 if it is not."""
         return self._expires_at - self._now() if self.held else 0.0
 
     @property
@@ -181,7 +181,7 @@ class Lease:
 
     @property
     def expires_at(self) -> float:
-        """The time of `now` at which others may have it; long ago where it is not ours."""
+        """The time of `now` at which others may have it; long ago if it is not ours."""
         return self._expires_at
 
     @property
@@ -201,8 +201,8 @@ class Lease:
     async def try_acquire(self, *, absent_since: float | None = None) -> bool:
         """Take it if it is free, or renew it; returns whether it is held.
 
-        Where there was none, it is made, and held only after it has lasted once: it may have been deleted while
-        somebody was at work. That time counts from `absent_since`, a time of `now`, where it was watched from then on
+        If there was none, it is made, and held only after it has lasted once: it may have been deleted while
+        somebody was at work. That time counts from `absent_since`, a time of `now`, if it was watched from then on
         and never there.
         """
         if self._now() < self._expires_at:
@@ -220,7 +220,7 @@ class Lease:
     async def renew(self) -> None:
         """Have it last anew; one that was deleted is made again.
 
-        Raises LeaseLost where it names somebody else or nobody, or where its time is over.
+        Raises LeaseLost if it names somebody else or nobody, or if its time is over.
         """
         if self._now() >= self._expires_at:
             self._drop()
@@ -235,7 +235,7 @@ class Lease:
             await self._write(self._mine(), over=known)
 
     async def release(self) -> None:
-        """Give it back, so that the next one need not wait; nothing happens where it is not ours.
+        """Give it back, so that the next one need not wait; nothing happens if it is not ours.
 
         Call it when all work has ended, and stopped renewing.
         """
@@ -317,8 +317,8 @@ class Lease:
         self._expires_at = sent + record.duration_seconds
 
     async def _put(self, record: _Record, *, over: Object | None) -> Object:
-        """Write over exactly what is known. Raises Conflict, or NotFound, where something else is there."""
-        # The uid has an update fail where the object is gone, which would make a new one otherwise.
+        """Write over exactly what is known. Raises Conflict, or NotFound, if something else is there."""
+        # The uid has an update fail if the object is gone, which would make a new one otherwise.
         body = over if over is not None else {"metadata": self._metadata}
         try:
             return await self._client.replace(LEASES, {**body, "spec": record.to_spec()})
@@ -337,6 +337,6 @@ class Lease:
 
 
 def _version(found: Object) -> int:
-    """Those of one server grow; 0 where it is none that can be compared."""
+    """Those of one server grow; 0 if it is none that can be compared."""
     version = (found.get("metadata") or {}).get("resourceVersion")
     return int(version) if isinstance(version, str) and version.isdecimal() else 0

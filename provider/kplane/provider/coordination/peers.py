@@ -84,7 +84,11 @@ class Announcement:
                     await self.write()
                 pause = timings.peer_renew_seconds
             except (ProviderError, TimeoutError) as error:
-                _log.warning("peer %s cannot tell of itself: %s", self.identity, str(error) or "no answer in time")
+                _log.warning(
+                    "failed to renew the Lease of peer %s: %s; retrying",
+                    self.identity,
+                    str(error) or "no answer in time",
+                )
                 pause = min(timings.retry_seconds, timings.peer_renew_seconds)
             await asyncio.sleep(pause * random.uniform(0.8, 1.0))  # noqa: S311 - spreads load
 
@@ -177,7 +181,7 @@ class Peers:
                 each.alive_until = min(each.alive_until, self._now())
 
     def seen_at(self, identity: str) -> float:
-        """When a peer was seen last, by `now`; long ago where it never was."""
+        """When a peer was seen last, by `now`; long ago if it never was."""
         return max((each.seen_at for each in self._seen.values() if each.identity == identity), default=float("-inf"))
 
     def strangers(self) -> list[str]:
@@ -215,7 +219,7 @@ class Peers:
         if own and sighting.said[1] != self._own.acquired and not self._warned:
             self._warned = True
             _log.error(
-                "another process takes part as peer %s as well: give each its own identity, or they share one part",
+                "another process uses the identity of peer %s; give each its own identity, or they share one part",
                 sighting.identity,
             )
 
@@ -225,7 +229,7 @@ def _shown(sighting: _Sighting) -> tuple[str, int, str]:
 
 
 def _weight(text: str | None) -> int:
-    """As upstream: 1 where it says nothing of use."""
+    """As upstream: 1 if it says nothing of use."""
     number = int(text) if text and len(text) <= len(str(HIGHEST_WEIGHT)) and text.isdecimal() else 1
     return number if 1 <= number <= HIGHEST_WEIGHT else 1
 

@@ -70,8 +70,8 @@ class Sharded:
     it takes, as against others. A new peer learns who is there before it takes anything; what it gets is drained by its
     former owner first. A peer that dies is replaced when its fences have run out, `timings.duration_seconds` later.
 
-    Work is withdrawn early enough before a fence that cannot be renewed runs out. Where it does not end in time the
-    fence is not given back, and `on_overrun` is called in a thread of its own, which ends the process by default.
+    Work is withdrawn early enough before a fence that cannot be renewed runs out. If it does not end in time the
+    fence is not released, and `on_overrun` is called in a thread of its own, which ends the process by default.
     Ownership is by the local monotonic clock, and asked for at dispatch, when a cluster is looked up, and before each
     write; a write may take as long as the fence lasts. What remains: a process that is frozen in the moment between the
     last look at the clock and the sending of a request sends it when it goes on, and a network may deliver late what
@@ -155,12 +155,12 @@ class Sharded:
         return max(0.0, fence.seconds_left - self.timings.margin_seconds) if fence is not None else 0.0
 
     def require_read(self, cluster: str) -> None:
-        """Raise ClusterNotOwned where the fence of the cluster is not held; the local cluster is everybody's."""
+        """Raise ClusterNotOwned if the fence of the cluster is not held; the local cluster is everybody's."""
         if cluster != LOCAL:
             self._require(cluster)
 
     def require_write(self, cluster: str) -> float | None:
-        """Raise ClusterNotOwned where the fence of the cluster is not held; returns for how many seconds it is.
+        """Raise ClusterNotOwned if the fence of the cluster is not held; returns for how many seconds it is.
 
         Everybody writes to the local cluster, in reconciles of clusters that are theirs.
         """
@@ -192,7 +192,7 @@ class Sharded:
         await self._announcement.announced.wait()
         await self._wait_for_strangers()
         self._settle()
-        _log.info("peer %s takes part with %d others", self.identity, len(self._peers.alive()) - 1)
+        _log.info("peer %s shares the clusters with %d others", self.identity, len(self._peers.alive()) - 1)
         while True:
             for task in helpers:
                 if task.done():
@@ -217,11 +217,12 @@ class Sharded:
                 strangers = self._peers.strangers()
                 if not strangers:
                     return
-                problem = f"{', '.join(strangers)} divide the clusters in another way than {self.layout}"
+                names = ", ".join(strangers)
+                problem = f"{names} divide the clusters differently from {self.layout}; use the same settings"
             except ProviderError as error:
-                problem = f"the Leases in {self._namespace} cannot be listed: {error}"
+                problem = f"failed to list the Leases in {self._namespace}: {error}"
             if problem != told:
-                _log.error("peer %s waits: %s", self.identity, problem)
+                _log.error("peer %s is waiting: %s", self.identity, problem)
                 told = problem
             await self._pause(self.timings.probe_seconds)
 
@@ -280,14 +281,14 @@ class Sharded:
             async with asyncio.timeout(self.timings.call_seconds):
                 await telling
         except (ProviderError, TimeoutError) as error:
-            _log.warning("peer %s cannot say that it leaves: %s", self.identity, str(error) or "no answer in time")
+            _log.warning("failed to announce that peer %s leaves: %s", self.identity, str(error) or "no answer in time")
 
     def _tell_taken(self) -> None:
         for listener in self._listeners:
             try:
                 listener()
             except Exception:  # noqa: BLE001 - it is code of others, and logged
-                _log.exception("who listens for clusters that became this process's failed")
+                _log.exception("failed to notify a listener about clusters that this process acquired")
 
     async def _ring(self, target: EngagementTarget) -> None:
         while True:

@@ -28,16 +28,16 @@ _MOST_SHARDS: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTimings:
-    """How long Leases last, in seconds. The defaults are upstream's, where it has them.
+    """How long Leases last, in seconds. The defaults are upstream's, if it has them.
 
-    A fence lasts `duration_seconds` and is renewed every `renew_seconds`, tried again after `retry_seconds` where that
-    fails. Where it could not be renewed until `drain_seconds` before its end, work is withdrawn: reconciles under way
+    A fence lasts `duration_seconds` and is renewed every `renew_seconds`, retried after `retry_seconds` if that
+    fails. If it could not be renewed until `drain_seconds` before its end, work is withdrawn: reconciles under way
     have a second less than that to end, and are cancelled then. A fence that goes to another peer is renewed until its
     work has ended, but not longer than `handover_seconds`. A peer that is silent for `peer_seconds` gets nothing; it
     says that it is there every `peer_renew_seconds`. All is looked at again every `probe_seconds`, though changes are
     noticed by a watch.
 
-    Raises ValueError where they do not fit.
+    Raises ValueError if they do not fit.
     """
 
     duration_seconds: int = 20
@@ -84,7 +84,7 @@ class ShardTimings:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which fence a cluster is behind. Processes can only share a fleet where theirs are equal.
+    """Which fence a cluster is behind. Processes can only share a fleet if theirs are equal.
 
     With `by` "shard" there are `shards` fences, and the name of a cluster decides: as many Leases, whatever the number
     of clusters. With "cluster" each has its own, as upstream has it. Raises ValueError for what makes no object names.

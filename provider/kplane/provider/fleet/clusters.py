@@ -43,7 +43,7 @@ class Clusters:
     """Engages every aware with every cluster. Each name goes its own way: a slow one blocks no other.
 
     `engage_timeout_seconds` is how long an aware's `engage` may take; one that fails or takes longer is undone and
-    tried again with growing delays up to `retry_maximum_seconds`. Where it is `coordinated`, awares are engaged with a
+    retried with growing delays up to `retry_maximum_seconds`. If it is `coordinated`, awares are engaged with a
     cluster from `allow` to `withdraw` only. `wiring` is what clients and caches of the clusters are made with.
     `on_error` is told of each try of an aware that failed; it is called in the loop and must not block.
     """
@@ -91,7 +91,7 @@ class Clusters:
         self._indexes[resource, field] = extract
 
     async def add(self, cluster: Cluster) -> None:
-        """Add a cluster; raises ProviderError where there is one of its name, and as `add_or_replace`."""
+        """Add a cluster; raises ProviderError if there is one of its name, and as `add_or_replace`."""
         slot = self._slots.get(cluster.name)
         if slot is not None and slot.wanted is not None:
             raise ProviderError(f"there is a cluster {cluster.name!r} already: remove it first, or replace it")
@@ -100,7 +100,7 @@ class Clusters:
     async def add_or_replace(self, cluster: Cluster) -> None:
         """Make this the cluster of its name, and return when it is.
 
-        Where it continues the present one, the engagement goes on with the new credentials. Otherwise it is closed, and
+        If it continues the present one, the engagement goes on with the new credentials. Otherwise it is closed, and
         that awaited, before the new one begins. Where calls overlap, the cluster of the latest one stays. Awares are
         engaged in the background. Raises ProviderError after `aclose()`.
         """
@@ -123,7 +123,7 @@ class Clusters:
         return slot.engagement.cluster
 
     def names(self, *, local: bool = False) -> list[str]:
-        """Names of all wanted clusters, sorted; the local one only where it is asked for."""
+        """Names of all wanted clusters, sorted; the local one only if it is asked for."""
         return sorted(
             name for name, slot in self._slots.items() if slot.wanted is not None and (local or name != LOCAL)
         )
@@ -134,7 +134,7 @@ class Clusters:
         self._changed.clear()
 
     def allow(self, name: str) -> None:
-        """Let the work on a cluster begin; of no effect where it did, or the cluster is not known."""
+        """Let the work on a cluster begin; without effect if it did, or the cluster is not known."""
         slot = self._slots.get(name)
         if slot is None or slot.wanted is None:
             return
@@ -165,7 +165,7 @@ class Clusters:
         return sorted((found for found in live if not found.closing), key=lambda found: found.cluster.name)
 
     def failure(self, name: str) -> str | None:
-        """Why an aware is not engaged with a live cluster, as a sentence; None where all are or were not tried yet."""
+        """Why an aware is not engaged with a live cluster, as a sentence; None if all are or were not tried yet."""
         slot = self._slots.get(name)
         generation = slot.engagement.generation if slot is not None and slot.engagement is not None else 0
         return next((why for key, why in self._failures.items() if key[0] == generation), None)
@@ -275,9 +275,9 @@ class Clusters:
                     raise
                 delay = backoff.next_delay()
                 self._tell(work.cluster, error)
-                self._failures[key] = f"{who} cannot engage: {str(error) or type(error).__name__}"
-                told = "cluster %s: %s, again in %.1f s"
-                log.warning(told, work.cluster.name, self._failures[key], delay, exc_info=error)
+                self._failures[key] = f"{who} failed to engage: {str(error) or type(error).__name__}"
+                message = "cluster %s: %s; retrying in %.1f s"
+                log.warning(message, work.cluster.name, self._failures[key], delay, exc_info=error)
             else:
                 self._failures.pop(key, None)
                 self.engage_durations.note(time.monotonic() - began)
@@ -291,4 +291,4 @@ class Clusters:
         try:
             self._on_error(cluster, error)
         except Exception:
-            log.exception("cluster %s: the error handler failed", cluster.name)
+            log.exception("cluster %s: failed to report the error to on_engage_error", cluster.name)

@@ -10,7 +10,7 @@ from kplane.provider.errors import ProviderError
 __all__ = ["Check", "Checks"]
 
 Check = Callable[[], Awaitable[None]]
-"""Returns where all is well, and raises what says what is not."""
+"""Returns if all is well, and raises what says what is not."""
 
 
 class Checks:
@@ -21,13 +21,13 @@ class Checks:
         self._checks: dict[str, Check] = {}
 
     def add(self, name: str, check: Check) -> None:
-        """Add a check; raises ProviderError where the name is taken."""
+        """Add a check; raises ProviderError if the name is taken."""
         if name in self._checks:
             raise ProviderError(f"there is a check {name!r} already; give this one another name")
         self._checks[name] = check
 
     async def run(self, *, only: str | None = None) -> Mapping[str, str | None]:
-        """Ask all at once, or one, if it is there; returns what is wrong by name, None where nothing is."""
+        """Ask all at once, or one, if it is there; returns what is wrong by name, None if nothing is."""
         asked = {name: check for name, check in self._checks.items() if only in {None, name}}
         return dict(zip(asked, await asyncio.gather(*map(self._ask, asked.values())), strict=True))
 

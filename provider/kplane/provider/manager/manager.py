@@ -34,12 +34,12 @@ class Manager:
     """The clusters of a provider, and what works on each of them.
 
     `config` is that of the local cluster, which `get_cluster("")` gives; None: there is none. Without `provider` the
-    local cluster is all there is. `coordinator` decides which clusters this process works on where several run the same
-    manager; by default it works on all. `max_concurrent` reconciles of a controller run at once where neither its
+    local cluster is all there is. `coordinator` decides which clusters this process works on if several run the same
+    manager; by default it works on all. `max_concurrent` reconciles of a controller run at once if neither its
     options nor `group_kind_concurrency` (such as `{"ReplicaSet.apps": 4}`) say otherwise. `transform` changes each
     object of each cluster before it is cached, so that less is kept. `limits` bound what is taken in of one cluster's
     answers, and `timeout_seconds` how long a call may take. `on_engage_error` is told of each try of an aware or
-    controller to begin with a cluster that failed; it is tried again in any case.
+    controller to begin with a cluster that failed; it is retried in any case.
 
     Use `await manager.run(stop)`, or `async with manager`. At the end every engagement is closed, which is awaited.
     A manager runs once.
@@ -111,7 +111,7 @@ class Manager:
 
     @property
     def local(self) -> Cluster:
-        """The local cluster, also before the manager runs; raises ProviderError where there is none."""
+        """The local cluster, also before the manager runs; raises ProviderError if there is none."""
         if self._local is None:
             raise ProviderError("this manager has no local cluster: it was made without a configuration")
         return self._local
@@ -138,24 +138,24 @@ class Manager:
     def index_field(self, kind: Resource | str, field: str, extract: Extract) -> None:
         """Have `cache.list(..., field={field: value})` find objects by the values that `extract` gives.
 
-        In all clusters, at any time; those that come later are indexed as well. Raises ProviderError where another
+        In all clusters, at any time; those that come later are indexed as well. Raises ProviderError if another
         function indexes that field already.
         """
         self._clusters.index_field(resource_of(kind), field, extract)
 
     def add_health_check(self, name: str, check: Check) -> None:
-        """Have `/healthz` ask: where it fails, the process should be started again."""
+        """Have `/healthz` ask: if it fails, the process should be started again."""
         self.health_checks.add(name, check)
 
     def add_ready_check(self, name: str, check: Check) -> None:
-        """Have `/readyz` ask: where it fails, the process should not be sent requests."""
+        """Have `/readyz` ask: if it fails, the process should not be sent requests."""
         self.ready_checks.add(name, check)
 
     def get_cluster(self, name: str) -> Cluster:
         """A cluster by its name; "" is the local one.
 
-        Raises ClusterNotFound, ClusterNotReady while it is being engaged, ClusterNotOwned where another process works
-        on it, and ProviderError where a name is given and there is no provider.
+        Raises ClusterNotFound, ClusterNotReady while it is being engaged, ClusterNotOwned if another process works
+        on it, and ProviderError if a name is given and there is no provider.
         """
         if name == LOCAL:
             return self.local

@@ -9,11 +9,11 @@ async with Client(ClusterConfig.in_cluster()) as client:
 
 Watched are `clusters` of cluster.x-k8s.io, v1beta2 or v1beta1. A Cluster counts once its control plane was initialized:
 `status.initialization.controlPlaneInitialized`, or with v1beta1 `status.controlPlaneReady` or the condition
-ControlPlaneInitialized. Cluster API never takes that back. Where a `ready` of your own does, what is engaged stays and
+ControlPlaneInitialized. Cluster API never takes that back. If a `ready` of your own does, what is engaged stays and
 is kept up to date: how an engaged cluster is, its health says.
 
 A cluster is named `<namespace>/<name>`. Its credentials are the key `value` of the Secret `<name>-kubeconfig`, which
-has the label `cluster.x-k8s.io/cluster-name`, as the contract demands, and which is followed: where only a token or a
+has the label `cluster.x-k8s.io/cluster-name`, as the contract demands, and which is followed: if only a token or a
 client certificate is renewed, the engagement goes on with it, and no watch begins anew; another server, CA or user
 makes a new engagement; anything equal changes nothing. A Secret that is missing or no good changes nothing either, and
 is logged. No kubeconfig runs a program or reads a file here: exec plugins are refused.

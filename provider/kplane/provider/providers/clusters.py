@@ -15,7 +15,7 @@ __all__ = ["ClustersProvider"]
 class ClustersProvider:
     """A fleet by hand: what is added is engaged, what is removed is not.
 
-    What is added before it runs is engaged as soon as it does, and once more where it is run again. Names, credentials
+    What is added before it runs is engaged as soon as it does, and once more if it is run again. Names, credentials
     and attributes are those of the clusters; what they need on their API servers is up to what works on them. It serves
     one fleet at a time. As upstream's `providers/clusters`.
     """
@@ -34,7 +34,7 @@ class ClustersProvider:
         return sorted(self._clusters)
 
     async def add(self, cluster: Cluster) -> None:
-        """Add a cluster, and return when it is in the fleet. Raises ProviderError where its name is taken."""
+        """Add a cluster, and return when it is in the fleet. Raises ProviderError if its name is taken."""
         if cluster.name in self._clusters:
             raise ProviderError(f"there is a cluster {cluster.name!r} already: remove it first, or use add_or_replace")
         await self.add_or_replace(cluster)
@@ -52,7 +52,7 @@ class ClustersProvider:
             await self._fleet.remove(name)
 
     async def run(self, fleet: Fleet) -> None:
-        """Pass on what is added and removed, until cancelled. Raises ProviderError where it runs already."""
+        """Pass on what is added and removed, until cancelled. Raises ProviderError if it runs already."""
         if self._fleet is not None:
             raise ProviderError("this provider runs already: a second fleet needs a second provider")
         self._fleet = fleet

@@ -33,8 +33,8 @@ class KindProvider:
     is asked for again every `refresh_seconds`: a cluster that was deleted and created anew in between is noticed so,
     and replaces the old one. A cluster that is listed no more is removed.
 
-    Where the program fails, or takes longer than `timeout_seconds`, what is engaged stays, and it is asked again, later
-    and later; no cluster waits for another one. `program` is looked up on PATH; ProviderError where it is missing. It
+    If the program fails, or takes longer than `timeout_seconds`, what is engaged stays, and it is asked again, later
+    and later; no cluster waits for another one. `program` is looked up on PATH; ProviderError if it is missing. It
     inherits the environment, and so DOCKER_HOST and KIND_EXPERIMENTAL_PROVIDER.
     """
 
@@ -87,7 +87,7 @@ class KindProvider:
                 return {name for name in output.decode().split() if name.startswith(self._prefix)}
             except (ProviderError, UnicodeDecodeError) as error:
                 delay = backoff.next_delay()
-                log.warning("kind clusters cannot be listed, again in %.1f s: %s", delay, error)
+                log.warning("failed to list kind clusters: %s; retrying in %.1f s", error, delay)
                 await asyncio.sleep(delay)
 
     async def _follow(self, name: str, desired: DesiredClusters) -> None:
@@ -98,14 +98,16 @@ class KindProvider:
                 desired.want(Cluster(name, config=ClusterConfig.from_kubeconfig(kubeconfig)))
             except ProviderError as error:
                 delay = backoff.next_delay()
-                log.warning("kind cluster %s: no kubeconfig, again in %.1f s: %s", name, delay, error)
+                log.warning(
+                    "failed to get the kubeconfig of kind cluster %s: %s; retrying in %.1f s", name, error, delay
+                )
             else:
                 backoff.reset()
                 delay = self._refresh_seconds * random.uniform(0.8, 1.0)  # noqa: S311 - not all at once
             await asyncio.sleep(delay)
 
     async def _run(self, *arguments: str) -> bytes:
-        """Return what the program prints. Raises ProviderError where it fails."""
+        """Return what the program prints. Raises ProviderError if it fails."""
         try:
             process = await asyncio.create_subprocess_exec(
                 self._program,

@@ -56,7 +56,7 @@ class MiloProvider:
     `client` is one of the Milo API server with the projects, and belongs to the caller. `project_config` is how their
     control planes are reached; only the address in it is replaced. `label_selector` is the API's, such as `a=b,c!=d`.
 
-    Raises KubeconfigError where `project_config` has no CA of its own and `internal_service_discovery` is on: its
+    Raises KubeconfigError if `project_config` has no CA of its own and `internal_service_discovery` is on: its
     credentials would go to whatever has a public certificate.
     """
 

@@ -48,20 +48,20 @@ class MultiProvider:
         return sorted(self._members)
 
     def get_provider(self, name: str) -> Provider:
-        """The provider that was added under this name; raises ProviderError where there is none."""
+        """The provider that was added under this name; raises ProviderError if there is none."""
         if name not in self._members:
             raise ProviderError(f"there is no provider {name!r}")
         return self._members[name].provider
 
     def split(self, cluster: str) -> tuple[str, str]:
-        """A cluster's provider, and its name there. Raises ProviderError where the name has no separator."""
+        """A cluster's provider, and its name there. Raises ProviderError if the name has no separator."""
         provider, separator, name = cluster.partition(self._separator)
         if not separator:
             raise ProviderError(f"{cluster!r} names no provider: it has no {self._separator!r}")
         return provider, name
 
     def add_provider(self, name: str, provider: Provider) -> None:
-        """Add a member and, where this runs, run it. Raises ProviderError where the name is taken or cannot be one."""
+        """Add a member and, if this runs, run it. Raises ProviderError if the name is taken or cannot be one."""
         if not name or self._separator in name:
             raise ProviderError(f"a provider cannot be called {name!r}: it needs a name without {self._separator!r}")
         if name in self._members:
@@ -85,7 +85,7 @@ class MultiProvider:
             del self._members[name]
 
     async def run(self, fleet: Fleet) -> None:
-        """Run the members until cancelled. Raises ProviderError where it runs already."""
+        """Run the members until cancelled. Raises ProviderError if it runs already."""
         if self._running is not None:
             raise ProviderError("this provider runs already: a second fleet needs a second provider")
         async with asyncio.TaskGroup() as tasks:

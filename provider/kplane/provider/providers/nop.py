@@ -10,7 +10,7 @@ __all__ = ["NopProvider"]
 class NopProvider:
     """Finds nothing, and needs nothing.
 
-    It is good where a manager has to have a provider: sources are then off for the local cluster by default, and every
+    It is good if a manager has to have a provider: sources are then off for the local cluster by default, and every
     name is unknown. As upstream's `providers/nop`.
     """
 

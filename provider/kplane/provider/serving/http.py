@@ -46,7 +46,7 @@ class Serving:
         return self._address
 
     async def run(self) -> None:
-        """Answer until cancelled; raises OSError where the port is taken."""
+        """Answer until cancelled; raises OSError if the port is taken."""
         runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=_CLOSE_SECONDS)
         await runner.setup()
         try:

@@ -1,6 +1,6 @@
 """Metrics of a manager, read from it while it is asked, so that nothing remains of a cluster that is gone.
 
-Names are controller-runtime's where it has them. Histograms have no label for the cluster: 1,000 clusters would be
+Names are controller-runtime's if it has them. Histograms have no label for the cluster: 1,000 clusters would be
 43,000 series of one metric.
 """
 
@@ -224,7 +224,7 @@ class Rendering:
     """Calls `render` for one after the other; those who ask while it works share what it gives the next time.
 
     So however many ask, and do not wait for the answer, the next one waits for two renderings at most; and nobody gets
-    a text that was begun before it was asked for. Nothing is kept for those who ask later. Where `render` fails, one
+    a text that was begun before it was asked for. Nothing is kept for those who ask later. If `render` fails, one
     of those who share it has the error, and the next of them tries again.
     """
 

@@ -252,4 +252,4 @@ def test_two_processes_of_one_name_do_no_harm(
 
     with asyncio.Runner(loop_factory=made_up_time) as runner:
         runner.run(twins())
-    assert "another process takes part as peer twin" in caplog.text
+    assert "another process uses the identity of peer twin" in caplog.text

@@ -55,12 +55,12 @@ class KopfAware:
     with a copy of its own. They log in with the cluster's credentials, and with those that it is given later, so login
     handlers of the registry are left out; those for startup and cleanup are called once for each cluster.
 
-    An operator that ends by itself is started again, later and later, up to `retry_maximum_seconds`. With the
+    An operator that ends by itself is started again, with growing delays, up to `retry_maximum_seconds`. With the
     engagement it is told to stop, and its end is awaited for `stop_seconds`. What it writes is not held back by
     `before_write` of the manager: after a takeover by another process, a handler of it that does not end may still
     write.
 
-    Raises ProviderError where kopf is not installed.
+    Raises ProviderError if kopf is not installed.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class KopfAware:
         self._retry_maximum_seconds = retry_maximum_seconds
 
     async def engage(self, engagement: Engagement) -> None:
-        """Run an operator until the engagement ends; raises ProviderError where kopf cannot be given the cluster."""
+        """Run an operator until the engagement ends; raises ProviderError if kopf cannot be given the cluster."""
         if "@" in (engagement.cluster.config.proxy or ""):
             raise ProviderError(
                 f"cluster {engagement.cluster.name!r} has a proxy with a password, which kopf would show in its logs"
@@ -126,7 +126,7 @@ class _Operator:
             self._config = cluster.config
 
     async def run(self, *, retry_maximum_seconds: float) -> None:
-        """Run kopf until cancelled, again where it ends by itself."""
+        """Run kopf until cancelled, again if it ends by itself."""
         loop = asyncio.get_running_loop()
         backoff = Backoff(initial_seconds=1.0, maximum_seconds=retry_maximum_seconds)
         try:
@@ -142,7 +142,7 @@ class _Operator:
                 if loop.time() - began > _STEADY_SECONDS:
                     backoff.reset()
                 delay = backoff.next_delay()
-                log.warning("cluster %s: kopf has ended, again in %.1f s", self._name, delay)
+                log.warning("cluster %s: kopf has ended; restarting it in %.1f s", self._name, delay)
                 await asyncio.sleep(delay)
         finally:
             if self._stop is not None:
@@ -157,7 +157,7 @@ class _Operator:
                 self._thread.join()  # it does nothing any more
         except TimeoutError:
             log.warning(
-                "cluster %s: kopf does not end within %g s; a handler that blocks goes on", self._name, within_seconds
+                "cluster %s: failed to stop kopf within %g s; a handler that blocks goes on", self._name, within_seconds
             )
 
     def _work(self, loop: asyncio.AbstractEventLoop, stop: _Stop) -> None:
@@ -201,7 +201,7 @@ class _Operator:
 
 
 class _Stop:
-    """Tells a loop in another thread that it is to stop, also where it has not begun yet."""
+    """Tells a loop in another thread that it is to stop, also if it has not begun yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

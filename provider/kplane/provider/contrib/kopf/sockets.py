@@ -36,4 +36,4 @@ class KopfSockets:
                 while any(known.fileno() != -1 for known in self._open):  # noqa: ASYNC110 - a socket tells nobody
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
-            log.warning("connections of kopf are still open after %g s", _CLOSE_SECONDS)
+            log.warning("failed to close all connections of kopf within %g s", _CLOSE_SECONDS)

@@ -9,7 +9,7 @@ __all__ = ["is_false", "is_true", "section"]
 
 
 def section(found: object, *path: str) -> Mapping[str, Any]:
-    """The mapping at `path` of an object; an empty one where there is none, or something else."""
+    """The mapping at `path` of an object; an empty one if there is none, or something else."""
     for key in path:
         found = found.get(key) if isinstance(found, Mapping) else None
     return found if isinstance(found, Mapping) else {}

@@ -21,7 +21,7 @@ log: Final = logging.getLogger(__name__)
 class DesiredClusters:
     """Brings a fleet in line with what is wanted, in tasks of `tasks`: one for each name while there is work for it.
 
-    So a cluster whose end takes long, or which the fleet refuses, delays no other. What fails is tried again, later and
+    So a cluster whose end takes long, or which the fleet refuses, delays no other. What fails is retried, later and
     later, with what is wanted by then. `what` is for log messages.
     """
 
@@ -74,7 +74,14 @@ class DesiredClusters:
             except Exception as error:
                 delay = backoff.next_delay()
                 unexpected = None if isinstance(error, ProviderError) else error
-                log.warning("%s %s: again in %.1f s: %s", self._what, name, delay, error, exc_info=unexpected)
+                log.warning(
+                    "failed to update %s %s: %s; retrying in %.1f s",
+                    self._what,
+                    name,
+                    error,
+                    delay,
+                    exc_info=unexpected,
+                )
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(delay):
                         await changed.wait()

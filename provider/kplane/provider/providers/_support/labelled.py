@@ -57,10 +57,10 @@ class LabelledSecrets:
         await self._known.run(handle)
 
     async def values(self, namespace: str, name: str) -> Mapping[str, bytes]:
-        """What is in a Secret, decoded; read again only where it changed.
+        """What is in a Secret, decoded; read again only if it changed.
 
-        Raises KubeconfigError where there is no such Secret with the label, or it is no base64, and other
-        ProviderErrors where it cannot be read now.
+        Raises KubeconfigError if there is no such Secret with the label, or it is no base64, and other
+        ProviderErrors if it cannot be read now.
         """
         at = namespace, name
         known = self._known.entry(name, namespace=namespace)

@@ -18,7 +18,7 @@ class KubeconfigMemo:
     """Remembers what kubeconfigs say, and what is wrong with those that cannot be used.
 
     To read one takes up to 0.1 s of the loop, and objects are looked at again for many reasons. What was not asked for
-    longest is forgotten where all together are larger than `most_bytes`: about 5,000 kubeconfigs of usual size.
+    longest is forgotten if all together are larger than `most_bytes`: about 5,000 kubeconfigs of usual size.
     """
 
     def __init__(self, *, most_bytes: int = _MOST_BYTES) -> None:

@@ -39,7 +39,7 @@ _RELIST_SECONDS: Final = 600.0
 class FromSecret:
     """A cluster that `make` makes of the decoded values of one Secret, which is watched by its name.
 
-    While the Secret is missing, is no base64, or `make` raises KubeconfigError, what is engaged stays. Where CA, client
+    While the Secret is missing, is no base64, or `make` raises KubeconfigError, what is engaged stays. If CA, client
     certificate and key for the same address cannot be used, the former kubeconfig stays, and all else is followed.
     """
 
@@ -60,9 +60,9 @@ Wish = Cluster | FromSecret | Keep | None
 Plan = Callable[[Object], Wish | Awaitable[Wish]]
 """Tells what an object asks for.
 
-It is called in the loop and must not block; it may be a coroutine function, which holds up no other object. Where it
+It is called in the loop and must not block; it may be a coroutine function, which holds up no other object. If it
 raises KubeconfigError, what is engaged stays until the object changes; after anything else that it raises it is called
-again, later and later.
+again, with growing delays.
 """
 
 
@@ -116,7 +116,7 @@ class ObjectBackedProvider:
         return self._objects.synced
 
     def get(self, name: str, *, namespace: str = "") -> Object | None:
-        """Return an object as it was last seen; None where there is none."""
+        """Return an object as it was last seen; None if there is none."""
         return self._objects.get(name, namespace=namespace)
 
     def names(self) -> list[str]:
@@ -219,7 +219,7 @@ class _Follower:
                 except ProviderError as error:
                     await self._retry(error)
                 except Exception as error:
-                    log.exception("%s: unexpected failure", self._title)
+                    log.exception("failed to process %s: unexpected error", self._title)
                     await self._retry(error)
                 else:
                     self._backoff.reset()
@@ -228,7 +228,7 @@ class _Follower:
 
     async def _retry(self, error: Exception) -> None:
         delay = self._backoff.next_delay()
-        log.warning("%s: again in %.1f s: %s", self._title, delay, error)
+        log.warning("failed to process %s: %s; retrying in %.1f s", self._title, error, delay)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay):
                 await self._seen.wait()
@@ -269,13 +269,13 @@ class _Follower:
             answer = self._plan(found)
             return await answer if isinstance(answer, Awaitable) else answer
         except KubeconfigError as error:
-            log.warning("%s cannot be used, what is engaged stays: %s", self._title, error)
+            log.warning("failed to use %s: %s; keeping the engaged cluster", self._title, error)
             return KEEP
 
     def _usable(self, cluster: Cluster) -> Cluster:
-        """Have it go on with the kubeconfig that is engaged for the same address, where its own cannot be used.
+        """Have it go on with the kubeconfig that is engaged for the same address, if its own cannot be used.
 
-        Where nothing is, or for another address, whoever uses the credentials tells of them.
+        If nothing is, or for another address, whoever uses the credentials tells of them.
         """
         try:
             present = self._fleet.get(self.name).config
@@ -287,7 +287,9 @@ class _Follower:
             require_usable(cluster.config)
         except KubeconfigError as error:
             where = "Secret {}/{}".format(*self._secret_at) if self._secret_at is not None else "its object"
-            log.warning("%s: the kubeconfig in %s cannot be used, the former one stays: %s", self._title, where, error)
+            log.warning(
+                "%s: failed to use the kubeconfig in %s: %s; keeping the previous one", self._title, where, error
+            )
             return cluster.with_config(present)
         return cluster
 
@@ -296,12 +298,12 @@ class _Follower:
         secret = None if self._secret is None else self._secret.get(wish.name, namespace=wish.namespace)
         if secret is None:
             if self._secret is not None and self._secret.synced.is_set():
-                log.warning("%s: %s is missing; what is engaged stays", self._title, where)
+                log.warning("%s: %s is missing; keeping the engaged cluster", self._title, where)
             return KEEP
         try:
             return wish.make(values_of(secret))
         except KubeconfigError as error:
-            log.warning("%s: %s cannot be used, what is engaged stays: %s", self._title, where, error)
+            log.warning("%s: failed to use %s: %s; keeping the engaged cluster", self._title, where, error)
             return KEEP
 
     async def _follow_secret(self, at: Key) -> None:

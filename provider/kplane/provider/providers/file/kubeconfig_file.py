@@ -48,7 +48,7 @@ class KubeconfigFile:
         self._problems: dict[str, str] = {}
 
     def look(self) -> None:
-        """Read the file where it, or a certificate that it refers to, may have changed. Blocks for as long."""
+        """Read the file if it, or a certificate that it refers to, may have changed. Blocks for as long."""
         try:
             seen = self._stats()
             if seen == self._seen and not self._missing:
@@ -57,7 +57,7 @@ class KubeconfigFile:
             document = read_document(Path(self.path)) if self.exists else {}
         except Exception as error:  # noqa: BLE001 - whatever is wrong with it, other files are read on
             self._seen = None
-            self._note("", f"{_reason(error)}; what is engaged from it stays")
+            self._note("", f"{_reason(error)}; keeping its clusters")
             return
         self._note("", None)
         self._take(document)
@@ -75,7 +75,7 @@ class KubeconfigFile:
                     document, context=name, directory=directory, exec_plugins=self._exec_plugins
                 )
             except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the other contexts are not
-                self._note(name, f"context {name!r} is left as it was: {_reason(error)}")
+                self._note(name, f"failed to read context {name!r}: {_reason(error)}")
                 if name in self.contexts:
                     found[name] = self.contexts[name]
             else:

@@ -35,14 +35,14 @@ DEFAULT_GLOBS: Final = (
 class FileProvider:
     """Engages a cluster for every context of every kubeconfig file, and keeps up with the files.
 
-    It reads `files`, and in `directories` what matches one of `globs`; none of them has to exist yet. Where neither is
+    It reads `files`, and in `directories` what matches one of `globs`; none of them has to exist yet. If neither is
     given: the files of the environment variable KUBECONFIG (a list, as kubectl has it); if that is not set,
-    `~/.kube/config` where there is one, else the working directory. A cluster is named `<path>+<context>`, with the
+    `~/.kube/config` if there is one, else the working directory. A cluster is named `<path>+<context>`, with the
     path as it was given and another `separator` if you like. Each file stands for itself: a context whose cluster or
     user is in another file cannot be used.
 
     Credentials are those of the context; files that a kubeconfig names are looked up next to it, and programs that it
-    names (exec plugins) are run where `exec_plugins` is true or has the command in it. What it takes on the API servers
+    names (exec plugins) are run if `exec_plugins` is true or has the command in it. What it takes on the API servers
     is up to the controllers: the provider itself makes no request.
 
     Every `interval_seconds` it asks for the state (`stat`) of the files, and of the certificates that they name, and
@@ -127,7 +127,7 @@ class FileProvider:
 
 
 def _defaults(environment: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Return files and directories where neither is given."""
+    """Return files and directories if neither is given."""
     if listed := [path for path in environment.get("KUBECONFIG", "").split(os.pathsep) if path]:
         return listed, []
     usual = Path.home() / ".kube" / "config"

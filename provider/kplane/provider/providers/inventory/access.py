@@ -30,9 +30,9 @@ class AccessProvider:
     """The plugin for one kind of access, which profiles offer under the same `name`.
 
     `exec_config` is the section `exec` of a kubeconfig's user; a command with a slash in it is looked up below
-    `directory`. Profiles may add arguments where `args_policy` is Append, and variables where `env_policy` is
-    AppendIfNotExists (those here win) or Replace (the profile's win): only where you trust who writes profiles as much
-    as who wrote the program. Raises KubeconfigError where a value cannot be used.
+    `directory`. Profiles may add arguments if `args_policy` is Append, and variables if `env_policy` is
+    AppendIfNotExists (those here win) or Replace (the profile's win): only if you trust who writes profiles as much
+    as who wrote the program. Raises KubeconfigError if a value cannot be used.
     """
 
     name: str
@@ -73,7 +73,7 @@ class AccessProvider:
 class AccessProviders:
     """The access providers that are known here; of several that a profile offers, the first of these is taken.
 
-    Raises KubeconfigError where there is none, or one twice.
+    Raises KubeconfigError if there is none, or one twice.
     """
 
     def __init__(self, providers: Iterable[AccessProvider]) -> None:
@@ -107,8 +107,8 @@ class AccessProviders:
             raise KubeconfigError(f"{path}: {error}") from error
 
     def config_of(self, profile: Object) -> ClusterConfig:
-        """How to reach the cluster of a ClusterProfile; raises KubeconfigError where no way is known here."""
-        # Where a name is in both, the field that replaced the other one counts.
+        """How to reach the cluster of a ClusterProfile; raises KubeconfigError if no way is known here."""
+        # If a name is in both, the field that replaced the other one counts.
         offered = {**_offers(profile, "credentialProviders"), **_offers(profile, "accessProviders")}
         for provider in self._providers:
             if (cluster := offered.get(provider.name)) is not None:

@@ -9,7 +9,7 @@ manager = Manager(client.config, ClusterInventoryProvider(client, access=access)
 ```
 
 Watched are `clusterprofiles` of multicluster.x-k8s.io/v1alpha1. A profile counts when its condition ControlPlaneHealthy
-is True. Where it stops to be that, what is engaged stays and is kept up to date: how an engaged cluster is, its own
+is True. If it stops to be that, what is engaged stays and is kept up to date: how an engaged cluster is, its own
 health says. A cluster is named `<namespace>/<name>`. How it is reached comes from exactly one of two places:
 
 - `access`: `status.accessProviders` of the profile, or the older `status.credentialProviders`, and an exec plugin that
@@ -21,7 +21,7 @@ Changes are acted on as they come: renewed credentials of the same cluster and u
 else makes a new one. What is missing, there twice or no good is logged, and what is engaged stays. A profile that is
 being deleted, is gone, or no longer matches the selector, is disengaged.
 
-The identity of `client` needs `list` and `watch` on `clusterprofiles`, and on `secrets` where `consumer` is given, in
+The identity of `client` needs `list` and `watch` on `clusterprofiles`, and on `secrets` if `consumer` is given, in
 `namespace`, or in all.
 """
 
@@ -71,7 +71,7 @@ class ClusterInventoryProvider:
     `client` is one of the cluster with the profiles, and belongs to the caller. Exactly one of `access` and `consumer`
     says where credentials come from. `ready` replaces the question whether the control plane is healthy; it is given
     the object and must not block. `namespace=None` is all namespaces; `label_selector` is the API's, and selects
-    profiles. Raises ProviderError where none or both are given, or `consumer` can be no label.
+    profiles. Raises ProviderError if none or both are given, or `consumer` can be no label.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class ClusterInventoryProvider:
         return "cluster-inventory"
 
     async def run(self, fleet: Fleet) -> None:
-        """Follow ClusterProfiles, and Secrets where credentials are in those, until cancelled."""
+        """Follow ClusterProfiles, and Secrets if credentials are in those, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             if self._secrets is not None:
                 tasks.create_task(self._secrets.run(self._objects), name="Secrets of ClusterProfiles")
@@ -161,7 +161,7 @@ class _Secrets:
             await self._secrets.run(handle)
 
     def config_of(self, namespace: str, profile: str) -> ClusterConfig:
-        """Read the kubeconfig for a profile; raises KubeconfigError where there is not exactly one good one."""
+        """Read the kubeconfig for a profile; raises KubeconfigError if there is not exactly one good one."""
         secrets = self._of.get((namespace, profile), {})
         if len(secrets) != 1:
             found = f"the Secrets {', '.join(sorted(secrets))} are" if secrets else "no Secret is"

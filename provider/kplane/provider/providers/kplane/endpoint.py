@@ -12,7 +12,7 @@ as the endpoint. Its address is `status.endpoint`, else `spec.endpoint`; its cre
 Secret that the template names, all of whose values are the cluster's `credentials`. The address in that kubeconfig is
 not used, its CA and its user are. It runs no program and reads no file here.
 
-An endpoint counts when it has an address and its condition Ready, where it has one, is not False; while it is, what is
+An endpoint counts when it has an address and its condition Ready, if it has one, is not False; while it is, what is
 engaged stays. The Secret is watched: renewed credentials of the same user go into the engagement, another address, CA
 or user makes a new one. A Secret that is missing or no good is logged, and what is engaged stays. An endpoint that has
 no address any more, is being deleted, is gone, or no longer matches the selector, is disengaged.
@@ -93,7 +93,7 @@ class SecretTemplate:
         return f"SecretTemplate({self._text!r})"
 
     def secret_of(self, name: str) -> Key | None:
-        """Namespace and name of the Secret for an endpoint; None where these can be no names."""
+        """Namespace and name of the Secret for an endpoint; None if these can be no names."""
         values = {"name": name, "namespace": self._scope}
         namespace, secret = self._namespace.format_map(values), self._name.format_map(values)
         return (namespace, secret) if DNS_LABEL.fullmatch(namespace) and DNS_SUBDOMAIN.fullmatch(secret) else None
@@ -124,7 +124,7 @@ class EndpointProvider:
         return self._objects.synced
 
     def endpoint(self, name: str) -> Object | None:
-        """Return an endpoint as it was last seen; None where there is none."""
+        """Return an endpoint as it was last seen; None if there is none."""
         return self._objects.get(name)
 
     async def run(self, fleet: Fleet) -> None:

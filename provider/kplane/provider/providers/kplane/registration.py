@@ -42,15 +42,15 @@ SERVICES_ATTRIBUTE: Final = "services"
 """Attribute of a cluster: what its registration asks for, with commas in between, such as Controllers,Scheduler."""
 
 PROFILE_ATTRIBUTE: Final = "profile"
-"""Attribute of a cluster: the profile of controllers that its registration resolves to; empty where it names none."""
+"""Attribute of a cluster: the profile of controllers that its registration resolves to; empty if it names none."""
 
 CONTROLLERS_ATTRIBUTE: Final = "controllers"
 """Attribute of a cluster: the list of controllers, with commas in between, that its registration resolves to instead of
-a profile; empty where it has none.
+a profile; empty if it has none.
 """
 
 VERSION_ATTRIBUTE: Final = "version"
-"""Attribute of a cluster: the minor version of Kubernetes that its API server reports, such as 1.36; empty where it is
+"""Attribute of a cluster: the minor version of Kubernetes that its API server reports, such as 1.36; empty if it is
 not known. Patches are left out, so that none of them makes another cluster.
 """
 
@@ -118,7 +118,7 @@ class RegistrationProvider:
         return self._objects.names()
 
     def registration(self, name: str) -> Object | None:
-        """Return a registration as it was last seen; None where there is none."""
+        """Return a registration as it was last seen; None if there is none."""
         return self._objects.get(name)
 
     def listen(self, listener: Callable[[str], None]) -> None:
@@ -176,12 +176,14 @@ def read_wish(
     if not is_served(registration, mode=mode):
         return None
     if is_occupied(registration, mode=mode):
-        log.info("registration %s waits for the end of an instance of the other mode", metadata.get("name"))
+        log.info("registration %s: waiting until the instance of the other mode has stopped", metadata.get("name"))
         return None
     reference = section(status, "resolvedControllersSecretRef") or section(status, "resolvedKubeconfigSecretRef")
     endpoint, namespace, secret = status.get("resolvedEndpoint"), reference.get("namespace"), reference.get("name")
     if not (_is_text(endpoint) and _is_text(namespace) and _is_text(secret)):
-        log.warning("registration %s: its status is ready but names no endpoint or Secret", metadata.get("name"))
+        log.warning(
+            "failed to use registration %s: it is ready, but its status has no endpoint or Secret", metadata.get("name")
+        )
         return KEEP
     controllers = section(status, "controllers")
     attributes = {

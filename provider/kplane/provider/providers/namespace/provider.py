@@ -27,7 +27,7 @@ UID_ATTRIBUTE: Final = "namespaceUID"
 class NamespaceProvider:
     """Engages every namespace of `host` as a cluster of the namespace's name, whose only namespace is `default`.
 
-    It is for trying things out, and for components that take a cluster each where namespaces have to do. Everything in
+    It is for trying things out, and for components that take a cluster each if namespaces have to do. Everything in
     a namespace is there, under `default`; cluster-scoped objects are not. Reading in another namespace raises NotFound,
     and so do cluster-scoped kinds; writing to another one raises Invalid. `metadata.namespace` and what an Event names
     are translated, both ways, also in patches; nothing else is.
