@@ -36,7 +36,8 @@ from kplane.binaries.programs import resolve
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.embedded.daemon import Daemon
 from kplane.embedded.handle import Handle
-from kplane.provider import LEASES, NAMESPACES, SERVICE_ACCOUNTS, Client, ClusterConfig, Event, Informer, Resource
+from kplane.provider import Client, ClusterConfig, Event, Informer, Resource
+from kplane.provider.client.resources import LEASES, NAMESPACES, SERVICE_ACCOUNTS
 from kplane.workloads import DATA, FILES, Component, File, Lifetime, ProcessRuntime, find_processes
 
 _POLL_SECONDS: Final = 0.2

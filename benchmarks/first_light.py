@@ -27,7 +27,8 @@ from kplane.binaries.programs import resolve
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.embedded.daemon import Daemon
 from kplane.embedded.handle import Handle
-from kplane.provider import SERVICE_ACCOUNTS, Client, ClusterConfig, NotFound, ProviderError, Resource
+from kplane.provider import Client, ClusterConfig, NotFound, ProviderError, Resource
+from kplane.provider.client.resources import SERVICE_ACCOUNTS
 from kplane.workloads import FILES, Component, File, Lifetime, ProcessRuntime, find_processes
 
 _POLL_SECONDS: Final = 0.02

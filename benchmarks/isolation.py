@@ -32,7 +32,8 @@ from kplane.binaries.programs import resolve
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
 from kplane.embedded.daemon import Daemon
 from kplane.embedded.handle import Handle
-from kplane.provider import SECRETS, Client, ClusterConfig
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import SECRETS
 
 _POLL_SECONDS: Final = 0.05
 _DEADLINE_SECONDS: Final = 240.0

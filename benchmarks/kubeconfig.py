@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 
 from kplane.api.names import kubeconfig_secret_name, management_namespace
-from kplane.provider import SECRETS, Client
+from kplane.provider import Client
+from kplane.provider.client.resources import SECRETS
 
 __all__ = ["kubeconfig_of"]
 

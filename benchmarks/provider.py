@@ -36,7 +36,8 @@ from benchmarks.cost import cpu_seconds
 from benchmarks.surroundings import start_api_server
 from kplane.binaries.programs import resolve
 from kplane.embedded.credentials import write_private
-from kplane.provider import CONFIG_MAPS, NAMESPACES, Client
+from kplane.provider import Client
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
 from kplane.workloads import ProcessRuntime
 
 _NAMESPACE: Final = "benchmark"

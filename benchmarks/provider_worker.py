@@ -12,7 +12,8 @@ from typing import Any
 
 import uvloop
 
-from kplane.provider import CONFIG_MAPS, Cluster, ClusterConfig, Manager, Request, Sharded, controller
+from kplane.provider import Cluster, ClusterConfig, Manager, Request, Sharded, controller
+from kplane.provider.client.resources import CONFIG_MAPS
 from kplane.provider.providers.clusters import ClustersProvider
 
 

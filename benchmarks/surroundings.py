@@ -26,15 +26,8 @@ from kplane.controlplane_operator.pki.primitives import create_authority, issue_
 from kplane.controlplane_operator.tenant.tokens import request_token
 from kplane.embedded.components import bound
 from kplane.embedded.credentials import ADMINISTRATOR_GROUPS, Credentials, write_private
-from kplane.provider import (
-    CLUSTER_ROLE_BINDINGS,
-    NAMESPACES,
-    SERVICE_ACCOUNTS,
-    AlreadyExists,
-    Client,
-    ClusterConfig,
-    ProviderError,
-)
+from kplane.provider import AlreadyExists, Client, ClusterConfig, ProviderError
+from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, NAMESPACES, SERVICE_ACCOUNTS
 from kplane.workloads import Component, Phase, ProcessRuntime
 
 __all__ = ["ApiServer", "free_port", "shared_address", "start_api_server"]

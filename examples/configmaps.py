@@ -19,7 +19,8 @@ from pathlib import Path
 
 import uvloop
 
-from kplane.provider import CONFIG_MAPS, Client, ClusterConfig, Manager, NotFound, Provider, Request
+from kplane.provider import Client, ClusterConfig, Manager, NotFound, Provider, Request
+from kplane.provider.client.resources import CONFIG_MAPS
 from kplane.provider.controllers.builder import controller
 from kplane.provider.logs import json_logging
 from kplane.provider.providers.file import FileProvider

@@ -19,7 +19,8 @@ import pytest_asyncio
 from kplane.api import ControlPlane, ControlPlaneRegistration
 from kplane.api.names import kubeconfig_secret_name, management_namespace
 from kplane.embedded.handle import Handle
-from kplane.provider import NAMESPACES, PODS, SECRETS, Client, ClusterConfig, Conflict, NotFound, Resource, resource_of
+from kplane.provider import Client, ClusterConfig, Conflict, NotFound, Resource, resource_of
+from kplane.provider.client.resources import NAMESPACES, PODS, SECRETS
 
 _NAME = "behaves"
 _READY_SECONDS = 120.0

@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from kplane.provider import Client, ClusterConfig, Forbidden, Invalid
+from kplane.provider import Client, ClusterConfig, Invalid
+from kplane.provider.errors import Forbidden
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kplane.controlplane_operator.watch import event_routing as fanout
 from kplane.controlplane_operator.watch.cache import Change, Store
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
-from kplane.provider import SECRETS
+from kplane.provider.client.resources import SECRETS
 
 
 def secret(name: str, version: int, **data: str) -> dict[str, Any]:

@@ -19,17 +19,11 @@ from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.failures import Failures
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores
-from kplane.provider import (
-    Client,
-    Conflict,
-    Controller,
-    FairQueue,
-    Forbidden,
-    ItemBackoff,
-    Result,
-    ServerError,
-    Unreachable,
-)
+from kplane.provider import Client, Conflict, Result, Unreachable
+from kplane.provider.controllers.queue import FairQueue
+from kplane.provider.controllers.rate_limiter import ItemBackoff
+from kplane.provider.controllers.workers import Controller
+from kplane.provider.errors import Forbidden, ServerError
 
 KEY = "", "acme"
 REFUSED = Forbidden(403, "Forbidden", "secrets are refused by policy x")

@@ -25,7 +25,8 @@ from kplane.controlplane_operator.watch.cache import Key
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect, wake_by_component
 from kplane.controlplane_operator.watch.gc import Orphans
 from kplane.controlplane_operator.watch.uid_tracker import Namesakes
-from kplane.provider import Client, FairQueue, NotFound
+from kplane.provider import Client, NotFound
+from kplane.provider.controllers.queue import FairQueue
 from kplane.workloads import Runtime, RuntimeFailure
 
 FORMER = mcm_name("cp", uid="first")

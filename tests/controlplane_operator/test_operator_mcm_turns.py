@@ -22,7 +22,8 @@ from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.cache import Key
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
 from kplane.controlplane_operator.watch.gc import Orphans
-from kplane.provider import CLUSTER_ROLES, Client, ClusterConfig
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import CLUSTER_ROLES
 from kplane.workloads import Phase, Runtime, RuntimeFailure
 
 KEY: Key = ("", "foo")

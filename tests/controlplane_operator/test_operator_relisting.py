@@ -8,7 +8,8 @@ from typing import Any, cast
 from kplane.controlplane_operator.watch import relisting
 from kplane.controlplane_operator.watch.event_routing import Stores
 from kplane.controlplane_operator.watch.relisting import Relisting
-from kplane.provider import Client, ObjectList, Unreachable
+from kplane.provider import Client, Unreachable
+from kplane.provider.client.client import ObjectList
 
 
 class Server:

@@ -8,7 +8,7 @@ import pytest
 
 from kplane.controlplane_operator.config import EtcdBehind, parse_arguments
 from kplane.controlplane_operator.errors import SettingsError
-from kplane.provider import KubeconfigError
+from kplane.provider.errors import KubeconfigError
 from kplane.workloads.pods import Expose, Image
 
 IMAGES = ["--kube-apiserver-image=registry.example/kube-apiserver:1", "--etcd-image=registry.example/etcd:2"]

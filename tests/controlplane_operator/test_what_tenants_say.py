@@ -12,7 +12,8 @@ from kplane.controlplane_operator.errors import BootstrapFailed
 from kplane.controlplane_operator.status.errors import trouble_with
 from kplane.controlplane_operator.tenant.client import reported_version, tenant_client
 from kplane.controlplane_operator.tenant.tokens import request_token
-from kplane.provider import AnswerTooLarge, Client, ClusterConfig, Forbidden
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.errors import AnswerTooLarge, Forbidden
 
 _LIFE = dt.timedelta(hours=1)
 

@@ -23,7 +23,8 @@ from kplane.mcm.metrics.allowlist import SERIES
 from kplane.mcm.metrics.collector import Metrics as McmMetrics
 from kplane.mcm.metrics.scrape import Origin, Scraper, Target
 from kplane.mcm.status.overview import ClusterSummary, Overview, State
-from kplane.provider import FairQueue, Result
+from kplane.provider import Result
+from kplane.provider.controllers.queue import FairQueue
 from kplane.workloads.pods.objects import labels_of
 
 pytestmark = pytest.mark.integration

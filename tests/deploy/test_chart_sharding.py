@@ -13,7 +13,9 @@ import pytest
 from kplane.embedded.handle import Handle
 from kplane.mcm.placement.sharding import SHARDS
 from kplane.mcm.settings import Settings
-from kplane.provider import LEASES, Client, ClusterConfig, Forbidden, Manager
+from kplane.provider import Client, ClusterConfig, Manager
+from kplane.provider.client.resources import LEASES
+from kplane.provider.errors import Forbidden
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

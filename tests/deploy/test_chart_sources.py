@@ -14,7 +14,9 @@ import pytest_asyncio
 
 from kplane.embedded.handle import Handle
 from kplane.mcm.placement.sharding import SHARDS
-from kplane.provider import NAMESPACES, SECRETS, Client, ClusterConfig, Clusters
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import NAMESPACES, SECRETS
+from kplane.provider.fleet.clusters import Clusters
 from kplane.provider.providers.kplane import ENDPOINTS, EndpointProvider, SecretTemplate
 
 pytestmark = pytest.mark.integration

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import kopf
 import pytest
 
-from kplane.provider import Cluster, ClusterConfig, Clusters
+from kplane.provider import Cluster, ClusterConfig
+from kplane.provider.fleet.clusters import Clusters
 
 _GUIDE = Path(__file__).parents[2] / "docs" / "provider.md"
 _BLOCKS = re.findall(r"^```python\n(.*?)^```", _GUIDE.read_text(), re.DOTALL | re.MULTILINE)

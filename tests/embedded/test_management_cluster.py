@@ -15,7 +15,9 @@ from kplane.embedded.cluster import ManagementCluster
 from kplane.embedded.errors import DirectoryInUse, KubectlFailed
 from kplane.embedded.handle import Handle
 from kplane.embedded.kubectl import Kubectl
-from kplane.provider import NAMESPACES, Client, ClusterConfig, Unauthorized
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import NAMESPACES
+from kplane.provider.errors import Unauthorized
 from kplane.workloads import find_processes
 
 pytestmark = pytest.mark.integration

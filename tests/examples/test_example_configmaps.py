@@ -13,7 +13,8 @@ import uuid
 import pytest
 import yaml
 
-from kplane.provider import CONFIG_MAPS, NAMESPACES, SECRETS, Client, ClusterConfig
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS
 from kplane.provider.providers.kplane import REGISTRATIONS
 
 pytestmark = pytest.mark.integration

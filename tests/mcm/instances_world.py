@@ -15,7 +15,8 @@ from kplane.mcm.instance.turns import StartBudget
 from kplane.mcm.metrics.collector import Metrics
 from kplane.mcm.status.overview import Overview
 from kplane.mcm.status.report import Reason
-from kplane.provider import Cluster, ClusterConfig, Clusters
+from kplane.provider import Cluster, ClusterConfig
+from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import ProcessRuntime
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from kplane.embedded.credentials import MCM_USER
-from kplane.provider import NAMESPACES, ROLE_BINDINGS, ROLES, SECRETS, Client, ClusterConfig, NotFound
+from kplane.provider import Client, ClusterConfig, NotFound
+from kplane.provider.client.resources import NAMESPACES, ROLE_BINDINGS, ROLES, SECRETS
 from kplane.provider.providers.kplane import REGISTRATIONS
 
 

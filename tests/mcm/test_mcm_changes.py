@@ -16,7 +16,8 @@ import pytest
 from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER
 from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
 from kplane.controlplane_operator.pki.primitives import issue_client
-from kplane.provider import NAMESPACES, SERVICE_ACCOUNTS, Client, Event, Informer, NotFound
+from kplane.provider import Client, Event, Informer, NotFound
+from kplane.provider.client.resources import NAMESPACES, SERVICE_ACCOUNTS
 from kplane.provider.providers.kplane import REGISTRATIONS
 
 from .control_planes import manifest, works

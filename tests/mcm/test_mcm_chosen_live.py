@@ -12,7 +12,8 @@ import pytest
 
 from kplane.api import KubernetesVersion
 from kplane.binaries.programs import Binaries
-from kplane.provider import NAMESPACES, Client
+from kplane.provider import Client
+from kplane.provider.client.resources import NAMESPACES
 from kplane.provider.providers.kplane import REGISTRATIONS
 
 from .control_planes import works

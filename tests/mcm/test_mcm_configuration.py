@@ -19,7 +19,8 @@ from kplane.mcm.describe.flags import NO_FLAGS, Flags
 from kplane.mcm.describe.profiles import CORE, NODELESS
 from kplane.mcm.describe.services import Served
 from kplane.mcm.errors import ConfigurationError
-from kplane.provider import Cluster, ClusterConfig, Impersonation
+from kplane.provider import Cluster, ClusterConfig
+from kplane.provider.access.impersonation import Impersonation
 from kplane.workloads import Address, Component, Lifetime
 
 SERVING = ServingCertificate.create(host="127.0.0.1")

@@ -13,17 +13,14 @@ from typing import Any
 
 import pytest
 
-from kplane.provider import (
+from kplane.provider import Client, Event, Informer, ProviderError
+from kplane.provider.client.resources import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
     NAMESPACES,
     ROLE_BINDINGS,
     ROLES,
     SERVICE_ACCOUNTS,
-    Client,
-    Event,
-    Informer,
-    ProviderError,
 )
 from kplane.provider.providers.kplane import REGISTRATIONS
 

@@ -12,7 +12,8 @@ from kplane.mcm.errors import RegistrationWithdrawn
 from kplane.mcm.status.events import Events
 from kplane.mcm.status.null_reporter import Silence
 from kplane.mcm.status.report import Reason
-from kplane.provider import Cluster, ClusterConfig, EventRecorder
+from kplane.provider import Cluster, ClusterConfig
+from kplane.provider.cluster.recorder import EventRecorder
 from kplane.provider.providers.kplane import REGISTRATIONS
 
 ATTRIBUTES = {"controlPlaneUID": "u"}

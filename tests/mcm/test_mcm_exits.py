@@ -20,7 +20,9 @@ from kplane.mcm.metrics.collector import Metrics
 from kplane.mcm.status.null_reporter import Silence
 from kplane.mcm.status.overview import Overview
 from kplane.mcm.status.report import Reason
-from kplane.provider import LEASES, Client, Cluster, ClusterConfig, Clusters
+from kplane.provider import Client, Cluster, ClusterConfig
+from kplane.provider.client.resources import LEASES
+from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import Pace, ProcessRuntime
 from kplane.workloads.processes.oom_kills import OomKills, find_counter
 

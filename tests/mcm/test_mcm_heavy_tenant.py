@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from kplane.mcm.instance.memory import pss_by_pid
-from kplane.provider import CONFIG_MAPS, NAMESPACES, Client
+from kplane.provider import Client
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
 
 from .control_planes import works
 

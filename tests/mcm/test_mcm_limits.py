@@ -23,7 +23,8 @@ from kplane.mcm.settings import Settings
 from kplane.mcm.status.null_reporter import Silence
 from kplane.mcm.status.overview import Overview
 from kplane.mcm.status.report import Reason
-from kplane.provider import Cluster, ClusterConfig, Clusters
+from kplane.provider import Cluster, ClusterConfig
+from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import Component, Lifetime, Pace, Phase, ProcessRuntime, RestartPolicy
 from kplane.workloads.processes.memory_group import is_delegated
 from kplane.workloads.processes.oom_kills import find_counter

@@ -22,7 +22,7 @@ from kplane.mcm.instance.turns import StartBudget
 from kplane.mcm.status.null_reporter import Silence
 from kplane.mcm.status.overview import ClusterSummary, Overview
 from kplane.mcm.status.report import Reason
-from kplane.provider import Clusters
+from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import Pace, Phase, ProcessRuntime
 
 from .instances_world import cluster, program

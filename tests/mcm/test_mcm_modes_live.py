@@ -14,7 +14,8 @@ from kplane.api import RegistrationMode
 from kplane.mcm.errors import NotAnnounced, RegistrationWithdrawn
 from kplane.mcm.status.report import Reason
 from kplane.mcm.status.reporter import Reports
-from kplane.provider import Client, Cluster, ClusterConfig, Conflict, Forbidden, Resource
+from kplane.provider import Client, Cluster, ClusterConfig, Conflict, Resource
+from kplane.provider.errors import Forbidden
 from kplane.provider.providers.kplane import REGISTRATIONS
 
 pytestmark = pytest.mark.integration

@@ -15,7 +15,8 @@ from kplane.mcm.instance.programs import Build, Programs
 from kplane.mcm.settings import Settings
 from kplane.mcm.status.null_reporter import Silence
 from kplane.mcm.status.overview import Overview
-from kplane.provider import Cluster, ClusterConfig, Clusters
+from kplane.provider import Cluster, ClusterConfig
+from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import ProcessRuntime, RuntimeFailure
 
 PROGRAM = "kube-controller-manager"

@@ -13,7 +13,8 @@ from kplane.mcm.describe.certificate import ServingCertificate
 from kplane.mcm.describe.flags import NO_FLAGS, Flags
 from kplane.mcm.instance.programs import Programs
 from kplane.mcm.source.debounce import Settling, effective
-from kplane.provider import Cluster, ClusterConfig, Clusters, Engagement, Fleet, ProviderError
+from kplane.provider import Cluster, ClusterConfig, Engagement, Fleet, ProviderError
+from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import ProcessRuntime
 
 Eventually = Callable[..., Any]

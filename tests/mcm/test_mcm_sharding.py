@@ -15,9 +15,10 @@ from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.placement.lease_enforcer import Tenure
 from kplane.mcm.placement.sharding import Sharding, shard_metrics
 from kplane.mcm.settings import Settings
-from kplane.provider import Client, Cluster, ClusterConfig, ClusterNotOwned
+from kplane.provider import Client, Cluster, ClusterConfig
 from kplane.provider.coordination.basic import Basic
 from kplane.provider.coordination.shards import ShardTimings
+from kplane.provider.errors import ClusterNotOwned
 from kplane.workloads import Component, ProcessRuntime, RestartPolicy
 
 NAMESPACE = "--cluster-lease-namespace=kplane-system"

@@ -20,7 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kplane.embedded.credentials import MCM_USER
 from kplane.mcm.placement.sharding import SHARDS
-from kplane.provider import NAMESPACES, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, Client, ClusterConfig, ProviderError
+from kplane.provider import Client, ClusterConfig, ProviderError
+from kplane.provider.client.resources import NAMESPACES, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS
 from kplane.provider.coordination.rendezvous import slot_of
 
 pytestmark = [

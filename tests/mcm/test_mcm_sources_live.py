@@ -13,7 +13,8 @@ import pytest
 
 from kplane.mcm.status.report import Reason
 from kplane.mcm.status.reporter import Reports
-from kplane.provider import EVENTS, NAMESPACES, SECRETS, Client, Cluster, ClusterConfig, Informer
+from kplane.provider import Client, Cluster, ClusterConfig, Informer
+from kplane.provider.client.resources import EVENTS, NAMESPACES, SECRETS
 from kplane.provider.providers.kplane import ENDPOINTS, REGISTRATIONS
 
 from .control_planes import works

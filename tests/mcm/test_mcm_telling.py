@@ -19,7 +19,8 @@ import pytest
 from kplane.controlplane_operator.pki.primitives import issue_client
 from kplane.mcm.describe.controllers import component_name
 from kplane.mcm.metrics.allowlist import SERIES
-from kplane.provider import EVENTS, Client
+from kplane.provider import Client
+from kplane.provider.client.resources import EVENTS
 from kplane.provider.providers.kplane import REGISTRATIONS
 
 from .control_planes import works

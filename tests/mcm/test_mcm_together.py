@@ -14,7 +14,8 @@ from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.status.overview import Overview, State
 from kplane.mcm.status.report import Reason
 from kplane.mcm.status.summary import summarize
-from kplane.provider import Cluster, ClusterConfig, Clusters
+from kplane.provider import Cluster, ClusterConfig
+from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import ComponentState, Phase
 
 RUNNING = Reason.INSTANCE_RUNNING

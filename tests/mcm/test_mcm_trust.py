@@ -21,7 +21,8 @@ from kplane.mcm.instance.start_gate import GuardPace
 from kplane.mcm.instance.trust import Trust, follows_authority
 from kplane.mcm.instance.turns import StartBudget
 from kplane.mcm.status.null_reporter import Silence
-from kplane.provider import Cluster, ClusterConfig, Clusters
+from kplane.provider import Cluster, ClusterConfig
+from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import Pace, ProcessRuntime
 
 Eventually = Callable[..., Any]

@@ -15,7 +15,8 @@ from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.instance.turns import StartBudget
 from kplane.mcm.status.null_reporter import Silence
 from kplane.mcm.status.report import Reason
-from kplane.provider import Cluster, ClusterConfig, Clusters
+from kplane.provider import Cluster, ClusterConfig
+from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import ProcessRuntime, ProgramFailed, run_program
 
 from .instances_world import program

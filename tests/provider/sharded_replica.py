@@ -14,7 +14,8 @@ import signal
 import sys
 from pathlib import Path
 
-from kplane.provider import CONFIG_MAPS, Client, Cluster, ClusterConfig, Manager, Request, Result
+from kplane.provider import Client, Cluster, ClusterConfig, Manager, Request, Result
+from kplane.provider.client.resources import CONFIG_MAPS
 from kplane.provider.controllers.builder import controller, predicates
 from kplane.provider.controllers.predicates import in_namespaces
 from kplane.provider.coordination.sharded import Sharded

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kplane.provider import Client, ClusterConfig, KubeconfigError, ProviderError
+from kplane.provider import Client, ClusterConfig, ProviderError
+from kplane.provider.errors import KubeconfigError
 from kplane.provider.providers.inventory import ClusterInventoryProvider
 from kplane.provider.providers.inventory.access import AccessProvider, AccessProviders
 

@@ -8,19 +8,11 @@ import logging
 
 import pytest
 
-from kplane.provider import (
-    CONFIG_MAPS,
-    SECRETS,
-    AnswerLimits,
-    Cache,
-    Client,
-    ClusterNotReady,
-    NotFound,
-    ProviderError,
-    cluster_context,
-    current_cluster,
-)
+from kplane.provider import Cache, Client, ClusterNotReady, NotFound, ProviderError, current_cluster
 from kplane.provider.aio.overflow import OverflowSlots, WorkerSlot
+from kplane.provider.client.limits import AnswerLimits
+from kplane.provider.client.resources import CONFIG_MAPS, SECRETS
+from kplane.provider.cluster.context import cluster_context
 from kplane.provider.logs import log_fields
 
 END = {"metadata": {"resourceVersion": "5", "annotations": {"k8s.io/initial-events-end": "true"}}}

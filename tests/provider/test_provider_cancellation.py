@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from kplane.provider import Cluster, ClusterConfig, Clusters
+from kplane.provider import Cluster, ClusterConfig
 from kplane.provider.aio.cancellation import complete, end_tasks
 from kplane.provider.aio.running import keep_running
+from kplane.provider.fleet.clusters import Clusters
 
 
 async def stray():

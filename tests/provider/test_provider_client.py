@@ -11,19 +11,9 @@ import time
 
 import pytest
 
-from kplane.provider import (
-    CONFIG_MAPS,
-    NAMESPACES,
-    ApiError,
-    Client,
-    ClusterConfig,
-    KubeconfigError,
-    LeaseLost,
-    ProviderError,
-    ServerError,
-    TooManyRequests,
-    Unreachable,
-)
+from kplane.provider import ApiError, Client, ClusterConfig, ProviderError, Unreachable
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
+from kplane.provider.errors import KubeconfigError, LeaseLost, ServerError, TooManyRequests
 
 OBJECT = {"metadata": {"name": "a", "resourceVersion": "1"}}
 

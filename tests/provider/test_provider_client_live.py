@@ -8,20 +8,17 @@ import dataclasses
 import pytest
 
 from kplane.provider import (
-    CONFIG_MAPS,
-    NAMESPACES,
-    SECRETS,
     AlreadyExists,
     Client,
     ClusterConfig,
     Conflict,
-    Forbidden,
     Invalid,
     NotFound,
     ProviderError,
-    Unauthorized,
     Unreachable,
 )
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS
+from kplane.provider.errors import Forbidden, Unauthorized
 
 pytestmark = pytest.mark.integration
 

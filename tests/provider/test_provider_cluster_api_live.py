@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from kplane.provider import CONFIG_MAPS, SECRETS, Client, ClusterNotFound, ProviderError, Resource
+from kplane.provider import Client, ClusterNotFound, ProviderError, Resource
+from kplane.provider.client.resources import CONFIG_MAPS, SECRETS
 from kplane.provider.providers.capi import ClusterApiProvider
 
 pytestmark = pytest.mark.integration

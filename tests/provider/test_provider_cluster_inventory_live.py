@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from kplane.provider import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, SECRETS, Client, ClusterNotFound, Manager
+from kplane.provider import Client, ClusterNotFound, Manager
+from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, SECRETS
 from kplane.provider.controllers.builder import controller
 from kplane.provider.providers.inventory import CLUSTER_PROFILES, ClusterInventoryProvider
 from kplane.provider.providers.inventory.access import AccessProviders

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kplane.provider import Cluster, ClusterConfig, ClusterNotFound, ClusterNotReady, Clusters, ProviderError
+from kplane.provider import Cluster, ClusterConfig, ClusterNotFound, ClusterNotReady, ProviderError
+from kplane.provider.fleet.clusters import Clusters
 
 
 def cluster(name="a", *, server="https://127.0.0.1:1", token="t", **attributes):

@@ -10,7 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from kplane.provider import NAMESPACES, Client, Connections, ProviderError, Unreachable
+from kplane.provider import Client, ProviderError, Unreachable
+from kplane.provider.client.connections import Connections
+from kplane.provider.client.resources import NAMESPACES
 
 OBJECT = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "a"}}
 

@@ -8,20 +8,9 @@ import contextlib
 
 import pytest
 
-from kplane.provider import (
-    CONFIG_MAPS,
-    PODS,
-    SECRETS,
-    Client,
-    Cluster,
-    ClusterConfig,
-    Manager,
-    NotFound,
-    Request,
-    Resource,
-    discover,
-)
+from kplane.provider import Client, Cluster, ClusterConfig, Manager, NotFound, Request, Resource, discover
 from kplane.provider.client.kinds import BUILT_IN
+from kplane.provider.client.resources import CONFIG_MAPS, PODS, SECRETS
 from kplane.provider.controllers.builder import controller, every_owner, predicates
 from kplane.provider.controllers.handlers import enqueue_owner
 

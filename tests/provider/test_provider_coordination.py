@@ -6,19 +6,14 @@ import asyncio
 
 import pytest
 
-from kplane.provider import (
-    CONFIG_MAPS,
-    AnswerLimits,
-    Cluster,
-    ClusterConfig,
-    ClusterNotOwned,
-    Clusters,
-    Manager,
-    ProviderError,
-    cluster_context,
-)
+from kplane.provider import Cluster, ClusterConfig, Manager, ProviderError
+from kplane.provider.client.limits import AnswerLimits
+from kplane.provider.client.resources import CONFIG_MAPS
+from kplane.provider.cluster.context import cluster_context
 from kplane.provider.coordination.basic import Basic
 from kplane.provider.coordination.leader import Leader
+from kplane.provider.errors import ClusterNotOwned
+from kplane.provider.fleet.clusters import Clusters
 
 
 def cluster(name="a", **attributes):

@@ -9,7 +9,7 @@ import uuid
 
 import pytest
 
-from kplane.provider import CONFIG_MAPS, SECRETS
+from kplane.provider.client.resources import CONFIG_MAPS, SECRETS
 from kplane.provider.providers.kplane import ENDPOINTS, EndpointProvider, SecretTemplate
 
 pytestmark = pytest.mark.integration

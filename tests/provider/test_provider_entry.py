@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kplane.provider import CONFIG_MAPS, ApiError, Expired, Unreachable
+from kplane.provider import ApiError, Unreachable
 from kplane.provider.cache.entry import EntryReader
+from kplane.provider.client.resources import CONFIG_MAPS
+from kplane.provider.errors import Expired
 
 FULL = EntryReader(CONFIG_MAPS, server="https://s")
 METADATA = EntryReader(CONFIG_MAPS, server="https://s", metadata_only=True)

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from kplane.provider import NAMESPACES, Client, ClusterConfig, KubeconfigError, Unauthorized
+from kplane.provider import Client, ClusterConfig
 from kplane.provider.access.exec_plugin import ExecPlugin
+from kplane.provider.client.resources import NAMESPACES
+from kplane.provider.errors import KubeconfigError, Unauthorized
 
 OBJECT = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "a"}}
 V1 = "client.authentication.k8s.io/v1"

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from kplane.provider import Client, ClusterConfig, ExecPlugin
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.access.exec_plugin import ExecPlugin
 
 pytestmark = pytest.mark.integration
 

@@ -7,7 +7,8 @@ import os
 import pytest
 import yaml
 
-from kplane.provider import Clusters, Manager, ProviderError
+from kplane.provider import Manager, ProviderError
+from kplane.provider.fleet.clusters import Clusters
 from kplane.provider.providers.file import FileProvider, kubeconfig_file
 from kplane.provider.providers.file.kubeconfig_file import KubeconfigFile
 

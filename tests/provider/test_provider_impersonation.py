@@ -9,8 +9,9 @@ import dataclasses
 
 import pytest
 
-from kplane.provider import NAMESPACES, Client, ClusterConfig, Unreachable
+from kplane.provider import Client, ClusterConfig, Unreachable
 from kplane.provider.access.impersonation import Impersonation
+from kplane.provider.client.resources import NAMESPACES
 
 OBJECT = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "a"}}
 

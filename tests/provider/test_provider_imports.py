@@ -9,9 +9,6 @@ import pytest
 
 HEAVY = ("cryptography", "kopf", "kplane.api", "prometheus_client", "pydantic", "uvloop")
 
-FEW = 45
-"""The names of the package fit on a screen; the others are imported from their modules."""
-
 
 def loaded_by(statement):
     """Run a statement in an interpreter of its own; returns which of the heavy modules it loads."""

@@ -9,7 +9,10 @@ import json
 
 import pytest
 
-from kplane.provider import CONFIG_MAPS, AnswerLimits, Backoff, Client, ClusterNotReady, Informer
+from kplane.provider import Client, ClusterNotReady, Informer
+from kplane.provider.aio.backoff import Backoff
+from kplane.provider.client.limits import AnswerLimits
+from kplane.provider.client.resources import CONFIG_MAPS
 
 END = {"metadata": {"resourceVersion": "5", "annotations": {"k8s.io/initial-events-end": "true"}}}
 

@@ -7,17 +7,8 @@ import dataclasses
 
 import pytest
 
-from kplane.provider import (
-    CLUSTER_ROLE_BINDINGS,
-    CONFIG_MAPS,
-    NAMESPACES,
-    SERVICE_ACCOUNTS,
-    Cache,
-    Client,
-    ClusterConfig,
-    Informer,
-    NotFound,
-)
+from kplane.provider import Cache, Client, ClusterConfig, Informer, NotFound
+from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, CONFIG_MAPS, NAMESPACES, SERVICE_ACCOUNTS
 
 pytestmark = pytest.mark.integration
 

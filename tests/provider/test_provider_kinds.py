@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kplane.provider import CONFIG_MAPS, DEPLOYMENTS, NAMESPACES, NETWORK_POLICIES, ProviderError, resource_of
+from kplane.provider import ProviderError, resource_of
 from kplane.provider.client import resources
 from kplane.provider.client.kinds import BUILT_IN
+from kplane.provider.client.resources import CONFIG_MAPS, DEPLOYMENTS, NAMESPACES, NETWORK_POLICIES
 
 
 def test_names_stand_for_kinds():

@@ -9,9 +9,10 @@ import threading
 import kopf
 import pytest
 
-from kplane.provider import Client, Cluster, ClusterConfig, Clusters, ProviderError
+from kplane.provider import Client, Cluster, ClusterConfig, ProviderError
 from kplane.provider.cluster.context import current_cluster
 from kplane.provider.contrib.kopf.bridge import KopfAware
+from kplane.provider.fleet.clusters import Clusters
 
 
 def kopf_threads():

@@ -10,8 +10,10 @@ import weakref
 import kopf
 import pytest
 
-from kplane.provider import CONFIG_MAPS, Cluster, Clusters, current_cluster
+from kplane.provider import Cluster, current_cluster
+from kplane.provider.client.resources import CONFIG_MAPS
 from kplane.provider.contrib.kopf.bridge import KopfAware
+from kplane.provider.fleet.clusters import Clusters
 
 pytestmark = pytest.mark.integration
 

@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kplane.provider import ClusterConfig, KubeconfigError
+from kplane.provider import ClusterConfig
+from kplane.provider.errors import KubeconfigError
 from kplane.provider.providers.file import FileProvider
 
 

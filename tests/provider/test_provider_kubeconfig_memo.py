@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from kplane.provider import ClusterConfig, KubeconfigError
+from kplane.provider import ClusterConfig
 from kplane.provider.access import config as kubeconfigs
+from kplane.provider.errors import KubeconfigError
 from kplane.provider.providers._support.memo import KubeconfigMemo
 
 

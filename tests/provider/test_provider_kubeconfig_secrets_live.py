@@ -10,7 +10,8 @@ import dataclasses
 import pytest
 import yaml
 
-from kplane.provider import CONFIG_MAPS, SECRETS, ClusterNotFound, ClusterNotReady, Manager, ProviderError
+from kplane.provider import ClusterNotFound, ClusterNotReady, Manager, ProviderError
+from kplane.provider.client.resources import CONFIG_MAPS, SECRETS
 from kplane.provider.controllers.builder import controller
 from kplane.provider.providers.secrets import KUBECONFIG_LABEL, KubeconfigProvider
 

@@ -7,7 +7,9 @@ import base64
 
 import pytest
 
-from kplane.provider import SECRETS, Client, Informer, KubeconfigError
+from kplane.provider import Client, Informer
+from kplane.provider.client.resources import SECRETS
+from kplane.provider.errors import KubeconfigError
 from kplane.provider.providers._support.labelled import LabelledSecrets
 
 pytestmark = pytest.mark.integration

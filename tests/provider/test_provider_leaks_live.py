@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from kplane.provider import CONFIG_MAPS, Cluster, ClusterConfig, Manager, Request
+from kplane.provider import Cluster, ClusterConfig, Manager, Request
+from kplane.provider.client.resources import CONFIG_MAPS
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.controllers.builder import controller
 from kplane.provider.providers.clusters import ClustersProvider

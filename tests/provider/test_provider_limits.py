@@ -10,18 +10,10 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from kplane.provider import (
-    CONFIG_MAPS,
-    NAMESPACES,
-    SECRETS,
-    Allowance,
-    AnswerLimits,
-    AnswerTooLarge,
-    Client,
-    Forbidden,
-    ProviderError,
-    Unreachable,
-)
+from kplane.provider import Client, ProviderError, Unreachable
+from kplane.provider.client.limits import Allowance, AnswerLimits
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS
+from kplane.provider.errors import AnswerTooLarge, Forbidden
 
 KIB = 1024
 FaultServer = Callable[..., Awaitable[Any]]

@@ -11,7 +11,9 @@ import pytest
 import uvloop
 from blockbuster import blockbuster_ctx
 
-from kplane.provider import CONFIG_MAPS, NAMESPACES, Client, Cluster, ClusterConfig, Clusters, Informer
+from kplane.provider import Client, Cluster, ClusterConfig, Informer
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
+from kplane.provider.fleet.clusters import Clusters
 
 
 class Mirroring:

@@ -8,16 +8,16 @@ import pytest
 
 from kplane.provider import (
     LOCAL,
-    Checks,
     Cluster,
     ClusterConfig,
     ClusterNotFound,
     Manager,
     ProviderError,
     Request,
-    cluster_context,
     single_cluster,
 )
+from kplane.provider.cluster.context import cluster_context
+from kplane.provider.manager.checks import Checks
 
 
 def cluster(name):

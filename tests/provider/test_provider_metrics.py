@@ -9,17 +9,8 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kplane.provider import (
-    CONFIG_MAPS,
-    Client,
-    Cluster,
-    ClusterConfig,
-    Election,
-    Lease,
-    Manager,
-    ProviderError,
-    Request,
-)
+from kplane.provider import Client, Cluster, ClusterConfig, Election, Lease, Manager, ProviderError, Request
+from kplane.provider.client.resources import CONFIG_MAPS
 from kplane.provider.controllers.builder import controller
 from kplane.provider.controllers.multicluster import MulticlusterController
 from kplane.provider.coordination.leader import Leader

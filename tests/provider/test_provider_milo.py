@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kplane.provider import Client, ClusterConfig, KubeconfigError
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.errors import KubeconfigError
 from kplane.provider.providers.milo import MiloProvider
 
 

@@ -11,8 +11,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from kplane.provider import CONFIG_MAPS, ClusterConfig, ClusterNotFound, Clusters, Informer, Manager
+from kplane.provider import ClusterConfig, ClusterNotFound, Informer, Manager
+from kplane.provider.client.resources import CONFIG_MAPS
 from kplane.provider.client.tls import ssl_context
+from kplane.provider.fleet.clusters import Clusters
 from kplane.provider.providers.milo import PROJECT_CONTROL_PLANES, PROJECTS, MiloProvider
 
 pytestmark = pytest.mark.integration

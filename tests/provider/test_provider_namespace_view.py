@@ -7,17 +7,8 @@ import json
 
 import pytest
 
-from kplane.provider import (
-    CLUSTER_ROLES,
-    CONFIG_MAPS,
-    EVENTS,
-    Client,
-    ClusterConfig,
-    Informer,
-    Invalid,
-    NotFound,
-    ProviderError,
-)
+from kplane.provider import Client, ClusterConfig, Informer, Invalid, NotFound, ProviderError
+from kplane.provider.client.resources import CLUSTER_ROLES, CONFIG_MAPS, EVENTS
 from kplane.provider.providers.namespace import cache as namespace_cache
 from kplane.provider.providers.namespace.client import NamespaceClient
 from kplane.provider.providers.namespace.view import NamespaceView

@@ -7,8 +7,10 @@ import base64
 
 import pytest
 
-from kplane.provider import CONFIG_MAPS, SECRETS, Cluster, ClusterConfig, Clusters
+from kplane.provider import Cluster, ClusterConfig
+from kplane.provider.client.resources import CONFIG_MAPS, SECRETS
 from kplane.provider.errors import AlreadyExists, KubeconfigError
+from kplane.provider.fleet.clusters import Clusters
 from kplane.provider.providers._support.object_backed import KEEP, FromSecret, ObjectBackedProvider
 
 pytestmark = pytest.mark.integration

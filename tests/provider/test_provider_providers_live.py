@@ -7,7 +7,8 @@ import uuid
 import pytest
 import yaml
 
-from kplane.provider import CONFIG_MAPS, Cluster, Manager
+from kplane.provider import Cluster, Manager
+from kplane.provider.client.resources import CONFIG_MAPS
 from kplane.provider.controllers.builder import controller, engage
 from kplane.provider.providers.clusters import ClustersProvider
 from kplane.provider.providers.file import FileProvider

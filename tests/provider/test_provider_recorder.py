@@ -8,9 +8,10 @@ import logging
 
 import pytest
 
-from kplane.provider import Cluster, ClusterConfig, ClusterNotFound, ClusterNotOwned, ProviderError
+from kplane.provider import Cluster, ClusterConfig, ClusterNotFound, ProviderError
 from kplane.provider.cluster.context import cluster_context, current_cluster
 from kplane.provider.cluster.recorder import EventRecorder
+from kplane.provider.errors import ClusterNotOwned
 
 ROLE = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "system:node"}}
 POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "namespace": "shop", "uid": "7"}}
@@ -106,7 +107,8 @@ async def test_more_than_a_thousand_are_dropped_and_that_is_said_once_in_a_while
 
 
 async def test_a_refusal_ends_with_the_event_and_an_outage_does_not(recorder, eventually, caplog, monkeypatch):
-    from kplane.provider import Forbidden, Unreachable
+    from kplane.provider import Unreachable
+    from kplane.provider.errors import Forbidden
 
     recorder.client.refusal = Forbidden(403, "Forbidden", "may not create events")
     recorder.event(POD, "Normal", "Created", "one")
@@ -144,7 +146,7 @@ async def test_nothing_is_left_of_the_recorders_of_a_cluster_that_ends():
 
 @pytest.mark.integration
 async def test_the_api_server_keeps_one_event_with_its_count(client, namespace, eventually):
-    from kplane.provider import CONFIG_MAPS, EVENTS, NAMESPACES
+    from kplane.provider.client.resources import CONFIG_MAPS, EVENTS, NAMESPACES
 
     about = await client.create(CONFIG_MAPS, {"metadata": {"name": "web"}}, namespace=namespace)
     for run in range(2):  # the second is what another process would say later

@@ -7,8 +7,10 @@ import json
 
 import pytest
 
-from kplane.provider import CONFIG_MAPS, Backoff, Client, Informer
+from kplane.provider import Client, Informer
+from kplane.provider.aio.backoff import Backoff
 from kplane.provider.cache.feed import Streaming
+from kplane.provider.client.resources import CONFIG_MAPS
 
 
 def item(name, version, *, uid="u"):

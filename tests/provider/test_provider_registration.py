@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kplane.api import RegistrationMode
-from kplane.provider import SECRETS, Client, Clusters
+from kplane.provider import Client
+from kplane.provider.client.resources import SECRETS
+from kplane.provider.fleet.clusters import Clusters
 from kplane.provider.providers.kplane.registration import (
     CONTROLLERS_ATTRIBUTE,
     PROFILE_ATTRIBUTE,
@@ -264,7 +266,8 @@ async def test_with_the_permissions_of_mcm_and_no_others(
     api_server, client, namespace, management, eventually, caplog, telling
 ):
     """The identity of mcm reads registrations, and a Secret once it is granted by name."""
-    from kplane.provider import ROLE_BINDINGS, ROLES, ClusterConfig
+    from kplane.provider import ClusterConfig
+    from kplane.provider.client.resources import ROLE_BINDINGS, ROLES
 
     await management.secret("admin")
     await management.register()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kplane.provider import DEPLOYMENTS, NAMESPACES, PODS, ProviderError
+from kplane.provider import ProviderError
+from kplane.provider.client.resources import DEPLOYMENTS, NAMESPACES, PODS
 
 
 def test_paths():

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from kplane.provider import LEASES, Client, Cluster, ClusterConfig, ClusterNotOwned, LeaseTimings, Manager
+from kplane.provider import Client, Cluster, ClusterConfig, Manager
+from kplane.provider.client.resources import LEASES
 from kplane.provider.cluster.context import cluster_context
 from kplane.provider.coordination.fence import Counts, Fence
-from kplane.provider.coordination.lease import Lease, clock
+from kplane.provider.coordination.lease import Lease, LeaseTimings, clock
 from kplane.provider.coordination.sharded import Sharded
 from kplane.provider.coordination.shards import ShardTimings
+from kplane.provider.errors import ClusterNotOwned
 
 pytestmark = pytest.mark.integration
 

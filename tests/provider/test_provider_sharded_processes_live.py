@@ -26,7 +26,8 @@ from typing_extensions import override
 from kplane.binaries.programs import Binaries
 from kplane.embedded import components
 from kplane.embedded.cluster import ManagementCluster
-from kplane.provider import CONFIG_MAPS, NAMESPACES, Client
+from kplane.provider import Client
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
 from kplane.provider.coordination.shards import Layout
 from kplane.workloads import Component
 

@@ -10,8 +10,9 @@ import traceback
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from kplane.provider import ClusterConfig, KubeconfigError
+from kplane.provider import ClusterConfig
 from kplane.provider.client.tls import require_usable, ssl_context
+from kplane.provider.errors import KubeconfigError
 
 
 @pytest.fixture

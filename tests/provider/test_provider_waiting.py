@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from kplane.provider import Client, ClusterConfig, Controller, FairQueue, Unreachable
+from kplane.provider import Client, ClusterConfig, Unreachable
 from kplane.provider.aio.overflow import unanswered
+from kplane.provider.controllers.queue import FairQueue
+from kplane.provider.controllers.workers import Controller
 
 
 @contextlib.asynccontextmanager

@@ -7,7 +7,9 @@ import json
 
 import pytest
 
-from kplane.provider import NAMESPACES, ApiError, Client, Expired, Unreachable
+from kplane.provider import ApiError, Client, Unreachable
+from kplane.provider.client.resources import NAMESPACES
+from kplane.provider.errors import Expired
 
 
 def event(kind, name, **fields):

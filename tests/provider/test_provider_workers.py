@@ -10,7 +10,10 @@ import logging
 
 import pytest
 
-from kplane.provider import Controller, FairQueue, ItemBackoff, ProviderError, Result, logs
+from kplane.provider import ProviderError, Result, logs
+from kplane.provider.controllers.queue import FairQueue
+from kplane.provider.controllers.rate_limiter import ItemBackoff
+from kplane.provider.controllers.workers import Controller
 
 
 @contextlib.asynccontextmanager

@@ -19,7 +19,8 @@ import pytest_asyncio
 from kplane.api import ControlPlane, ControlPlaneClass, ControlPlaneEndpoint, ControlPlaneRegistration
 from kplane.api.names import kubeconfig_secret_name, management_namespace
 from kplane.embedded.handle import Handle
-from kplane.provider import SECRETS, Client, ClusterConfig, NotFound, Resource
+from kplane.provider import Client, ClusterConfig, NotFound, Resource
+from kplane.provider.client.resources import SECRETS
 from kplane.workloads import find_processes
 
 KINDS = {

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from kplane.controlplane_operator.backends.names import mcm_name
-from kplane.provider import (
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
     EVENTS,
@@ -19,10 +20,8 @@ from kplane.provider import (
     ROLES,
     SECRETS,
     SERVICE_ACCOUNTS,
-    Client,
-    ClusterConfig,
-    Forbidden,
 )
+from kplane.provider.errors import Forbidden
 from kplane.workloads import find_processes
 
 from .conftest import KINDS, pids_of

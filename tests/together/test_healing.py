@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from kplane.provider import NAMESPACES, SERVICE_ACCOUNTS, Client
+from kplane.provider import Client
+from kplane.provider.client.resources import NAMESPACES, SERVICE_ACCOUNTS
 
 from .conftest import pids_of
 

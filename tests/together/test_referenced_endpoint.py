@@ -17,7 +17,8 @@ import yaml
 
 from kplane.api.names import ALLOW_ENDPOINT_LABEL
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
-from kplane.provider import DEPLOYMENTS, REPLICA_SETS, SECRETS, Client, ClusterConfig
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import DEPLOYMENTS, REPLICA_SETS, SECRETS
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 

@@ -56,7 +56,8 @@ from kplane.controlplane_operator.watch.event_routing import (
 from kplane.controlplane_operator.watch.feeds import Watching
 from kplane.controlplane_operator.watch.gc import Orphans
 from kplane.controlplane_operator.watch.relisting import Relisting
-from kplane.provider import Client, ClusterConfig, Controller, Event, Informer, Result
+from kplane.provider import Client, ClusterConfig, Event, Informer, Result
+from kplane.provider.controllers.workers import Controller
 from kplane.workloads import ProcessRuntime
 from kplane.workloads.pods import PodRuntime
 

@@ -9,7 +9,8 @@ from kplane.controlplane_operator.registrations.grants import Access
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores
-from kplane.provider import Client, Connections
+from kplane.provider import Client
+from kplane.provider.client.connections import Connections
 
 __all__ = ["Management"]
 

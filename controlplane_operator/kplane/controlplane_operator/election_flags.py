@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 
 from kplane.controlplane_operator.errors import SettingsError
-from kplane.provider import LeaseTimings
+from kplane.provider.coordination.lease import LeaseTimings
 
 __all__ = ["ElectionSettings", "add_election_flags", "election_settings"]
 

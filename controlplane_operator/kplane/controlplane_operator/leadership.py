@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from kplane.controlplane_operator.election_flags import ElectionSettings
-from kplane.provider import Client, ClusterConfig, Election, Lease, LeaseLost
+from kplane.provider import Client, ClusterConfig, Election, Lease
+from kplane.provider.errors import LeaseLost
 
 __all__ = ["Leadership"]
 

@@ -16,7 +16,8 @@ from typing_extensions import override
 
 from kplane.api import ControlPlane, ControlPlanePhase
 from kplane.controlplane_operator.watch.cache import Key, Store
-from kplane.provider import FairQueue, Result
+from kplane.provider import Result
+from kplane.provider.controllers.queue import FairQueue
 
 __all__ = ["Metrics", "OnFailure", "Reconcile"]
 

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import yaml
 
-from kplane import provider
 from kplane.embedded.errors import EmbeddedError, NotReadyInTime
-from kplane.provider import CUSTOM_RESOURCE_DEFINITIONS, Client, Resource
+from kplane.provider import Client, Resource
+from kplane.provider.client import resources
+from kplane.provider.client.resources import CUSTOM_RESOURCE_DEFINITIONS
 
 __all__ = ["crd_manifests", "install", "rbac_manifests"]
 
@@ -21,12 +22,12 @@ _DATA: Final = Path(__file__).parent / "data"
 _RESOURCES: Final[Mapping[str, Resource]] = {
     resource.kind: resource
     for resource in (
-        provider.NAMESPACES,
-        provider.SERVICE_ACCOUNTS,
-        provider.ROLES,
-        provider.ROLE_BINDINGS,
-        provider.CLUSTER_ROLES,
-        provider.CLUSTER_ROLE_BINDINGS,
+        resources.NAMESPACES,
+        resources.SERVICE_ACCOUNTS,
+        resources.ROLES,
+        resources.ROLE_BINDINGS,
+        resources.CLUSTER_ROLES,
+        resources.CLUSTER_ROLE_BINDINGS,
     )
 }
 _NAMESPACE: Final = {"metadata": {"name": "kplane-system"}}
@@ -64,7 +65,7 @@ async def install(client: Client, *, timeout_seconds: float) -> None:
 
 
 async def _install_rbac(client: Client) -> None:
-    await client.apply(provider.NAMESPACES, _NAMESPACE)
+    await client.apply(resources.NAMESPACES, _NAMESPACE)
     for manifest in rbac_manifests():
         resource = _RESOURCES.get(manifest["kind"])
         if resource is None:

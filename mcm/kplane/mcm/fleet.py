@@ -22,7 +22,8 @@ from kplane.mcm.instance.start_gate import Guard, GuardPace
 from kplane.mcm.instance.turns import StartBudget
 from kplane.mcm.status.report import Reason
 from kplane.mcm.status.summary import summarize
-from kplane.provider import Aware, Backoff, Cluster, Engagement
+from kplane.provider import Aware, Cluster, Engagement
+from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import complete
 from kplane.provider.aio.running import keep_running
 from kplane.provider.logs import log_fields

@@ -36,7 +36,8 @@ from kplane.mcm.status.null_reporter import Silence
 from kplane.mcm.status.overview import Overview
 from kplane.mcm.status.reporter import Reports
 from kplane.mcm.status.server import serve_status
-from kplane.provider import Client, ClusterConfig, EventRecorder, Manager, ProviderError, Sharded
+from kplane.provider import Client, ClusterConfig, Manager, ProviderError, Sharded
+from kplane.provider.cluster.recorder import EventRecorder
 from kplane.provider.contracts import Coordinator
 from kplane.provider.logs import json_logging
 from kplane.workloads import ProcessRuntime, Runtime, WorkloadsError

@@ -19,7 +19,8 @@ from kplane.controlplane_operator.backends.apiserver import DNS_ADDRESS, SERVICE
 from kplane.controlplane_operator.status.errors import Trouble
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT, bootstrap
 from kplane.controlplane_operator.watch.cache import Store
-from kplane.provider import CONFIG_MAPS, Client
+from kplane.provider import Client
+from kplane.provider.client.resources import CONFIG_MAPS
 
 _versions = itertools.count(1)
 

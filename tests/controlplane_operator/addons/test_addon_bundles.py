@@ -10,7 +10,7 @@ import pytest
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.status.errors import Trouble
 from kplane.controlplane_operator.watch.cache import Store
-from kplane.provider import CONFIG_MAPS
+from kplane.provider.client.resources import CONFIG_MAPS
 
 GOOD = "{apiVersion: v1, kind: ConfigMap, metadata: {name: one}}"
 

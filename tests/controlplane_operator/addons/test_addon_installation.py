@@ -11,18 +11,15 @@ from typing import Any
 import pytest
 
 from kplane.controlplane_operator.addons.manifest import ObjectId
-from kplane.provider import (
+from kplane.provider import Invalid, NotFound, Resource, Unreachable
+from kplane.provider.client.resources import (
     CLUSTER_ROLE_BINDINGS,
     CONFIG_MAPS,
     CUSTOM_RESOURCE_DEFINITIONS,
     NAMESPACES,
     SECRETS,
-    AnswerTooLarge,
-    Invalid,
-    NotFound,
-    Resource,
-    Unreachable,
 )
+from kplane.provider.errors import AnswerTooLarge
 
 pytestmark = pytest.mark.integration
 

@@ -21,17 +21,9 @@ from cryptography.x509.oid import NameOID
 from kplane.api.names import ADDON_LABEL
 from kplane.controlplane_operator.addons.join_token import JoinToken, read_token, token_secret
 from kplane.controlplane_operator.tenant.revocation import revoke
-from kplane.provider import (
-    CONFIG_MAPS,
-    ROLE_BINDINGS,
-    SECRETS,
-    Client,
-    ClusterConfig,
-    Forbidden,
-    NotFound,
-    Resource,
-    Unauthorized,
-)
+from kplane.provider import Client, ClusterConfig, NotFound, Resource
+from kplane.provider.client.resources import CONFIG_MAPS, ROLE_BINDINGS, SECRETS
+from kplane.provider.errors import Forbidden, Unauthorized
 
 pytestmark = pytest.mark.integration
 

@@ -14,7 +14,8 @@ from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts
 from kplane.controlplane_operator.addons.sync import Look
 from kplane.controlplane_operator.watch.cache import Store
-from kplane.provider import CONFIG_MAPS, Client, ClusterConfig
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import CONFIG_MAPS
 
 FACTS = TenantFacts("https://x", ClusterFacts("acme", "https://x", b"CA", "v1.36.3", None, None))
 ONE = "{apiVersion: v1, kind: ConfigMap, metadata: {name: one}}"

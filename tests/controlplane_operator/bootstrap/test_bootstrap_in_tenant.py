@@ -14,17 +14,9 @@ from kplane.controlplane_operator.pki.primitives import issue_client
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT, Subject, bootstrap
 from kplane.controlplane_operator.tenant.revocation import revoke
 from kplane.controlplane_operator.tenant.tokens import request_token
-from kplane.provider import (
-    CLUSTER_ROLE_BINDINGS,
-    NAMESPACES,
-    SECRETS,
-    SERVICE_ACCOUNTS,
-    Client,
-    ClusterConfig,
-    Forbidden,
-    NotFound,
-    Unauthorized,
-)
+from kplane.provider import Client, ClusterConfig, NotFound
+from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
+from kplane.provider.errors import Forbidden, Unauthorized
 
 pytestmark = pytest.mark.integration
 

@@ -13,17 +13,9 @@ from kplane.api.names import ADDON_LABEL
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT, JOIN_ADDON, bootstrap
 from kplane.controlplane_operator.tenant.revocation import revoke, revoke_as_controllers
 from kplane.controlplane_operator.tenant.tokens import request_token
-from kplane.provider import (
-    CLUSTER_ROLE_BINDINGS,
-    NAMESPACES,
-    ROLES,
-    SECRETS,
-    SERVICE_ACCOUNTS,
-    Client,
-    ClusterConfig,
-    Forbidden,
-    Unauthorized,
-)
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, NAMESPACES, ROLES, SECRETS, SERVICE_ACCOUNTS
+from kplane.provider.errors import Forbidden, Unauthorized
 
 pytestmark = pytest.mark.integration
 

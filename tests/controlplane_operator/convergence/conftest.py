@@ -30,18 +30,9 @@ from kplane.controlplane_operator.registrations import reconciler as control_pla
 from kplane.controlplane_operator.watch import event_routing as fanout
 from kplane.controlplane_operator.watch.backoff import Backoff
 from kplane.embedded.handle import Handle
-from kplane.provider import (
-    NAMESPACES,
-    ROLE_BINDINGS,
-    ROLES,
-    SECRETS,
-    Client,
-    ClusterConfig,
-    Invalid,
-    NotFound,
-    Unreachable,
-)
+from kplane.provider import Client, ClusterConfig, Invalid, NotFound, Unreachable
 from kplane.provider.client.calls import Calls
+from kplane.provider.client.resources import NAMESPACES, ROLE_BINDINGS, ROLES, SECRETS
 
 KINDS = {
     "control plane": CONTROL_PLANES,

@@ -24,7 +24,8 @@ from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PL
 from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
 from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_serving
 from kplane.embedded.handle import Handle
-from kplane.provider import LEASES, Client, ClusterConfig, NotFound
+from kplane.provider import Client, ClusterConfig, NotFound
+from kplane.provider.client.resources import LEASES
 from kplane.provider.client.tls import ssl_context
 from kplane.workloads import end_processes
 

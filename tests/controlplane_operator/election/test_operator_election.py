@@ -88,7 +88,7 @@ async def test_an_operator_that_was_frozen_writes_nothing_when_it_wakes(pair: An
 
 
 async def test_two_operators_go_on_as_they_were_when_the_lease_is_deleted(pair: Any) -> None:
-    from kplane.provider import LEASES
+    from kplane.provider.client.resources import LEASES
 
     holder = await pair.holder()
     await pair.client.delete(LEASES, "kplane-operator", namespace="kplane-system")

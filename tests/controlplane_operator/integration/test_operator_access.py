@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kplane.provider import SECRETS, Client, ClusterConfig
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import SECRETS
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

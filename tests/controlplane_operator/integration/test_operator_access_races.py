@@ -12,7 +12,9 @@ from typing_extensions import override
 from kplane.api import ControlPlaneRegistration, SecretReference
 from kplane.controlplane_operator.registrations.grants import Access, Account
 from kplane.embedded.handle import Handle
-from kplane.provider import ROLES, Client, ClusterConfig, ObjectList, Resource
+from kplane.provider import Client, ClusterConfig, Resource
+from kplane.provider.client.client import ObjectList
+from kplane.provider.client.resources import ROLES
 
 pytestmark = pytest.mark.integration
 

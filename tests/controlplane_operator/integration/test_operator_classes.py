@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANES
-from kplane.provider import CLUSTER_ROLES, EVENTS, SECRETS, Client, NotFound
+from kplane.provider import Client, NotFound
+from kplane.provider.client.resources import CLUSTER_ROLES, EVENTS, SECRETS
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

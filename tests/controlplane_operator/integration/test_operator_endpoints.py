@@ -12,7 +12,8 @@ import pytest_asyncio
 
 from kplane.api.names import ALLOW_ENDPOINT_LABEL
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
-from kplane.provider import NAMESPACES, SECRETS, Client, ClusterConfig
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import NAMESPACES, SECRETS
 
 from .conftest import clean, keep_kubeconfig
 

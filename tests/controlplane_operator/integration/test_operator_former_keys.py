@@ -14,7 +14,8 @@ from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores
 from kplane.embedded.handle import Handle
-from kplane.provider import NAMESPACES, SECRETS, Client, ClusterConfig, NotFound
+from kplane.provider import Client, ClusterConfig, NotFound
+from kplane.provider.client.resources import NAMESPACES, SECRETS
 
 pytestmark = pytest.mark.integration
 

@@ -8,7 +8,8 @@ import pytest
 
 from kplane.api.names import CONTROL_PLANE_LABEL, PAUSE_ANNOTATION
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
-from kplane.provider import EVENTS, NAMESPACES, SECRETS, Invalid, NotFound
+from kplane.provider import Invalid, NotFound
+from kplane.provider.client.resources import EVENTS, NAMESPACES, SECRETS
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

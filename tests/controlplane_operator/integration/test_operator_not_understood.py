@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
-from kplane.provider import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, Invalid, NotFound
+from kplane.provider import Invalid, NotFound
+from kplane.provider.client.resources import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

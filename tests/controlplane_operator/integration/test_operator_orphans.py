@@ -12,7 +12,8 @@ from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMc
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.watch.gc import Orphans
 from kplane.embedded.handle import Handle
-from kplane.provider import NAMESPACES, SERVICE_ACCOUNTS, Client, ClusterConfig, ProviderError
+from kplane.provider import Client, ClusterConfig, ProviderError
+from kplane.provider.client.resources import NAMESPACES, SERVICE_ACCOUNTS
 from kplane.workloads import Component, Lifetime, Phase, ProcessRuntime
 
 pytestmark = pytest.mark.integration

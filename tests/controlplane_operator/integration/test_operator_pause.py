@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
-from kplane.provider import NAMESPACES, SECRETS, Client, NotFound, Resource
+from kplane.provider import Client, NotFound, Resource
+from kplane.provider.client.resources import NAMESPACES, SECRETS
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

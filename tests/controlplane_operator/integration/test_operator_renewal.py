@@ -18,7 +18,8 @@ from kplane.controlplane_operator.pki import issuing
 from kplane.controlplane_operator.pki import primitives as pki
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
 from kplane.controlplane_operator.pki.primitives import hosts_of, issue_serving, renewal_due
-from kplane.provider import NAMESPACES, SECRETS, Client, ClusterConfig
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import NAMESPACES, SECRETS
 from kplane.workloads import find_processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]

@@ -16,20 +16,9 @@ from kplane.api.names import FINISH_ROTATION_ANNOTATION, ROTATE_ANNOTATION
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.pki import rotator
 from kplane.controlplane_operator.pki.rotation import Rotation, next_rotation
-from kplane.provider import (
-    CLUSTER_ROLE_BINDINGS,
-    NAMESPACES,
-    SECRETS,
-    SERVICE_ACCOUNTS,
-    Client,
-    ClusterConfig,
-    Forbidden,
-    ProviderError,
-    ServerError,
-    TooManyRequests,
-    Unauthorized,
-    Unreachable,
-)
+from kplane.provider import Client, ClusterConfig, ProviderError, Unreachable
+from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
+from kplane.provider.errors import Forbidden, ServerError, TooManyRequests, Unauthorized
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

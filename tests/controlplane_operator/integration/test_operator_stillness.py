@@ -11,7 +11,8 @@ import pytest
 
 from kplane.api.names import ALLOW_ENDPOINT_LABEL
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS
-from kplane.provider import NAMESPACES, SECRETS, ClusterConfig
+from kplane.provider import ClusterConfig
+from kplane.provider.client.resources import NAMESPACES, SECRETS
 
 pytestmark = pytest.mark.integration
 

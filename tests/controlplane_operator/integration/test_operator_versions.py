@@ -15,7 +15,8 @@ from kplane.binaries.upstreams import KUBERNETES
 from kplane.controlplane_operator import app as operator
 from kplane.controlplane_operator.config import Settings
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.provider import EVENTS, NAMESPACES, Client
+from kplane.provider import Client
+from kplane.provider.client.resources import EVENTS, NAMESPACES
 from kplane.workloads import Component, ComponentState, ProcessRuntime, find_processes
 
 pytestmark = pytest.mark.integration

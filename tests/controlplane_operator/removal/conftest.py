@@ -28,7 +28,9 @@ from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.event_routing import LABEL_SELECTORS, Queues, Stores
 from kplane.embedded.handle import Handle
-from kplane.provider import NAMESPACES, SECRETS, Client, ClusterConfig, Forbidden, NotFound, Resource, Result
+from kplane.provider import Client, ClusterConfig, NotFound, Resource, Result
+from kplane.provider.client.resources import NAMESPACES, SECRETS
+from kplane.provider.errors import Forbidden
 from kplane.workloads import ProcessRuntime
 
 _GROUP = "controlplane.kplane.dev"

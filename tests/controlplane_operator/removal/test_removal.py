@@ -9,7 +9,7 @@ import pytest
 from kplane.api.names import FINALIZER, controllers_secret_name
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.status.errors import Trouble
-from kplane.provider import NAMESPACES, SECRETS
+from kplane.provider.client.resources import NAMESPACES, SECRETS
 
 from .conftest import AUTHORITIES, Data, Died, Mortal, Operator, authorities, begin, gone, record_of, remove_all, token
 

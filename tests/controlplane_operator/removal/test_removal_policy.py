@@ -6,7 +6,8 @@ import pytest
 
 from kplane.api import ControlPlaneClass, DeletionPolicy
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.provider import NAMESPACES, Conflict
+from kplane.provider import Conflict
+from kplane.provider.client.resources import NAMESPACES
 
 from .conftest import Data, Died, Mortal, Operator, begin, gone, remove_all
 

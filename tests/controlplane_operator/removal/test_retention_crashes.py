@@ -10,7 +10,8 @@ import contextlib
 import pytest
 
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.provider import SECRETS, NotFound
+from kplane.provider import NotFound
+from kplane.provider.client.resources import SECRETS
 
 from .conftest import (
     AUTHORITIES,

@@ -15,7 +15,8 @@ import pytest
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.keeper import CredentialsKeeper
 from kplane.embedded.handle import Handle
-from kplane.provider import NAMESPACES, SECRETS, Client, ClusterConfig
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import NAMESPACES, SECRETS
 
 SERVICE = "kplane-etcd"
 

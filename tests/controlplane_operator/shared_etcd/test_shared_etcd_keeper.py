@@ -16,7 +16,8 @@ from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.pki.primitives import create_authority
 from kplane.controlplane_operator.shared_etcd import keeper as keeper_module
 from kplane.controlplane_operator.shared_etcd.certificates import authority_of, create_credentials
-from kplane.provider import SECRETS, Client, Conflict, Unreachable
+from kplane.provider import Client, Conflict, Unreachable
+from kplane.provider.client.resources import SECRETS
 
 pytestmark = pytest.mark.integration
 

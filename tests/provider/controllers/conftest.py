@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from kplane.provider import CONFIG_MAPS, Cluster, ClusterConfig, Manager, Resource
+from kplane.provider import Cluster, ClusterConfig, Manager, Resource
 from kplane.provider.cache.entry import EntryReader
 from kplane.provider.cache.event import Event
+from kplane.provider.client.resources import CONFIG_MAPS
 
 
 class Mirror:

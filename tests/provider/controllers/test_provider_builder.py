@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from kplane.provider import CONFIG_MAPS, REPLICA_SETS, Manager, ProviderError, Resource
+from kplane.provider import Manager, ProviderError, Resource
+from kplane.provider.client.resources import CONFIG_MAPS, REPLICA_SETS
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.controllers.builder import controller, engage, every_owner, metadata_only, predicates
 from kplane.provider.controllers.handlers import enqueue_object, enqueue_owner

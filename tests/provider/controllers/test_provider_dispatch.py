@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from kplane.provider import CONFIG_MAPS, ClusterNotFound, ClusterNotOwned, ClusterNotReady, Manager, Request
+from kplane.provider import ClusterNotFound, ClusterNotReady, Manager, Request
 from kplane.provider.aio.overflow import unanswered
+from kplane.provider.client.resources import CONFIG_MAPS
 from kplane.provider.controllers.builder import controller
 from kplane.provider.controllers.rate_limiter import ItemBackoff
 from kplane.provider.controllers.sources import Channel
+from kplane.provider.errors import ClusterNotOwned
 
 
 async def test_a_cluster_that_is_gone_is_no_failure_unless_asked_for(manager, work, eventually, new_work):

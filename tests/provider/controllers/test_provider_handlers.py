@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from kplane.provider import CONFIG_MAPS, SECRETS, ProviderError, Request
+from kplane.provider import ProviderError, Request
+from kplane.provider.client.resources import CONFIG_MAPS, SECRETS
 from kplane.provider.controllers.builder import controller, every_owner, predicates
 from kplane.provider.controllers.handlers import enqueue_mapped, enqueue_object, enqueue_owner
 from kplane.provider.controllers.predicates import in_namespaces, on_events

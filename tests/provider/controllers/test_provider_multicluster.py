@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from kplane.provider import CONFIG_MAPS, SECRETS, Request, Result, Unreachable, current_cluster, logs, single_cluster
+from kplane.provider import Request, Result, Unreachable, current_cluster, logs, single_cluster
+from kplane.provider.client.resources import CONFIG_MAPS, SECRETS
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.controllers.builder import controller, engage
 from kplane.provider.controllers.handlers import enqueue_object

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kplane.provider import CONFIG_MAPS, ProviderError
+from kplane.provider import ProviderError
+from kplane.provider.client.resources import CONFIG_MAPS
 from kplane.provider.controllers.predicates import (
     all_of,
     annotations_changed,

@@ -6,7 +6,8 @@ import collections
 
 import pytest
 
-from kplane.provider import Backoff, Manager, ProviderError, Request
+from kplane.provider import Manager, ProviderError, Request
+from kplane.provider.aio.backoff import Backoff
 from kplane.provider.controllers.builder import controller
 from kplane.provider.controllers.sources import Channel, Poll
 

@@ -21,8 +21,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kplane.provider import Conflict, Election, Lease, LeaseLost, LeaseTimings, NotFound
-from kplane.provider.errors import Invalid
+from kplane.provider import Conflict, Election, Lease, NotFound
+from kplane.provider.coordination.lease import LeaseTimings
+from kplane.provider.errors import Invalid, LeaseLost
 
 TIMINGS = LeaseTimings()
 Wires = Callable[..., Any]

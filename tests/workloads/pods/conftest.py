@@ -13,7 +13,8 @@ import uvloop
 
 from kplane.embedded.credentials import ADMINISTRATOR_GROUPS, Credentials
 from kplane.embedded.handle import Handle
-from kplane.provider import NAMESPACES, PODS, Client, ClusterConfig
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import NAMESPACES, PODS
 from kplane.workloads import FILES, Component, File, Lifetime, Phase, Port, Probe, ProcessRuntime, Resources
 from kplane.workloads.pods import Image, Placement, PodRuntime, PodSettings
 

@@ -16,7 +16,7 @@ from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.event_routing import LABEL_SELECTORS, Queues, Stores
-from kplane.provider import CLUSTER_ROLES, PODS, SECRETS, SERVICE_ACCOUNTS, SERVICES, STATEFUL_SETS
+from kplane.provider.client.resources import CLUSTER_ROLES, PODS, SECRETS, SERVICE_ACCOUNTS, SERVICES, STATEFUL_SETS
 from kplane.workloads.pods import Image, PodRuntime, PodSettings
 
 pytestmark = pytest.mark.integration

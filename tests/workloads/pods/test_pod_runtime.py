@@ -7,7 +7,8 @@ import base64
 
 import pytest
 
-from kplane.provider import (
+from kplane.provider import NotFound
+from kplane.provider.client.resources import (
     DEPLOYMENTS,
     NETWORK_POLICIES,
     PERSISTENT_VOLUME_CLAIMS,
@@ -15,7 +16,6 @@ from kplane.provider import (
     SECRETS,
     SERVICES,
     STATEFUL_SETS,
-    NotFound,
 )
 from kplane.workloads import DATA, File, Phase, Port, Resources, RuntimeFailure
 from kplane.workloads.pods import Expose, Image
@@ -416,7 +416,7 @@ async def test_deleted_while_pods_have_not_ended_is_told_and_repeated(cluster):
         await runtime.apply(server(name))
         pod = await cluster.pod(namespace)
         held = {"metadata": {"finalizers": ["example.com/held"]}}
-        from kplane.provider import PODS
+        from kplane.provider.client.resources import PODS
 
         await cluster.client.patch(PODS, pod["metadata"]["name"], held, namespace=namespace)
         with pytest.raises(RuntimeFailure, match=f"has not ended in namespace {namespace} yet; pods: server-"):

@@ -12,7 +12,9 @@ from kplane.controlplane_operator.addons.join_token import current_tokens, read_
 from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts, join_objects
 from kplane.controlplane_operator.errors import BootstrapFailed
 from kplane.controlplane_operator.tenant.bootstrap import JOIN_ADDON, TENANT_NAMESPACE
-from kplane.provider import SECRETS, AnswerTooLarge, Client
+from kplane.provider import Client
+from kplane.provider.client.resources import SECRETS
+from kplane.provider.errors import AnswerTooLarge
 
 __all__ = ["BUILT_IN", "STARTER_ADDON", "Rendered", "TenantFacts", "render_built_in"]
 

@@ -20,19 +20,9 @@ from kplane.controlplane_operator.addons.inventory import FIELD_MANAGER, Invento
 from kplane.controlplane_operator.addons.manifest import ObjectId, identify
 from kplane.controlplane_operator.addons.order import CRD_KIND, FOUNDATION, rank
 from kplane.controlplane_operator.watch.cache import Object
-from kplane.provider import (
-    CUSTOM_RESOURCE_DEFINITIONS,
-    AnswerTooLarge,
-    ApiError,
-    Client,
-    Invalid,
-    NotFound,
-    ProviderError,
-    Resource,
-    TooManyRequests,
-    Unauthorized,
-    Unreachable,
-)
+from kplane.provider import ApiError, Client, Invalid, NotFound, ProviderError, Resource, Unreachable
+from kplane.provider.client.resources import CUSTOM_RESOURCE_DEFINITIONS
+from kplane.provider.errors import AnswerTooLarge, TooManyRequests, Unauthorized
 
 __all__ = ["KEEP_ANNOTATION", "Installation"]
 

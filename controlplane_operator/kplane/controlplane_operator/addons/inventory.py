@@ -17,7 +17,9 @@ import orjson
 from kplane.api.names import GROUP
 from kplane.controlplane_operator.addons.manifest import ObjectId
 from kplane.controlplane_operator.tenant.bootstrap import TENANT_NAMESPACE
-from kplane.provider import CONFIG_MAPS, AnswerTooLarge, Client, NotFound
+from kplane.provider import Client, NotFound
+from kplane.provider.client.resources import CONFIG_MAPS
+from kplane.provider.errors import AnswerTooLarge
 
 __all__ = ["FIELD_MANAGER", "Inventory"]
 

@@ -31,7 +31,8 @@ from kplane.controlplane_operator.status.writer import ADDONS_READY
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.watch.backoff import Backoff, jittered
 from kplane.controlplane_operator.watch.cache import Key
-from kplane.provider import ClusterConfig, Forbidden, KubeconfigError, ProviderError, Result, Unauthorized, Unreachable
+from kplane.provider import ClusterConfig, ProviderError, Result, Unreachable
+from kplane.provider.errors import Forbidden, KubeconfigError, Unauthorized
 from kplane.provider.logs import log_fields
 
 __all__ = ["ControlPlaneAddonsReconciler"]

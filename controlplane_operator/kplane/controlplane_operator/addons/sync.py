@@ -12,7 +12,8 @@ from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.installation import Installation
 from kplane.controlplane_operator.errors import BootstrapFailed
 from kplane.controlplane_operator.status.errors import Trouble
-from kplane.provider import Client, ProviderError, Unauthorized, Unreachable
+from kplane.provider import Client, ProviderError, Unreachable
+from kplane.provider.errors import Unauthorized
 
 __all__ = ["Look"]
 

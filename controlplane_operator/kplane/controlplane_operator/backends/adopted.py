@@ -15,7 +15,8 @@ from kplane.controlplane_operator.controlplanes.retention import take_back
 from kplane.controlplane_operator.endpoints.addresses import Addresses, addresses_of
 from kplane.controlplane_operator.endpoints.credentials import EndpointCredentials, check_trust
 from kplane.controlplane_operator.status.errors import Trouble
-from kplane.provider import ClusterConfig, KubeconfigError
+from kplane.provider import ClusterConfig
+from kplane.provider.errors import KubeconfigError
 
 __all__ = ["ExternalProvisioner"]
 

@@ -15,7 +15,8 @@ from kplane.controlplane_operator.pki.secrets import data_of, find_secret
 from kplane.controlplane_operator.status.errors import Trouble, trouble_with
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.tenant.revocation import revoke_as_controllers
-from kplane.provider import ClusterConfig, KubeconfigError, ProviderError, Unauthorized
+from kplane.provider import ClusterConfig, ProviderError
+from kplane.provider.errors import KubeconfigError, Unauthorized
 
 __all__ = ["take_back_as_published"]
 

@@ -21,7 +21,8 @@ from kplane.controlplane_operator.registrations.resolution import Resolution
 from kplane.controlplane_operator.status.errors import Trouble
 from kplane.controlplane_operator.watch.cache import Change
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores
-from kplane.provider import ClusterConfig, KubeconfigError
+from kplane.provider import ClusterConfig
+from kplane.provider.errors import KubeconfigError
 
 __all__ = ["Pairs"]
 

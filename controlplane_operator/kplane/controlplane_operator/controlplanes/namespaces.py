@@ -24,7 +24,8 @@ from kplane.controlplane_operator.controlplanes.record import (
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.status.errors import Trouble
 from kplane.controlplane_operator.watch.cache import Object
-from kplane.provider import NAMESPACES, AlreadyExists, NotFound
+from kplane.provider import AlreadyExists, NotFound
+from kplane.provider.client.resources import NAMESPACES
 
 __all__ = ["ManagementNamespaces", "owner_of"]
 

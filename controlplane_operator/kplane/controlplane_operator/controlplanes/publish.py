@@ -42,7 +42,8 @@ from kplane.controlplane_operator.status.writer import with_condition, with_supp
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT, Subject, bootstrap
 from kplane.controlplane_operator.tenant.client import reported_version, tenant_client
 from kplane.controlplane_operator.watch.backoff import jittered
-from kplane.provider import Client, ClusterConfig, KubeconfigError, ProviderError, Result, Unauthorized
+from kplane.provider import Client, ClusterConfig, ProviderError, Result
+from kplane.provider.errors import KubeconfigError, Unauthorized
 from kplane.workloads import Runtime
 
 __all__ = ["Publication"]

@@ -10,7 +10,9 @@ from kplane.controlplane_operator.context import Management
 from kplane.controlplane_operator.pki.secrets import data_of
 from kplane.controlplane_operator.status.errors import Trouble
 from kplane.controlplane_operator.watch.cache import Object
-from kplane.provider import SECRETS, ClusterConfig, KubeconfigError, NotFound
+from kplane.provider import ClusterConfig, NotFound
+from kplane.provider.client.resources import SECRETS
+from kplane.provider.errors import KubeconfigError
 
 __all__ = ["EndpointCredentials", "check_trust"]
 

@@ -20,16 +20,9 @@ from kplane.controlplane_operator.status.writer import with_condition
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.watch.backoff import Backoff, jittered
 from kplane.controlplane_operator.watch.cache import Key
-from kplane.provider import (
-    ApiError,
-    ClusterConfig,
-    Connections,
-    Forbidden,
-    KubeconfigError,
-    Result,
-    Unauthorized,
-    Unreachable,
-)
+from kplane.provider import ApiError, ClusterConfig, Result, Unreachable
+from kplane.provider.client.connections import Connections
+from kplane.provider.errors import Forbidden, KubeconfigError, Unauthorized
 from kplane.provider.logs import log_fields
 
 __all__ = ["ControlPlaneEndpointReconciler"]

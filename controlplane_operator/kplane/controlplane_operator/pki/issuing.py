@@ -16,7 +16,8 @@ from kplane.controlplane_operator.pki.secrets import data_of
 from kplane.controlplane_operator.pki.token import signed_by
 from kplane.controlplane_operator.tenant.tokens import request_token
 from kplane.controlplane_operator.watch.cache import Object
-from kplane.provider import Client, ClusterConfig, KubeconfigError
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.errors import KubeconfigError
 
 __all__ = [
     "Identity",

@@ -13,7 +13,8 @@ from kplane.api.names import CONTROL_PLANE_LABEL, UID_ANNOTATION, label_value, m
 from kplane.controlplane_operator.context import Management
 from kplane.controlplane_operator.controlplanes.namespaces import owner_of
 from kplane.controlplane_operator.watch.cache import Object
-from kplane.provider import SECRETS, Invalid, NotFound
+from kplane.provider import Invalid, NotFound
+from kplane.provider.client.resources import SECRETS
 
 __all__ = [
     "create_lasting_secret",

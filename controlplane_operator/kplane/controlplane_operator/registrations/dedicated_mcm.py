@@ -30,7 +30,8 @@ from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.cache import Key, key_of
 from kplane.controlplane_operator.watch.event_routing import Stores
 from kplane.controlplane_operator.watch.uid_tracker import Namesakes
-from kplane.provider import ClusterConfig, Conflict, Forbidden, Invalid, Result
+from kplane.provider import ClusterConfig, Conflict, Invalid, Result
+from kplane.provider.errors import Forbidden
 from kplane.provider.logs import log_fields
 from kplane.workloads import File, Phase, Runtime, WorkloadsError
 

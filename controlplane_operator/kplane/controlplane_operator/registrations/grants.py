@@ -9,7 +9,8 @@ from kplane.api import ControlPlaneRegistration, ResourceModel, SecretReference
 from kplane.api.names import GROUP, REGISTRATION_LABEL, label_value
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS
 from kplane.controlplane_operator.watch.cache import Key, key_of
-from kplane.provider import ROLE_BINDINGS, ROLES, Client, NotFound
+from kplane.provider import Client, NotFound
+from kplane.provider.client.resources import ROLE_BINDINGS, ROLES
 
 __all__ = ["Access", "Account", "owned_by"]
 

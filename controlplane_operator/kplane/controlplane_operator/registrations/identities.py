@@ -16,15 +16,13 @@ from kplane.api import ResourceModel
 from kplane.api.names import GROUP, REGISTRATION_LABEL, label_value
 from kplane.controlplane_operator.registrations.grants import Account, owned_by
 from kplane.controlplane_operator.tenant.tokens import Token, request_token
-from kplane.provider import (
+from kplane.provider import Client, NotFound, Resource
+from kplane.provider.client.resources import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
     ROLE_BINDINGS,
     ROLES,
     SERVICE_ACCOUNTS,
-    Client,
-    NotFound,
-    Resource,
 )
 
 __all__ = ["McmIdentities"]

@@ -25,7 +25,8 @@ from kplane.controlplane_operator.shared_etcd.certificates import (
 from kplane.controlplane_operator.shared_etcd.files import write_credentials
 from kplane.controlplane_operator.watch.backoff import Backoff, jittered
 from kplane.controlplane_operator.watch.cache import Object
-from kplane.provider import SECRETS, Client, Conflict, NotFound, ProviderError
+from kplane.provider import Client, Conflict, NotFound, ProviderError
+from kplane.provider.client.resources import SECRETS
 
 __all__ = ["CredentialsKeeper", "service_endpoint"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from kplane.controlplane_operator.errors import OperatorError
-from kplane.provider import ApiError, Forbidden, ProviderError, Unauthorized, Unreachable
+from kplane.provider import ApiError, ProviderError, Unreachable
+from kplane.provider.errors import Forbidden, Unauthorized
 
 __all__ = ["MANAGEMENT_CLUSTER_REFUSED", "Trouble", "refusal", "trouble_with"]
 

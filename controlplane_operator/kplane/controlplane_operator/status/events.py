@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from kplane.api import ResourceModel
-from kplane.provider import EVENTS, AlreadyExists, Client, ProviderError
+from kplane.provider import AlreadyExists, Client, ProviderError
+from kplane.provider.client.resources import EVENTS
 
 __all__ = ["Events"]
 

@@ -20,7 +20,8 @@ from kplane.controlplane_operator.metrics import Reconcile
 from kplane.controlplane_operator.status.errors import Trouble, refusal
 from kplane.controlplane_operator.status.writer import MAINTAINED, with_condition
 from kplane.controlplane_operator.watch.cache import Key, Object, Store
-from kplane.provider import Conflict, Expired, LeaseLost, ProviderError, Result, TooManyRequests, Unreachable
+from kplane.provider import Conflict, ProviderError, Result, Unreachable
+from kplane.provider.errors import Expired, LeaseLost, TooManyRequests
 
 __all__ = ["Failures"]
 

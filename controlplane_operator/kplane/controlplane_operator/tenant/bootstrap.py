@@ -11,16 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from kplane.controlplane_operator.errors import RoleMissing
-from kplane.provider import (
-    CLUSTER_ROLE_BINDINGS,
-    CLUSTER_ROLES,
-    NAMESPACES,
-    SERVICE_ACCOUNTS,
-    AlreadyExists,
-    Client,
-    Invalid,
-    NotFound,
-)
+from kplane.provider import AlreadyExists, Client, Invalid, NotFound
+from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, NAMESPACES, SERVICE_ACCOUNTS
 
 __all__ = [
     "ADMIN_ACCOUNT",

@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from kplane.provider import Allowance, AnswerLimits, Client, ClusterConfig, Connections
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.connections import Connections
+from kplane.provider.client.limits import Allowance, AnswerLimits
 
 __all__ = ["reported_version", "tenant_client"]
 

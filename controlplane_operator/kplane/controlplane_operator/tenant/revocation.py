@@ -17,16 +17,9 @@ from kplane.controlplane_operator.tenant.bootstrap import (
     TENANT_NAMESPACE,
     Subject,
 )
-from kplane.provider import (
-    CLUSTER_ROLE_BINDINGS,
-    ROLE_BINDINGS,
-    ROLES,
-    SECRETS,
-    SERVICE_ACCOUNTS,
-    Client,
-    Forbidden,
-    NotFound,
-)
+from kplane.provider import Client, NotFound
+from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, ROLE_BINDINGS, ROLES, SECRETS, SERVICE_ACCOUNTS
+from kplane.provider.errors import Forbidden
 
 __all__ = ["revoke", "revoke_as_controllers"]
 

@@ -25,7 +25,9 @@ from kplane.controlplane_operator.kinds import (
 )
 from kplane.controlplane_operator.status.writer import DEDICATED_READY
 from kplane.controlplane_operator.watch.cache import Change, Key, Object, Store, key_of
-from kplane.provider import CONFIG_MAPS, NAMESPACES, SECRETS, FairQueue, ItemBackoff
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS
+from kplane.provider.controllers.queue import FairQueue
+from kplane.provider.controllers.rate_limiter import ItemBackoff
 
 __all__ = [
     "ALLOWED_SECRETS",

@@ -9,17 +9,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from kplane.mcm.status.report import Reason
-from kplane.provider import (
-    LEASES,
-    AnswerLimits,
-    ApiError,
-    Client,
-    ClusterConfig,
-    KubeconfigError,
-    NotFound,
-    ProviderError,
-    ServerError,
-)
+from kplane.provider import ApiError, Client, ClusterConfig, NotFound, ProviderError
+from kplane.provider.client.limits import AnswerLimits
+from kplane.provider.client.resources import LEASES
+from kplane.provider.errors import KubeconfigError, ServerError
 
 __all__ = ["Obstacle", "Tenant"]
 

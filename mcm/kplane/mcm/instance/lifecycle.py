@@ -26,7 +26,8 @@ from kplane.mcm.instance.trust import Trust
 from kplane.mcm.instance.turns import StartBudget
 from kplane.mcm.metrics.scrape import Origin, Target
 from kplane.mcm.status.report import Reason, reason_of
-from kplane.provider import Backoff, Cluster, Engagement
+from kplane.provider import Cluster, Engagement
+from kplane.provider.aio.backoff import Backoff
 from kplane.workloads import Address, Component, ComponentState, Phase, Runtime, WorkloadsError
 from kplane.workloads.processes.oom_kills import OomKills
 

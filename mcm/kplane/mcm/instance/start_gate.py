@@ -12,7 +12,8 @@ from kplane.mcm.instance.api_server_probe import Obstacle, Tenant
 from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.instance.liveness import Liveness
 from kplane.mcm.status.report import Reason
-from kplane.provider import Backoff, Engagement
+from kplane.provider import Engagement
+from kplane.provider.aio.backoff import Backoff
 
 __all__ = ["Guard", "GuardPace"]
 

@@ -10,7 +10,9 @@ from typing import Final, NamedTuple
 
 from kplane.api import KubernetesVersion
 from kplane.mcm.describe.flags import Flags
-from kplane.provider import LEASES, AnswerLimits, Client, ClusterConfig, ProviderError, Unreachable
+from kplane.provider import Client, ClusterConfig, ProviderError, Unreachable
+from kplane.provider.client.limits import AnswerLimits
+from kplane.provider.client.resources import LEASES
 
 __all__ = ["Trust", "follows_authority"]
 

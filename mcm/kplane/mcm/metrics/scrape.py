@@ -13,9 +13,10 @@ import aiohttp
 
 from kplane.mcm.describe.certificate import ReaderCertificate
 from kplane.mcm.errors import McmError
-from kplane.provider import ClusterConfig, KubeconfigError
+from kplane.provider import ClusterConfig
 from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.client.tls import ssl_context
+from kplane.provider.errors import KubeconfigError
 
 __all__ = ["Origin", "ScrapeLimits", "Scraper", "Target"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from kplane.mcm.instance.lifecycle import Instance
-from kplane.provider import ClusterNotOwned
+from kplane.provider.errors import ClusterNotOwned
 from kplane.workloads import Watchdog
 
 __all__ = ["Tenure"]

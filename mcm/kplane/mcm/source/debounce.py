@@ -16,7 +16,8 @@ from kplane.mcm.describe.keys import usable_keys
 from kplane.mcm.describe.services import served
 from kplane.mcm.errors import McmError
 from kplane.mcm.instance.programs import Programs
-from kplane.provider import Backoff, Cluster, ClusterNotFound, ClusterNotReady, Fleet, Provider
+from kplane.provider import Cluster, ClusterNotFound, ClusterNotReady, Fleet, Provider
+from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import asked_to_end
 from kplane.provider.providers.kplane import (
     PROFILE_ATTRIBUTE,

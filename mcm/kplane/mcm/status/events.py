@@ -11,7 +11,8 @@ from kplane.mcm.describe.services import served
 from kplane.mcm.fleet import Witness
 from kplane.mcm.status.report import Reason, shorten
 from kplane.mcm.status.reporter import Object
-from kplane.provider import Cluster, EventRecorder, Resource
+from kplane.provider import Cluster, Resource
+from kplane.provider.cluster.recorder import EventRecorder
 
 __all__ = ["Events"]
 

@@ -14,7 +14,8 @@ from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.metrics.scrape import Target
 from kplane.mcm.status.report import Reason, shorten
 from kplane.mcm.status.summary import foremost
-from kplane.provider import LOCAL, Clusters
+from kplane.provider import LOCAL
+from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import Phase
 
 __all__ = ["ClusterSummary", "Overview", "State"]

@@ -13,21 +13,13 @@ from kplane.api import RegistrationMode
 from kplane.mcm.describe.services import served
 from kplane.mcm.errors import NotAnnounced, RegistrationWithdrawn
 from kplane.mcm.status.report import Reason, Report, essence_of
-from kplane.provider import (
-    Backoff,
-    Client,
-    Cluster,
-    ClusterNotOwned,
-    Conflict,
-    Controller,
-    FairQueue,
-    ItemBackoff,
-    NotFound,
-    ProviderError,
-    Result,
-    Unreachable,
-)
+from kplane.provider import Client, Cluster, Conflict, NotFound, ProviderError, Result, Unreachable
+from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.running import kept_running
+from kplane.provider.controllers.queue import FairQueue
+from kplane.provider.controllers.rate_limiter import ItemBackoff
+from kplane.provider.controllers.workers import Controller
+from kplane.provider.errors import ClusterNotOwned
 from kplane.provider.providers.kplane import REGISTRATIONS, UID_ATTRIBUTE, is_occupied, is_served
 
 __all__ = ["Object", "Reports", "check_wanted"]

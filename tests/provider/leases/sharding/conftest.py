@@ -13,10 +13,13 @@ from typing import Any, Self
 
 import pytest
 
-from kplane.provider import AnswerLimits, ClusterConfig, ClusterNotOwned, Conflict, NotFound, ObjectList, WatchEvent
+from kplane.provider import ClusterConfig, Conflict, NotFound
+from kplane.provider.client.client import ObjectList
+from kplane.provider.client.limits import AnswerLimits
+from kplane.provider.client.watch import WatchEvent
 from kplane.provider.coordination.sharded import Sharded
 from kplane.provider.coordination.shards import ShardTimings
-from kplane.provider.errors import Invalid
+from kplane.provider.errors import ClusterNotOwned, Invalid
 
 EDITS: dict[str, dict[str, Any]] = {
     "free": {"holderIdentity": ""},

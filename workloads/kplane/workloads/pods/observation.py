@@ -7,8 +7,9 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from kplane.provider import DEPLOYMENTS, PODS, SERVICES, STATEFUL_SETS, Client, Event, Informer, Resource
+from kplane.provider import Client, Event, Informer, Resource
 from kplane.provider.cache.entry import Entry
+from kplane.provider.client.resources import DEPLOYMENTS, PODS, SERVICES, STATEFUL_SETS
 from kplane.workloads.errors import RuntimeFailure
 from kplane.workloads.pods.objects import COMPONENT_LABEL, MANAGED, Object
 from kplane.workloads.pods.settings import Image, Placement

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from kplane.provider import (
+from kplane.provider import Client, NotFound, ProviderError, Resource
+from kplane.provider.aio.cancellation import end_tasks
+from kplane.provider.client.resources import (
     DEPLOYMENTS,
     NETWORK_POLICIES,
     PERSISTENT_VOLUME_CLAIMS,
@@ -22,12 +24,7 @@ from kplane.provider import (
     SECRETS,
     SERVICES,
     STATEFUL_SETS,
-    Client,
-    NotFound,
-    ProviderError,
-    Resource,
 )
-from kplane.provider.aio.cancellation import end_tasks
 from kplane.workloads.component import Component
 from kplane.workloads.errors import RuntimeFailure
 from kplane.workloads.locks import NamedLocks
