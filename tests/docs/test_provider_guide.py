@@ -55,7 +55,16 @@ async def test_the_kopf_handler_runs_with_the_memo_that_it_gets(monkeypatch, eve
 
 def test_what_is_named_in_text_is_there():
     """Names of provider's own that the tables and sentences give."""
-    provider = importlib.import_module("kplane.provider")
-    for name in ("Leader", "Sharded", "KopfAware", "Serving", "Manager", "AnswerLimits", "single_cluster", "discover"):
+    elsewhere = {
+        "AnswerLimits": "kplane.provider.client.limits",
+        "CONFIG_MAPS": "kplane.provider.client.resources",
+        "KopfAware": "kplane.provider.contrib.kopf",
+        "Serving": "kplane.provider.serving.http",
+    }
+    for name in ("Leader", "Sharded", "Manager", "single_cluster", "discover", *elsewhere):
         assert name in _GUIDE.read_text()
-        assert hasattr(provider, name)
+        assert hasattr(importlib.import_module(elsewhere.get(name, "kplane.provider")), name)
+    assert all(
+        f"`{module}`" in _GUIDE.read_text() or f"from {module} import" in _GUIDE.read_text()
+        for module in elsewhere.values()
+    )
