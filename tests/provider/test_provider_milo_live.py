@@ -188,7 +188,7 @@ async def test_a_project_that_is_no_longer_ready_or_gone_leaves_nothing(
     async with telling(provider, fleet):
         for name in names:
             await milo.create(name)
-        await eventually(lambda: all(provider._following.get(milo.name(name)) for name in names))
+        await eventually(lambda: all(provider._objects.get(milo.name(name)) for name in names))
         await eventually(lambda: not [task for task in asyncio.all_tasks() if task.get_name().startswith("project ")])
         before = len(asyncio.all_tasks())
         for name in names:

@@ -276,7 +276,7 @@ async def test_with_the_permissions_of_mcm_and_no_others(
         Client(ClusterConfig.load(api_server.mcm_kubeconfig)) as limited,
         telling(selected(limited, namespace)) as clusters,
     ):
-        await eventually(lambda: caplog.text, lambda text: "cannot follow secrets admin" in text)
+        await eventually(lambda: caplog.text, lambda text: "failed to watch secrets admin" in text)
         assert clusters.names() == []
         rules = [{"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["admin"], "verbs": ["get", "watch"]}]
         await client.create(ROLES, {"metadata": {"name": "mcm"}, "rules": rules}, namespace=namespace)

@@ -1,4 +1,4 @@
-"""What a manager brings together: who works on clusters, and who finds them."""
+"""Protocols between a manager and what it runs: awares, providers, runnables, coordinators, controllers."""
 
 from __future__ import annotations
 
@@ -13,114 +13,114 @@ __all__ = ["Aware", "ControllerHost", "Coordinator", "EngagementTarget", "Fleet"
 
 @runtime_checkable
 class Aware(Protocol):
-    """Something that works on every cluster of a fleet."""
+    """Works on every cluster of a fleet."""
 
     async def engage(self, engagement: Engagement) -> None:
-        """Begin to work on `engagement.cluster`, and return promptly.
+        """Start to work on `engagement.cluster`, and return promptly.
 
-        Work goes to `engagement.spawn`, what must be undone to `engagement.on_close`. If this raises, all of that is
-        undone and it is called again, with growing delays, with a new engagement; other clusters do not notice.
+        Use `engagement.spawn` for work and `engagement.on_close` for what must be undone. If this raises, the manager
+        undoes all of that and calls it again after a backoff, with a new engagement. Other clusters are not affected.
         """
 
 
 @runtime_checkable
 class LocalAware(Protocol):
-    """Something that works on the manager's own cluster, besides or instead of those of a fleet."""
+    """Works on the manager's own cluster, besides or instead of the clusters of a fleet."""
 
     async def engage_local(self, engagement: Engagement) -> None:
-        """Begin to work on the local cluster; as `Aware.engage`."""
+        """Start to work on the local cluster, as `Aware.engage`."""
 
 
 @runtime_checkable
 class Runnable(Protocol):
-    """Something that runs for as long as a manager does."""
+    """Runs for as long as a manager does."""
 
     async def run(self) -> None:
-        """Run until cancelled; what fails is run again, with growing delays."""
+        """Run until cancelled. If it fails, the manager restarts it after a backoff."""
 
 
 class Fleet(Protocol):
-    """What a provider tells of its clusters."""
+    """Takes the clusters of a provider."""
 
     async def add_or_replace(self, cluster: Cluster) -> None:
         """Make this the cluster of its name, and return when it is.
 
-        If it continues the present one, with credentials that were renewed, the engagement goes on. Otherwise that
-        is closed, which is awaited, before the new one begins.
+        If it continues the present cluster with renewed credentials, the engagement goes on. Otherwise the present
+        engagement is closed before the new one begins.
         """
 
     async def remove(self, name: str) -> None:
-        """Close the engagement of a cluster and return when nothing of it is left; an unknown name is no error."""
+        """Close the engagement of a cluster, and return when nothing of it is left. An unknown name is no error."""
 
     def get(self, name: str) -> Cluster:
-        """The cluster of that name; raises ClusterNotFound, or ClusterNotReady while it is being engaged."""
+        """Return the cluster of that name. Raises ClusterNotFound, or ClusterNotReady while it is being engaged."""
 
     def names(self) -> list[str]:
-        """Names of the provider's clusters, sorted."""
+        """Return the names of the provider's clusters, sorted."""
 
 
 class Provider(Protocol):
-    """Something that knows the clusters of a fleet."""
+    """Finds the clusters of a fleet."""
 
     @property
     def name(self) -> str:
-        """For logs and metrics."""
+        """Name for logs and metrics."""
 
     async def run(self, fleet: Fleet) -> None:
-        """Tell `fleet` about every cluster that comes, changes and goes, until cancelled.
+        """Keep `fleet` up to date with every cluster that comes, changes and goes, until cancelled.
 
-        It is run again when it fails; clusters that are engaged stay so meanwhile.
+        If it fails, the manager restarts it; engaged clusters stay engaged meanwhile.
         """
 
 
 class EngagementTarget(Protocol):
-    """A manager's clusters, as its coordinator sees them."""
+    """Gives a coordinator the clusters of a manager, to allow and to withdraw."""
 
     def names(self) -> list[str]:
-        """All clusters that are known, sorted; the local one, if there is one, among them."""
+        """Return the names of all known clusters, sorted; the local cluster, if there is one, is among them."""
 
     async def wait_changed(self) -> None:
-        """Return when clusters came or went since the last call; at once the first time."""
+        """Return when clusters have come or gone since the last call; the first call returns at once."""
 
     def allow(self, name: str) -> None:
-        """Let the work on a cluster begin; without effect if it did, or the cluster is not known.
+        """Let the work on a cluster begin. Does nothing if it has begun, or the cluster is not known.
 
-        A cluster that comes again has to be allowed again.
+        A cluster that was removed and comes again must be allowed again.
         """
 
     async def withdraw(self, name: str) -> None:
-        """End the work on a cluster and return when nothing is at work any more; without effect if nothing is."""
+        """End the work on a cluster, and return when it has ended. Does nothing if there is none."""
 
 
 class Coordinator(Protocol):
-    """Decides which clusters this process works on. Providers and lookups are not its business: they run everywhere."""
+    """Decides which clusters this process works on. Providers and lookups run in every process."""
 
     async def run(self, target: EngagementTarget) -> None:
-        """Allow and withdraw until cancelled; in the end all is withdrawn, and then released."""
+        """Allow and withdraw clusters until cancelled; at the end, withdraw all, and then release the Leases."""
 
     def may_work(self, cluster: str) -> bool:
-        """Tell whether a reconcile may begin now; asked for each, so it looks at memory and the clock only."""
+        """Tell whether a reconcile may begin now. It is called for each one, so it must not make requests."""
 
     def grace_seconds(self, cluster: str) -> float | None:
-        """How long reconciles under way may take to end, now that work on a cluster does; None: as they like."""
+        """Return how long running reconciles may take to end when work is withdrawn; None is no limit."""
 
     def require_read(self, cluster: str) -> None:
-        """Raise ClusterNotOwned if this process has no business with a cluster; asked when it is looked up."""
+        """Raise ClusterNotOwned if this process must not look a cluster up."""
 
     def require_write(self, cluster: str) -> float | None:
-        """Raise ClusterNotOwned if this process may not change a cluster now; asked before each write is sent.
+        """Raise ClusterNotOwned if this process must not write to a cluster now; called before each write.
 
-        Returns how many seconds that write may take at most, None: as long as it likes. The local cluster is changed in
-        reconciles of all others.
+        Returns how many seconds the write may take; None is no limit. Reconciles of any cluster may write to the local
+        cluster.
         """
 
 
 class ControllerHost(Protocol):
-    """What controllers need of the manager that runs them."""
+    """Gives controllers what they need of the manager that runs them."""
 
     @property
     def max_concurrent(self) -> int:
-        """How many reconciles of a controller run at once by default."""
+        """Default for how many reconciles of a controller run at once."""
 
     @property
     def group_kind_concurrency(self) -> Mapping[str, int]:
@@ -132,11 +132,11 @@ class ControllerHost(Protocol):
 
     @property
     def provider(self) -> Provider | None:
-        """Finds the clusters; None: there is only the local cluster."""
+        """Finds the clusters; with None there is only the local cluster."""
 
     @property
     def clusters(self) -> Fleet:
         """All clusters."""
 
     def add(self, what: Aware | LocalAware | Runnable) -> None:
-        """Engage and run what is added."""
+        """Engage and run a component."""

@@ -1,4 +1,4 @@
-"""What can go wrong when talking to clusters, as one family of exceptions."""
+"""The exceptions of this package, one family."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MAX_REASON: Final = 128
 
 
 class ProviderError(Exception):
-    """Root of everything that this package raises on purpose."""
+    """Root of all exceptions that this package raises on purpose."""
 
 
 class ClusterNotFound(ProviderError, LookupError):
@@ -43,26 +43,26 @@ class ClusterNotFound(ProviderError, LookupError):
 
 
 class ClusterNotOwned(ProviderError):
-    """The cluster is known, but another process works on it, or none does at this moment."""
+    """The cluster is known, but this process must not work on it now."""
 
 
 class ClusterNotReady(ProviderError):
-    """The cluster is known, but it is being engaged or replaced right now; try again soon."""
+    """The cluster is known, but is being engaged or replaced; retry soon."""
 
 
 class KubeconfigError(ProviderError, ValueError):
-    """A kubeconfig, or the credentials in it, cannot be used."""
+    """A kubeconfig, or its credentials, cannot be used."""
 
 
 class LeaseLost(ProviderError):
-    """A Lease is not ours any more: what is done under it has to end."""
+    """This process no longer holds a Lease: work under it must end."""
 
 
 class Unreachable(ProviderError):
-    """No answer of an API server was received: connection, TLS, time-out, or an answer that is none.
+    """An API server gave no valid answer: connection, TLS, time-out, or protocol, as `kind` says.
 
-    `kind` says which of these; `reason` is the same as a condition reason: `CertificateInvalid` if the server's
-    certificate was refused, else `EndpointUnreachable`.
+    `reason` suits a condition: `CertificateInvalid` if the server's certificate was refused, else
+    `EndpointUnreachable`.
     """
 
     def __init__(self, message: str, *, kind: UnreachableKind, reason: str = "EndpointUnreachable") -> None:
@@ -77,17 +77,16 @@ class Unreachable(ProviderError):
 
 
 class AnswerTooLarge(Unreachable):
-    """An answer, or the pages of a list, were more than the client takes in (see `AnswerLimits`)."""
+    """An answer, or the pages of a list, exceed the `AnswerLimits` of the client."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, kind="protocol", reason="AnswerTooLarge")
 
 
 class ApiError(ProviderError):
-    """The API server refused a request; `status` is the HTTP status, `reason` the one of Kubernetes' Status object.
+    """The API server refused a request. `status` is the HTTP status, `reason` that of Kubernetes' Status object.
 
-    What it says is cut if it is long, and bare of control characters, so that it can be shown: not each API server
-    is a friend.
+    The message is cut if it is long, and has no control characters, because an API server may be hostile.
     """
 
     def __init__(
@@ -112,7 +111,7 @@ class NotFound(ApiError):
 
 
 class Conflict(ApiError):
-    """409: the object changed meanwhile, another manager owns a field, or a precondition failed."""
+    """409: the object has changed, another manager owns a field, or a precondition failed."""
 
 
 class AlreadyExists(Conflict):
@@ -128,7 +127,7 @@ class Unauthorized(ApiError):
 
 
 class Forbidden(ApiError):
-    """403: the identity may not do this."""
+    """403: the identity must not do this."""
 
 
 class Invalid(ApiError):
@@ -136,7 +135,7 @@ class Invalid(ApiError):
 
 
 class TooManyRequests(ApiError):
-    """429: asked too often; `retry_after_seconds` says when to come back."""
+    """429: too many requests; `retry_after_seconds` says when to retry."""
 
 
 class ServerError(ApiError):
@@ -162,7 +161,7 @@ def api_error(
     *,
     retry_after_seconds: float | None = None,
 ) -> ApiError:
-    """Build the member of the `ApiError` family that stands for an HTTP status."""
+    """Return the `ApiError` for an HTTP status."""
     kind = ServerError if status >= 500 else _BY_STATUS.get(status, ApiError)
     if kind is Conflict and reason == "AlreadyExists":
         kind = AlreadyExists

@@ -1,4 +1,4 @@
-"""Logging as JSON lines, each with what was being worked on."""
+"""Logging as JSON lines, with fields of the current context."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 
 @contextmanager
 def log_fields(**fields: str) -> Iterator[None]:
-    """Have every record within carry these fields: `log_fields(cluster="a")`. Tasks started within inherit them."""
+    """Add these fields to every record inside of this context: `log_fields(cluster="acme")`. New tasks inherit them."""
     token = _fields.set({**_fields.get(), **fields})
     try:
         yield
@@ -33,9 +33,9 @@ def log_fields(**fields: str) -> Iterator[None]:
 
 
 class ContextFilter(logging.Filter):
-    """Gives each record its fields as `context`, such as `cluster=a namespace=b name=c`, for formats of your own.
+    """Gives each record its fields as `context`, such as `cluster=acme namespace=b name=c`, for other formats.
 
-    Add it to a handler: `handler.addFilter(ContextFilter())`, with `%(context)s` in its format.
+    Add it to a handler: `handler.addFilter(ContextFilter())`, with `%(context)s` in the format.
     """
 
     @override
@@ -47,7 +47,7 @@ class ContextFilter(logging.Filter):
 
 @contextmanager
 def json_logging(level: str, *, stream: TextIO = sys.stderr) -> Iterator[None]:
-    """Log JSON lines to the stream while within; a thread writes them, so that a slow reader never blocks the loop."""
+    """Log JSON lines to the stream inside of this context. A thread writes, so that a slow reader blocks no loop."""
     records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
     back = logging.StreamHandler(stream)
     back.setFormatter(_JsonFormatter())
@@ -66,7 +66,7 @@ def json_logging(level: str, *, stream: TextIO = sys.stderr) -> Iterator[None]:
 
 
 class _Front(logging.handlers.QueueHandler):
-    """Notes the fields while still in the context of the one who logs."""
+    """Takes the fields from the context of the caller."""
 
     @override
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:

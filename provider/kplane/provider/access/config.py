@@ -1,4 +1,4 @@
-"""How to reach and authenticate to one API server."""
+"""Address, trust and credentials of one API server."""
 
 from __future__ import annotations
 
@@ -35,13 +35,12 @@ _REFUSED_USER_FIELDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """Address, trust and credentials of one API server. Its repr shows no secret.
+    """Holds address, trust and credentials of one API server. Its repr shows no secret.
 
-    `server` is an https URL, with a path if the API server is served below one. `ca_data` is PEM (None: the
-    system's CAs). `client_certificate` and `client_key` are PEM. `token_file` is read again while the client runs.
-    `exec_plugin` is run for credentials, and again when they expire or are refused; it is used in the place of others.
-    `impersonation` is whom requests are made as, `proxy` the http URL of a proxy that connects to the server.
-    Raises KubeconfigError if a value cannot be used.
+    `server` is an https URL, which may have a path. `ca_data` is PEM (None: the system's CAs), and so are
+    `client_certificate` and `client_key`. `token_file` is read again while the client runs. `exec_plugin` is run for
+    credentials instead, and again when they expire or are refused. `impersonation` is the user of the requests, `proxy`
+    the http URL of a proxy to the server. Raises KubeconfigError if a value cannot be used.
     """
 
     server: str
@@ -84,14 +83,14 @@ class ClusterConfig:
         directory: Path | None = None,
         exec_plugins: bool | Collection[str] = False,
     ) -> ClusterConfig:
-        """Take one context (default: the current one) out of a kubeconfig.
+        """Read one context (default: the current one) of a kubeconfig.
 
-        `source` is its text or the parsed document. Files it refers to are looked up below `directory`; without one
-        they are refused, so that a kubeconfig that somebody else wrote cannot name files of this machine. Nor does it
-        run programs here: exec plugins are refused, unless `exec_plugins` is true, or has the command in it, as it is
-        written in the kubeconfig. Text is 256 KiB at most, and has no YAML aliases of mappings or lists.
+        `source` is its text or the parsed document. Files are looked up below `directory`; without it they are refused,
+        so that a kubeconfig from somebody else cannot name files of this machine. Exec plugins are refused, unless
+        `exec_plugins` is true or contains the command as written. Text is limited to 256 KiB, without YAML aliases of
+        mappings or lists.
 
-        Raises KubeconfigError with what is wrong.
+        Raises KubeconfigError with the reason.
         """
         require_no_text(exec_plugins)
         document = source if isinstance(source, Mapping) else _parse(source)
@@ -128,9 +127,9 @@ class ClusterConfig:
     def load(
         cls, path: Path, *, context: str | None = None, exec_plugins: bool | Collection[str] = False
     ) -> ClusterConfig:
-        """Read a kubeconfig file; relative paths in it are relative to it. `exec_plugins` as in `from_kubeconfig`.
+        """Read a kubeconfig file, which may be large; relative paths in it are relative to it.
 
-        It may be larger than one that comes from elsewhere.
+        `exec_plugins` is that of `from_kubeconfig`.
         """
         try:
             document = read_document(path)
@@ -143,7 +142,7 @@ class ClusterConfig:
     def in_cluster(
         cls, *, directory: Path = _SERVICE_ACCOUNT, environment: Mapping[str, str] | None = None
     ) -> ClusterConfig:
-        """Use the ServiceAccount of the pod this runs in."""
+        """Use the ServiceAccount of the pod in which this runs."""
         variables = os.environ if environment is None else environment
         host, port = variables.get("KUBERNETES_SERVICE_HOST"), variables.get("KUBERNETES_SERVICE_PORT", "443")
         if not host:
@@ -156,10 +155,10 @@ class ClusterConfig:
         return cls(server=f"https://{address}:{port}", ca_data=ca_data, token_file=directory / "token")
 
     def with_server(self, server: str) -> ClusterConfig:
-        """The same trust and credentials for another address.
+        """Return the same trust and credentials for another address.
 
-        Raises KubeconfigError if the trust is in the system's CAs and the address is another host or port: any
-        server with a public certificate would be given the credentials.
+        Raises KubeconfigError if the system's CAs are trusted and host or port differ: any server with a public
+        certificate would get the credentials.
         """
         moved = replace(self, server=server)
         if self.ca_data is None and _authority(moved.server) != _authority(self.server):
@@ -170,10 +169,10 @@ class ClusterConfig:
         return moved
 
     def continues(self, previous: ClusterConfig) -> bool:
-        """Whether this is the cluster and the identity of `previous`, whatever was renewed.
+        """Tell whether this is the cluster and identity of `previous`, except for what was renewed.
 
-        A token or certificate may be another one, and the CA as long as one is in both: when a CA is exchanged, both
-        are trusted for a while.
+        Token and certificate may differ, and so may the CA if both have one in common: during a rotation both are
+        trusted.
         """
         return (
             (self.server, self.tls_server_name, self.proxy, self._identity())
@@ -181,7 +180,7 @@ class ClusterConfig:
         ) and _share_a_ca(self.ca_data, previous.ca_data)
 
     def to_kubeconfig(self) -> dict[str, Any]:
-        """A kubeconfig document with one context; it holds the credentials."""
+        """Return a kubeconfig document with one context; it holds the credentials."""
         cluster: dict[str, Any] = {"server": self.server}
         if self.ca_data is not None:
             cluster["certificate-authority-data"] = base64.b64encode(self.ca_data).decode()
@@ -290,7 +289,7 @@ def _certificates(pem: bytes, *, what: str) -> list[Certificate]:
 
 
 def _subject(client_certificate: bytes) -> str:
-    """Whom a client certificate, the first of its chain, is for: what is in one is not read before it is asked for."""
+    """Return the subject of a client certificate, the first of its chain."""
     first = _certificates(client_certificate, what="the client certificate")[0]
     try:
         return first.subject.rfc4514_string()
@@ -299,7 +298,7 @@ def _subject(client_certificate: bytes) -> str:
 
 
 def read_document(path: Path) -> Mapping[str, Any]:
-    """Read a kubeconfig file, without any of what it refers to. Raises OSError and KubeconfigError."""
+    """Read a kubeconfig file, without the files it names. Raises OSError and KubeconfigError."""
     return _parse(path.read_bytes(), most_bytes=_MOST_BYTES_OF_FILE, most_nodes=None)
 
 

@@ -1,4 +1,4 @@
-"""What a client shows of itself: tokens that are read again, and what plugins give."""
+"""Current credentials of a client: tokens that are read again, and output of plugins."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _FAILED_SECONDS: Final = 2.0
 
 
 class Credentials:
-    """The credentials of a configuration, as they are now.
+    """Keeps the credentials of a configuration up to date.
 
-    `current()` gives a configuration that has them in it: its token and its client certificate are what a request
-    shows. It is the same object until something changes.
+    `current()` returns a configuration with token and client certificate filled in. It is the same object until
+    something changes.
     """
 
     def __init__(self, config: ClusterConfig, *, plugin_runs: Turns) -> None:
@@ -42,7 +42,7 @@ class Credentials:
         self._threads: set[asyncio.Future[str]] = set()
 
     async def current(self) -> ClusterConfig:
-        """Return what the next request is made with; raises KubeconfigError if there is nothing."""
+        """Return the credentials for the next request. Raises KubeconfigError if there are none."""
         if not self._renewable:
             return self._config
         if (shown := self._fresh()) is not None:
@@ -51,7 +51,7 @@ class Credentials:
             return self._fresh() or await self._renew()
 
     async def refused(self, shown: ClusterConfig) -> ClusterConfig:
-        """Return what to try after these were refused with 401; the same if there is nothing else."""
+        """Return credentials to retry with after a 401; the same ones if there are no others."""
         if not self._renewable:
             return shown
         async with self._lock:
@@ -62,7 +62,7 @@ class Credentials:
             return await self._renew()
 
     async def aclose(self) -> None:
-        """Wait for what cannot be cancelled."""
+        """Wait for threads, which cannot be cancelled."""
         if self._threads:
             await asyncio.wait(tuple(self._threads))
 
@@ -120,7 +120,7 @@ class Credentials:
         return token
 
     async def _in_thread(self, function: Callable[[], str]) -> str:
-        """Call what would block; it cannot be cancelled, so `aclose` waits for it."""
+        """Call a blocking function; it cannot be cancelled, so `aclose` waits for it."""
         future = asyncio.get_running_loop().run_in_executor(None, function)
         self._threads.add(future)
         future.add_done_callback(self._thread_ended)

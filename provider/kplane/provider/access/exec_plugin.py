@@ -34,7 +34,7 @@ _SECRET_LIKE: Final = re.compile(r"[\w.+/=~-]{24,}")
 
 @dataclass(frozen=True, slots=True)
 class ExecCredential:
-    """What a plugin gave: a token, a certificate with its key (PEM), or both; good until `expires`, or for ever."""
+    """Credentials of a plugin: a token, a certificate with its key (PEM), or both; valid until `expires`, if set."""
 
     token: str | None = field(default=None, repr=False)
     certificate: bytes | None = field(default=None, repr=False)
@@ -43,18 +43,18 @@ class ExecCredential:
 
     @property
     def expired(self) -> bool:
-        """Whether its time is over."""
+        """Whether it has expired."""
         return self.expires is not None and dt.datetime.now(dt.UTC) >= self.expires
 
 
 @dataclass(frozen=True, slots=True)
 class ExecPlugin:
-    """A program that prints credentials, and how it is run. Its repr shows neither arguments nor environment.
+    """Describes a program that prints credentials. Its repr shows neither arguments nor environment.
 
-    `command` is looked for on PATH if it has no slash. `env` goes on top of the environment of this process. With
-    `provide_cluster_info` the program is told of the cluster, and `cluster_config` along with that: any JSON value, a
-    cluster's own settings for the plugin. It gets no standard input, and is ended after `timeout_seconds`.
-    `install_hint` is shown if there is no such program. Raises KubeconfigError if a value cannot be used.
+    `command` is looked up on PATH if it has no slash. `env` is added to the environment of this process. With
+    `provide_cluster_info` the program gets the cluster and `cluster_config`, any JSON value. It has no standard input,
+    and is ended after `timeout_seconds`. `install_hint` is shown if the program is missing. Raises KubeconfigError if a
+    value cannot be used.
     """
 
     command: str
@@ -83,11 +83,11 @@ class ExecPlugin:
     def from_kubeconfig(
         cls, section: Mapping[str, Any], *, cluster: Mapping[str, Any] | None = None, directory: Path | None = None
     ) -> ExecPlugin:
-        """Take it out of the `exec` of a kubeconfig's user, or the `execConfig` of a KEP-5339 access provider.
+        """Read the `exec` of a kubeconfig's user, or the `execConfig` of a KEP-5339 access provider.
 
-        `cluster` is the section of the cluster, whose extension client.authentication.k8s.io/exec goes to the plugin.
-        A command with a slash is looked up below `directory`, as in client-go, unless it is absolute.
-        Raises KubeconfigError if it cannot be run here.
+        `cluster` is the section of the cluster, whose extension client.authentication.k8s.io/exec goes to the plugin. A
+        command with a slash is looked up below `directory`, as in client-go, unless it is absolute. Raises
+        KubeconfigError if it cannot be run here.
         """
         command, mode = section.get("command"), section.get("interactiveMode")
         if not isinstance(command, str) or not command:
@@ -117,7 +117,7 @@ class ExecPlugin:
         )
 
     def to_kubeconfig(self) -> dict[str, Any]:
-        """The `exec` of a kubeconfig's user."""
+        """Return the `exec` of a kubeconfig's user."""
         return {
             "apiVersion": self.api_version,
             "command": self.command,
@@ -129,14 +129,14 @@ class ExecPlugin:
         }
 
     def extensions(self) -> list[dict[str, Any]]:
-        """The `extensions` of a kubeconfig's cluster, for this plugin."""
+        """Return the `extensions` of a kubeconfig's cluster for this plugin."""
         return [] if self.cluster_config is None else [{"name": _EXTENSION, "extension": self.cluster_config}]
 
     async def run(self, *, cluster: Mapping[str, Any]) -> ExecCredential:
-        """Run it and return what it gives; `cluster` is told to it if it is to know.
+        """Run it and return its credentials; `cluster` is passed to it if it asks for it.
 
-        Nothing of it runs on when this ends, however it does. Raises KubeconfigError if it cannot be run, fails,
-        takes too long, or says what is no ExecCredential; nothing that may be secret is in there.
+        No process of it is left afterwards. Raises KubeconfigError, without any secret, if it cannot be run, fails,
+        takes too long, or prints no ExecCredential.
         """
         told: dict[str, Any] = {"interactive": False}
         if self.provide_cluster_info:
@@ -190,7 +190,7 @@ class ExecPlugin:
 
 
 def require_no_text(allowed: bool | Collection[str]) -> None:
-    """Raise KubeconfigError if the commands that may be run are one text: each part of it would count."""
+    """Raise KubeconfigError if the allowed commands are one text: each part of it would match."""
     if isinstance(allowed, (str, bytes)):
         raise KubeconfigError(f"exec_plugins is a text; give a collection of commands, such as {{{allowed!r}}}")
 
@@ -234,7 +234,7 @@ def _environment(entries: object, *, command: str) -> dict[str, str]:
 
 
 def extension(cluster: Mapping[str, Any], name: str) -> Any:
-    """What the cluster of a kubeconfig has as extension of that name; None if there is none."""
+    """Return an extension of a kubeconfig's cluster, or None."""
     entries = cluster.get("extensions")
     for entry in entries if isinstance(entries, list) else []:
         if isinstance(entry, Mapping) and entry.get("name") == name:
@@ -243,7 +243,7 @@ def extension(cluster: Mapping[str, Any], name: str) -> Any:
 
 
 async def _read(stream: asyncio.StreamReader | None) -> bytes:
-    """Read to the end, or a little more than what is taken in."""
+    """Read to the end, but keep little more than the limit."""
     read = b""
     while stream is not None and len(read) <= _MAX_OUTPUT and (chunk := await stream.read(65536)):
         read += chunk

@@ -1,4 +1,4 @@
-"""Asking in somebody else's name: the Impersonate headers of Kubernetes."""
+"""Impersonation: requests in the name of another user."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _PLAIN: Final = frozenset((string.ascii_lowercase + string.digits + "!#$&'*+-.^_
 
 @dataclass(frozen=True, slots=True)
 class Impersonation:
-    """Whom requests are made as; the credentials have to be allowed to `impersonate` that.
+    """The user of the requests; the credentials need permission to `impersonate`.
 
-    Raises KubeconfigError if a value cannot be sent, or there is no `user`.
+    Raises KubeconfigError if a value cannot be sent, or `user` is missing.
     """
 
     user: str
@@ -41,7 +41,7 @@ class Impersonation:
 
     @classmethod
     def from_kubeconfig(cls, user: Mapping[str, Any]) -> Impersonation | None:
-        """Take it out of a kubeconfig's user; None if nobody is impersonated."""
+        """Read it from a kubeconfig's user; None if there is no impersonation."""
         asked = {key: user.get(key) for key in ("as", "as-uid", "as-groups", "as-user-extra")}
         if not any(asked.values()):
             return None
@@ -54,7 +54,7 @@ class Impersonation:
         return cls(asked["as"] or "", asked["as-uid"] or None, tuple(groups), given)
 
     def to_kubeconfig(self) -> dict[str, Any]:
-        """What a kubeconfig's user says of it."""
+        """Return the fields of a kubeconfig's user."""
         return {
             "as": self.user,
             **({"as-uid": self.uid} if self.uid is not None else {}),
@@ -63,7 +63,7 @@ class Impersonation:
         }
 
     def headers(self) -> list[tuple[str, str]]:
-        """The headers of each request."""
+        """Return the headers of each request."""
         return [
             ("Impersonate-User", self.user),
             *([("Impersonate-Uid", self.uid)] if self.uid is not None else []),

@@ -1,4 +1,4 @@
-"""How long to wait before the next try."""
+"""Delays between retries."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["Backoff", "delay_after"]
 
 
 class Backoff:
-    """Delays that grow from `initial_seconds` by `factor` to `maximum_seconds`, each shortened at random by up to half.
+    """Grows delays from `initial_seconds` by `factor` to `maximum_seconds`, and takes off a random part of up to half.
 
-    The jitter keeps many that failed together from trying again together. `uniform` is replaced in tests.
+    The jitter keeps tasks that failed together from retrying together. Tests replace `uniform`.
     """
 
     def __init__(
@@ -30,11 +30,11 @@ class Backoff:
 
     @property
     def failures(self) -> int:
-        """Tries since the last reset."""
+        """Number of delays since the last reset."""
         return self._failures
 
     def next_delay(self) -> float:
-        """Seconds to wait before the next try."""
+        """Return the seconds until the next try."""
         delay = delay_after(
             self._failures, initial_seconds=self._initial, maximum_seconds=self._maximum, factor=self._factor
         )
@@ -42,11 +42,11 @@ class Backoff:
         return delay * self._uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """Begin from the start again: the last try worked."""
+        """Start from the first delay again: the last try succeeded."""
         self._failures = 0
 
 
 def delay_after(failures: int, *, initial_seconds: float, maximum_seconds: float, factor: float = 2.0) -> float:
-    """Seconds to wait after so many failures before, without jitter."""
+    """Return the delay after so many failures, without jitter."""
     # The exponent is bounded because floats overflow, long after the maximum is reached.
     return min(maximum_seconds, initial_seconds * factor ** min(failures, 100))

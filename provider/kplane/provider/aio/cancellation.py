@@ -1,4 +1,4 @@
-"""Cancellations that somebody asked for, told from those that come out of what is awaited."""
+"""Tells requested cancellations from those that leak out of awaited code."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _REMIND_SECONDS: Final = 10.0
 
 
 def asked_to_end() -> bool:
-    """Whether the current task is being cancelled.
+    """Tell whether the current task is being cancelled.
 
-    A CancelledError if it is not was let out by somebody's code (`task.cancel(); await task` is enough), and is a
-    failure like any other: taken for a wish to end, it would end what has to go on.
+    If it is not, a CancelledError leaked out of awaited code (`task.cancel(); await task` is enough), and is a failure
+    like any other.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 async def complete(works: Iterable[Awaitable[object]]) -> None:
-    """Await all at once, each to its end whatever happens to the others; then raise the first error of any."""
+    """Await all at once, each to its end, then raise the first error."""
     results = await asyncio.gather(*works, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -38,7 +38,7 @@ async def end_tasks(
     why: str | None = None,
     logger: logging.Logger | logging.LoggerAdapter[logging.Logger] = _log,
 ) -> None:
-    """Cancel tasks and return when all have ended; those that do not are told of and cancelled again, every 10 s."""
+    """Cancel tasks and wait until all have ended; log those that have not, and cancel them again, every 10 s."""
     left = {task for task in tasks if not task.done()}
     while left:
         for task in left:

@@ -1,4 +1,4 @@
-"""Runs what has to run for as long as its owner does, whatever happens to it."""
+"""Keeps coroutines running, whatever happens to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STEADY_SECONDS: Final = 60.0
 
 @contextlib.asynccontextmanager
 async def kept_running(name: str, run: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Keep `run` running while within, as `keep_running` does; it has ended afterwards."""
+    """Run `keep_running` inside of this context."""
     task = asyncio.create_task(keep_running(name, run), name=name)
     try:
         yield
@@ -31,7 +31,7 @@ async def kept_running(name: str, run: Callable[[], Awaitable[None]]) -> AsyncIt
 
 
 async def keep_running(name: str, run: Callable[[], Awaitable[None]]) -> None:
-    """Await `run()`, and again if it fails, with growing delays: from a second to a minute. Return when it does."""
+    """Await `run()`, and restart it after failures with a backoff of 1 to 60 s. Returns when it returns."""
     backoff = Backoff(initial_seconds=1.0, maximum_seconds=60.0)
     now = asyncio.get_running_loop().time
     while True:

@@ -1,4 +1,4 @@
-"""How many do something at once, such that those who take long, or are many, keep nobody else from it."""
+"""Bounds how many tasks do something at once, so that slow ones block no others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Turns"]
 
 
 class _Party:
-    """Those of one key."""
+    """The tasks of one key."""
 
     def __init__(self, at_once: int) -> None:
         self.places: Final = asyncio.Semaphore(at_once)
@@ -19,11 +19,11 @@ class _Party:
 
 
 class Turns:
-    """Lets `at_once` go at a time, and of those with one key `per_key`; whoever comes first goes first.
+    """Lets `at_once` tasks go at a time, and `per_key` of one key; first come, first served.
 
-    One that takes longer than `patience_seconds` still counts for its key, but no longer for all together: what hangs
-    costs nothing but patience. So a dead server keeps `per_key` of those who ask for it waiting, and nobody else; and
-    of many dead servers nobody waits longer than `patience_seconds` for each `at_once` of them.
+    A task that takes longer than `patience_seconds` still counts for its key, but not for the total. So a dead server
+    blocks only `per_key` of its own tasks, and with many dead servers nobody waits longer than `patience_seconds` for
+    each `at_once`.
     """
 
     def __init__(self, at_once: int, *, per_key: int, patience_seconds: float = 0.25) -> None:
@@ -34,7 +34,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def turn(self, key: Hashable) -> AsyncIterator[None]:
-        """Wait for a turn, and have it inside."""
+        """Wait for a turn, and hold it inside of this context."""
         party = self._parties.get(key)
         if party is None:
             party = self._parties[key] = _Party(self._per_key)

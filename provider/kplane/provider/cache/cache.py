@@ -1,4 +1,4 @@
-"""What is known of one cluster: its objects, mirrored kind by kind as somebody asks for them."""
+"""The objects of one cluster, mirrored kind by kind on demand."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Objects = list[Object]
 
 
 class Cache:
-    """Mirrors the kinds that are asked for, each by one informer, which all users share.
+    """Mirrors each kind that is asked for by one informer, which all users share.
 
-    An informer begins with the first question for its kind, lives until `stop` or `aclose`, and survives whatever the
-    server does meanwhile. `get` and `list` wait until it has all objects: `sync_timeout_seconds` at most, then they
-    raise ClusterNotReady. `transform` changes each object before it is kept, so that less is; its identity stays.
-    `name` is that of the cluster, for logs and task names. The client belongs to the caller, and outlives the cache.
+    An informer starts with the first read of its kind, and runs until `stop` or `aclose`. `get` and `list` wait at most
+    `sync_timeout_seconds` until the informer has all objects, then raise ClusterNotReady. `transform` changes each
+    object before it is kept; its identity must stay. `name` is the cluster's, for logs and task names. The client
+    belongs to the caller.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Cache:
 
     @property
     def state(self) -> FeedState:
-        """The worst state of its informers; ready if there are none."""
+        """The worst state of its informers; ready if there is none."""
         states = {informer.state for informer in self._informers.values()}
         return next((state for state in _STATES if state in states), "ready")
 
@@ -68,20 +68,20 @@ class Cache:
 
     @property
     def restarts(self) -> Mapping[str, int]:
-        """How often watches ended, by reason: closed, expired, refused, unreachable, failed."""
+        """Number of watches that ended, by reason: closed, expired, refused, unreachable, failed."""
         return sum((Counter(informer.restarts) for informer in self._informers.values()), self._ended_restarts)
 
     def size_bytes(self) -> Mapping[str, int]:
-        """Return the bytes of the objects, by kind."""
+        """Return the bytes of the objects by kind."""
         sizes: Counter[str] = Counter()
         for (resource, _), informer in self._informers.items():
             sizes[resource.kind] += informer.size_bytes
         return sizes
 
     def informer(self, resource: Resource, *, metadata_only: bool = False) -> Informer:
-        """Return the informer of a kind, which begins to mirror it now if it did not yet.
+        """Return the informer of a kind; it starts now if it is new.
 
-        With `metadata_only` it is another one, which keeps apiVersion, kind and metadata. Raises ProviderError if
+        With `metadata_only` it is another informer, which keeps apiVersion, kind and metadata. Raises ProviderError if
         the cache is closed.
         """
         key = resource, metadata_only
@@ -104,10 +104,10 @@ class Cache:
         return informer
 
     def index_field(self, resource: Resource, field: str, extract: Extract, *, metadata_only: bool = False) -> None:
-        """Have objects of a kind found by the values that `extract` gives; before or after they are there.
+        """Index a field of a kind by the values of `extract`, before or after objects are there.
 
-        The same function twice is fine, another one for the same field raises ProviderError. Objects that are there
-        are decoded at once: with very many of them, index before the first question.
+        The same function may be added twice; another one for the same field raises ProviderError. Present objects are
+        decoded at once: with very many, index before the first read.
         """
         key = resource, metadata_only
         known = self._indexes.setdefault(key, {}).setdefault(field, extract)
@@ -119,7 +119,7 @@ class Cache:
     async def get(
         self, resource: Resource, name: str, *, namespace: str | None = None, metadata_only: bool = False
     ) -> Object:
-        """Return an object, as last seen; it is a copy. Raises NotFound, and ClusterNotReady without all objects."""
+        """Return a copy of an object as last seen. Raises NotFound; ClusterNotReady before all objects are known."""
         informer = await self._synced(resource, metadata_only=metadata_only)
         found = informer.get(name, namespace=namespace)
         if found is None:
@@ -136,23 +136,23 @@ class Cache:
         field: Mapping[str, str] | None = None,
         metadata_only: bool = False,
     ) -> Objects:
-        """Return the objects of a kind, as last seen; they are copies. `namespace=None` is over all namespaces.
+        """Return copies of the objects of a kind as last seen; `namespace=None` means all namespaces.
 
-        `field` are values of indexed fields (`index_field`), all of which an object must have. Raises ProviderError
-        for a field that is not indexed or a selector that cannot be read, ClusterNotReady without all objects.
+        `field` are values of indexed fields, all of which must match. Raises ProviderError for a field without index or
+        an invalid selector, ClusterNotReady before all objects are known.
         """
         informer = await self._synced(resource, metadata_only=metadata_only)
         return informer.list(namespace=namespace, label_selector=label_selector, field=field)
 
     async def stop(self) -> None:
-        """End all informers, with their handlers, and forget all objects; the next question begins anew."""
+        """End all informers with their handlers, and forget all objects; the next read starts anew."""
         informers, self._informers = self._informers, {}
         await asyncio.gather(*(informer.aclose() for informer in informers.values()))
         for informer in informers.values():
             self._ended_restarts.update(informer.restarts)
 
     async def aclose(self) -> None:
-        """End it for good."""
+        """End the cache for good."""
         self._closed = True
         await self.stop()
 

@@ -1,4 +1,4 @@
-"""One object as it is cached: its bytes, and what of its metadata everybody asks for."""
+"""One cached object: its bytes, and the part of its metadata that everybody needs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ _decode_page: Final = msgspec.json.Decoder(_Page).decode
 
 
 class Entry(Struct, gc=False, eq=False):
-    """An object without managedFields. Whoever wants more of it than is here has it decoded by an `EntryReader`."""
+    """An object without managedFields. An `EntryReader` decodes the rest of it."""
 
     _metadata: _Metadata
     raw: bytes
@@ -136,7 +136,7 @@ class Entry(Struct, gc=False, eq=False):
 
 
 class Change(NamedTuple):
-    """One event of a watch: ADDED, MODIFIED, DELETED or BOOKMARK. `initial_end`: what was there before has come."""
+    """One event of a watch: ADDED, MODIFIED, DELETED or BOOKMARK. `initial_end` ends the initial objects."""
 
     type: str
     entry: Entry
@@ -144,9 +144,9 @@ class Change(NamedTuple):
 
 
 class EntryReader:
-    """Makes entries of what one server sends, and objects of entries. All of it is checked: it may be anything.
+    """Makes entries of what one server sends, and objects of entries. It checks everything.
 
-    With `metadata_only` an entry has the bytes of its metadata only, also if the server sends more.
+    With `metadata_only`, an entry keeps only the bytes of the metadata, even if the server sends more.
     """
 
     def __init__(self, resource: Resource, *, server: str, metadata_only: bool = False) -> None:
@@ -156,7 +156,7 @@ class EntryReader:
         self._texts: dict[str, str] = {}
 
     def change(self, line: bytes) -> Change:
-        """Read one line of a watch. Raises the ApiError that an ERROR event stands for, and Unreachable for garbage."""
+        """Read a line of a watch. Raises the ApiError of an ERROR event, and Unreachable for anything else."""
         if not self.metadata_only:
             try:
                 event = _decode_event(line)
@@ -180,7 +180,7 @@ class EntryReader:
             raise self._malformed() from error
 
     def page(self, body: bytes) -> tuple[list[Entry], str, str | None]:
-        """Read a page of a list: its objects, the list's resourceVersion, and the token of the next page."""
+        """Read a page of a list: objects, resourceVersion, and the token of the next page."""
         try:
             page = _decode_page(body)
         except _MALFORMED as error:
@@ -201,7 +201,7 @@ class EntryReader:
         return whole
 
     def decode_metadata(self, entry: Entry) -> Object:
-        """Return the metadata alone: for large objects that is much less work."""
+        """Return the metadata alone: much less work for large objects."""
         if self.metadata_only:
             return self._decoded(entry.raw)
         try:
@@ -262,7 +262,7 @@ class EntryReader:
         return orjson.dumps(whole)
 
     def _shared(self, text: str) -> str:
-        """Return the text as it was seen before, so that many objects share it."""
+        """Return an equal text that was seen before, so that many objects share it."""
         texts = self._texts
         if len(texts) >= _SHARED_TEXTS and text not in texts:
             texts.clear()

@@ -1,4 +1,4 @@
-"""The events of an informer, and their delivery to handlers: first what is there, then what changes."""
+"""Events of an informer, and their delivery to handlers: first the present objects, then the changes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ EventKind = Literal["ADDED", "MODIFIED", "DELETED"]
 
 
 class Event:
-    """One change of one object. `initial`: it was there before, and the handler gets to know of it.
+    """One change of one object. `initial` means that the object was there before the handler.
 
-    The object is decoded when somebody reads it, once for all handlers of the event: copy it before you change it.
-    DELETED has the object as it was at last, MODIFIED the one before in `old`.
+    The object is decoded on first access, once for all handlers: copy it before you change it. DELETED has the last
+    state of the object; MODIFIED has the former one in `old`.
     """
 
     __slots__ = ("_metadata", "_object", "_old", "_old_metadata", "entry", "initial", "kind", "old_entry", "reader")
@@ -55,7 +55,7 @@ class Event:
 
     @property
     def resource(self) -> Resource:
-        """Of which kind the object is."""
+        """Kind of the object."""
         return self.reader.resource
 
     @property
@@ -95,14 +95,14 @@ class Event:
 
     @property
     def object(self) -> Object:
-        """The whole object, without managedFields. Raises Unreachable if the server sent something that is none."""
+        """The whole object, without managedFields. Raises Unreachable if the server sent no object."""
         if self._object is None:
             self._object = self.reader.decode(self.entry)
         return self._object
 
     @property
     def metadata(self) -> Object:
-        """All metadata of the object, e.g. annotations and owners: for large objects less work than `object`."""
+        """All metadata of the object, such as annotations and owners: less work than `object` for large objects."""
         if self._metadata is None:
             self._metadata = self.reader.decode_metadata(self.entry)
         return self._metadata
@@ -116,7 +116,7 @@ class Event:
 
     @property
     def old_metadata(self) -> Object | None:
-        """All metadata of the object before the change, for MODIFIED."""
+        """All metadata before the change, for MODIFIED."""
         if self._old_metadata is None and self.old_entry is not None:
             self._old_metadata = self.reader.decode_metadata(self.old_entry)
         return self._old_metadata
@@ -156,18 +156,18 @@ class Registration:
 
     @property
     def removed(self) -> bool:
-        """Whether it has ended."""
+        """Whether it was removed."""
         return self._removed is None
 
     def remove(self) -> None:
-        """End it: the handler is not called again."""
+        """Remove the handler: it is not called again."""
         removed, self._removed = self._removed, None
         if removed is not None:
             self._pending.clear()
             removed(self)
 
     def see(self, event: Event) -> None:
-        """Tell the handler, unless it has yet to be given the object: it gets it as it is then."""
+        """Pass an event on, unless the handler has yet to get the object: it gets the object as it is then."""
         if self._removed is None:
             return
         if event.entry.key in self._pending:
@@ -177,7 +177,7 @@ class Registration:
         self._call(event)
 
     def settle(self) -> None:
-        """Take note that the informer has all objects, or the handler was given some."""
+        """Set `synced` if the handler has all objects."""
         if self._removed is not None and self._source_synced.is_set() and not self._pending:
             self.synced.set()
 
@@ -201,30 +201,30 @@ class Registration:
 
 
 class Handlers:
-    """The registrations of one informer: for all namespaces, and for one each."""
+    """Keeps the registrations of one informer: for all namespaces, and for one each."""
 
     def __init__(self) -> None:
         self._everywhere: tuple[Registration, ...] = ()
         self._within: dict[str, tuple[Registration, ...]] = {}
 
     def __iter__(self) -> Iterator[Registration]:
-        """Give all that are there now."""
+        """Return all registrations."""
         return iter([*self._everywhere, *itertools.chain.from_iterable(self._within.values())])
 
     def of(self, namespace: str) -> tuple[Registration, ...]:
-        """Return those that are told of an object in this namespace."""
+        """Return the registrations for objects in this namespace."""
         within = self._within.get(namespace)
         return self._everywhere if within is None else self._everywhere + within
 
     def add(self, registration: Registration, *, namespace: str | None) -> None:
-        """Have one more, for a namespace or (None) for all."""
+        """Add a registration for a namespace or, with None, for all."""
         if namespace is None:
             self._everywhere += (registration,)
         else:
             self._within[namespace] = (*self._within.get(namespace, ()), registration)
 
     def remove(self, registration: Registration, *, namespace: str | None) -> None:
-        """Have one less."""
+        """Remove a registration."""
         if namespace is None:
             self._everywhere = tuple(each for each in self._everywhere if each is not registration)
             return

@@ -1,4 +1,4 @@
-"""Keeps all objects of a kind in one cluster, and tells handlers about every change."""
+"""Mirrors the objects of a kind, and passes every change to handlers."""
 
 from __future__ import annotations
 
@@ -93,17 +93,17 @@ class Informer:
 
     @property
     def state(self) -> FeedState:
-        """Whether the objects are up to date: ready, connecting (for the first time), or unreachable."""
+        """Whether the objects are up to date: ready, connecting (the first time), or unreachable."""
         return self._feed.state
 
     @property
     def error(self) -> str:
-        """Why it is unreachable."""
+        """Why the server is unreachable."""
         return self._feed.error
 
     @property
     def restarts(self) -> Mapping[str, int]:
-        """How often its watch ended, by reason."""
+        """Number of watches that ended, by reason."""
         return self._feed.restarts
 
     @property
@@ -117,7 +117,7 @@ class Informer:
         return self._store.size_bytes
 
     def start(self) -> None:
-        """Begin to mirror, in a task of its own."""
+        """Start to mirror, in a task of its own."""
         if self._task is None and not self._closed:
             # In a context of its own, not in that of the reconcile that needed it first.
             name = f"{self._cluster}: informer of {self._feed}".removeprefix(": ")
@@ -134,7 +134,7 @@ class Informer:
                 registration.remove()
 
     async def aclose(self) -> None:
-        """End it, and forget handlers and objects; no handler is called again."""
+        """Stop, and forget handlers and objects; no handler is called again."""
         self._closed = True
         self._mirror.settled.set()
         for registration in self._mirror.handlers:
@@ -145,16 +145,16 @@ class Informer:
         self._store.clear()
 
     async def wait_synced(self) -> None:
-        """Wait until all objects were read for the first time. Raises ClusterNotReady if it is closed before."""
+        """Wait until all objects were read once. Raises ClusterNotReady if it is closed before."""
         await self._mirror.settled.wait()
         self._require_open()
 
     def add_handler(self, handler: EventHandler, *, namespace: str | None = None) -> Registration:
-        """Tell a handler of all objects that are there, as ADDED with `initial`, and of every change from then on.
+        """Pass all present objects to a handler, as ADDED with `initial`, and every later change.
 
-        None is lost and none told twice: what changes before the handler was given it is given as it is then. The
-        handler is not called before this returns. With `namespace` it is told of that one's objects only, which costs
-        no more if there are many such handlers. Raises ClusterNotReady if the informer was closed.
+        The handler misses no change and sees none twice: an object that changes before it was handed over comes in its
+        new state. The handler is not called before this returns. With `namespace` it sees only objects of that
+        namespace; many such handlers cost no more than one. Raises ClusterNotReady if the informer is closed.
         """
         self._require_open()
         registration = Registration(
@@ -168,11 +168,11 @@ class Informer:
         return registration
 
     def add_index(self, field: str, extract: Extract) -> None:
-        """Index a field; the same function twice is fine. Each object that is there is decoded at once."""
+        """Index a field; the same function may be added twice. Present objects are decoded at once."""
         self._store.add_index(field, extract)
 
     def get(self, name: str, *, namespace: str | None = None) -> Object | None:
-        """Return an object as it is known now. Raises ClusterNotReady if the informer was closed."""
+        """Return an object as it is known now. Raises ClusterNotReady if the informer is closed."""
         entry = self.entry(name, namespace=namespace)
         return None if entry is None else self._reader.decode(entry)
 
@@ -188,10 +188,10 @@ class Informer:
         label_selector: str | None = None,
         field: Mapping[str, str] | None = None,
     ) -> Objects:
-        """Return the objects that are known now; `namespace=None` is over all namespaces.
+        """Return the objects that are known now; `namespace=None` means all namespaces.
 
-        `field` are values of indexed fields, all of which an object must have. Raises ProviderError for one that is not
-        indexed and for a selector that cannot be read, and ClusterNotReady if the informer was closed.
+        `field` are values of indexed fields, all of which must match. Raises ProviderError for a field without index
+        and an invalid selector, and ClusterNotReady if the informer is closed.
         """
         found = self.entries(namespace=namespace, label_selector=label_selector, field=field)
         return [self._reader.decode(entry) for entry in found]
@@ -223,13 +223,13 @@ class Informer:
             raise ClusterNotReady(f"the cache of {self._server} was stopped")
 
     def _present(self, key: Key) -> Event | None:
-        """Return the event that tells a new handler of an object that is there."""
+        """Return the event that hands a present object to a new handler."""
         entry = self._store.get(key)
         return None if entry is None else Event("ADDED", entry, reader=self._reader, initial=True)
 
 
 class _Mirror:
-    """Takes what the feed tells into the store of an informer, and tells its handlers."""
+    """Applies what the feed finds to the store of an informer, and calls its handlers."""
 
     def __init__(self, store: Store, *, transform: Transform | None, bytes_at_most: int | None) -> None:
         self.handlers: Final = Handlers()
@@ -241,7 +241,7 @@ class _Mirror:
         self._bytes_at_most = bytes_at_most
 
     async def replace(self, entries: list[Entry]) -> None:
-        """This is all there is."""
+        """Make these all objects that there are."""
         present = {entry.key for entry in entries}
         gone = [entry for entry in self._store if entry.key not in present]
         for number, entry in enumerate(gone + entries, start=1):
@@ -257,7 +257,7 @@ class _Mirror:
             registration.settle()
 
     def apply(self, changes: list[Change]) -> None:
-        """These are the next changes."""
+        """Apply the next changes."""
         for change in changes:
             if change.type == "DELETED":
                 self._delete(change.entry)

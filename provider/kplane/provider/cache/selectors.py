@@ -21,9 +21,9 @@ _COMMA: Final = re.compile(r",(?![^(]*\))")
 
 
 def parse_label_selector(selector: str) -> Matches:
-    """Return what tells whether labels match: `a=b,c!=d,e in (f,g),h notin (i),j,!k`; an empty one matches all.
+    """Return a function that tells whether labels match: `a=b,c!=d,e in (f,g),h notin (i),j,!k`; empty matches all.
 
-    An object without a label matches `!=` and `notin` of it. Raises ProviderError if it cannot be read; `<` and `>`
+    An object without a label matches `!=` and `notin` of it. Raises ProviderError for an invalid selector; `<` and `>`
     are not supported.
     """
     if not selector.strip():

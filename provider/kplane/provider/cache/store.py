@@ -1,4 +1,4 @@
-"""The objects of one kind, as bytes until somebody reads them."""
+"""Objects of one kind, as bytes until they are read, and their indexes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Extract = Callable[[dict[str, Any]], Iterable[str]]
 
 
 class FieldIndexes:
-    """The field indexes of one kind: for each value of each field, the entries that have it."""
+    """Finds the entries of one kind by values of their fields."""
 
     __slots__ = ("_decode", "_extracts", "_found", "_resource")
 
@@ -32,9 +32,9 @@ class FieldIndexes:
         self._found: dict[tuple[str, str], dict[Key, Entry]] = {}
 
     def add(self, field: str, extract: Extract, entries: Iterable[Entry]) -> None:
-        """Index a field of all entries, those that are there included; the same function twice is fine.
+        """Index a field of all entries; the same function may be added twice.
 
-        Raises ProviderError if the field is already indexed by another function.
+        Raises ProviderError if another function indexes the field.
         """
         known = self._extracts.get(field)
         require_same(known, extract, resource=self._resource, field=field)
@@ -44,12 +44,12 @@ class FieldIndexes:
                 self._index(entry, {field: extract})
 
     def insert(self, entry: Entry) -> None:
-        """Index an entry that is new."""
+        """Index a new entry."""
         if self._extracts:
             self._index(entry, self._extracts)
 
     def remove(self, entry: Entry) -> None:
-        """Forget an entry."""
+        """Remove an entry."""
         for pair in entry.indexed:
             found = self._found[pair]
             del found[entry.key]
@@ -57,7 +57,7 @@ class FieldIndexes:
                 del self._found[pair]
 
     def find(self, wanted: Mapping[str, str]) -> list[Entry]:
-        """Return the entries that have all of these values. Raises ProviderError for a field that is not indexed."""
+        """Return the entries that have all of these values. Raises ProviderError for a field without index."""
         for field in wanted:
             if field not in self._extracts:
                 raise ProviderError(f"{self._resource} has no index {field!r}: call index_field for it before")
@@ -87,7 +87,7 @@ class FieldIndexes:
 
 
 def require_same(known: Extract | None, extract: Extract, *, resource: Resource, field: str) -> None:
-    """Raise ProviderError if a field is already indexed by another function; `known` is that one."""
+    """Raise ProviderError if another function, `known`, indexes the field."""
     if known is not None and known != extract:
         raise ProviderError(
             f"field {field!r} of {resource} is already indexed by another function: choose another name"
@@ -107,16 +107,16 @@ class Store:
         self._indexes = FieldIndexes(reader.resource, decode=reader.decode)
 
     def __iter__(self) -> Iterator[Entry]:
-        """Give all entries."""
+        """Return all entries."""
         return itertools.chain.from_iterable(each.values() for each in self._namespaces.values())
 
     def get(self, key: Key) -> Entry | None:
-        """Return one entry."""
+        """Return an entry."""
         found = self._namespaces.get(key[0])
         return None if found is None else found.get(key[1])
 
     def put(self, entry: Entry) -> None:
-        """Add an entry, in the place of the one that has its key."""
+        """Add or replace an entry."""
         namespace, name = entry.key
         found = self._namespaces.setdefault(namespace, {})
         self._forget(found.get(name))
@@ -125,7 +125,7 @@ class Store:
         self._indexes.insert(entry)
 
     def pop(self, key: Key) -> Entry | None:
-        """Remove one entry, and return it."""
+        """Remove and return an entry."""
         namespace, name = key
         found = self._namespaces.get(namespace)
         entry = None if found is None else found.pop(name, None)
@@ -135,7 +135,7 @@ class Store:
         return entry
 
     def clear(self) -> None:
-        """Forget all entries; indexes stay."""
+        """Remove all entries; indexes stay."""
         for entry in tuple(self):
             self.pop(entry.key)
 
@@ -150,7 +150,7 @@ class Store:
         label_selector: str | None = None,
         field: Mapping[str, str] | None = None,
     ) -> list[Entry]:
-        """Return the entries of a namespace (None: of all) that match a selector and have these values of fields."""
+        """Return the entries of a namespace (None: of all) that match a selector and values of fields."""
         found: list[Entry]
         if field:
             found = [entry for entry in self._indexes.find(field) if namespace in {None, entry.namespace}]

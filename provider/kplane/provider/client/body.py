@@ -1,4 +1,4 @@
-"""What is sent: objects as JSON, and the queries along with them."""
+"""Bodies and query strings of requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def typed(resource: Resource, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def encode(body: Any) -> bytes:
-    """Return a body as JSON; raises ProviderError if it cannot be."""
+    """Return a body as JSON. Raises ProviderError if it cannot be encoded."""
     try:
         return orjson.dumps(body)
     except TypeError as error:
@@ -28,13 +28,13 @@ def encode(body: Any) -> bytes:
 
 
 def query_of(params: Mapping[str, str | int | bool | None]) -> str:
-    """Return a query string, without what is None."""
+    """Return a query string; leaves out None."""
     plain = {key: str(value).lower() if isinstance(value, bool) else value for key, value in params.items()}
     return urlencode({key: value for key, value in plain.items() if value is not None}, quote_via=quote)
 
 
 def name_of(body: dict[str, Any]) -> str:
-    """Return the name of an object; raises ProviderError if it has none."""
+    """Return the name of an object. Raises ProviderError if it has none."""
     name = _metadata(body).get("name")
     if not isinstance(name, str):
         raise ProviderError("the object has no metadata.name")
@@ -42,7 +42,7 @@ def name_of(body: dict[str, Any]) -> str:
 
 
 def namespace_of(body: dict[str, Any]) -> str | None:
-    """Return the namespace that is written in an object."""
+    """Return the namespace in an object."""
     namespace = _metadata(body).get("namespace")
     return namespace if isinstance(namespace, str) else None
 

@@ -1,4 +1,4 @@
-"""Calls of one API server: a deadline on each, and patience with a server that is busy."""
+"""Calls of one API server: a deadline for each, and retries of 429."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Calls:
         self._limits = limits
 
     async def body(self, request: HttpRequest, *, intake: Intake, timeout_seconds: float | None = None) -> bytes:
-        """Send a request and return what is answered. Raises the ApiError if that is no success."""
+        """Send a request and return the body of the answer. Raises the ApiError of a refusal."""
 
         async def read(response: aiohttp.ClientResponse) -> bytes:
             return await read_body(response, intake=intake)
@@ -50,7 +50,7 @@ class Calls:
         return found if request.received is None else request.received(found)
 
     async def drop(self, request: HttpRequest) -> None:
-        """Send a request of whose answer only the status counts."""
+        """Send a request and read only the status of the answer."""
 
         async def drop(response: aiohttp.ClientResponse) -> None:
             await drop_body(response, size_bytes=self._limits.answer_bytes)

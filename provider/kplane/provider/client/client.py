@@ -35,23 +35,22 @@ Params = Mapping[str, str | int | bool | None]
 
 
 class Client:
-    """Talks to the API server of a `ClusterConfig`; close it with `aclose()`, or use it as `async with`.
+    """Talks to the API server of a `ClusterConfig`, with plain dicts. Close it with `aclose()`, or use `async with`.
 
-    `timeout_seconds` is the deadline of one call with all its retries, `connect_timeout_seconds` the one of making a
-    connection. Every method raises ApiError when the server refuses, Unreachable when it gives no answer in time (or
-    none that makes sense), KubeconfigError when the credentials cannot be used. 429 is retried within the deadline.
+    `timeout_seconds` bounds a call with its retries, `connect_timeout_seconds` the making of a connection. Each method
+    raises ApiError if the server refuses, Unreachable if it gives no valid answer in time, and KubeconfigError if the
+    credentials cannot be used. 429 is retried within the deadline.
 
-    `limits` bound what is taken in of its answers; more raises AnswerTooLarge, an Unreachable. The defaults let 64 MiB
-    in, and lists of any length: set them for a server whose administrator may mean harm. A call needs the memory of
-    one answer, a list that of all its pages, and calls at once that of each, unless `limits.together` bounds the sum.
+    `limits` bound the answers; a larger one raises AnswerTooLarge, an Unreachable. The defaults allow 64 MiB, and lists
+    of any length: set limits if you do not trust the server. A call needs memory for one answer, a list for all its
+    pages, and concurrent calls for each of theirs, unless `limits.together` bounds the sum.
 
-    A reconcile whose call stays unanswered leaves its worker to others (see `Controller`), unless `keeps_worker`: that
-    is for the server that all reconciles work with, which more of them at once would only make slower.
+    A reconcile whose call stays unanswered leaves its worker to others (see `Controller`). `keeps_worker` turns this
+    off, for the one server that all reconciles work with.
 
-    `before_write` is called before each request that may change something, and once more when its body is about to be
-    sent; what it raises keeps it from being sent. So whoever may write only while a Lease is held cannot forget it.
-    If it returns a number, the request may take so many seconds at most: the server is told so as well, and gives up
-    when they are over.
+    `before_write` is called before each write, and again before its body is sent; if it raises, nothing is sent. So a
+    process that may write only while it holds a Lease cannot forget to check. If it returns a number, the write may
+    take that many seconds, and the server gets the same deadline.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class Client:
 
     @property
     def config(self) -> ClusterConfig:
-        """What the client connects with."""
+        """The configuration of the next request."""
         return self._transport.config
 
     @property
@@ -99,12 +98,12 @@ class Client:
 
     @property
     def limits(self) -> AnswerLimits:
-        """What it takes in at most."""
+        """Bounds of the answers."""
         return self._limits
 
     @property
     def timeout_seconds(self) -> float:
-        """The deadline of one call."""
+        """The deadline of a call."""
         return self._timeout_seconds
 
     async def __aenter__(self) -> Self:
@@ -116,12 +115,12 @@ class Client:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close every connection, also those of watches that are still open; not those of another client."""
+        """Close every connection, open watches included; connections of another client stay open."""
         if self._owns_transport:
             await self._transport.aclose()
 
     async def update(self, config: ClusterConfig) -> None:
-        """Go on with renewed credentials for the same cluster; open watches are not disturbed.
+        """Use renewed credentials for the same cluster; open watches go on.
 
         Raises ProviderError if `config` is another cluster or identity.
         """
@@ -131,11 +130,11 @@ class Client:
             await self._transport.update(config)
 
     async def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Object:
-        """Read one object; raises NotFound."""
+        """Read an object. Raises NotFound."""
         return await self._object("GET", self._path(resource, name, namespace=namespace), resource)
 
     async def exists(self, resource: Resource, name: str, *, namespace: str | None = None) -> bool:
-        """Tell whether there is an object of that name; what is said of it is not kept, however long it is."""
+        """Tell whether an object exists, without keeping the answer."""
         request = self._adapted(HttpRequest("GET", self._path(resource, name, namespace=namespace), accept=METADATA))
         try:
             await self._calls.drop(request)
@@ -154,10 +153,10 @@ class Client:
         max_items: int | None = None,
         metadata_only: bool = False,
     ) -> ObjectList:
-        """Read a whole collection in pages, all as of one resourceVersion; `namespace=None` is over all namespaces.
+        """Read a collection in pages, all of one resourceVersion; `namespace=None` means all namespaces.
 
-        `page_size` is in objects. Raises AnswerTooLarge if there are more than `max_items` of them. With
-        `metadata_only` they have apiVersion, kind and metadata, and the server is asked to send no more.
+        `page_size` counts objects. Raises AnswerTooLarge if there are more than `max_items`. With `metadata_only`,
+        objects have only apiVersion, kind and metadata, and the server sends no more.
         """
 
         listing = await self.collect(
@@ -180,7 +179,7 @@ class Client:
         field_selector: str | None = None,
         page_size: int = 500,
     ) -> P:
-        """Read a whole collection as `list` does, into what `pages` makes."""
+        """Read a collection as `list` does, into the object that `pages` makes."""
         path = self._path(resource, namespace=namespace)
         selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
         # A server that hands out pages without end must not hold the caller for ever.
@@ -205,12 +204,12 @@ class Client:
         metadata_only: bool = False,
         initial_events: bool = False,
     ) -> Watch:
-        """Follow a collection from a resourceVersion on; with None it begins with the present objects as ADDED.
+        """Follow a collection from a resourceVersion; with None it starts with the present objects as ADDED.
 
-        The server ends it after `timeout_seconds`; the client gives up after `idle_timeout_seconds` without as much as
-        a bookmark (a server sends one about every minute). With `metadata_only` the server is asked for apiVersion,
-        kind and metadata only. With `initial_events` it says by a bookmark, annotated `k8s.io/initial-events-end`, that
-        all objects that were there have come (KEP-3157); a server that cannot raises Invalid.
+        The server ends the watch after `timeout_seconds`. The client gives up after `idle_timeout_seconds` without even
+        a bookmark, which a server sends about every minute. With `metadata_only`, the server sends only apiVersion,
+        kind and metadata. With `initial_events`, a bookmark annotated `k8s.io/initial-events-end` ends the present
+        objects (KEP-3157); a server without support raises Invalid.
         """
         query = query_of(
             {
@@ -238,10 +237,7 @@ class Client:
         )
 
     async def create(self, resource: Resource, body: Object, *, namespace: str | None = None) -> Object:
-        """Create an object; raises AlreadyExists.
-
-        The namespace is taken from the body if none is given; apiVersion and kind are filled in.
-        """
+        """Create an object. Fills in apiVersion and kind; the default namespace is the body's. Raises AlreadyExists."""
         namespace = namespace if namespace is not None else namespace_of(body)
         path = self._path(resource, namespace=namespace, write=True)
         params: Params = {"fieldManager": self._field_manager}
@@ -250,7 +246,7 @@ class Client:
     async def replace(
         self, resource: Resource, body: Object, *, namespace: str | None = None, subresource: str | None = None
     ) -> Object:
-        """Replace an object by `body`; raises Conflict if its resourceVersion is not the present one."""
+        """Replace an object. Raises Conflict if its resourceVersion is not the present one."""
         namespace = namespace if namespace is not None else namespace_of(body)
         path = self._path(resource, name_of(body), namespace=namespace, subresource=subresource, write=True)
         params: Params = {"fieldManager": self._field_manager}
@@ -265,7 +261,7 @@ class Client:
         namespace: str | None = None,
         subresource: str | None = None,
     ) -> Object:
-        """Change an object by a JSON merge patch."""
+        """Change an object with a JSON merge patch."""
         path = self._path(resource, name, namespace=namespace, subresource=subresource, write=True)
         params = {"fieldManager": self._field_manager}
         return await self._object("PATCH", path, resource, body=body, params=params, content_type=_MERGE_PATCH)
@@ -279,7 +275,7 @@ class Client:
         namespace: str | None = None,
         subresource: str | None = None,
     ) -> Object:
-        """Change an object by a JSON patch (RFC 6902); its `test` operations fail with Invalid."""
+        """Change an object with a JSON patch (RFC 6902). A failed `test` operation raises Invalid."""
         path = self._path(resource, name, namespace=namespace, subresource=subresource, write=True)
         params = {"fieldManager": self._field_manager}
         return await self._object("PATCH", path, resource, body=operations, params=params, content_type=_JSON_PATCH)
@@ -294,10 +290,10 @@ class Client:
         force: bool = True,
         field_manager: str | None = None,
     ) -> Object:
-        """Server-side apply: create the object or make exactly these fields ours.
+        """Apply an object server-side: create it, or own exactly these fields.
 
-        apiVersion and kind are filled in; name and namespace are those of the body. Raises Conflict if another
-        manager owns a field and `force` is off.
+        Fills in apiVersion and kind; name and namespace are the body's. Raises Conflict if another manager owns a field
+        and `force` is off.
         """
         namespace = namespace if namespace is not None else namespace_of(body)
         path = self._path(resource, name_of(body), namespace=namespace, subresource=subresource, write=True)
@@ -314,7 +310,7 @@ class Client:
         uid: str | None = None,
         propagation: str | None = None,
     ) -> Object:
-        """Delete one object; raises NotFound, and Conflict if it has another `uid`.
+        """Delete an object. Raises NotFound, and Conflict if it has another `uid`.
 
         `propagation` is Background, Foreground or Orphan. Returns the object if finalizers hold it, else a Status.
         """
@@ -328,10 +324,9 @@ class Client:
         )
 
     async def delete_all(self, resource: Resource, *, namespace: str | None = None, label_selector: str) -> None:
-        """Delete the objects with a label, however many; `namespace=None` is over all of a cluster-scoped kind.
+        """Delete all objects with a label in one call; a namespaced kind needs a `namespace`.
 
-        The server does it in one call, and repeats what it deleted: that is not kept. Raises ProviderError if the
-        selector is empty.
+        The answer, which repeats all objects, is not kept. Raises ProviderError if the selector is empty.
         """
         if not label_selector:
             raise ProviderError(f"without a label all {resource.plural} would be deleted")
@@ -341,7 +336,7 @@ class Client:
         await self._calls.drop(self._adapted(HttpRequest("DELETE", path, query, accept=METADATA_LIST)))
 
     async def probe(self, path: str = "/readyz") -> None:
-        """Return when the API server says that it is healthy; raises Unreachable or ApiError otherwise."""
+        """Return if the API server is healthy; otherwise raises Unreachable or ApiError."""
         await self._calls.drop(self._adapted(HttpRequest("GET", path, accept="*/*")))
 
     async def request(
@@ -354,9 +349,9 @@ class Client:
         timeout_seconds: float | None = None,
         content_type: str = JSON,
     ) -> Any:
-        """Send any request and return the parsed JSON answer, e.g. `request("GET", "/version")`.
+        """Send any request and return the decoded answer, such as `request("GET", "/version")`.
 
-        `path` begins with a slash and is quoted by the caller.
+        `path` starts with a slash, and the caller quotes it.
         """
         sent = None if body is None else encode(body)
         request = self._adapted(HttpRequest(method, path, query_of(params or {}), sent, content_type))

@@ -1,4 +1,4 @@
-"""Connections for many clients: one pool, and TLS contexts shared by what they are made of."""
+"""Connections and TLS contexts that many clients share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PLUGIN_PATIENCE_SECONDS: Final = 5.0
 
 
 class _Key(NamedTuple):
-    """What two clients must have in common to use the same connections: nothing of it may be another's."""
+    """What two clients must have in common to share connections."""
 
     host: str | None
     port: int | None
@@ -43,7 +43,7 @@ class _Key(NamedTuple):
 
 
 class _Context:
-    """A TLS context, and how many peers it is for."""
+    """A TLS context, and the number of its peers."""
 
     def __init__(self) -> None:
         self.made: ssl.SSLContext | None = None
@@ -53,7 +53,7 @@ class _Context:
 
 
 class Peer:
-    """A server, seen with one identity: who uses connections to it, and which there are."""
+    """A server as seen by one identity: its users and open connections."""
 
     def __init__(self, key: _Key, config: ClusterConfig, context: _Context) -> None:
         self.key: Final = key
@@ -78,9 +78,9 @@ _peer: Final[ContextVar[Peer | None]] = ContextVar("provider_peer", default=None
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Makes few connections at once, and remembers whose they are.
+    """Bounds how many connections are made at once, and records whose they are.
 
-    Its pool keeps connections with different TLS contexts, server names or proxies apart (aiohttp's ConnectionKey).
+    aiohttp's pool keeps connections with different TLS contexts, server names or proxies apart (its ConnectionKey).
     """
 
     def __init__(self, attempts: Turns) -> None:
@@ -109,18 +109,17 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class Connections:
-    """What the clients of a process share: a pool of connections, and TLS contexts.
+    """Shares a pool of connections and TLS contexts among the clients of a process.
 
-    A context is shared if CA, client certificate and key are the same, a connection if host, port, server name
-    and proxy are the same besides: a certificate is never used for another's requests, and who somebody is by a token
-    is said in each request. After `lifetime_seconds` a context is made anew, and so are connections that begin from
-    then on: until then nobody looks at a server's certificate or its address again. Connections that nobody uses are
-    closed `linger_seconds` after the last client of their server was, by 15 s at the latest; with 0 its end waits for
-    that.
+    Clients share a TLS context if CA, client certificate and key are equal, and a connection if host, port, server name
+    and proxy are equal too. So a certificate is never used for another identity; tokens are sent with each request.
+    After `lifetime_seconds` a new context is made for new connections, which check the server's certificate and address
+    again. Idle connections close `linger_seconds` after the last client of their server, and after 15 s at the latest;
+    with 0 the end of the client awaits that.
 
-    `attempts` connections are made at once, 16 of them to one server; those that take longer than 0.25 s do not count
-    for the others. Eight credential plugins are run at once likewise, with 5 s. It belongs to the loop that it is first
-    used in; close it with `aclose()`, after the clients.
+    `attempts` connections are made at once, 16 to one server; those that take longer than 0.25 s count only for their
+    server. Eight credential plugins run at once likewise, with 5 s. The object belongs to the loop that first uses it.
+    Close it with `aclose()`, after the clients.
     """
 
     def __init__(self, *, lifetime_seconds: float = 60.0, linger_seconds: float = 15.0, attempts: int = 32) -> None:
@@ -135,7 +134,7 @@ class Connections:
         self._closed = False
 
     def join(self, config: ClusterConfig) -> Peer:
-        """Count one more user of the connections to a server; `leave` must follow."""
+        """Add a user of the connections to a server; `leave` must follow."""
         if self._closed:
             raise ProviderError("the shared connections are closed")
         url = urlsplit(config.server)
@@ -152,7 +151,7 @@ class Connections:
         return peer
 
     def leave(self, peer: Peer) -> None:
-        """Take back one `join`; after the last one the connections are closed, at once or later."""
+        """Undo one `join`; after the last one the connections close."""
         peer.users -= 1
         if peer.users or self._peers.get(peer.key) is not peer:
             return
@@ -162,17 +161,17 @@ class Connections:
             self._forget(peer)
 
     async def ended(self, peer: Peer) -> None:
-        """Return when nothing is left of connections that are being closed; at once if they are used on."""
+        """Return when closing connections are gone; at once if they have users."""
         if self._peers.get(peer.key) is not peer:
             await _ended(peer.open)
 
     async def request(
         self, peer: Peer, method: str, url: Any, *, timeout: aiohttp.ClientTimeout, **options: Any
     ) -> aiohttp.ClientResponse:
-        """Send a request to a server, and return the head of its answer.
+        """Send a request and return the head of the answer.
 
-        `options` are aiohttp's; of `timeout`, `sock_connect` bounds making a connection. Raises KubeconfigError if
-        CA or certificate cannot be used, and aiohttp's errors.
+        `options` are aiohttp's; `timeout.sock_connect` bounds the making of a connection. Raises KubeconfigError if CA
+        or certificate cannot be used, and aiohttp's errors.
         """
         context = await self._context(peer)
         if self._closed:
@@ -198,7 +197,7 @@ class Connections:
             _peer.reset(token)
 
     async def aclose(self) -> None:
-        """Close every connection, also those in use."""
+        """Close every connection, those in use included."""
         self._closed = True
         left: set[ResponseHandler] = set()
         for peer in tuple(self._peers.values()):

@@ -67,9 +67,9 @@ _NAME: Final = re.compile(r"(?P<api_version>(?:[a-z0-9.-]{1,253}/)?[a-z0-9]{1,63
 
 
 def resource_of(kind: Resource | str) -> Resource:
-    """Return the kind of that name, such as `"apps/v1/Deployment"`; a Resource is returned as it is.
+    """Return a kind by its name, such as `"apps/v1/Deployment"`; a Resource is returned as it is.
 
-    Raises ProviderError for names that are none of Kubernetes' own kinds.
+    Raises ProviderError for names that are not built into Kubernetes.
     """
     if isinstance(kind, Resource):
         return kind
@@ -84,9 +84,9 @@ def resource_of(kind: Resource | str) -> Resource:
 
 
 async def discover(client: Client, kind: str) -> Resource:
-    """Ask a cluster how it serves a kind, such as `"example.com/v1/Widget"`.
+    """Ask a cluster for a kind, such as `"example.com/v1/Widget"`.
 
-    Raises NotFound if it does not serve it, and ProviderError if `kind` is no name of a kind.
+    Raises NotFound if the cluster does not serve it, and ProviderError if `kind` is no name of a kind.
     """
     api_version, name = _parse(kind)
     path = f"/{'apis' if '/' in api_version else 'api'}/{api_version}"

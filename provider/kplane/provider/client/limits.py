@@ -1,4 +1,4 @@
-"""Bounds on what a server may have us take in: bytes, items, and the memory that their values need once parsed."""
+"""Bounds on the answers of a server: bytes, items, and the memory of their values."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _OPENING: Final = (b",", b"[", b"{")
 
 
 class Allowance:
-    """Memory that the answers of many servers may take at once, those of up to 64 KiB left out; one for all clients.
+    """Bounds the memory that answers of many servers take at once; answers of up to 64 KiB do not count.
 
-    An answer counts from its first byte until it was handed over: its bytes, and 100 for each value in it. So whatever
-    N calls at once are answered, it is no more than `size_bytes` and N times 64 KiB.
+    An answer counts from its first byte until it is returned: its bytes, and 100 for each value. So N concurrent calls
+    take at most `size_bytes` and N times 64 KiB.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -32,11 +32,11 @@ class Allowance:
 
     @property
     def taken_bytes(self) -> int:
-        """What is taken now."""
+        """Memory in use."""
         return self._taken_bytes
 
     def take(self, amount: int, *, server: str) -> None:
-        """Raise AnswerTooLarge if so much is not left: whoever asked tries again later."""
+        """Take memory. Raises AnswerTooLarge if so much is not left; the caller retries later."""
         if self._taken_bytes + amount > self.size_bytes:
             raise AnswerTooLarge(
                 f"{server}: the answer was not taken in, because large answers of many servers are under way: together"
@@ -45,19 +45,18 @@ class Allowance:
         self._taken_bytes += amount
 
     def give_back(self, amount: int) -> None:
-        """Free what was taken."""
+        """Release memory."""
         self._taken_bytes -= amount
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerLimits:
-    """What a `Client` takes in at most; beyond, a call raises AnswerTooLarge, and what was read is dropped at once.
+    """Bounds what a `Client` accepts. A larger answer raises AnswerTooLarge, and is dropped at once.
 
-    `answer_bytes` is the size of one answer, decompressed; `list_bytes` that of all pages of one list together (None:
-    each page is bounded, and their number only by the deadline). `values` is how many values one answer, or all pages
-    of a list, may have: four megabytes of brackets are 400 MiB once they are parsed. They are counted before that, by
-    the commas and brackets, also those in texts; None does not count. `together` bounds the answers of all clients that
-    it is given to. The defaults are for a server that is trusted.
+    `answer_bytes` bounds one decompressed answer, `list_bytes` all pages of a list (None: no bound but the deadline).
+    `values` bounds the number of values in an answer or a list, because four megabytes of brackets take 400 MiB once
+    parsed; commas and brackets are counted before parsing, None does not count. `together` bounds the answers of all
+    clients that share it. The defaults are for a trusted server.
     """
 
     answer_bytes: int = 64 * _MIB
@@ -67,7 +66,7 @@ class AnswerLimits:
 
     @contextlib.contextmanager
     def intake(self, *, server: str, is_list: bool = False) -> Iterator[Intake]:
-        """Count what one call takes in; its part of `together` is free again at the end."""
+        """Count what one call receives; releases its part of `together` at the end."""
         intake = Intake(self, server=server, bytes_at_most=self.list_bytes if is_list else self.answer_bytes)
         try:
             yield intake
@@ -76,7 +75,7 @@ class AnswerLimits:
 
 
 class Intake:
-    """What one call has taken in so far: a single answer, or the pages of a list."""
+    """Counts what one call has received: an answer, or the pages of a list."""
 
     def __init__(self, limits: AnswerLimits, *, server: str, bytes_at_most: int | None) -> None:
         self.answer_bytes: Final = limits.answer_bytes
@@ -89,23 +88,23 @@ class Intake:
         self._taken = 0
 
     def too_large(self, size_bytes: int) -> AnswerTooLarge:
-        """Say that an answer is longer than that."""
+        """Return the error for an answer that is larger than this."""
         size = f"{size_bytes // _MIB} MiB" if size_bytes >= _MIB else f"{size_bytes} bytes"
         return AnswerTooLarge(f"{self.server} answered with more than {size}; refused")
 
     def read(self, size_bytes: int) -> None:
-        """Count bytes that were received."""
+        """Count received bytes."""
         self._bytes += size_bytes
         if self._bytes_at_most is not None and self._bytes > self._bytes_at_most:
             raise self.too_large(self._bytes_at_most)
         self._take(size_bytes)
 
     def parse(self, body: bytes) -> None:
-        """Count the values in what is about to be parsed, and the memory that they will take."""
+        """Count the values of a body before it is parsed, and their memory."""
         self._take(self.count(body) * _VALUE_BYTES)
 
     def count(self, body: bytes) -> int:
-        """Count the values in what stays bytes."""
+        """Count the values of a body that stays bytes."""
         if self._limits.values is None:
             return 0
         values = sum(body.count(each) for each in _OPENING)
@@ -115,7 +114,7 @@ class Intake:
         return values
 
     def give_back(self) -> None:
-        """The answer was handed over, or dropped."""
+        """Release what was taken: the answer was returned, or dropped."""
         if self._limits.together is not None:
             self._limits.together.give_back(self._taken)
         self._taken = 0

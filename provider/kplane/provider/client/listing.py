@@ -1,4 +1,4 @@
-"""Lists: what is asked for, and what is kept of the pages that come."""
+"""Lists in pages."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ METADATA_LIST: Final = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,
 
 @dataclass(frozen=True, slots=True)
 class ObjectList:
-    """The objects of a collection, all as of `resource_version`, without managedFields."""
+    """The objects of a collection at `resource_version`, without managedFields."""
 
     items: list[dict[str, Any]]
     resource_version: str
 
 
 class Pages(Protocol):
-    """One list, as far as its pages have come."""
+    """A list that is read page by page."""
 
     @property
     def accept(self) -> str:
-        """What to ask for."""
+        """The media type to ask for."""
 
     def add(self, body: bytes, *, intake: Intake) -> str | None:
-        """Take a page in, and return the token of the next one. Raises Unreachable if it is none of a list."""
+        """Add a page, and return the token of the next one. Raises Unreachable if the body is no page."""
 
 
 @dataclass(slots=True)
 class Listing:
-    """One list of the objects of a kind, as far as its pages have come."""
+    """A list of decoded objects."""
 
     resource: Resource
     server: str
@@ -50,11 +50,11 @@ class Listing:
 
     @property
     def accept(self) -> str:
-        """What to ask for."""
+        """The media type to ask for."""
         return METADATA_LIST if self.metadata_only else JSON
 
     def add(self, body: bytes, *, intake: Intake) -> str | None:
-        """Take a page in, and return the token of the next one. Raises Unreachable if it is none of a list."""
+        """Add a page, and return the token of the next one. Raises Unreachable if the body is no page."""
         intake.parse(body)
         page = decode(body, server=self.server)
         metadata = page.get("metadata") if isinstance(page, dict) else None

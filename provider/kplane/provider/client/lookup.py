@@ -30,7 +30,7 @@ _under_way: Final[dict[_Name, Future[_Found]]] = {}
 
 
 class Resolver(AbstractResolver):
-    """For aiohttp's connectors."""
+    """Resolves host names for aiohttp's connectors."""
 
     @override
     async def resolve(
@@ -49,7 +49,7 @@ class Resolver(AbstractResolver):
 
     @override
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 def _begin(name: _Name) -> Future[_Found]:

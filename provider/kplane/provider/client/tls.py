@@ -1,4 +1,4 @@
-"""TLS contexts that trust exactly one cluster's CA, with keys that never touch a disk."""
+"""TLS contexts that trust one cluster's CA; keys are never written to a disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["fingerprint", "require_usable", "ssl_context"]
 
 
 def fingerprint(config: ClusterConfig) -> bytes:
-    """Return what two configurations have in common only if they trust the same CA and show the same identity."""
+    """Return a digest of CA, client certificate and key: equal only for the same trust and identity."""
     digest = hashlib.sha256()
     for part in (config.ca_data, config.client_certificate, config.client_key):
         # Lengths keep what one part ends with apart from what the next one begins with; nothing is not empty.
@@ -22,9 +22,9 @@ def fingerprint(config: ClusterConfig) -> bytes:
 
 
 def ssl_context(config: ClusterConfig) -> ssl.SSLContext:
-    """Build the client's side of TLS: peer and host name always verified, TLS 1.2 or later.
+    """Return the client's TLS context: it verifies peer and host name, and uses TLS 1.2 or later.
 
-    Takes about a millisecond. Raises KubeconfigError if CA, certificate or key cannot be used.
+    It takes about a millisecond. Raises KubeconfigError if CA, certificate or key cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -38,7 +38,7 @@ def ssl_context(config: ClusterConfig) -> ssl.SSLContext:
 
 
 def require_usable(config: ClusterConfig) -> None:
-    """Raise KubeconfigError if `ssl_context` would: for who has something that works, and can keep it."""
+    """Raise KubeconfigError if `ssl_context` would."""
     _load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), config)
 
 

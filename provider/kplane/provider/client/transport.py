@@ -1,4 +1,4 @@
-"""Authenticated HTTPS exchanges with one API server, over connections that are all closed in the end."""
+"""Authenticated HTTPS exchanges with one API server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["HttpRequest", "Transport"]
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One request: `path` is encoded and below the server's own path; `query` is encoded as well."""
+    """One request. `path`, which is below the server's own path, and `query` are encoded."""
 
     method: str
     path: str
@@ -43,13 +43,13 @@ class HttpRequest:
         return f"{self.method} {self.path}"
 
     def within(self, seconds: float) -> HttpRequest:
-        """The same, which the API server ends when it took so long (its parameter `timeout`, a Go duration)."""
+        """Return the same request with a deadline for the API server (its parameter `timeout`)."""
         timeout = f"timeout={max(1, int(seconds * 1000))}ms"
         return replace(self, query=f"{self.query}&{timeout}" if self.query else timeout)
 
 
 class _Exchange:
-    """A request under way, until its answer was read."""
+    """A running request, until its answer was read."""
 
     def __init__(self) -> None:
         self.closing = asyncio.timeout(None)
@@ -57,7 +57,7 @@ class _Exchange:
         self.peers: list[Peer] = []
 
     def end(self) -> None:
-        """Have whoever waits for it told that the connection is closed."""
+        """Tell the waiting caller that the connection is closed."""
         if self.response is not None:
             _drop(self.response)
         elif self.closing.when() is None:
@@ -65,12 +65,12 @@ class _Exchange:
 
 
 class Transport:
-    """Sends requests to the server of a `ClusterConfig`; its connections are made on first use, in the running loop."""
+    """Sends requests to the server of a `ClusterConfig`; makes connections on first use, in the running loop."""
 
     def __init__(
         self, config: ClusterConfig, *, connect_timeout_seconds: float, connections: Connections | None = None
     ) -> None:
-        """`connections` are used in the place of own ones."""
+        """`connections` replace connections of its own."""
         self._config = config
         self._owned = connections is None
         self._connections = Connections() if connections is None else connections
@@ -83,14 +83,14 @@ class Transport:
 
     @property
     def config(self) -> ClusterConfig:
-        """What the next request uses."""
+        """The configuration of the next request."""
         return self._config
 
     @contextlib.asynccontextmanager
     async def exchange(self, request: HttpRequest) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send the request and give the answer's head; on exit its connection is free again, or closed if unread.
+        """Send a request and yield the head of the answer; at the end the connection is freed, or closed if unread.
 
-        Sets no deadline but the one for connecting. Raises Unreachable, or KubeconfigError for unusable credentials.
+        It sets no deadline but that for connecting. Raises Unreachable, or KubeconfigError for unusable credentials.
         """
         self._require_open()
         exchange = _Exchange()
@@ -108,13 +108,13 @@ class Transport:
                 self._connections.leave(peer)
 
     async def update(self, config: ClusterConfig) -> None:
-        """Use renewed credentials from now on; exchanges under way end on the old ones."""
+        """Use renewed credentials from now on; running exchanges finish with the old ones."""
         old, self._config = self._credentials, config
         self._credentials = Credentials(config, plugin_runs=self._connections.plugin_runs)
         await old.aclose()
 
     async def aclose(self) -> None:
-        """Close every connection; whoever waits for an answer gets Unreachable."""
+        """Close every connection; waiting callers get Unreachable."""
         self._closed = True
         for exchange in tuple(self._exchanges):
             exchange.end()
@@ -186,7 +186,7 @@ class Transport:
         )
 
     def _join(self, exchange: _Exchange, *, shown: ClusterConfig) -> Peer:
-        """Count one more exchange with the server; the client as such counts as well, so that connections stay."""
+        """Add an exchange to the users of the server's connections; the client itself is one, so that they stay."""
         self._require_open()
         peer = self._peer
         if peer is None or shown is not self._shown:
@@ -200,7 +200,7 @@ class Transport:
 
 
 class _CheckedBody(aiohttp.BytesPayload):
-    """A body that is looked at once more, when all that a request waits for has come."""
+    """A body with a last check before it is sent."""
 
     def __init__(self, body: bytes, *, check: Callable[[], object]) -> None:
         super().__init__(body)
@@ -219,7 +219,7 @@ def _payload(request: HttpRequest) -> bytes | aiohttp.BytesPayload | None:
 
 
 def _drop(response: aiohttp.ClientResponse) -> None:
-    """Give the response's connection back if it was read to its end, else end it at once."""
+    """Free the connection of a response that was read, else close it."""
     connection = response.connection
     if connection is not None and connection.transport is not None:
         # A TLS transport that is closed politely stays open for as long as the server likes.

@@ -25,18 +25,18 @@ _TYPES: Final = frozenset({"ADDED", "MODIFIED", "DELETED", "BOOKMARK"})
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """`type` is ADDED, MODIFIED, DELETED or BOOKMARK; a bookmark's object has nothing but a resourceVersion."""
+    """An event: ADDED, MODIFIED, DELETED or BOOKMARK. The object of a bookmark has only a resourceVersion."""
 
     type: str
     object: dict[str, Any]
 
 
 class Watch:
-    """Iterate over it (`async for event in watch`), inside of `async with watch` so that its connection is closed.
+    """Yields events (`async for event in watch`); use it inside of `async with watch`, which closes its connection.
 
-    It ends when the server ends it. Raises Expired when the resourceVersion is too old, other ApiErrors, and
-    Unreachable when the connection fails, an event is cut off, or nothing (not even a bookmark) comes for
-    `idle_timeout_seconds`. `open_timeout_seconds` is the deadline for the server to begin.
+    It ends when the server ends it. Raises Expired if the resourceVersion is too old, other ApiErrors, and Unreachable
+    if the connection fails, an event is cut off, or nothing comes for `idle_timeout_seconds`. `open_timeout_seconds`
+    bounds the time until the server begins.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Watch:
         idle_timeout_seconds: float,
         limits: AnswerLimits,
     ) -> None:
-        """`limits.answer_bytes` are the most bytes of one event."""
+        """`limits.answer_bytes` bounds one event."""
         self._limits = limits
         self._transport = transport
         self._resource = resource
@@ -66,7 +66,7 @@ class Watch:
         self._partial_size = 0
 
     async def open(self) -> None:
-        """Send the request and wait until the server begins; iteration does it by itself otherwise."""
+        """Send the request and wait until the server begins; iteration does so by itself."""
         if self._response is not None or self._closed:
             return
         server, asked = self._transport.config.server, f"watch of {self._resource.plural}"
@@ -119,9 +119,9 @@ class Watch:
         raise StopAsyncIteration
 
     async def read(self) -> list[bytes]:
-        """Return all events that came meanwhile, each as it was sent; none: the server ended the watch.
+        """Return all events that have come, each as it was sent; an empty list means that the server ended the watch.
 
-        It is for whoever parses them, and raises what iteration does, but for the errors that are events.
+        For callers that decode events themselves. Raises as iteration does, except for ERROR events.
         """
         try:
             await self.open()
@@ -159,7 +159,7 @@ class Watch:
         self._watchdog = asyncio.get_running_loop().call_later(seconds, self._look)
 
     def _look(self) -> None:
-        """Have whoever waits for an event raise if that takes too long."""
+        """Fail the pending read if it takes too long."""
         since, idle_seconds = self._waiting_since, self._idle_timeout_seconds
         waited = 0.0 if since is None else asyncio.get_running_loop().time() - since
         if waited < idle_seconds:

@@ -1,4 +1,4 @@
-"""What goes over the wire: JSON bodies with bounds, Status objects as errors, transport failures in words."""
+"""JSON bodies with bounds, Status objects as errors, and transport failures in words."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HOST_CODES: Final = frozenset({62, 64})
 
 
 def decode(body: bytes, *, server: str) -> Any:
-    """Parse JSON; raises Unreachable (kind protocol) if it is none."""
+    """Parse JSON. Raises Unreachable (kind protocol) if it is none."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -42,7 +42,7 @@ def decode(body: bytes, *, server: str) -> Any:
 
 
 def read_object(value: object, *, server: str, api_version: str, kind: str) -> dict[str, Any]:
-    """Check that a decoded value is a Kubernetes object; complete what lists leave out; drop managedFields."""
+    """Check that a value is a Kubernetes object, fill in what lists leave out, and drop managedFields."""
     metadata = value.get("metadata") if isinstance(value, dict) else None
     if not isinstance(metadata, dict) or not all(
         isinstance(metadata.get(key, ""), str) for key in ("name", "namespace", "uid", "resourceVersion")
@@ -56,7 +56,7 @@ def read_object(value: object, *, server: str, api_version: str, kind: str) -> d
 
 
 async def read_body(response: aiohttp.ClientResponse, *, intake: Intake) -> bytes:
-    """Read a whole body, as long as `intake` lets it be; raises AnswerTooLarge if it is longer."""
+    """Read a whole body. Raises AnswerTooLarge if it exceeds `intake`."""
     if (response.content_length or 0) > intake.answer_bytes:
         raise intake.too_large(intake.answer_bytes)
     chunks: list[bytes] = []
@@ -71,7 +71,7 @@ async def read_body(response: aiohttp.ClientResponse, *, intake: Intake) -> byte
 
 
 async def drop_body(response: aiohttp.ClientResponse, *, size_bytes: int) -> None:
-    """Read a body without keeping it, so that its connection can be used again; one that is longer ends with it."""
+    """Read a body without keeping it, so that its connection can be reused; a larger one closes it."""
     async for chunk in response.content.iter_any():
         size_bytes -= len(chunk)
         if size_bytes < 0:
@@ -79,7 +79,7 @@ async def drop_body(response: aiohttp.ClientResponse, *, size_bytes: int) -> Non
 
 
 async def error_of(response: aiohttp.ClientResponse, *, intake: Intake, asked: str) -> ApiError | Unreachable:
-    """Turn an answer that is no success into the exception that stands for it."""
+    """Return the exception for an answer that is no success."""
     status, server = response.status, intake.server
     if status < 400:
         where = response.headers.get("Location", "")
@@ -104,7 +104,7 @@ async def error_of(response: aiohttp.ClientResponse, *, intake: Intake, asked: s
 def status_error(
     status_object: Mapping[str, Any], *, asked: str, status: int | None = None, retry_after_seconds: float | None = None
 ) -> ApiError:
-    """Turn a Kubernetes Status object into the exception that stands for it."""
+    """Return the exception for a Kubernetes Status object."""
     code = status_object.get("code")
     details = status_object.get("details")
     reason = status_object.get("reason")
@@ -124,7 +124,7 @@ def _retry_after(response: aiohttp.ClientResponse) -> float | None:
 
 @contextlib.contextmanager
 def translated(*, server: str, asked: str) -> Iterator[None]:
-    """Raise every failure of the transport inside as Unreachable, with a sentence that says what happened."""
+    """Raise every transport failure inside of this context as Unreachable."""
     try:
         yield
     except ProviderError:

@@ -39,9 +39,9 @@ class Origin(Protocol):
 
 
 class Health(NamedTuple):
-    """Whether what is read from a cluster is up to date, and if not, why.
+    """Tells whether what is read from a cluster is up to date, and if not, why.
 
-    `Ready` is one of which nothing is read as well; `Connecting` has not given all its objects yet.
+    A cluster from which nothing is read is `Ready`; one that has not sent all its objects yet is `Connecting`.
     """
 
     state: HealthState
@@ -50,12 +50,12 @@ class Health(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
-    """What client and cache of a cluster are made with.
+    """Configures client and cache of a cluster.
 
-    Clients share `connections`, make calls of at most `timeout_seconds`, and take in what `limits` allow: set them
-    if those who run the clusters may mean harm. Caches keep of each object what `transform` leaves of it.
-    `before_write` is called with the cluster's name before anything is changed there; what it raises prevents that, and
-    a number it returns is how many seconds it may take at most.
+    Clients share `connections`, bound a call by `timeout_seconds` and answers by `limits`: set these if you do not
+    trust the clusters. `transform` changes objects before they are cached. `before_write` is called with the cluster's
+    name before each write. If it raises, nothing is written; if it returns a number, the write may take that many
+    seconds.
     """
 
     connections: Connections | None = None
@@ -66,7 +66,7 @@ class Wiring:
 
 
 class _Live:
-    """What the descriptions of one cluster share, from the first to the last."""
+    """Holds what all descriptions of one cluster share, from the first to the last."""
 
     def __init__(self, name: str, config: ClusterConfig) -> None:
         self.name = name
@@ -80,16 +80,16 @@ class _Live:
         self.ended = False
 
     def before_write(self) -> float | None:
-        """Ask when it is about to be done: the client may be older than the fleet that the cluster was added to."""
+        """Call the present `before_write`: the client may be older than the fleet."""
         ask = self.wiring.before_write
         return ask(self.name) if ask is not None else None
 
 
 class Cluster:
-    """A description that does not change; renewed credentials make a new one, which shares client and cache with it.
+    """Describes a cluster. Renewed credentials make a new description with the same client and cache.
 
-    `credentials` is raw data that came with the cluster (keys and values of a Secret), never shown in a repr.
-    `attributes` are what consumers configure themselves by; if one changes, it counts as another cluster.
+    `credentials` is raw data that came with the cluster, such as the data of a Secret; no repr shows it. `attributes`
+    configure consumers; if one changes, it is another cluster.
     """
 
     def __init__(
@@ -113,22 +113,19 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """What the fleet knows it by."""
+        """Name in the fleet."""
         return self._name
 
     @property
     def client(self) -> Client:
-        """The client of this cluster, made on first use; it lives as long as the cluster is engaged.
-
-        Raises ClusterNotFound afterwards.
-        """
+        """The client of this cluster, made on first use. Raises ClusterNotFound after the engagement."""
         self._require_live()
         if self._live.client is None:
             self._live.client = self.make_client()
         return self._live.client
 
     def make_client(self) -> Client:
-        """Make the client; for kinds of clusters that need another one."""
+        """Make the client; overridden by kinds of clusters with a client of their own."""
         wiring = self._live.wiring
         return Client(
             self._live.config,
@@ -140,10 +137,7 @@ class Cluster:
 
     @property
     def cache(self) -> Cache:
-        """What is known of the objects in this cluster, made on first use; it lives as long as the client.
-
-        Raises ClusterNotFound afterwards.
-        """
+        """The cache of this cluster, made on first use. Raises ClusterNotFound after the engagement."""
         self._require_live()
         if self._live.cache is None:
             self._live.cache = self.make_cache()
@@ -151,18 +145,15 @@ class Cluster:
 
     @property
     def known_cache(self) -> Cache | None:
-        """The cache, if somebody has used it already."""
+        """The cache, if it is in use."""
         return self._live.cache
 
     def make_cache(self) -> Cache:
-        """Make the cache; for kinds of clusters that need another one."""
+        """Make the cache; overridden by kinds of clusters with a cache of their own."""
         return Cache(self.client, name=self.name, transform=self._live.wiring.transform)
 
     def recorder(self, component: str) -> EventRecorder:
-        """Where a component tells people what happens to objects of this cluster; it ends with the cluster.
-
-        Raises ClusterNotFound afterwards.
-        """
+        """Return a component's recorder of Events in this cluster. Raises ClusterNotFound after the engagement."""
         self._require_live()
         recorder = self._live.recorders.get(component)
         if recorder is None:
@@ -171,14 +162,14 @@ class Cluster:
 
     @property
     def health(self) -> Health:
-        """How it stands between its API server and this process."""
+        """Whether what is read from this cluster is up to date."""
         cache = self._live.cache
         if self._live.ended:
             return Health("Gone")
         return Health(_HEALTH[cache.state], cache.error) if cache is not None else Health("Ready")
 
     def wire(self, wiring: Wiring) -> None:
-        """Say what client and cache are to be made with: before they are first used. `before_write` counts at once."""
+        """Configure client and cache before their first use; `before_write` takes effect at once."""
         self._live.name = self.name
         self._live.wiring = wiring
         self._live.ended = False
@@ -189,33 +180,33 @@ class Cluster:
         return self._origins[0].name if self._origins else ""
 
     def came_from(self, provider: Origin) -> bool:
-        """Whether a provider told of this cluster, itself or through the provider that it is part of."""
+        """Tell whether this provider found the cluster, itself or as part of another one."""
         return any(origin is provider for origin in self._origins)
 
     def note_origin(self, provider: Origin) -> None:
-        """Take note of a provider that told of this cluster."""
+        """Add a provider that found this cluster."""
         if not self.came_from(provider):
             self._origins = (*self._origins, provider)
 
     def renamed(self, name: str) -> Self:
-        """The same cluster, sharing its client and cache, under another name."""
+        """Return the same cluster, with the same client and cache, under another name."""
         renamed = copy.copy(self)
         renamed._name = name  # noqa: SLF001 - a copy of our own
         return renamed
 
     def with_config(self, config: ClusterConfig) -> Self:
-        """The same description, but for where and how it is reached; nothing is shared with this one."""
+        """Return the same description with another configuration; it shares nothing with this one."""
         changed = copy.copy(self)
         object.__setattr__(changed, "config", config)
         changed._live = _Live(self._name, config)  # noqa: SLF001 - a copy of our own
         return changed
 
     def continues(self, previous: Cluster) -> bool:
-        """Whether this is the cluster of `previous`, with credentials or a CA that were renewed at most."""
+        """Tell whether this is the cluster of `previous`, except for renewed credentials or a renewed CA."""
         return self.attributes == previous.attributes and self.config.continues(previous.config)
 
     def equals(self, other: Cluster) -> bool:
-        """Whether nothing at all differs, credentials included."""
+        """Tell whether nothing differs, credentials included."""
         return (self.name, self.config, self.credentials, self.attributes) == (
             other.name,
             other.config,
@@ -224,19 +215,19 @@ class Cluster:
         )
 
     async def take_over(self, previous: Cluster) -> None:
-        """Go on with the client of the same cluster's previous description, with this one's credentials."""
+        """Use the client and cache of the previous description, with the credentials of this one."""
         self._live = previous._live
         self._live.config = self.config
         if self._live.client is not None:
             await self._live.client.update(self.config)
 
     async def stop_reading(self) -> None:
-        """Forget all objects, and follow none until somebody asks for one again."""
+        """Stop the cache; it begins again when an object is asked for."""
         if self._live.cache is not None:
             await self._live.cache.stop()
 
     async def aclose(self) -> None:
-        """Close recorders, cache and client; nothing of the cluster is left."""
+        """Close recorders, cache and client."""
         self._live.ended = True
         recorders, self._live.recorders = self._live.recorders, {}
         for recorder in recorders.values():

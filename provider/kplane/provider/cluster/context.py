@@ -16,13 +16,13 @@ _current: Final[ContextVar[str | None]] = ContextVar("cluster of the reconcile u
 
 
 def current_cluster() -> str | None:
-    """Return the name of the cluster that is worked on; None outside of a reconcile. Tasks inherit it."""
+    """Return the name of the cluster of the current reconcile, None outside of one. New tasks inherit it."""
     return _current.get()
 
 
 @contextlib.contextmanager
 def cluster_context(name: str) -> Iterator[None]:
-    """Say that what is done within is about this cluster; controllers do so around each reconcile."""
+    """Name the cluster for everything inside of this context; controllers do so around each reconcile."""
     token = _current.set(name)
     try:
         yield

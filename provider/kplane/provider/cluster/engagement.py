@@ -1,4 +1,4 @@
-"""The time during which a cluster is worked on: everything in it ends with it, and the end can be awaited."""
+"""The time during which this process works on a cluster: it owns all tasks, and its end can be awaited."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class _Current:
-    """The cluster as last updated, shared by an engagement and its inner ones."""
+    """Holds the cluster as last updated, for an engagement and its inner ones."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -36,9 +36,9 @@ class _Current:
 
 
 class Engagement:
-    """Owns every task that works on a cluster. `generation` is higher for each new engagement of one fleet.
+    """Owns every task that works on a cluster. Each new engagement of a fleet has a higher `generation`.
 
-    An engagement may have inner ones (`inner()`), which share its cluster and end before it.
+    An engagement can have inner ones (`inner()`), which share its cluster and are closed before it.
     """
 
     def __init__(self, cluster: Cluster, *, generation: int, current: _Current | None = None) -> None:
@@ -62,25 +62,25 @@ class Engagement:
 
     @property
     def closing(self) -> bool:
-        """Whether the end has begun; nothing can be spawned any more."""
+        """Whether it has begun to close; nothing can be spawned any more."""
         return self._closing is not None
 
     @property
     def closed(self) -> bool:
-        """Whether it has ended and nothing of it is left."""
+        """Whether it has closed, and nothing of it is left."""
         return self._closed
 
     def inner(self) -> Engagement:
-        """An engagement of the same cluster that can be closed alone, and is closed before this one."""
+        """Return an engagement of the same cluster that can be closed alone, and is closed before this one."""
         self._require_open()
         inner = Engagement(self.cluster, generation=self.generation, current=self._current)
         self._inner = {known for known in self._inner if not known.closed} | {inner}
         return inner
 
     def spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Run a coroutine until it ends or the engagement does; a failure is logged.
+        """Run a coroutine until it ends or the engagement closes; a failure is logged.
 
-        Raises ProviderError once the engagement ends.
+        Raises ProviderError once the engagement closes.
         """
         try:
             self._require_open()
@@ -93,20 +93,20 @@ class Engagement:
         return task
 
     def on_close(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Have `callback` awaited at the end, once all tasks have ended; the last one added goes first.
+        """Await `callback` at the end, after all tasks have ended, in reverse order of registration.
 
-        It bounds its own time: the end of the engagement, and so the cluster's replacement, waits for it.
+        The callback must bound its own time, because the end of the engagement waits for it.
         """
         self._require_open()
         self._callbacks.append(callback)
 
     async def update(self, cluster: Cluster) -> None:
-        """Go on with renewed credentials of the same cluster; whoever iterates `changes()` is told."""
+        """Go on with renewed credentials of the same cluster; iterators of `changes()` see them."""
         await cluster.take_over(self.cluster)
         self._current.set(cluster)
 
     async def changes(self) -> AsyncIterator[Cluster]:
-        """Give the cluster each time it was updated since the engagement began; of several updates the latest."""
+        """Yield the cluster after each update since the engagement began; several updates at once yield the latest."""
         current, seen = self._current, 0
         while True:
             while seen == current.updates:
@@ -115,9 +115,9 @@ class Engagement:
             yield current.cluster
 
     async def aclose(self) -> None:
-        """End it: cancel and await every task, close inner engagements, run the callbacks, close the client.
+        """Cancel and await every task, close inner engagements, run the callbacks, close the client.
 
-        It may be called often and by several at once. It goes on to the end even if a caller is cancelled.
+        It may be called several times and at once. It completes even if a caller is cancelled.
         """
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(), name=f"{self.cluster.name}: close")
@@ -134,7 +134,7 @@ class Engagement:
         self._closed = True
 
     async def _undo(self, callback: Callable[[], Awaitable[None]], *, what: str) -> None:
-        """What fails keeps nothing else from being undone."""
+        """Await a callback; log its failure, so that the others are run."""
         try:
             await callback()
         except (Exception, asyncio.CancelledError):

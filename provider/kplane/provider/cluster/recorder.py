@@ -1,4 +1,4 @@
-"""Kubernetes Events for what happens to objects: for people, best effort, never in the way of the work."""
+"""Posts Kubernetes Events in the background, best effort."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """An Event that is to be posted, and how often it happened since it was last."""
+    """An Event to post, and how often it has happened since it was posted last."""
 
     body: dict[str, Any]
     said_in: str | None
@@ -51,12 +51,12 @@ class _Waiting:
 class EventRecorder:
     """Posts Events to one cluster in the background: `recorder.event(found, "Normal", "Created", "made a volume")`.
 
-    They are in the namespace of the object that they are about. The same thing said again (object, type, reason and
-    message) raises the count of the first Event, also across restarts, at most every `repeat_seconds`. A thousand
-    different ones may wait; beyond, new ones are dropped, which is logged, as is what cannot be posted. It has a task
-    only while there is something to post; `aclose()` ends that and forgets what waits.
+    Events go to the namespace of their object. A repeated Event (same object, type, reason and message) raises the
+    count of the first one, also after a restart, at most every `repeat_seconds`. Up to a thousand Events wait; more are
+    dropped. Dropped and failed Events are logged. The recorder has a task only while an Event waits; `aclose()` ends it
+    and drops what waits.
 
-    `client` gives the client of the cluster when it is needed; `component` is who says all this.
+    `client` returns the client of the cluster when it is needed; `component` is the source of the Events.
     """
 
     def __init__(self, client: Callable[[], Client], *, component: str, repeat_seconds: float = 10.0) -> None:
@@ -80,9 +80,9 @@ class EventRecorder:
         reason: str,
         message: str,
     ) -> None:
-        """Note an Event about an object; returns at once. After `aclose` it is dropped.
+        """Add an Event about an object; returns at once. After `aclose` the Event is dropped.
 
-        Raises ProviderError if `about` has no apiVersion, kind or name, or `type` is another.
+        Raises ProviderError if `about` has no apiVersion, kind or name, or if `type` is another one.
         """
         if type not in {"Normal", "Warning"}:
             raise ProviderError(f"an Event is Normal or Warning, and not {type!r}")
@@ -111,7 +111,7 @@ class EventRecorder:
                 )
 
     async def aclose(self) -> None:
-        """End it; what was not posted yet is not posted any more."""
+        """End the recorder, and drop the Events that wait."""
         self._closed = True
         self._waiting.clear()
         self._due.clear()

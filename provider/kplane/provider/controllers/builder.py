@@ -1,4 +1,4 @@
-"""Makes controllers: which kinds they watch in which clusters, and how they work."""
+"""Builds controllers: which kinds they watch, in which clusters, and with which options."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ OwnsOption = WatchOption | _EveryOwner
 
 
 def predicates(*those: Predicate) -> _Predicates:
-    """Only events that matter to all of these; for one kind."""
+    """Accept only events that pass all of these predicates; for one kind."""
     return _Predicates(those)
 
 
 def metadata_only() -> _MetadataOnly:
-    """Have apiVersion, kind and metadata of the objects only: less to send, to keep and to decode."""
+    """Watch only apiVersion, kind and metadata: less to send, to keep and to decode."""
     return _MetadataOnly()
 
 
 def every_owner() -> _EveryOwner:
-    """Ask for each owner of the kind, not only for the one that is the controller."""
+    """Reconcile each owner of the kind, not only the controlling one."""
     return _EveryOwner()
 
 
@@ -67,7 +67,7 @@ def engage(
     filter: Callable[[str, Cluster], bool] | None = None,  # noqa: A002 - upstream's word
     from_provider: Provider | None = None,
 ) -> Engage:
-    """Say which clusters are watched; see `Engage`. For one kind, or for all by `with_options`."""
+    """Choose the clusters to watch; see `Engage`. For one kind, or for all kinds with `with_options`."""
     return Engage(local=local, provider=provider, filter=filter, from_provider=from_provider)
 
 
@@ -76,10 +76,10 @@ def controller(manager: ControllerHost | None) -> ControllerBuilder[Request]: ..
 @overload
 def controller(manager: ControllerHost | None, *, request: type[R]) -> ControllerBuilder[R]: ...
 def controller(manager: ControllerHost | None, *, request: type[Any] = Request) -> ControllerBuilder[Any]:
-    """Begin to describe a controller; `build(reconcile)` makes it and adds it to the manager.
+    """Describe a controller; `build(reconcile)` makes it and adds it to the manager.
 
-    `request` is another type of requests, for controllers with own sources and handlers only. Raises ProviderError
-    if there is no manager.
+    `request` is a type of requests of your own, for controllers with only their own sources and handlers. Raises
+    ProviderError if there is no manager.
     """
     if manager is None:
         raise ProviderError("a controller needs a manager, which engages it with clusters: give one to controller()")
@@ -87,7 +87,7 @@ def controller(manager: ControllerHost | None, *, request: type[Any] = Request) 
 
 
 class ControllerBuilder(Generic[R]):
-    """See `controller`."""
+    """Describes a controller step by step; see `controller`."""
 
     def __init__(self, manager: ControllerHost, *, request: type[R]) -> None:
         self._manager = manager
@@ -102,12 +102,12 @@ class ControllerBuilder(Generic[R]):
         self._reconcile: Reconcile[R] | None = None
 
     def named(self, name: str) -> Self:
-        """Name the controller: in logs and metrics; by default it is the lower-case kind of `for_`."""
+        """Set the name for logs and metrics; the default is the lower-case kind of `for_`."""
         self._name = name
         return self
 
     def for_(self, kind: Resource | str, *options: WatchOption) -> Self:
-        """Reconcile the objects of a kind."""
+        """Reconcile the objects of this kind."""
         if self._for is not None:
             raise ProviderError("for_() must only be called once: use watches() for further kinds")
         self._for = kind
@@ -115,26 +115,26 @@ class ControllerBuilder(Generic[R]):
         return self
 
     def owns(self, kind: Resource | str, *options: OwnsOption) -> Self:
-        """Reconcile the object of `for_` that controls an object of this kind, or each that owns it (`every_owner`)."""
+        """Reconcile the object of `for_` that controls an object of this kind; with `every_owner`, each owner."""
         self._owns.append((kind, options))
         return self
 
     def watches(self, kind: Resource | str, handler: Handler[R], *options: WatchOption) -> Self:
-        """Reconcile what `handler` makes of the events of a kind."""
+        """Reconcile the requests that `handler` makes of the events of this kind."""
         self._watches.append(_Watch(kind, handler, options))
         return self
 
     def watches_metadata(self, kind: Resource | str, handler: Handler[R], *options: WatchOption) -> Self:
-        """As `watches`, with the metadata of the objects only."""
+        """Watch a kind as `watches` does, with only the metadata of the objects."""
         return self.watches(kind, handler, metadata_only(), *options)
 
     def watches_raw(self, source: RawSource[R]) -> Self:
-        """Reconcile what a source asks for, whatever clusters are engaged; filters do not apply to it."""
+        """Reconcile the requests of a source that is independent of clusters; filters do not apply to it."""
         self._raw.append(source)
         return self
 
     def with_filter(self, *those: Predicate) -> Self:
-        """Only events that matter to all of these, of every kind."""
+        """Accept only events that pass all of these predicates; for every kind."""
         self._filter += those
         return self
 
@@ -153,7 +153,7 @@ class ControllerBuilder(Generic[R]):
         engage: Engage | None = None,
         reconcile: Reconcile[R] | None = None,
     ) -> Self:
-        """Change how the controller works; see `Options`. What is not given stays."""
+        """Change options; see `Options`. Options that are not given stay."""
         given = {
             "max_concurrent": max_concurrent,
             "per_cluster": per_cluster,
@@ -174,8 +174,8 @@ class ControllerBuilder(Generic[R]):
     def build(self, reconcile: Reconcile[R] | None = None) -> MulticlusterController[R]:
         """Make the controller and add it to the manager.
 
-        Raises ProviderError for what does not make one: no reconcile or two, nothing to watch, no name, a name that
-        another controller of the manager has, a kind that is not known.
+        Raises ProviderError if there is no reconcile function or two, nothing to watch, no name, a name that another
+        controller has, or an unknown kind.
         """
         made = self._chosen(reconcile)
         name, options = self._named(), self._with_concurrency()
@@ -241,7 +241,7 @@ class _Watch(Generic[R]):
     options: tuple[WatchOption, ...]
 
     def source(self, filters: tuple[Predicate, ...]) -> KindSource[R]:
-        """Raises ProviderError for a kind that is not known, and for options that do not belong to it."""
+        """Return the source. Raises ProviderError for an unknown kind, and for options of another method."""
         those, clusters, metadata = filters, Engage(), False
         for option in self.options:
             match option:

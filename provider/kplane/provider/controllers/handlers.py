@@ -1,4 +1,4 @@
-"""Which requests an event leads to."""
+"""Handlers: which requests an event leads to."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Handler = Callable[[Cluster, Event], Iterable[R]]
 
 
 def enqueue_object() -> Handler[Request]:
-    """Ask for the object of the event."""
+    """Reconcile the object of the event."""
     return _object
 
 
 def enqueue_owner(owner: Resource | str, *, every_owner: bool = False) -> Handler[Request]:
-    """Ask for the controller of the event's object, if it is of the kind `owner`; or for each owner of that kind.
+    """Reconcile the controlling owner of the object, if it is of kind `owner`.
 
-    If the owner changes, the one before is asked for as well. The version of the owner's API does not matter
-    (controller-runtime, pkg/handler/enqueue_owner.go).
+    With `every_owner`, each owner of that kind. If the owner changes, the former owner is reconciled too. The version
+    of the owner's API does not matter (controller-runtime, pkg/handler/enqueue_owner.go).
     """
     kind = resource_of(owner)
     group = _group(kind.api_version)
@@ -60,12 +60,11 @@ def enqueue_owner(owner: Resource | str, *, every_owner: bool = False) -> Handle
 def enqueue_mapped(
     function: Callable[[Cluster, Object], Iterable[ObjectKey | Request]], *, preserve_cluster: bool = False
 ) -> Handler[Request]:
-    """Ask for what `function` makes of a cluster and an object of it; for a change, of the object before it as well.
+    """Reconcile what `function` returns for a cluster and an object; for an update, for the old object too.
 
-    What it returns is about the same cluster, whatever it says itself; with `preserve_cluster` a Request keeps its own,
-    so that an event of one cluster leads to work in others. It is a plain function, because events keep their order: it
-    reads what caches have (`cluster.cache.informer(kind).list()`), and asks no server. Raises ProviderError for a
-    coroutine function.
+    Returned keys are of the same cluster. With `preserve_cluster`, a Request keeps its own cluster, so that an event in
+    one cluster leads to work in others. `function` is a plain function, because events keep their order: it reads
+    caches (`cluster.cache.informer(kind).list()`) and makes no requests. Raises ProviderError for a coroutine function.
     """
     if inspect.iscoroutinefunction(function):
         raise ProviderError(

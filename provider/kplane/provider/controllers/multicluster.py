@@ -37,7 +37,7 @@ _RETRY_SECONDS: Final = 0.5
 
 
 class _Engaged:
-    """What a controller has of a cluster."""
+    """What a controller keeps of an engaged cluster."""
 
     def __init__(self, engagement: Engagement) -> None:
         self.engagement: Final = engagement
@@ -46,21 +46,21 @@ class _Engaged:
 
 
 class MulticlusterController(Generic[R]):
-    """Watches clusters, and calls `reconcile` for what happens there, fairly and bounded for each cluster.
+    """Watches clusters, and calls `reconcile` for their events: fairly, and bounded for each cluster.
 
-    It is engaged with clusters by a `Manager`, and run by it; `controller()` makes one and adds it to its manager. The
-    cluster of a request is in the context of its reconcile (`current_cluster`), and in all that is logged there.
+    A `Manager` engages it with clusters and runs it; `controller()` makes it and adds it. The cluster of a request is
+    in the context of its reconcile (`current_cluster`) and in its log records.
 
-    A reconcile begins only while this process may work on the cluster; a request of a cluster that is known but not
-    engaged yet waits until it is, and is thrown away if that is not this process's within a minute. When the work
-    on a cluster ends, its sources are stopped, what waits for it is thrown away, and the reconciles under way may end
-    in `grace_seconds`; all of that is awaited by the engagement's end.
+    A reconcile begins only while this process may work on the cluster. A request of a known cluster that is not engaged
+    yet waits; it is dropped if this process does not get the cluster within a minute. When the work on a cluster ends,
+    its sources stop, its waiting requests are dropped, and running reconciles have `grace_seconds`. The end of the
+    engagement awaits all of that.
     """
 
     def __init__(
         self, name: str, reconcile: Reconcile[R], *, manager: ControllerHost, options: Options[R] | None = None
     ) -> None:
-        """`options.max_concurrent` is by default the manager's."""
+        """The default of `options.max_concurrent` is the manager's."""
         options = options if options is not None else Options()
         at_once = options.max_concurrent if options.max_concurrent is not None else manager.max_concurrent
         self.name: Final = name
@@ -95,18 +95,18 @@ class MulticlusterController(Generic[R]):
 
     @property
     def under_way(self) -> Mapping[str, int]:
-        """How many reconciles are under way, by cluster."""
+        """Number of running reconciles, by cluster."""
         return Counter(request.cluster for request in self._controller.under_way)
 
     @property
     def clusters(self) -> list[str]:
-        """Names of the clusters that it is engaged with, sorted."""
+        """Names of the engaged clusters, sorted."""
         return sorted(self._engaged)
 
     def watch(self, source: KindSource[R]) -> None:
-        """Watch one more kind, in the clusters that are engaged already and in those to come.
+        """Watch one more kind, in all clusters, present and future.
 
-        If that fails in a cluster that is engaged already, it is logged, and retried with growing delays.
+        A failure in an engaged cluster is logged, and retried with growing delays.
         """
         self._sources.append(source)
         for engaged in tuple(self._engaged.values()):
@@ -115,13 +115,13 @@ class MulticlusterController(Generic[R]):
                 _ = engaged.engagement.spawn(self._start_later(source, engaged), name=name)
 
     def watch_raw(self, source: RawSource[R]) -> None:
-        """Take requests from one more source that has nothing to do with clusters."""
+        """Take requests from one more source that is independent of clusters."""
         self._raw_sources.append(source)
         if self._running is not None:
             self._start_raw(source, self._running)
 
     async def engage(self, engagement: Engagement) -> None:
-        """Begin to watch a cluster, and return at once; the same engagement twice is one."""
+        """Start to watch a cluster, and return at once; a repeated call does nothing."""
         name = engagement.cluster.name
         while (known := self._engaged.get(name)) is not None:
             if known.engagement is engagement and known.ending is None:
@@ -136,7 +136,7 @@ class MulticlusterController(Generic[R]):
         self.queue.unpark(name)
 
     async def engage_local(self, engagement: Engagement) -> None:
-        """As `engage`, with the local cluster."""
+        """Start to watch the local cluster, as `engage`."""
         await self.engage(engagement)
 
     async def run(self) -> None:
@@ -224,7 +224,7 @@ class MulticlusterController(Generic[R]):
         return result
 
     def _may_begin(self, request: R) -> bool:
-        """Whether the request can be worked on; else it waits, or is thrown away if it is nothing to us."""
+        """Tell whether a request can be reconciled; otherwise park it, or drop it if it is not this process's."""
         cluster = request.cluster
         engaged = self._engaged.get(cluster)
         if self._may_work(cluster):
@@ -253,7 +253,7 @@ class MulticlusterController(Generic[R]):
         self.stats.timeouts += isinstance(error, TimeoutError)
 
     def _known(self, cluster: str) -> bool:
-        """Whether the fleet has a cluster: a request of one that it has not is left to the reconciler to refuse."""
+        """Tell whether the fleet has a cluster; requests for unknown clusters go to the reconciler."""
         try:
             self._manager.clusters.get(cluster)
         except ClusterNotFound:
@@ -263,7 +263,7 @@ class MulticlusterController(Generic[R]):
         return True
 
     async def _sweep(self) -> NoReturn:
-        """Look at clusters whose requests wait: whether they may be worked on again, or never became ready and went."""
+        """Check parked clusters: they may be worked on again, or are gone."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             for cluster in self.queue.parked():

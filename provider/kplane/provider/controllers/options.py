@@ -1,4 +1,4 @@
-"""How a controller works."""
+"""Options of a controller."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _log: Final = logging.getLogger("provider.controller")
 
 @dataclass(frozen=True, slots=True)
 class Options(Generic[R]):
-    """How a controller works.
+    """Says how a controller works.
 
-    `max_concurrent` reconciles are at work at once. One that waits for a server which is slow to answer, or takes long,
-    leaves its place to others; up to `waiting` may do so besides, with 0 none does. Of one cluster never more than
-    `per_cluster` are under way, whether they wait or not (by default as many as `max_concurrent`). Each may take
-    `timeout_seconds`; those of a cluster that goes have `grace_seconds` to end, or less if its coordinator cannot
-    wait so long, and are cancelled then. `weights` gives clusters more or less of a share (see `FairQueue`),
-    `rate_limiter` says when a failed request is retried (see `ItemBackoff`), and `logger` logs failures. `engage`
-    is for all sources that do not say otherwise.
+    `max_concurrent` reconciles run at once. A reconcile that waits for a slow server, or takes long, leaves its worker
+    to others; up to `waiting` may do so, none with 0. At most `per_cluster` reconciles of one cluster run at once,
+    waiting or not (default: `max_concurrent`). A reconcile may take `timeout_seconds`. When a cluster goes, its
+    reconciles have `grace_seconds`, or less if the coordinator cannot wait so long, and are cancelled then.
 
-    A reconciler that raises ClusterNotFound has nothing left to do, and is not called again for the request;
-    `retry_cluster_not_found` treats it as a failure like any other.
+    `weights` gives clusters a larger or smaller share (see `FairQueue`), `rate_limiter` delays retries (see
+    `ItemBackoff`), and `logger` logs failures. `engage` is the default for all sources.
+
+    A reconciler that raises ClusterNotFound is not called again for the request; with `retry_cluster_not_found` it is
+    retried like any failure.
     """
 
     max_concurrent: int | None = None

@@ -1,4 +1,4 @@
-"""Which events matter."""
+"""Predicates: which events matter."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ not. Those of this module look at what is decoded of each object anyway, unless 
 
 
 def on_events(*, added: bool = True, modified: bool = True, deleted: bool = True) -> Predicate:
-    """Only events of these kinds."""
+    """Accept only events of these kinds."""
     wanted = {kind for kind, is_wanted in (("ADDED", added), ("MODIFIED", modified), ("DELETED", deleted)) if is_wanted}
     return lambda event: event.kind in wanted
 
 
 def generation_changed() -> Predicate:
-    """No changes that left the generation as it was: those of status, labels and annotations, for most kinds."""
+    """Drop updates that keep the generation: for most kinds those of status, labels and annotations."""
     return lambda event: event.old_entry is None or event.generation != event.old_entry.generation
 
 
 def labels_changed() -> Predicate:
-    """No changes that left the labels as they were."""
+    """Drop updates that keep the labels."""
     return lambda event: event.old_entry is None or event.labels != event.old_entry.labels
 
 
 def annotations_changed() -> Predicate:
-    """No changes that left the annotations as they were; decodes the metadata of both."""
+    """Drop updates that keep the annotations; decodes the metadata of both objects."""
 
     def changed(event: Event) -> bool:
         old = event.old_metadata
@@ -52,7 +52,7 @@ def annotations_changed() -> Predicate:
 
 
 def matches_labels(selector: str) -> Predicate:
-    """Only objects with these labels (`app=web,tier in (a,b)`), and those that had them until the event.
+    """Accept objects with these labels (`app=web,tier in (a,b)`), and objects that had them before the event.
 
     Raises ProviderError if the selector cannot be read.
     """
@@ -61,21 +61,21 @@ def matches_labels(selector: str) -> Predicate:
 
 
 def in_namespaces(*namespaces: str) -> Predicate:
-    """Only objects in these namespaces."""
+    """Accept only objects in these namespaces."""
     wanted = frozenset(namespaces)
     return lambda event: event.namespace in wanted
 
 
 def all_of(*predicates: Predicate) -> Predicate:
-    """Events that matter to all."""
+    """Accept events that pass all predicates."""
     return lambda event: all(each(event) for each in predicates)
 
 
 def any_of(*predicates: Predicate) -> Predicate:
-    """Events that matter to any."""
+    """Accept events that pass any predicate."""
     return lambda event: any(each(event) for each in predicates)
 
 
 def none_of(*predicates: Predicate) -> Predicate:
-    """Events that matter to none."""
+    """Accept events that pass no predicate."""
     return lambda event: not any(each(event) for each in predicates)

@@ -25,7 +25,7 @@ _STALE: Final = 64
 
 
 class _Lane(Generic[R]):
-    """What the queue has of one cluster. It is in the ring while requests of it may be taken."""
+    """The line of one cluster. It is in the ring while requests of it may be taken."""
 
     __slots__ = (
         "deficit", "delayed", "dirty", "generation", "heap", "in_ring", "kept", "name", "parked", "processing", "timer",
@@ -50,7 +50,7 @@ class _Lane(Generic[R]):
         self.weight = 1.0
 
     def drop(self) -> int:
-        """Throw away all but what is worked on, in the same time however much it is."""
+        """Drop all requests that no worker has, in constant time."""
         thrown = len(self.waiting) + len(self.delayed)
         self.waiting, self.dirty, self.delayed, self.heap = deque(), set(), {}, []
         self.generation += 1
@@ -105,7 +105,7 @@ class FairQueue(Generic[R]):
         self.refused = 0
 
     def __len__(self) -> int:
-        """Number of requests that wait now, those of parked clusters included."""
+        """Return the number of waiting requests, those of parked clusters included."""
         return sum(len(lane.waiting) for lane in self._lanes.values())
 
     @property
@@ -115,24 +115,24 @@ class FairQueue(Generic[R]):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits, is delayed, or is worked on."""
+        """Whether no request waits, is delayed, or is worked on."""
         return not any(lane.dirty or lane.processing or lane.delayed for lane in self._lanes.values())
 
     def on_ready(self, notify: Callable[[], None] | None) -> None:
-        """Have `notify` called when there is something to take after there was nothing, and when the queue closes."""
+        """Call `notify` when a request can be taken after none could, and when the queue closes."""
         self._notify = notify if notify is not None else _nobody
 
     def depth(self, cluster: str) -> int:
-        """How many requests of a cluster wait now."""
+        """Return the number of waiting requests of a cluster."""
         lane = self._lanes.get(cluster)
         return len(lane.waiting) if lane is not None else 0
 
     def depths(self) -> Mapping[str, int]:
-        """How many requests wait now, by cluster."""
+        """Return the number of waiting requests by cluster."""
         return {name: len(lane.waiting) for name, lane in self._lanes.items()}
 
     def add(self, request: R) -> None:
-        """Ask for work on the request as soon as it is its turn."""
+        """Add a request to its line."""
         if self._closed:
             return
         cluster = getattr(request, "cluster", "")
@@ -146,7 +146,7 @@ class FairQueue(Generic[R]):
                 self._offer(lane)
 
     def add_after(self, request: R, seconds: float) -> None:
-        """Add the request in `seconds`; of several delays for one the earliest counts."""
+        """Add a request in `seconds`; of several delays for one request the earliest counts."""
         if seconds <= 0:
             self.add(request)
             return
@@ -167,7 +167,7 @@ class FairQueue(Generic[R]):
         self._set_timer(lane)
 
     def take(self) -> R | None:
-        """Take the request whose turn it is; `done(request)` must follow. None if there is nothing to do now."""
+        """Take the next request; `done(request)` must follow. Returns None if there is none now."""
         while ring := self._fresh or self._ring:
             lane = ring[0]
             if not lane.waiting or lane.parked or len(lane.processing) >= self._per_cluster:
@@ -189,7 +189,7 @@ class FairQueue(Generic[R]):
         return None
 
     def done(self, request: R) -> None:
-        """Say that the work on a request that `take` gave has ended, well or not."""
+        """Finish the work on a request, whether it succeeded or not."""
         lane = self._lanes[getattr(request, "cluster", "")]
         del lane.processing[request]
         if request in lane.dirty:
@@ -201,14 +201,14 @@ class FairQueue(Generic[R]):
             self._tidy(lane)
 
     def requeue(self, request: R, seconds: float) -> None:
-        """As `add_after`, by whoever works on the request: without effect if its cluster was dropped meanwhile."""
+        """Add the request of a worker in `seconds`; does nothing if its cluster was dropped meanwhile."""
         if self._current(request):
             self.add_after(request, seconds)
 
     def retry(self, request: R) -> float | None:
-        """Add the request again after its growing backoff.
+        """Add the request again after its backoff.
 
-        Returns the delay in seconds; None if its cluster was dropped since it was taken, and nothing is done.
+        Returns the delay in seconds; None, without a retry, if its cluster was dropped since the request was taken.
         """
         if not self._current(request):
             return None
@@ -217,32 +217,32 @@ class FairQueue(Generic[R]):
         return delay
 
     def failures(self, request: R) -> int:
-        """How often the request was retried since it was last forgotten."""
+        """Return the number of retries of the request since `forget`."""
         return self._limiter.failures(request)
 
     def forget(self, request: R) -> None:
-        """Let the request's next retry begin with the shortest delay again."""
+        """Reset the backoff of the request."""
         self._limiter.forget(request)
 
     def park(self, cluster: str) -> None:
-        """Let the requests of a cluster wait until `unpark`, or `drop`, which ends it too."""
+        """Keep the requests of a cluster waiting until `unpark` or `drop`."""
         self._lane(cluster).parked = True
 
     def unpark(self, cluster: str) -> None:
-        """The cluster is there: let its requests be taken, and keep its place in the queue until it is dropped."""
+        """Let the requests of a cluster be taken, and keep its line until it is dropped."""
         lane = self._lane(cluster)
         lane.kept, lane.parked, lane.told_full = True, False, False
         if lane.waiting and not lane.in_ring:
             self._offer(lane)
 
     def parked(self) -> list[str]:
-        """Names of the clusters that are parked."""
+        """Return the names of parked clusters."""
         return [name for name, lane in self._lanes.items() if lane.parked]
 
     def drop(self, cluster: str) -> int:
-        """Throw away what waits for a cluster, its delays and its backoffs; returns how many requests that were.
+        """Drop what waits for a cluster, its delays and its backoffs; returns the number of requests.
 
-        It takes the same time however many they are. What is worked on goes on, but cannot ask for more any longer.
+        It takes constant time. Requests that workers have go on, but cannot be requeued or retried.
         """
         lane = self._lanes.get(cluster)
         if lane is None:
@@ -253,7 +253,7 @@ class FairQueue(Generic[R]):
         return thrown
 
     def close(self) -> None:
-        """Take no more requests: what waits is still given, what is delayed is dropped."""
+        """Accept no more requests: waiting ones can still be taken, delayed ones are dropped."""
         if self._closed:
             return
         self._closed = True
@@ -292,7 +292,7 @@ class FairQueue(Generic[R]):
             del self._lanes[lane.name]
 
     def _offer(self, lane: _Lane[R], *, fresh: bool = True) -> None:
-        """Give a lane with waiting requests its place, if they may be taken; `take` removes those without."""
+        """Put a lane with waiting requests into the ring if they may be taken; `take` removes lanes without."""
         if lane.parked or len(lane.processing) >= self._per_cluster:
             return
         lane.in_ring = True
@@ -343,4 +343,4 @@ def _cluster_of(request: Hashable) -> str:
 
 
 def _nobody() -> None:
-    """Take the place of whoever takes requests, before there is somebody."""
+    """Take the place of `notify` until there is one."""

@@ -1,4 +1,4 @@
-"""How long a request waits after it failed: longer and longer, until it succeeds."""
+"""Delays of retries: they grow with each failure of a request, until it succeeds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Clustered", "ItemBackoff", "RateLimiter"]
 
 
 class Clustered(Hashable, Protocol):
-    """A request that belongs to a cluster: `Request`, or what a user's own sources add. Equal ones are one."""
+    """A request that belongs to a cluster: `Request`, or a type of your own. Equal requests are one."""
 
     @property
     def cluster(self) -> str:
@@ -29,23 +29,23 @@ class RateLimiter(Protocol[R_contra]):
     """Decides when a failed request is retried."""
 
     def next_delay(self, request: R_contra) -> float:
-        """Note one more failure; seconds until the next try."""
+        """Count a failure, and return the seconds until the next try."""
 
     def failures(self, request: R_contra) -> int:
-        """How often it failed since it was last forgotten."""
+        """Return the number of failures since `forget`."""
 
     def forget(self, request: R_contra) -> None:
-        """It succeeded: its next failure is a first one again."""
+        """Reset the failures of a request that succeeded."""
 
     def drop(self, cluster: str) -> None:
-        """Forget all requests of a cluster that is gone."""
+        """Forget all requests of a cluster."""
 
 
 class ItemBackoff(RateLimiter[R]):
-    """Delays that grow for each request by itself, by 2 from `initial_seconds` to `maximum_seconds`.
+    """Doubles the delay of each request from `initial_seconds` to `maximum_seconds`, with jitter.
 
-    Each is shortened at random by up to half, so that many that failed together do not come back together. The bounds
-    are those of client-go's ItemExponentialFailureRateLimiter. `uniform` is replaced in tests.
+    A random part of up to half is taken off, so that requests that failed together do not retry together. The defaults
+    are those of client-go's ItemExponentialFailureRateLimiter. Tests replace `uniform`.
     """
 
     def __init__(
@@ -62,7 +62,6 @@ class ItemBackoff(RateLimiter[R]):
 
     @override
     def next_delay(self, request: R) -> float:
-        """Note one more failure; seconds until the next try."""
         of_cluster = self._failures.setdefault(getattr(request, "cluster", ""), {})
         failures = of_cluster.get(request, 0)
         of_cluster[request] = failures + 1
@@ -71,12 +70,10 @@ class ItemBackoff(RateLimiter[R]):
 
     @override
     def failures(self, request: R) -> int:
-        """How often it failed since it was last forgotten."""
         return self._failures.get(getattr(request, "cluster", ""), {}).get(request, 0)
 
     @override
     def forget(self, request: R) -> None:
-        """It succeeded: its next failure is a first one again."""
         cluster = getattr(request, "cluster", "")
         of_cluster = self._failures.get(cluster)
         if of_cluster is not None and of_cluster.pop(request, 0) and not of_cluster:
@@ -84,5 +81,4 @@ class ItemBackoff(RateLimiter[R]):
 
     @override
     def drop(self, cluster: str) -> None:
-        """Forget all requests of a cluster that is gone."""
         self._failures.pop(cluster, None)

@@ -1,4 +1,4 @@
-"""What a reconciler is asked to look at: an object of a cluster."""
+"""Requests: an object of a cluster to reconcile."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class ObjectKey(NamedTuple):
 
 
 class Request(NamedTuple):
-    """An object of a cluster. Equal requests are one; the same object in two clusters is two.
+    """Names an object of a cluster. Equal requests are one; the same object in two clusters is two.
 
-    It is written as upstream's: `cluster://a/namespace/name`, and `namespace/name` in the local cluster.
+    Its text is upstream's: `cluster://acme/namespace/name`, and `namespace/name` in the local cluster.
     """
 
     cluster: str
@@ -46,10 +46,9 @@ class Request(NamedTuple):
 
 
 def single_cluster(reconcile: Callable[[ObjectKey], Awaitable[T]]) -> Callable[[Request], Awaitable[T]]:
-    """Let a reconciler that knows of one cluster only work on a fleet.
+    """Let a reconciler of a single cluster work on a fleet; upstream's ReconcilerWithClusterInContext.
 
-    It is called with namespace and name; the cluster is `Manager.cluster_from_context()`. Upstream's
-    ReconcilerWithClusterInContext.
+    It is called with namespace and name; the cluster is `Manager.cluster_from_context()`.
     """
 
     async def within(request: Request) -> T:

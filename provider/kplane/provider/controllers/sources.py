@@ -1,4 +1,4 @@
-"""Where requests come from: objects of clusters, and whatever else a controller listens to."""
+"""Sources of requests: objects of clusters, and whatever else a controller listens to."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ R_co = TypeVar("R_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Engage:
-    """Which clusters a source watches; None leaves it to the controller's own options, and then to the defaults.
+    """Chooses the clusters that a source watches. None leaves the choice to the controller, then to the defaults.
 
-    `local`: the local cluster, by default if the manager has no provider. `provider`: those of the provider, by
-    default if there is one. Of these only those that `filter` wants, which is called once for each kind and
-    engagement, and those that come from `from_provider`; neither keeps the local cluster out (`filter` is called for it
-    all the same).
+    `local` is the local cluster; by default it is watched if the manager has no provider. `provider` is the provider's
+    clusters, watched by default if there is a provider. `filter` and `from_provider` narrow these down: `filter` is
+    called once for each kind and engagement. Neither excludes the local cluster, though `filter` is called for it too.
     """
 
     local: bool | None = None
@@ -43,12 +42,12 @@ class Engage:
     from_provider: Provider | None = None
 
     def over(self, other: Engage) -> Engage:
-        """These, and if they leave something open, the `other`."""
+        """Return these choices, completed by the `other` ones."""
         mine = ((each.name, getattr(self, each.name)) for each in fields(self))
         return Engage(**{name: value if value is not None else getattr(other, name) for name, value in mine})
 
     def wants(self, cluster: Cluster, *, has_provider: bool) -> bool:
-        """Whether a cluster is to be watched."""
+        """Tell whether to watch a cluster."""
         passes = self.filter is None or self.filter(cluster.name, cluster)
         if cluster.name == LOCAL:
             return self.local if self.local is not None else not has_provider
@@ -59,9 +58,9 @@ class Engage:
 
 @dataclass(frozen=True, slots=True)
 class KindSource(Generic[R_co]):
-    """All objects of a kind: what happens to one leads to the requests of `handler`, if every predicate agrees.
+    """Watches all objects of a kind: an event that passes every predicate becomes the requests of `handler`.
 
-    With `metadata_only` objects have apiVersion, kind and metadata. All sources of a cluster share its informers.
+    With `metadata_only`, objects have only apiVersion, kind and metadata. All sources of a cluster share its informers.
     """
 
     resource: Resource
@@ -71,7 +70,7 @@ class KindSource(Generic[R_co]):
     engage: Engage = field(default_factory=Engage)
 
     def start(self, engagement: Engagement, add: Callable[[R_co], object]) -> Registration:
-        """Begin to watch a cluster, and return at once; what is there already is given as well."""
+        """Start to watch a cluster, and return at once; the objects that are there come first."""
         handler, predicates = self.handler, self.predicates
 
         def see(event: Event) -> None:
@@ -86,16 +85,16 @@ class KindSource(Generic[R_co]):
 
 
 class RawSource(Protocol[R_co]):
-    """Something else that asks for work. It runs with its controller, on every replica, whatever clusters there are."""
+    """Adds requests from elsewhere. It runs with its controller in every replica, whatever clusters there are."""
 
     async def run(self, add: Callable[[R_co], object]) -> None:
-        """Give requests to `add` until cancelled; it is run again when it fails."""
+        """Pass requests to `add` until cancelled. If it fails, it is restarted."""
 
 
 class Channel(Generic[R]):
-    """Requests that the program puts in itself. Each controller that watches it gets those that come while it runs.
+    """Takes requests from the program itself. Each controller that watches it gets those put in while it runs.
 
-    What is put in before the first one runs waits for it; equal requests are one.
+    Requests that are put in before the first controller runs wait for it; equal requests are one.
     """
 
     def __init__(self) -> None:
@@ -103,14 +102,14 @@ class Channel(Generic[R]):
         self._early: dict[R, None] = {}
 
     def put(self, request: R) -> None:
-        """Ask for work on a request; in the event loop."""
+        """Add a request; call it in the event loop."""
         if not self._receivers:
             self._early[request] = None
         for add in self._receivers:
             add(request)
 
     async def run(self, add: Callable[[R], object]) -> NoReturn:
-        """Hand requests over until cancelled."""
+        """Pass requests on until cancelled."""
         early, self._early = self._early, {}
         for request in early:
             add(request)
@@ -123,9 +122,9 @@ class Channel(Generic[R]):
 
 
 class Poll(Generic[R]):
-    """Requests that `ask` returns, each `every_seconds`: for what cannot be watched, or as a clock.
+    """Adds the requests that `ask` returns, every `every_seconds`: for what cannot be watched, or as a clock.
 
-    `ask` may take as long as that. If it fails, that is logged, and it is asked again with growing delays.
+    `ask` may take that long. A failure is logged, and retried with growing delays.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[Iterable[R]]], *, every_seconds: float) -> None:
@@ -135,7 +134,7 @@ class Poll(Generic[R]):
         self._every_seconds = every_seconds
 
     async def run(self, add: Callable[[R], object]) -> NoReturn:
-        """Ask until cancelled, for the first time at once."""
+        """Poll until cancelled, at once the first time."""
         backoff = Backoff(initial_seconds=min(1.0, self._every_seconds), maximum_seconds=self._every_seconds)
         while True:
             try:

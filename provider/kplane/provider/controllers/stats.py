@@ -1,4 +1,4 @@
-"""What a controller did, as plain numbers; whoever shows metrics reads them."""
+"""Numbers about a controller, for metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Outcome = Literal["success", "error", "requeue", "requeue_after"]
 
 
 class ControllerStats:
-    """Counts since the controller was made. Those of a cluster go with it, the totals stay."""
+    """Counts since the controller was made. Counts of a cluster go with it; totals stay."""
 
     def __init__(self) -> None:
         self.reconciles: Final[Counter[Outcome]] = Counter()

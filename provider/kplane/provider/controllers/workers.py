@@ -1,4 +1,4 @@
-"""Workers that bring the world in line with what keys stand for."""
+"""Workers, which call a reconcile function for the keys of a queue."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Logger = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a reconcile asks for: to be called again even if nothing changes.
+    """Asks for another call, even if nothing changes.
 
-    That is in `requeue_after_seconds`; or, with `requeue`, after a delay that grows each time until there is another
-    result, as after a failure.
+    The call comes after `requeue_after_seconds`; with `requeue`, after a backoff that grows until there is another
+    result.
     """
 
     requeue_after_seconds: float | None = None
@@ -41,7 +41,7 @@ class Result:
 
 
 class _Attempt(WorkerSlot, Generic[K]):
-    """One reconcile under way."""
+    """One running reconcile."""
 
     __slots__ = ("key", "late", "task")
 
@@ -52,22 +52,21 @@ class _Attempt(WorkerSlot, Generic[K]):
         self.task: asyncio.Task[None] | None = None
 
     def give_up(self) -> None:
-        """Its time is up."""
+        """Cancel the reconcile: its time is up."""
         if self.task is not None:
             self.late = True
             self.task.cancel()
 
 
 class Controller(Generic[K]):
-    """Calls `reconcile(key)` for the keys of a queue, up to `workers` at once, never one key twice at once.
+    """Calls `reconcile(key)` for the keys of a queue, up to `workers` at once, and never twice at once for one key.
 
-    A reconcile that raises, or takes longer than `timeout_seconds`, is logged and retried with growing delays. One
-    that waits for an API server which is slow to answer leaves its worker to other keys, and so does one that takes
-    long; up to `waiting` may do so besides, so that servers which say nothing delay nobody else's keys.
+    A reconcile that raises, or takes longer than `timeout_seconds`, is logged and retried with a backoff. A reconcile
+    that waits for a slow API server, or takes long, leaves its worker to other keys; up to `waiting` reconciles may do
+    so at once.
 
-    Whoever counts failures, or tells of them, is called by `on_failure` with the key and the error before the next try:
-    a TimeoutError if the time was up, for the reconcile itself saw no more of that than its cancellation. What is
-    logged of a key, by the reconcile and of its failures, carries its `fields`; failures are logged by `logger`.
+    `on_failure` is called with the key and the error before the retry; the error is a TimeoutError if the time was up.
+    Log records of a reconcile carry its `fields`; `logger` logs failures.
     """
 
     def __init__(
@@ -100,16 +99,16 @@ class Controller(Generic[K]):
 
     @property
     def waiting(self) -> int:
-        """How many reconciles wait for an answer without a worker now."""
+        """Number of reconciles that wait for an answer without a worker."""
         return len(self._overflow)
 
     @property
     def under_way(self) -> Collection[K]:
-        """The keys that are worked on now."""
+        """Keys of the running reconciles."""
         return [attempt.key for attempt in self._attempts.values()]
 
     async def run(self) -> None:
-        """Work until cancelled (reconciles under way are cancelled and awaited), or the queue is closed and empty."""
+        """Work until cancelled, or until the queue is closed and empty; then cancel and await running reconciles."""
         self._context = contextvars.copy_context()
         self._ended = asyncio.get_running_loop().create_future()
         self.queue.on_ready(self._fill)
@@ -125,7 +124,7 @@ class Controller(Generic[K]):
                 self._patience.close()
 
     async def drain(self, belongs: Callable[[K], bool], *, grace_seconds: float) -> None:
-        """Return when no reconcile of the keys in question is under way; after `grace_seconds` they are cancelled."""
+        """Return when no reconcile of these keys runs; cancel them after `grace_seconds`."""
         tasks = [task for task, attempt in self._attempts.items() if belongs(attempt.key)]
         if tasks:
             _, left = await asyncio.wait(tasks, timeout=grace_seconds)
@@ -135,7 +134,7 @@ class Controller(Generic[K]):
         await end_tasks(tasks, why=f"{self.name} ends it", logger=self._log)
 
     def _fill(self) -> None:
-        """Begin as much as there are workers for. No task is kept for a worker: it is the right to have one more."""
+        """Start as many reconciles as there are free workers."""
         if self._ended is None:
             return
         while len(self._attempts) - len(self._overflow) < self._workers:
@@ -235,7 +234,7 @@ class Controller(Generic[K]):
 
 
 class Deadlines(Generic[T]):
-    """Calls `over` with each that began `seconds` ago and did not end. To begin and to end cost next to nothing."""
+    """Calls `over` for each item that began `seconds` ago and did not end; one timer serves all items."""
 
     def __init__(self, seconds: float, over: Callable[[T], None]) -> None:
         self._seconds = seconds
@@ -245,18 +244,18 @@ class Deadlines(Generic[T]):
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, item: T) -> None:
-        """Let the time of an item run from now."""
+        """Start the time of an item."""
         loop = asyncio.get_running_loop()
         due = self._due[item] = loop.time() + self._seconds
         if self._timer is None:
             self._timer = loop.call_at(due, self._look)
 
     def end(self, item: T) -> None:
-        """Its time does not matter any more; no error if it is up or never began."""
+        """Stop the time of an item; no error if it is up or never began."""
         self._due.pop(item, None)
 
     def close(self) -> None:
-        """End all."""
+        """Stop all."""
         self._due.clear()
         if self._timer is not None:
             self._timer.cancel()

@@ -1,1 +1,1 @@
-"""Who works on which cluster, if several processes run the same manager."""
+"""Decides which process works on which cluster, if several run the same manager."""

@@ -1,4 +1,4 @@
-"""One process works on all clusters."""
+"""Coordination for one process: it works on all clusters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Basic"]
 
 
 class Basic:
-    """For one process that runs alone: everything is its business, always."""
+    """Works on every cluster, always: for a process that runs alone."""
 
     async def run(self, target: EngagementTarget) -> NoReturn:
         """Allow every cluster that comes."""
@@ -20,12 +20,12 @@ class Basic:
                 target.allow(name)
 
     def may_work(self, cluster: str) -> bool:
-        """Always."""
+        """Return True."""
         del cluster
         return True
 
     def grace_seconds(self, cluster: str) -> float | None:
-        """As long as they like."""
+        """Return None: no limit."""
         del cluster
         return None
 
@@ -33,6 +33,6 @@ class Basic:
         """Raise nothing."""
 
     def require_write(self, cluster: str) -> float | None:
-        """Raise nothing; a write may take as long as it likes."""
+        """Raise nothing, and set no limit."""
         del cluster
         return None

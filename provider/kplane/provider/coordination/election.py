@@ -1,4 +1,4 @@
-"""Has one of several processes work at a time: the one that holds a Lease."""
+"""Leader election: of several processes, the holder of a Lease works."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _JITTER: Final = 0.2
 
 
 def end_process() -> None:
-    """End this process at once, whatever it does, and also if nobody takes what it says of that."""
+    """End this process at once, even if nobody reads its output."""
     try:
         # Not in this thread: a write to a pipe that is full, or to a disk that hangs, lasts for as long as they do.
         telling = threading.Thread(target=_tell_end, name="last words", daemon=True)
@@ -47,12 +47,12 @@ def _tell_end() -> None:
 
 
 class Election:
-    """Runs work while, and only while, a Lease is held.
+    """Runs work only while it holds a Lease.
 
-    When it cannot be renewed in time, the work is cancelled and awaited. If that takes longer than the Lease lasts,
-    `on_overrun` is called, in a thread of its own, so that it comes to pass in a process that hangs as well; None: that
-    is somebody else's task. `watching` is a client that may watch the Lease, so that one which is released, deleted
-    or edited is noticed at once; without, it is looked at every `retry_seconds`.
+    If the Lease cannot be renewed in time, the work is cancelled and awaited. If that takes until the Lease expires,
+    `on_overrun` is called in a thread of its own, so that it works while the loop hangs; None leaves this to somebody
+    else. `watching` is a client that may watch the Lease, to notice its release, deletion or edit at once; without it,
+    the Lease is read every `retry_seconds`.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class Election:
     async def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Wait for the Lease, then run `work()` until it ends.
 
-        When this is cancelled, the work is, and renewing goes on until it has ended; then the Lease is released, so
-        that the next one begins at once. Raises LeaseLost, after the work has ended, if the Lease was lost, and what
-        the work raises.
+        When cancelled, it cancels the work, renews the Lease until the work has ended, then releases the Lease, so that
+        the next holder starts at once. Raises LeaseLost, after the work has ended, if the Lease was lost, and what the
+        work raises.
         """
         async with self._listening():
             try:
@@ -175,7 +175,7 @@ class Election:
 
 
 async def _ended(task: asyncio.Task[None]) -> Exception | None:
-    """Cancel a task and wait for its end, however often we are cancelled; returns what it failed with."""
+    """Cancel a task and wait for its end, however often the caller is cancelled; return its failure."""
     task.cancel()
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""A Lease that work is done behind: begun when it is held, ended before it is released or runs out."""
+"""A Lease that guards work: the work begins when it is held, and ends before it is released or expires."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LEAST_SECONDS: Final = 0.001
 
 @dataclass(slots=True)
 class Counts:
-    """What has happened to the fences of this process so far."""
+    """What has happened to the fences of this process."""
 
     acquired: int = 0
     released: int = 0
@@ -35,10 +35,10 @@ class Counts:
 
 
 class Fence:
-    """One of the fences, as this process sees it. It belongs to one task: that of `run`, which is ended by `want`.
+    """Runs the work behind one Lease. It belongs to the task of `run`, which `want(False)` ends.
 
-    `begin` is called when work may begin; `end` has to return when none is done any more. `counts` and `slots`, which
-    bound how many are taken or released at once, are shared by all.
+    `begin` is called when work may begin; `end` must return when no work is left. All fences share `counts`, and
+    `slots`, which bound how many Leases are acquired or released at once.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class Fence:
 
     @property
     def working(self) -> bool:
-        """Whether work was begun and has not ended."""
+        """Whether work has begun and not ended."""
         return self._working
 
     @property
     def may_begin(self) -> bool:
-        """Whether something new may be begun: not while it is drained, nor after it could not be renewed for long."""
+        """Whether new work may begin: not while it drains, nor if it was not renewed for long."""
         if self._open and (self._lost is not None or self._now() >= self._begins_until):
             # What is refused now would be missing later, unless all is begun anew.
             self._close()
@@ -89,27 +89,27 @@ class Fence:
 
     @property
     def seconds_left(self) -> float:
-        """For how long what is under way may go on; 0 or less: it may not."""
+        """Seconds that running work may still take; 0 or less if it must end."""
         return self._ends_at - self._now() if self._working and self._lost is None else 0.0
 
     @property
     def overrun_at(self) -> float:
-        """When all work has to have ended; infinity if there is none. May be asked by another thread."""
+        """Time by which all work must have ended; infinity if there is none. Safe to read in another thread."""
         return self._ends_at if self._working else float("inf")
 
     def want(self, wanted: bool) -> None:
-        """Have `run` begin, or end."""
+        """Start or stop `run`'s work."""
         if wanted != self._wanted:
             self._wanted = wanted
             self._bell.set()
 
     def look(self) -> None:
-        """Something else than a renewal of ours happened to the Lease."""
+        """Check the Lease now: something else than our renewal happened to it."""
         self._look.set()
         self._bell.set()
 
     async def run(self) -> None:
-        """Wait for the Lease and have the work done, as long as it is wanted. Ended by `want(False)`, not cancelled."""
+        """Acquire the Lease and run the work, as long as it is wanted. End it by `want(False)`, not by cancellation."""
         try:
             while await self._acquire():
                 self._counts.acquired += 1
@@ -166,7 +166,7 @@ class Fence:
         self._bell.set()
 
     async def _drain(self) -> None:
-        """Return when nothing is at work. If that never comes, the fence runs out, and `overrun_at` is seen to."""
+        """Return when no work is left. If it never ends, the fence expires, and `overrun_at` ends the process."""
         while True:
             try:
                 await self._end()
@@ -177,7 +177,7 @@ class Fence:
                 return
 
     async def _keep_renewing(self) -> None:
-        """Return when it is lost, or was renewed for longer than work may take to end."""
+        """Return when the Lease is lost, or when the work takes longer to end than it may."""
         timings = self._timings
         give_up_at = float("inf")
         renewed = True
@@ -217,7 +217,7 @@ class Fence:
         self._begins_until = expires_at - timings.drain_seconds
 
     async def _release(self) -> None:
-        """Give it back, also if only an answer was missed that it is ours."""
+        """Release the Lease, even if we only missed the answer that it is ours."""
         if not self.lease.held:
             await self.lease.release()  # forgets it
             return
@@ -238,7 +238,7 @@ class Fence:
 
 
 async def wait(bell: asyncio.Event, *, at_most_seconds: float) -> None:
-    """Return when the bell rings, which is answered by that, or the time is over."""
+    """Return when the bell is set, and clear it, or after the time."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(max(_LEAST_SECONDS, at_most_seconds)):
             await bell.wait()

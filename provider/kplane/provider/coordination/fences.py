@@ -1,4 +1,4 @@
-"""All fences of a fleet, which clusters are behind each, and who holds them."""
+"""All fences of a fleet: the clusters behind each, and the holders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _AT_ONCE: Final = 32
 
 
 class _Section:
-    """What is behind one fence."""
+    """A fence, and the clusters behind it."""
 
     def __init__(self, fence: Fence) -> None:
         self.fence: Final = fence
@@ -40,12 +40,11 @@ class _Section:
 
 
 class Fences:
-    """Every fence, whoever holds it. A fence has a task only while this process wants it, or works behind it.
+    """Keeps every fence, whoever holds it. A fence has a task only while this process wants it or works behind it.
 
-    `known` gives a Lease as the watch has it by now, `see` is called for each of its events, and `watched` when it has
-    told of all. `changed` is called when something is to be decided anew, and `taken` when a fence became this
-    process's. Without `target` there are none. A cluster whose work cannot begin holds up no other: it is tried
-    again with each `arrange`.
+    `known` returns a Lease as the watch last saw it; call `see` for each event of the watch, and `watched` once it has
+    read all. `changed` is called when a new decision is due, `taken` when this process has acquired a fence. Without
+    `target` there are no fences. A cluster whose work cannot begin blocks no other; each `arrange` retries it.
     """
 
     def __init__(
@@ -84,24 +83,24 @@ class Fences:
 
     @property
     def clusters(self) -> int:
-        """How many are behind fences that this process works behind."""
+        """Number of clusters that this process works on."""
         return sum(len(section.begun) for section in self._sections.values())
 
     def all(self) -> tuple[Fence, ...]:
-        """Every fence."""
+        """Return every fence."""
         return self._all
 
     def keys(self) -> list[str]:
-        """What is to be divided."""
+        """Return the keys to divide."""
         return list(self._sections)
 
     def of(self, cluster: str) -> Fence | None:
-        """The fence of a cluster; None if there is none."""
+        """Return the fence of a cluster, or None."""
         section = self._sections.get(self._key_of.get(cluster) or self._layout.key_of(cluster))
         return section.fence if section is not None else None
 
     def holders(self) -> dict[str, str]:
-        """Who may be at work behind each fence; those that are free, or have run out, are not in it."""
+        """Return who may be at work behind each fence; free and expired fences are left out."""
         now = self._now()
         found: dict[str, str] = {}
         for key, section in self._sections.items():
@@ -113,9 +112,9 @@ class Fences:
         return found
 
     def silent_holders(self, *, seen_at: Callable[[str], float]) -> set[str]:
-        """Those others who let a fence run out and missed to say that they are there: they are gone before their time.
+        """Return other holders that let a fence expire and did not announce themselves in time: they are gone.
 
-        So who is dead is replaced when its fences have run out, and a peer may be silent for longer than that.
+        So a dead process is replaced when its fences expire, though a peer may be silent for longer.
         """
         now = self._now()
         seen_before = now - self._timings.peer_renew_seconds - self._timings.probe_seconds
@@ -129,21 +128,21 @@ class Fences:
         }
 
     def next_change_at(self) -> float:
-        """When the next of those that others hold runs out, unless it is renewed."""
+        """Return when the next fence of another process expires, unless it is renewed."""
         now = self._now()
         leases = (section.fence.lease for section in self._sections.values() if not section.fence.working)
         return min((lease.free_at for lease in leases if lease.free_at > now), default=float("inf"))
 
     def overrun_at(self) -> float:
-        """When work behind one of them has to have ended; another thread may ask."""
+        """Return when work behind one of them must have ended. Safe to call in another thread."""
         return min((fence.overrun_at for fence in self._all), default=float("inf"))
 
     def watched(self) -> None:
-        """From now on each change of a Lease is seen, and so is that there is none."""
+        """Note that from now on the watch sees each change of a Lease, and its absence."""
         self._watched_since = self._now()
 
     def see(self, event: str, lease: Object) -> bool:
-        """Take note of a Lease; returns whether somebody else holds a fence now, or nobody any more."""
+        """Take note of an event; return whether a fence has changed its holder."""
         section = self._by_lease.get(lease["metadata"]["name"])
         if section is None:
             return False
@@ -158,7 +157,7 @@ class Fences:
         return holder != before
 
     def arrange(self) -> None:
-        """Have a fence for what is known by now, and all that may be worked on begun. Raises what one failed with."""
+        """Make a fence for each known key, and begin all allowed work. Raises the failure of a fence."""
         if self._target is None:
             return
         names = self._target.names()
@@ -172,7 +171,7 @@ class Fences:
                 self._begin(section)
 
     def want(self, keys: set[str]) -> None:
-        """Work behind these, and no others."""
+        """Work behind these fences, and no others."""
         for key, section in self._sections.items():
             wanted = key in keys
             section.fence.want(wanted)
@@ -181,7 +180,7 @@ class Fences:
                 section.task.add_done_callback(lambda _: self._changed())
 
     async def end(self) -> None:
-        """Withdraw all and give all back; it may be waited for as long as that takes."""
+        """Withdraw all work and release all fences."""
         self.want(set())
         for section in self._sections.values():
             if section.task is not None:

@@ -1,4 +1,4 @@
-"""One of several processes works on all clusters; the others know them, and wait."""
+"""Coordination by leader election: one process works on all clusters, the others are on standby."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _CANCEL_SECONDS: Final = 1.0
 
 
 class Leader:
-    """Works on everything while a Lease is held. Every replica may look clusters up, read them and serve webhooks.
+    """Works on all clusters while it holds a Lease. Every replica can look clusters up, read them and serve webhooks.
 
-    Reconciles of a process that does not lead, or not any more, do not begin, and those under way cannot write. What
-    is done outside of a reconcile, by a webhook for example, is not held back.
+    In a process that does not lead, reconciles do not begin, and running ones cannot write. Code outside of a
+    reconcile, such as a webhook, may write.
     """
 
     def __init__(self, election: Election) -> None:
@@ -36,7 +36,7 @@ class Leader:
 
     @property
     def leading(self) -> bool:
-        """Whether this process leads; also while it ends its work, and never longer than its Lease lasts."""
+        """Whether this process leads, also while it ends its work, and never after its Lease has expired."""
         return self._leading and self._election.lease.held
 
     async def run(self, target: EngagementTarget) -> NoReturn:
@@ -51,12 +51,12 @@ class Leader:
                 await asyncio.sleep(delay)
 
     def may_work(self, cluster: str) -> bool:
-        """While leading."""
+        """Return whether this process leads."""
         del cluster
         return self.leading and not self._leaving
 
     def grace_seconds(self, cluster: str) -> float | None:
-        """As long as the Lease lasts, less what it takes to cancel them."""
+        """Return the remaining time of the Lease, less the time to cancel reconciles."""
         del cluster
         return max(0.0, self._election.lease.seconds_left - _CANCEL_SECONDS)
 
@@ -64,7 +64,7 @@ class Leader:
         """Raise nothing."""
 
     def require_write(self, cluster: str) -> float | None:
-        """Raise ClusterNotOwned in a reconcile of a process that does not lead; one may last as the Lease does."""
+        """Raise ClusterNotOwned in a reconcile of a process that does not lead; return the Lease's remaining time."""
         if current_cluster() is not None and not self.leading:
             raise ClusterNotOwned(
                 f"cluster {cluster!r} is not changed: this process does not lead ({self._election.lease})"

@@ -1,11 +1,11 @@
 """A Lease of the API, which one process holds at a time.
 
-The protocol is that of client-go's tools/leaderelection, and both read each other's Leases. Every process goes by its
-own clock alone: the holder counts from the moment before it sent a renewal, and others from the moment when they saw
-it, so the holder knows first that its time is over. The times in the object are for people.
+The protocol is client-go's tools/leaderelection, and both read each other's Leases. Every process trusts only its own
+clock. The holder counts from the moment before it sent a renewal, the others from the moment when they saw it. So the
+holder knows first that its time is over. The times in the object are for people.
 
-Stricter than client-go: a Lease that was not released by its holder, but deleted, or edited by somebody, is not free
-before the time is over in which its holder may still be at work.
+It is stricter than client-go: a Lease that was deleted or edited, not released by its holder, is not free before the
+holder's time is over.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RELEASED_SECONDS: Final = 1
 
 
 def clock() -> float:
-    """Return seconds of a clock that nobody sets, and that goes on while the machine sleeps."""
+    """Return seconds of a clock that nobody sets, and that runs while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -41,10 +41,10 @@ def _utc_now() -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTimings:
-    """How long a Lease lasts; the defaults have another one take over within 13 s of a holder's sudden death.
+    """Sets how long a Lease lasts. With the defaults, another process takes over 13 s after a holder's sudden death.
 
-    Whoever holds it tries to renew it every `retry_seconds`, ends its work when that failed for
-    `renew_deadline_seconds`, and has the rest of `duration_seconds` to do so. Raises ValueError if they do not fit.
+    The holder renews every `retry_seconds`, ends its work if renewals failed for `renew_deadline_seconds`, and has the
+    rest of `duration_seconds` for that. Raises ValueError if the values do not fit together.
     """
 
     duration_seconds: int = 10
@@ -62,7 +62,7 @@ class LeaseTimings:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What a Lease says."""
+    """The spec of a Lease."""
 
     holder: str = ""
     duration_seconds: int = 0
@@ -83,7 +83,7 @@ class _Record:
 
     @property
     def free(self) -> bool:
-        """Whether nobody ever held it, or its last holder gave it back; one whose holder was edited away is not."""
+        """Whether nobody ever held it, or the last holder released it; not if its holder was edited away."""
         if self.holder:
             return False
         return self == _Record() or (self.duration_seconds == _RELEASED_SECONDS and self.acquired == self.renewed)
@@ -99,12 +99,12 @@ class _Record:
 
 
 class Lease:
-    """One Lease as one process sees it. It does nothing by itself: see `Election` for who wants to hold it for long.
+    """One Lease as one process sees it. It is passive; `Election` holds one for a long time.
 
-    `identity` has to be of this process alone, also after a restart. `client` needs get, create and update on Leases of
-    this name, and a deadline of its calls well below `renew_deadline_seconds`. `now` is replaced in tests.
+    `identity` must belong to this process alone, also after a restart. `client` needs get, create and update on Leases
+    of this name, and a call deadline well below `renew_deadline_seconds`. Tests replace `now`.
 
-    Every method raises ProviderError if the API server refuses or does not answer; it may be called again then.
+    Every method raises ProviderError if the API server refuses or does not answer; it can be called again then.
     """
 
     def __init__(
@@ -146,64 +146,64 @@ class Lease:
 
     @property
     def namespace(self) -> str:
-        """Of the object."""
+        """Namespace of the object."""
         return str(self._metadata["namespace"])
 
     @property
     def name(self) -> str:
-        """Of the object."""
+        """Name of the object."""
         return str(self._metadata["name"])
 
     @property
     def held(self) -> bool:
-        """Whether it is ours now, by the clock: nobody else can have it."""
+        """Whether this process holds it now, by the clock: nobody else can."""
         return self._usable_from <= self._now() < self._expires_at
 
     @property
     def seconds_left(self) -> float:
-        """For how long it is ours, unless it is renewed; 0 if it is not."""
+        """Remaining seconds without a renewal; 0 if this process does not hold it."""
         return self._expires_at - self._now() if self.held else 0.0
 
     @property
     def holder(self) -> str | None:
-        """Whom it named when it was looked at last; None: nobody."""
+        """Its holder when it was last read; None if there was none."""
         return (self._seen.holder or None) if self._seen is not None else None
 
     @property
     def transitions(self) -> int:
-        """How often it changed hands, as seen last: larger for each next holder, as long as nobody deletes it."""
+        """Number of times that it changed hands, as last read; it grows unless the Lease is deleted."""
         return self._transitions
 
     @property
     def renewed_at(self) -> float:
-        """The time of `now` from which it lasts: before the last successful renewal was sent."""
+        """Time of `now` from which it lasts: before the last successful renewal was sent."""
         return self._renewed_at
 
     @property
     def expires_at(self) -> float:
-        """The time of `now` at which others may have it; long ago if it is not ours."""
+        """Time of `now` at which others may take it; long ago if this process does not hold it."""
         return self._expires_at
 
     @property
     def free_at(self) -> float:
-        """The time of `now` from which it may be taken, by what was seen last; of one that is ours: be used."""
+        """Time of `now` from which it may be taken, as last read; for one that is held, from which it may be used."""
         return self._usable_from if self._now() < self._expires_at else self._seen_since + self._patience()
 
     def observe(self, found: Object, *, deleted: bool = False) -> None:
-        """Take note of what a watch told of it, so that the time of another holder counts from now on.
+        """Take note of an event of a watch: the time of another holder starts anew.
 
-        What is older than what was read meanwhile says nothing new.
+        An event from before the last read changes nothing.
         """
         version = _version(found)
         if version >= self._seen_version:
             self._see(None if deleted else _Record.of(found), version=version)
 
     async def try_acquire(self, *, absent_since: float | None = None) -> bool:
-        """Take it if it is free, or renew it; returns whether it is held.
+        """Take it if it is free, or renew it; return whether it is held.
 
-        If there was none, it is made, and held only after it has lasted once: it may have been deleted while
-        somebody was at work. That time counts from `absent_since`, a time of `now`, if it was watched from then on
-        and never there.
+        If there was none, it is created, and held only after it has lasted once: somebody may have deleted it during
+        its holder's work. That time counts from `absent_since`, a time of `now`, if a watch has seen no such Lease
+        since then.
         """
         if self._now() < self._expires_at:
             await self.renew()
@@ -218,9 +218,9 @@ class Lease:
         return self.held
 
     async def renew(self) -> None:
-        """Have it last anew; one that was deleted is made again.
+        """Extend it; create it again if it was deleted.
 
-        Raises LeaseLost if it names somebody else or nobody, or if its time is over.
+        Raises LeaseLost if it names another holder or none, or if its time is over.
         """
         if self._now() >= self._expires_at:
             self._drop()
@@ -235,9 +235,9 @@ class Lease:
             await self._write(self._mine(), over=known)
 
     async def release(self) -> None:
-        """Give it back, so that the next one need not wait; nothing happens if it is not ours.
+        """Release it, so that the next holder need not wait; does nothing if it is not held.
 
-        Call it when all work has ended, and stopped renewing.
+        Call it when all work has ended and nobody renews it.
         """
         known, former = self._object, self._seen or _Record()
         if not self.held:
@@ -274,7 +274,7 @@ class Lease:
                 self._existed, self._transitions = True, record.transitions
 
     def _patience(self) -> float:
-        """How long what was seen last has to stay so until it may be taken."""
+        """Return how long the last state must stay until the Lease may be taken."""
         seen = self._seen
         if seen is None:
             # A holder makes it again before that.
@@ -317,7 +317,7 @@ class Lease:
         self._expires_at = sent + record.duration_seconds
 
     async def _put(self, record: _Record, *, over: Object | None) -> Object:
-        """Write over exactly what is known. Raises Conflict, or NotFound, if something else is there."""
+        """Write over exactly the known state. Raises Conflict, or NotFound, if something else is there."""
         # The uid has an update fail if the object is gone, which would make a new one otherwise.
         body = over if over is not None else {"metadata": self._metadata}
         try:
@@ -337,6 +337,6 @@ class Lease:
 
 
 def _version(found: Object) -> int:
-    """Those of one server grow; 0 if it is none that can be compared."""
+    """Return a resourceVersion as a number: those of one server grow. 0 if it is no number."""
     version = (found.get("metadata") or {}).get("resourceVersion")
     return int(version) if isinstance(version, str) and version.isdecimal() else 0

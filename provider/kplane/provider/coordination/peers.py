@@ -1,4 +1,4 @@
-"""Who else is there: each process tells of itself by a Lease, and looks at those of the others."""
+"""Peers: each process announces itself by a Lease, and watches those of the others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FIELD_MANAGER: Final = "kplane-peer"
 
 @dataclass(slots=True)
 class _Sighting:
-    """What was seen of a peer, with times of the local clock."""
+    """A peer as last seen, with times of the local clock."""
 
     identity: str
     weight: int
@@ -44,7 +44,7 @@ class _Sighting:
 
 
 class Announcement:
-    """This process among its peers: a Lease that `keep` writes every now and then, and `delete` takes away."""
+    """Announces this process to its peers: `keep` renews a Lease, and `delete` removes it."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Announcement:
         self._uid: str | None = None
 
     async def keep(self) -> NoReturn:
-        """Say again and again that this process is there."""
+        """Renew the Lease again and again."""
         timings = self._timings
         while True:
             try:
@@ -93,18 +93,18 @@ class Announcement:
             await asyncio.sleep(pause * random.uniform(0.8, 1.0))  # noqa: S311 - spreads load
 
     async def write(self) -> None:
-        """Say it once."""
+        """Write the Lease once."""
         async with self._writing:
             if not self._gone:
                 await self._write()
 
     async def leave(self) -> None:
-        """Say that this process takes no more, though it still works."""
+        """Announce that this process takes no more clusters, though it still works."""
         self._leaving = True
         await self.write()
 
     async def delete(self) -> None:
-        """Be gone; nothing of that name is no error."""
+        """Remove the Lease; no error if it is gone."""
         self._gone = True
         # What is under way could arrive later, and be taken for a peer.
         async with self._writing:
@@ -126,10 +126,10 @@ class Announcement:
 
 
 class Peers:
-    """The other processes, by their Leases as a watch tells of them.
+    """Knows the other processes by their Leases.
 
-    Whether one is there is counted from when its Lease was seen to change, by the local clock. Its own word is taken
-    only for one that is seen the first time, so that those who are long dead do not count.
+    A peer's time counts from when its Lease was last seen to change, by the local clock. Its own timestamps count only
+    at the first sight, so that long-dead peers do not count.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Peers:
         self._warned = False
 
     def see(self, event: str, lease: Object) -> bool:
-        """Take note of a Lease; returns whether somebody came or went, or became another one."""
+        """Take note of a Lease; return whether a peer has come, gone or changed."""
         metadata = lease["metadata"]
         labels = metadata.get("labels") or {}
         if labels.get(_PEER_LABEL) != "true" or labels.get(PREFIX_LABEL) != self._prefix:
@@ -165,7 +165,7 @@ class Peers:
         return known is None or _shown(known) != _shown(sighting) or known.alive_until <= self._now()
 
     def alive(self) -> dict[str, float]:
-        """Weights of those who are there and divide as we do, this process always included."""
+        """Return the weights of live peers with the same layout, this process included."""
         now = self._now()
         found = {
             each.identity: float(each.weight)
@@ -175,22 +175,22 @@ class Peers:
         return {**found, self._own.identity: float(self._weight)}
 
     def doubt(self, identity: str) -> None:
-        """Take one for gone until it is seen again."""
+        """Treat a peer as gone until it is seen again."""
         for each in self._seen.values():
             if each.identity == identity:
                 each.alive_until = min(each.alive_until, self._now())
 
     def seen_at(self, identity: str) -> float:
-        """When a peer was seen last, by `now`; long ago if it never was."""
+        """Return when a peer was last seen; long ago if never."""
         return max((each.seen_at for each in self._seen.values() if each.identity == identity), default=float("-inf"))
 
     def strangers(self) -> list[str]:
-        """Names of the Leases of peers that divide the clusters in another way, and may still be at work."""
+        """Return the Leases of peers with another layout that may still be at work."""
         now = self._now()
         return sorted(name for name, each in self._seen.items() if each.layout != self._layout and now < each.gone_at)
 
     def next_change_at(self) -> float:
-        """When the next of those that are there is gone, unless it is heard of before."""
+        """Return when the next live peer is gone, unless it is seen before."""
         now = self._now()
         return min((each.alive_until for each in self._seen.values() if each.alive_until > now), default=float("inf"))
 
@@ -229,7 +229,7 @@ def _shown(sighting: _Sighting) -> tuple[str, int, str]:
 
 
 def _weight(text: str | None) -> int:
-    """As upstream: 1 if it says nothing of use."""
+    """Return the weight as upstream does: 1 if it is invalid."""
     number = int(text) if text and len(text) <= len(str(HIGHEST_WEIGHT)) and text.isdecimal() else 1
     return number if 1 <= number <= HIGHEST_WEIGHT else 1
 

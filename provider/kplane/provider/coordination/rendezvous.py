@@ -1,6 +1,6 @@
-"""Who gets what: weighted rendezvous hashing with bounded shares.
+"""Divides items among peers: weighted rendezvous hashing with bounded shares.
 
-Every peer computes the same from the same Leases, so nobody has to decide for the others.
+Every peer computes the same from the same Leases, so that no peer decides for the others.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ _SLACK = 1e-9
 
 
 def slot_of(name: str, slots: int) -> int:
-    """Return which of `slots` a name belongs to; the same in every process, for ever."""
+    """Return the slot of a name: the same in every process, for ever."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") % slots
 
 
 def score(item: str, peer: str, weight: float) -> float:
-    """How much a peer is the one for an item: the highest has it, each with a probability that is its weight's part.
+    """Return the score of a peer for an item: the highest wins, with a probability by weight.
 
-    That is `-w / ln(u)` with a hash u in (0, 1): weighted rendezvous hashing as of Schindelhauer and Schomaker, 2005.
+    It is `-w / ln(u)` with a hash u in (0, 1): weighted rendezvous hashing of Schindelhauer and Schomaker, 2005.
     """
     return weight * _draw(item, peer)
 
 
 def assign(items: Collection[str], weights: Mapping[str, float], *, held: Mapping[str, str]) -> dict[str, str]:
-    """Give each item to one of the peers, each of whom gets its part by weight, rounded down or up.
+    """Assign each item to a peer; each peer gets its share by weight, rounded down or up.
 
-    `held` says who has which item: it stays there while that peer is one of `weights` and has no more than its part, so
-    that nothing moves that need not. What is free goes by score. With nothing held it is plain rendezvous hashing, but
-    for the bound: without it, a peer of three would have 64 shards' third by a quarter more or less.
+    An item in `held` stays with its peer while that peer is in `weights` and has no more than its share, so that no
+    item moves without need. Free items go by score. With nothing held it is plain rendezvous hashing with a bound:
+    without the bound, one of three peers would get a quarter more or less than a third of 64 shards.
     """
     total, wanted = sum(weights.values()), set(items)
     room = {peer: math.floor(len(wanted) * weight / total + _SLACK) for peer, weight in weights.items()}

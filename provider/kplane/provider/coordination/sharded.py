@@ -1,4 +1,4 @@
-"""Several processes share the clusters of a fleet: each is worked on by one of them at a time."""
+"""Sharding: several processes share the clusters, and each cluster has one process at a time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _RELIST_SECONDS: Final = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingStats:
-    """What a coordinator does at this moment, and has done since it was made; for metrics."""
+    """What a coordinator does now, and has done since it was made; for metrics."""
 
     peers: tuple[str, ...]
     """Identities of those who take part, this process included, sorted."""
@@ -58,30 +58,29 @@ class ShardingStats:
 
 
 class Sharded:
-    """Divides clusters among peers: processes that run the same manager, with Leases in one namespace of one cluster.
+    """Divides clusters among peers: processes that run the same manager, with Leases in one namespace.
 
-    Every cluster belongs to one of `shards` virtual shards by its name, every shard to a peer by weighted rendezvous
-    hashing, and who works on it holds its fence, the Lease `<fence_prefix>-<number>`. With `fence="cluster"` each
-    cluster has a Lease of its own instead, `<fence_prefix>-<cluster>`: it moves alone, and costs a renewal each
-    `timings.renew_seconds`. All peers have to divide alike; one that does not waits until the others are gone.
+    Each cluster belongs to one of `shards` virtual shards by its name, and each shard to a peer by weighted rendezvous
+    hashing. The owner of a shard holds its fence, the Lease `<fence_prefix>-<number>`. With `fence="cluster"` each
+    cluster has a Lease of its own, `<fence_prefix>-<cluster>`: it moves alone, and costs a renewal each
+    `timings.renew_seconds`. All peers must divide alike; a peer that does not waits until the others are gone.
 
-    A peer is `<peer_prefix>-<identity>`; `identity` is the host's name by default, and has to be of this process alone
-    (of two with the same one works at most one on each cluster, but they share the part of one). `weight` is how much
-    it takes, as against others. A new peer learns who is there before it takes anything; what it gets is drained by its
-    former owner first. A peer that dies is replaced when its fences have run out, `timings.duration_seconds` later.
+    A peer is `<peer_prefix>-<identity>`. `identity` is the host's name by default, and must belong to this process
+    alone; two with the same one never work on the same cluster at once, but share one part. `weight` is a peer's
+    relative share. A new peer learns of the others before it takes anything; the former owner drains what it gets. A
+    peer that dies is replaced when its fences expire, after `timings.duration_seconds`.
 
-    Work is withdrawn early enough before a fence that cannot be renewed runs out. If it does not end in time the
-    fence is not released, and `on_overrun` is called in a thread of its own, which ends the process by default.
-    Ownership is by the local monotonic clock, and asked for at dispatch, when a cluster is looked up, and before each
-    write; a write may take as long as the fence lasts. What remains: a process that is frozen in the moment between the
-    last look at the clock and the sending of a request sends it when it goes on, and a network may deliver late what
-    was sent in time. Kubernetes has nothing that would refuse those but a resourceVersion: give one with updates that
-    must not come late.
+    Work is withdrawn before a fence that cannot be renewed expires. If it does not end in time, the fence is not
+    released, and `on_overrun` is called in a thread of its own; by default it ends the process. Ownership is by the
+    local monotonic clock, and checked at dispatch, at a lookup, and before each write, which may take as long as the
+    fence lasts. A gap remains: a process that is frozen between its last check and the sending of a request sends it
+    when it resumes, and a network may deliver late. Only a resourceVersion makes Kubernetes refuse such a write: send
+    one with updates that must not come late.
 
-    `client` reaches the cluster of the Leases; it needs get, list, watch, create, update, patch and delete on `leases`
-    (coordination.k8s.io) in `namespace`, and is no client that this coordinator itself is asked about. Raises
-    ValueError for settings that do not fit. Names, labels and times are upstream's (coordinator/sharded of
-    sigs.k8s.io/multicluster-runtime); its processes are seen as strangers, because they hash in another way.
+    `client` reaches the cluster of the Leases. It needs get, list, watch, create, update, patch and delete on `leases`
+    (coordination.k8s.io) in `namespace`, and must not be guarded by this coordinator. Raises ValueError for settings
+    that do not fit together. Names, labels and times are upstream's (coordinator/sharded of
+    sigs.k8s.io/multicluster-runtime); upstream's processes count as strangers, because they hash differently.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class Sharded:
 
     @property
     def stats(self) -> ShardingStats:
-        """What is so now, and what has happened."""
+        """Numbers for metrics."""
         fences, counts = self._fences.all(), self._counts
         return ShardingStats(
             peers=tuple(sorted(self._peers.alive())),
@@ -138,37 +137,37 @@ class Sharded:
         )
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call back each time clusters became this process's, which others may have worked on; it must not block.
+        """Call `listener` each time this process has acquired clusters; it must not block.
 
-        What it raises is logged, and keeps nobody from working.
+        A failure is logged, and does not affect the work.
         """
         self._listeners.append(listener)
 
     def may_work(self, cluster: str) -> bool:
-        """While the fence of the cluster is held, and its work is not to end."""
+        """Return whether this process holds the fence of the cluster, and may start work."""
         fence = self._fences.of(cluster)
         return fence is not None and fence.may_begin
 
     def grace_seconds(self, cluster: str) -> float | None:
-        """As long as the fence lasts, less what it takes to cancel them."""
+        """Return the remaining time of the fence, less the time to cancel reconciles."""
         fence = self._fences.of(cluster)
         return max(0.0, fence.seconds_left - self.timings.margin_seconds) if fence is not None else 0.0
 
     def require_read(self, cluster: str) -> None:
-        """Raise ClusterNotOwned if the fence of the cluster is not held; the local cluster is everybody's."""
+        """Raise ClusterNotOwned if this process does not hold the fence; the local cluster is open to all."""
         if cluster != LOCAL:
             self._require(cluster)
 
     def require_write(self, cluster: str) -> float | None:
-        """Raise ClusterNotOwned if the fence of the cluster is not held; returns for how many seconds it is.
+        """Raise ClusterNotOwned if this process does not hold the fence; return the fence's remaining seconds.
 
-        Everybody writes to the local cluster, in reconciles of clusters that are theirs.
+        Reconciles of owned clusters may write to the local cluster.
         """
         asked = cluster if cluster != LOCAL else current_cluster()
         return self._require(asked) if asked is not None else None
 
     async def run(self, target: EngagementTarget) -> None:
-        """Take part until cancelled; then withdraw all, give all back, and be gone."""
+        """Take part until cancelled; then withdraw all work, release all fences, and leave."""
         self._bell = asyncio.Event()
         self._announcement, self._peers, self._leases, self._fences = self._make(target)
         helpers = [
@@ -203,9 +202,9 @@ class Sharded:
             await self._pause(min(self.timings.probe_seconds, self._next_change_at() - self._now()))
 
     async def _wait_for_strangers(self) -> None:
-        """Return when nobody divides the clusters in another way.
+        """Return when no peer divides the clusters differently.
 
-        Each looks after it told of itself, so of two that begin at the same time one at least sees the other.
+        Each process looks after it has announced itself, so of two that start at once at least one sees the other.
         """
         told: str | None = None
         while True:
@@ -227,7 +226,7 @@ class Sharded:
             await self._pause(self.timings.probe_seconds)
 
     def _decide(self) -> None:
-        """Want what is ours, and nothing else."""
+        """Want the fences that are ours, and no others."""
         fences = self._fences
         fences.arrange()
         for peer in fences.silent_holders(seen_at=self._peers.seen_at):
@@ -331,7 +330,7 @@ class Sharded:
 
 
 async def _unhindered(work: Coroutine[Any, Any, None]) -> None:
-    """Await it to its end, however often we are cancelled."""
+    """Await this to its end, however often the caller is cancelled."""
     task = asyncio.create_task(work, name="leave the peers")
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""How clusters are divided among peers, and what the Leases of that are called."""
+"""How clusters are divided among peers, and the names of the Leases."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ _MOST_SHARDS: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTimings:
-    """How long Leases last, in seconds. The defaults are upstream's, if it has them.
+    """Sets how long the Leases last, in seconds. The defaults are upstream's if it has them.
 
-    A fence lasts `duration_seconds` and is renewed every `renew_seconds`, retried after `retry_seconds` if that
-    fails. If it could not be renewed until `drain_seconds` before its end, work is withdrawn: reconciles under way
-    have a second less than that to end, and are cancelled then. A fence that goes to another peer is renewed until its
-    work has ended, but not longer than `handover_seconds`. A peer that is silent for `peer_seconds` gets nothing; it
-    says that it is there every `peer_renew_seconds`. All is looked at again every `probe_seconds`, though changes are
-    noticed by a watch.
+    A fence lasts `duration_seconds` and is renewed every `renew_seconds`; a failure is retried after `retry_seconds`.
+    If it was not renewed until `drain_seconds` before its end, work is withdrawn: running reconciles have a second less
+    than that, and are cancelled then. A fence that moves to another peer is renewed until its work has ended, at most
+    `handover_seconds`. A peer that is silent for `peer_seconds` gets nothing; a peer announces itself every
+    `peer_renew_seconds`. Everything is checked every `probe_seconds`, though a watch notices changes at once.
 
-    Raises ValueError if they do not fit.
+    Raises ValueError if the values do not fit together.
     """
 
     duration_seconds: int = 20
@@ -73,21 +72,22 @@ class ShardTimings:
 
     @property
     def margin_seconds(self) -> float:
-        """So long before a fence runs out nothing is done under it any more."""
+        """Time before the end of a fence in which nothing is done any more."""
         return _MARGIN_SECONDS
 
     @property
     def call_seconds(self) -> float:
-        """How long one call may take, so that two of them fit in before work has to be withdrawn."""
+        """Bound of one call, so that two fit in before work must be withdrawn."""
         return (self.duration_seconds - self.drain_seconds - self.renew_seconds) / 2
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which fence a cluster is behind. Processes can only share a fleet if theirs are equal.
+    """Maps clusters to fences. Processes can share a fleet only if their layouts are equal.
 
-    With `by` "shard" there are `shards` fences, and the name of a cluster decides: as many Leases, whatever the number
-    of clusters. With "cluster" each has its own, as upstream has it. Raises ValueError for what makes no object names.
+    With `by` "shard" there are `shards` fences, and a cluster's name decides: the number of Leases does not depend on
+    the number of clusters. With "cluster" each cluster has its own, as upstream. Raises ValueError if the names cannot
+    be object names.
     """
 
     prefix: str
@@ -106,33 +106,33 @@ class Layout:
         return f"{self.prefix}/{self.shards if self.by == 'shard' else 'cluster'}"
 
     def keys(self, clusters: list[str]) -> list[str]:
-        """All fences there are, given these clusters."""
+        """Return all fences for these clusters."""
         return [str(number) for number in range(self.shards)] if self.by == "shard" else clusters
 
     def key_of(self, cluster: str) -> str:
-        """The fence of a cluster."""
+        """Return the fence of a cluster."""
         return str(slot_of(cluster, self.shards)) if self.by == "shard" else cluster
 
     def lease_name(self, key: str) -> str:
-        """Name of the Lease of a fence: `mcr-shard-17`, or `mcr-shard-<cluster>`."""
+        """Return the name of a fence's Lease: `mcr-shard-17`, or `mcr-shard-<cluster>`."""
         return f"{self.prefix}-{key if self.by == 'shard' else _unique_name(key)}"
 
 
 def require_prefix(prefix: str) -> None:
-    """Raise ValueError for what cannot begin the name of a Lease, or be the value of a label."""
+    """Raise ValueError if a text cannot start the name of a Lease, or be the value of a label."""
     if not DNS_LABEL.fullmatch(prefix):
         raise ValueError(f"prefix {prefix!r}: has to be a DNS-1123 label: a-z, 0-9, - inside, 63 at most")
 
 
 def object_name(text: str) -> str:
-    """Make a DNS-1123 subdomain of any text, as upstream does: lower case, and - for what has no place in one."""
+    """Turn any text into a DNS-1123 subdomain, as upstream does: lower case, and - for other characters."""
     # Beyond upstream: a dot next to a dash or another dot would not be accepted.
     name = _DOT.sub(".", _FORBIDDEN.sub("-", text.lower())).strip("-.")
     return name[:_LONGEST].rstrip("-.") or "unknown"
 
 
 def _unique_name(text: str) -> str:
-    """Such a name that no other text has: two clusters must not meet behind one fence."""
+    """Return such a name that no other text has: two clusters must not share a fence."""
     name = object_name(text)
     if name == text and not _HASHED.fullmatch(text):
         return name

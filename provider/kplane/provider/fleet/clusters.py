@@ -1,4 +1,4 @@
-"""The clusters of a fleet: at most one engagement for each name at any time, and the work that is allowed on it."""
+"""Holds the clusters of a fleet: at most one engagement for each name, and the work that is allowed on it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log: Final = logging.getLogger(__name__)
 
 
 class _Slot:
-    """What is wanted for a name, and what is there."""
+    """Keeps what is wanted and what is engaged under a name."""
 
     def __init__(self, *, allowed: bool) -> None:
         self.wanted: Cluster | None = None
@@ -40,12 +40,12 @@ class _Slot:
 
 
 class Clusters:
-    """Engages every aware with every cluster. Each name goes its own way: a slow one blocks no other.
+    """Engages every aware with every cluster. Names are independent: a slow cluster blocks no other.
 
-    `engage_timeout_seconds` is how long an aware's `engage` may take; one that fails or takes longer is undone and
-    retried with growing delays up to `retry_maximum_seconds`. If it is `coordinated`, awares are engaged with a
-    cluster from `allow` to `withdraw` only. `wiring` is what clients and caches of the clusters are made with.
-    `on_error` is told of each try of an aware that failed; it is called in the loop and must not block.
+    `engage_timeout_seconds` bounds one call of an aware's `engage`. A call that fails or takes longer is undone, and
+    retried with growing delays up to `retry_maximum_seconds`. If the fleet is `coordinated`, awares are engaged with a
+    cluster only from `allow` to `withdraw`. `wiring` configures clients and caches of the clusters. `on_error` is
+    called in the loop for each failed attempt, and must not block.
     """
 
     def __init__(
@@ -77,21 +77,21 @@ class Clusters:
         self._retry_maximum_seconds = retry_maximum_seconds
 
     def add_aware(self, aware: Aware | LocalAware) -> None:
-        """Engage one more aware with every cluster, those that are there already included."""
+        """Engage one more aware with every cluster, present and future."""
         self._awares.append(aware)
         for slot in tuple(self._slots.values()):
             if slot.work is not None and not slot.work.closing:
                 self._begin(aware, slot.work)
 
     def index_field(self, resource: Resource, field: str, extract: Extract) -> None:
-        """Index a field in the caches of all clusters, those that come later included; see `Cache.index_field`."""
+        """Index a field in the caches of all clusters, present and future; see `Cache.index_field`."""
         require_same(self._indexes.get((resource, field)), extract, resource=resource, field=field)
         for engagement in self.engagements():
             engagement.cluster.cache.index_field(resource, field, extract)
         self._indexes[resource, field] = extract
 
     async def add(self, cluster: Cluster) -> None:
-        """Add a cluster; raises ProviderError if there is one of its name, and as `add_or_replace`."""
+        """Add a cluster. Raises ProviderError if its name is taken, and as `add_or_replace`."""
         slot = self._slots.get(cluster.name)
         if slot is not None and slot.wanted is not None:
             raise ProviderError(f"there is a cluster {cluster.name!r} already: remove it first, or replace it")
@@ -100,21 +100,21 @@ class Clusters:
     async def add_or_replace(self, cluster: Cluster) -> None:
         """Make this the cluster of its name, and return when it is.
 
-        If it continues the present one, the engagement goes on with the new credentials. Otherwise it is closed, and
-        that awaited, before the new one begins. Where calls overlap, the cluster of the latest one stays. Awares are
-        engaged in the background. Raises ProviderError after `aclose()`.
+        If it continues the present cluster, the engagement goes on with the new credentials. Otherwise the present
+        engagement is closed before the new one begins. If calls overlap, the latest wins. Awares are engaged in the
+        background. Raises ProviderError after `aclose()`.
         """
         if self._closed:
             raise ProviderError(f"cluster {cluster.name!r} cannot be added: the fleet is closed")
         await self._want(cluster.name, cluster)
 
     async def remove(self, name: str) -> None:
-        """Close the engagement of a cluster and return when nothing of it is left; an unknown name is no error."""
+        """Close the engagement of a cluster, and return when nothing of it is left. An unknown name is no error."""
         if name in self._slots:
             await self._want(name, None)
 
     def get(self, name: str) -> Cluster:
-        """The cluster of that name; raises ClusterNotFound, or ClusterNotReady while it is being engaged."""
+        """Return the cluster of that name. Raises ClusterNotFound, or ClusterNotReady while it is being engaged."""
         slot = self._slots.get(name)
         if slot is None or slot.wanted is None:
             raise ClusterNotFound(f"there is no cluster {name!r}")
@@ -123,18 +123,18 @@ class Clusters:
         return slot.engagement.cluster
 
     def names(self, *, local: bool = False) -> list[str]:
-        """Names of all wanted clusters, sorted; the local one only if it is asked for."""
+        """Return the names of all wanted clusters, sorted; with `local` the local cluster too."""
         return sorted(
             name for name, slot in self._slots.items() if slot.wanted is not None and (local or name != LOCAL)
         )
 
     async def wait_changed(self) -> None:
-        """Return when clusters came or went since the last call; at once the first time. For one who waits."""
+        """Return when clusters have come or gone since the last call; at once the first time. For one caller."""
         await self._changed.wait()
         self._changed.clear()
 
     def allow(self, name: str) -> None:
-        """Let the work on a cluster begin; without effect if it did, or the cluster is not known."""
+        """Let the work on a cluster begin. Does nothing if it has begun, or the cluster is not known."""
         slot = self._slots.get(name)
         if slot is None or slot.wanted is None:
             return
@@ -145,9 +145,9 @@ class Clusters:
             slot.work = self._begin_work(engagement)
 
     async def withdraw(self, name: str) -> None:
-        """End the work on a cluster, and return when nothing is at work on it any more; the cluster stays known.
+        """End the work on a cluster, and return when it has ended; the cluster stays known.
 
-        Nothing else that is wished for it is brought about here: that may fail, and somebody waits for the end.
+        It applies no other pending change: that could fail, and the caller waits for the end of the work.
         """
         slot = self._slots.get(name)
         if slot is None:
@@ -160,18 +160,18 @@ class Clusters:
             self.allow(name)
 
     def engagements(self) -> list[Engagement]:
-        """The live engagements, sorted by the cluster's name."""
+        """Return the live engagements, sorted by the name of their cluster."""
         live = [slot.engagement for slot in self._slots.values() if slot.engagement is not None]
         return sorted((found for found in live if not found.closing), key=lambda found: found.cluster.name)
 
     def failure(self, name: str) -> str | None:
-        """Why an aware is not engaged with a live cluster, as a sentence; None if all are or were not tried yet."""
+        """Return why an aware is not engaged with a live cluster; None if all are, or were not tried yet."""
         slot = self._slots.get(name)
         generation = slot.engagement.generation if slot is not None and slot.engagement is not None else 0
         return next((why for key, why in self._failures.items() if key[0] == generation), None)
 
     async def aclose(self) -> None:
-        """Close every engagement, all at once, and take no more clusters; afterwards nothing is left."""
+        """Close every engagement at once, and accept no more clusters."""
         self._closed = True
         await complete(self._want(name, None) for name in tuple(self._slots))
 
@@ -185,7 +185,7 @@ class Clusters:
 
     @contextlib.asynccontextmanager
     async def _settling(self, name: str) -> AsyncIterator[_Slot]:
-        """Bring about what is wished for a name, after it was noted within."""
+        """Note a wish for a name inside of this context, and apply it at its end."""
         slot = self._slots.setdefault(name, _Slot(allowed=not self._coordinated))
         slot.users += 1
         try:

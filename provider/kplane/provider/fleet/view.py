@@ -1,4 +1,4 @@
-"""The clusters of a fleet as a provider sees them: its own, under the names that it gives them."""
+"""The clusters of a fleet as one provider sees them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["FleetView"]
 
 
 class FleetView:
-    """The part of a fleet that is one provider's: its names get `prefix` in front, and its clusters say where from."""
+    """Shows one provider its part of a fleet: adds `prefix` to names, and the provider to the origins of clusters."""
 
     def __init__(self, fleet: Fleet, *, provider: Provider, prefix: str = "") -> None:
         self._fleet = fleet
@@ -17,20 +17,20 @@ class FleetView:
         self._prefix = prefix
 
     async def add_or_replace(self, cluster: Cluster) -> None:
-        """As Fleet's."""
+        """Add or replace a cluster, as `Fleet.add_or_replace`."""
         cluster.note_origin(self._provider)
         if self._prefix:
             cluster = cluster.renamed(f"{self._prefix}{cluster.name}")
         await self._fleet.add_or_replace(cluster)
 
     async def remove(self, name: str) -> None:
-        """As Fleet's."""
+        """Remove a cluster, as `Fleet.remove`."""
         await self._fleet.remove(f"{self._prefix}{name}")
 
     def get(self, name: str) -> Cluster:
-        """As Fleet's; the cluster has the name that the whole fleet knows it by."""
+        """Return a cluster under its full name, as `Fleet.get`."""
         return self._fleet.get(f"{self._prefix}{name}")
 
     def names(self) -> list[str]:
-        """As Fleet's."""
+        """Return names without the prefix, as `Fleet.names`."""
         return [name.removeprefix(self._prefix) for name in self._fleet.names() if name.startswith(self._prefix)]

@@ -1,4 +1,4 @@
-"""Whether a process is well: named questions with short answers."""
+"""Health checks by name."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Check = Callable[[], Awaitable[None]]
 
 
 class Checks:
-    """The checks of one kind, health or readiness, under their names; each has `timeout_seconds` to answer."""
+    """Runs the health or readiness checks of a process; each has `timeout_seconds`."""
 
     def __init__(self, *, timeout_seconds: float = 2.0) -> None:
         self._timeout_seconds = timeout_seconds
         self._checks: dict[str, Check] = {}
 
     def add(self, name: str, check: Check) -> None:
-        """Add a check; raises ProviderError if the name is taken."""
+        """Add a check. Raises ProviderError if the name is taken."""
         if name in self._checks:
             raise ProviderError(f"there is a check {name!r} already; give this one another name")
         self._checks[name] = check
 
     async def run(self, *, only: str | None = None) -> Mapping[str, str | None]:
-        """Ask all at once, or one, if it is there; returns what is wrong by name, None if nothing is."""
+        """Run all checks at once, or one, if it is there. Returns the failure of each by name, None if it passed."""
         asked = {name: check for name, check in self._checks.items() if only in {None, name}}
         return dict(zip(asked, await asyncio.gather(*map(self._ask, asked.values())), strict=True))
 

@@ -1,4 +1,4 @@
-"""Runs a provider, keeps what follows its clusters engaged, and knows them by name."""
+"""Runs a provider, a coordinator and the components that work on the clusters."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ __all__ = ["Manager", "ScopedManager"]
 
 
 class Manager:
-    """The clusters of a provider, and what works on each of them.
+    """Runs a provider, and engages controllers and other components with each of its clusters.
 
-    `config` is that of the local cluster, which `get_cluster("")` gives; None: there is none. Without `provider` the
-    local cluster is all there is. `coordinator` decides which clusters this process works on if several run the same
-    manager; by default it works on all. `max_concurrent` reconciles of a controller run at once if neither its
-    options nor `group_kind_concurrency` (such as `{"ReplicaSet.apps": 4}`) say otherwise. `transform` changes each
-    object of each cluster before it is cached, so that less is kept. `limits` bound what is taken in of one cluster's
-    answers, and `timeout_seconds` how long a call may take. `on_engage_error` is told of each try of an aware or
-    controller to begin with a cluster that failed; it is retried in any case.
+    `config` is the configuration of the local cluster, which `get_cluster("")` returns; with None there is no local
+    cluster. Without `provider` the local cluster is the only one. `coordinator` decides which clusters this process
+    works on if several processes run the same manager; by default it works on all.
 
-    Use `await manager.run(stop)`, or `async with manager`. At the end every engagement is closed, which is awaited.
-    A manager runs once.
+    `max_concurrent` is the default for how many reconciles of a controller run at once; `group_kind_concurrency` sets
+    it by kind, such as `{"ReplicaSet.apps": 4}`. `transform` changes each object before it is cached, for example to
+    keep less of it. `limits` bound the answers of one cluster, and `timeout_seconds` bounds a call. `on_engage_error`
+    is called for each failed attempt of a component to engage with a cluster; the manager retries in any case.
+
+    Use `await manager.run(stop)`, or `async with manager`. At the end the manager closes and awaits every engagement. A
+    manager runs once.
     """
 
     def __init__(
@@ -96,31 +97,31 @@ class Manager:
 
     @property
     def clusters(self) -> Clusters:
-        """The fleet; the local cluster is a part of it under the name ""."""
+        """All clusters; the local cluster has the name ""."""
         return self._clusters
 
     @property
     def connections(self) -> Connections:
-        """What the clients of all clusters share."""
+        """Connections that the clients of all clusters share."""
         return self._connections
 
     @property
     def stopping(self) -> bool:
-        """Whether its end has begun."""
+        """Whether the manager has begun to stop."""
         return self._ended
 
     @property
     def local(self) -> Cluster:
-        """The local cluster, also before the manager runs; raises ProviderError if there is none."""
+        """The local cluster, also before the manager runs. Raises ProviderError if there is none."""
         if self._local is None:
             raise ProviderError("this manager has no local cluster: it was made without a configuration")
         return self._local
 
     def add(self, what: Aware | LocalAware | Runnable) -> None:
-        """Add what works on clusters, runs with the manager, or both; at any time, also while it runs.
+        """Add a component that works on clusters, runs with the manager, or both; at any time.
 
-        An aware is engaged with all clusters, those that are there already included. A runnable that fails is run again
-        with growing delays. Raises ProviderError for a controller under the name of another one.
+        An aware is engaged with all clusters, present and future. A runnable that fails is restarted after a backoff.
+        Raises ProviderError for a controller whose name another controller has.
         """
         if isinstance(what, MulticlusterController):
             if what.name in self.controllers:
@@ -136,26 +137,25 @@ class Manager:
                 self._start_runnable(what)
 
     def index_field(self, kind: Resource | str, field: str, extract: Extract) -> None:
-        """Have `cache.list(..., field={field: value})` find objects by the values that `extract` gives.
+        """Index a field, so that `cache.list(..., field={field: value})` finds objects by the values of `extract`.
 
-        In all clusters, at any time; those that come later are indexed as well. Raises ProviderError if another
-        function indexes that field already.
+        It applies to all clusters, present and future. Raises ProviderError if another function indexes that field.
         """
         self._clusters.index_field(resource_of(kind), field, extract)
 
     def add_health_check(self, name: str, check: Check) -> None:
-        """Have `/healthz` ask: if it fails, the process should be started again."""
+        """Add a check to `/healthz`: if it fails, the process should be restarted."""
         self.health_checks.add(name, check)
 
     def add_ready_check(self, name: str, check: Check) -> None:
-        """Have `/readyz` ask: if it fails, the process should not be sent requests."""
+        """Add a check to `/readyz`: if it fails, the process should receive no requests."""
         self.ready_checks.add(name, check)
 
     def get_cluster(self, name: str) -> Cluster:
-        """A cluster by its name; "" is the local one.
+        """Return a cluster by its name; "" is the local one.
 
-        Raises ClusterNotFound, ClusterNotReady while it is being engaged, ClusterNotOwned if another process works
-        on it, and ProviderError if a name is given and there is no provider.
+        Raises ClusterNotFound, ClusterNotReady while the cluster is being engaged, ClusterNotOwned if another process
+        works on it, and ProviderError if there is no provider.
         """
         if name == LOCAL:
             return self.local
@@ -166,18 +166,18 @@ class Manager:
         return cluster
 
     def cluster_from_context(self) -> Cluster:
-        """The cluster of the reconcile under way; raises ProviderError outside of one, and what `get_cluster` does."""
+        """Return the cluster of the current reconcile. Raises ProviderError outside of one, and as `get_cluster`."""
         name = current_cluster()
         if name is None:
             raise ProviderError("no reconcile is under way here, so there is no cluster in the context")
         return self.get_cluster(name)
 
     def scoped(self, name: str) -> ScopedManager:
-        """This manager for a component that knows of one cluster only."""
+        """Return this manager for a component that knows only one cluster."""
         return ScopedManager(self, name)
 
     def cluster_names(self) -> list[str]:
-        """Names of all clusters but the local one, sorted."""
+        """Return the names of all clusters but the local one, sorted."""
         return self._clusters.names()
 
     async def run(self, until: asyncio.Event) -> None:
@@ -226,7 +226,7 @@ class Manager:
 
 
 class ScopedManager:
-    """Reads and writes one cluster; what is added runs with the manager. Upstream's scopedManager."""
+    """Reads and writes one cluster of a manager, for components of a single cluster; upstream's scopedManager."""
 
     def __init__(self, manager: Manager, name: str) -> None:
         self.manager: Final = manager
@@ -234,7 +234,7 @@ class ScopedManager:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster as it is now; raises what `Manager.get_cluster` does."""
+        """The cluster as it is now. Raises as `Manager.get_cluster`."""
         return self.manager.get_cluster(self.name)
 
     @property
@@ -243,7 +243,7 @@ class ScopedManager:
         return self.cluster.client
 
     def add(self, what: Aware | LocalAware | Runnable) -> None:
-        """As `Manager.add`."""
+        """Add a component, as `Manager.add`."""
         self.manager.add(what)
 
 

@@ -1,4 +1,4 @@
-"""What a manager answers over HTTP: `/metrics`, `/healthz` and `/readyz`."""
+"""Serves `/metrics`, `/healthz` and `/readyz` of a manager."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Serving:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port that it listens at; raises ProviderError while it does not."""
+        """Host and port that it listens on. Raises ProviderError if it does not listen."""
         if self._address is None:
             raise ProviderError("the server does not listen now")
         return self._address
 
     async def run(self) -> None:
-        """Answer until cancelled; raises OSError if the port is taken."""
+        """Serve until cancelled. Raises OSError if the port is taken."""
         runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=_CLOSE_SECONDS)
         await runner.setup()
         try:
@@ -74,7 +74,7 @@ class Serving:
 
 
 class _Question:
-    """One of the two that the kubelet asks."""
+    """Answers `/healthz` or `/readyz`."""
 
     def __init__(self, path: str, checks: Checks, manager: Manager) -> None:
         self._path = path
@@ -82,7 +82,7 @@ class _Question:
         self._manager = manager
 
     async def all(self, request: web.Request) -> web.Response:
-        """Ask every check."""
+        """Run every check."""
         found = await self._ask()
         failed = any(found.values())
         lines = [f"[-]{name} failed: {why}" if why else f"[+]{name} ok" for name, why in found.items()]
@@ -91,7 +91,7 @@ class _Question:
         return web.Response(text=text, status=500 if failed else 200)
 
     async def one(self, request: web.Request) -> web.Response:
-        """Ask one check."""
+        """Run one check."""
         name = request.match_info["name"]
         found = await self._ask(only=name)
         if name not in found:

@@ -1,6 +1,6 @@
-"""Metrics of a manager, read from it while it is asked, so that nothing remains of a cluster that is gone.
+"""Metrics of a manager, read from it at each scrape, so that nothing remains of a cluster that is gone.
 
-Names are controller-runtime's if it has them. Histograms have no label for the cluster: 1,000 clusters would be
+Names are controller-runtime's if it has them. Histograms have no label for the cluster: 1,000 clusters would make
 43,000 series of one metric.
 """
 
@@ -28,7 +28,7 @@ _STATES: Final = ("Ready", "Connecting", "Unreachable")
 
 
 def sharding_metrics(stats: ShardingStats) -> Iterator[Metric]:
-    """What a `Sharded` coordinator does, for those who show metrics of their own."""
+    """Return the metrics of a `Sharded` coordinator, for collectors of your own."""
     fences = GaugeMetricFamily(
         "multicluster_fences", "Leases that share the clusters out: all, and this process's.", labels=["state"]
     )
@@ -52,11 +52,11 @@ def sharding_metrics(stats: ShardingStats) -> Iterator[Metric]:
 
 
 class ManagerMetrics(Collector):
-    """A collector of prometheus_client; `Serving` shows it at `/metrics`.
+    """Collects the metrics of a manager for prometheus_client; `Serving` shows it at `/metrics`.
 
-    With `cluster_labels=False` there are no series for each cluster, but their sums: for fleets of which Prometheus
-    cannot hold so many. Those that count since a cluster came have no sum, because it would shrink with each that goes.
-    Whoever registers it elsewhere collects it in the loop of the manager.
+    With `cluster_labels=False` there are sums instead of series for each cluster: for fleets that are too large for
+    Prometheus. Counters of a cluster have no sum, because it would shrink with each cluster that goes. If you register
+    it elsewhere, collect it in the loop of the manager.
     """
 
     def __init__(self, manager: Manager, *, cluster_labels: bool = True) -> None:
@@ -64,7 +64,7 @@ class ManagerMetrics(Collector):
         self._cluster_labels = cluster_labels
 
     async def render(self) -> bytes:
-        """The text format, with metrics of the process; the loop is kept only while the numbers are read."""
+        """Return the text format, with metrics of the process; the loop is blocked only while numbers are read."""
         found = [*self.collect()]
         return await asyncio.to_thread(lambda: render_families([*process_families(), *found]))
 
@@ -209,23 +209,22 @@ class _Collected(Collector):
 
 
 def process_families() -> Iterable[Metric]:
-    """What the system says of this process: CPU, memory, open files."""
+    """Return what the system says of this process: CPU, memory, open files."""
     return ProcessCollector(registry=None).collect()
 
 
 def render_families(families: Iterable[Metric]) -> bytes:
-    """Return the text format of them, in their order."""
+    """Return metrics in the text format, in their order."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collected(families))
     return generate_latest(registry)
 
 
 class Rendering:
-    """Calls `render` for one after the other; those who ask while it works share what it gives the next time.
+    """Calls `render` one at a time; all who ask during a call share the result of the next one.
 
-    So however many ask, and do not wait for the answer, the next one waits for two renderings at most; and nobody gets
-    a text that was begun before it was asked for. Nothing is kept for those who ask later. If `render` fails, one
-    of those who share it has the error, and the next of them tries again.
+    So a caller waits for at most two renderings, and gets no text that was begun before it asked. Nothing is cached. If
+    `render` fails, one of the callers that share it gets the error, and the next one retries.
     """
 
     def __init__(self, render: Callable[[], Awaitable[bytes]]) -> None:
@@ -234,7 +233,7 @@ class Rendering:
         self._next = _Shared()
 
     async def text(self) -> bytes:
-        """Return what `render` gives; raises what it raises."""
+        """Return the text. Raises what `render` raises."""
         shared = self._next
         async with self._busy:
             if shared.text is None:
@@ -244,7 +243,7 @@ class Rendering:
 
 
 class _Shared:
-    """What those have in common who asked while another one was served."""
+    """The result for all who asked during one rendering."""
 
     __slots__ = ("text",)
 
