@@ -50,7 +50,7 @@ _KUBECONFIG_KEY: Final = "value"
 
 
 def control_plane_initialized(cluster: Object) -> bool:
-    """Whether the control plane of a Cluster (v1beta2 or v1beta1) accepts requests, or did once."""
+    """Tell whether the control plane of a Cluster (v1beta2 or v1beta1) accepts requests, or did once."""
     status = section(cluster, "status")
     return (
         section(status, "initialization").get("controlPlaneInitialized") is True
@@ -60,12 +60,12 @@ def control_plane_initialized(cluster: Object) -> bool:
 
 
 class ClusterApiProvider:
-    """Engages every Cluster of Cluster API that is ready.
+    """Engages every ready Cluster of Cluster API.
 
-    `client` is one of the management cluster, and belongs to the caller. `version` is the one that its API server
-    serves. `ready` replaces the question whether the control plane was initialized; it is given the object and must not
-    block. `namespace=None` is all namespaces; `label_selector` is the API's, such as `a=b,c!=d`.
-    Raises ProviderError for a version that is not known.
+    `client` reaches the management cluster, and belongs to the caller. `version` is the one that its API server serves.
+    `ready` replaces the check of an initialized control plane; it gets the object and must not block. `namespace=None`
+    means all namespaces; `label_selector` is the API's, such as `a=b,c!=d`. Raises ProviderError for an unknown
+    version.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ClusterApiProvider:
 
     @property
     def name(self) -> str:
-        """For logs and metrics."""
+        """Name for logs and metrics."""
         return "cluster-api"
 
     async def run(self, fleet: Fleet) -> None:

@@ -13,11 +13,10 @@ __all__ = ["ClustersProvider"]
 
 
 class ClustersProvider:
-    """A fleet by hand: what is added is engaged, what is removed is not.
+    """Engages the clusters that the program adds, until it removes them; upstream's `providers/clusters`.
 
-    What is added before it runs is engaged as soon as it does, and once more if it is run again. Names, credentials
-    and attributes are those of the clusters; what they need on their API servers is up to what works on them. It serves
-    one fleet at a time. As upstream's `providers/clusters`.
+    Clusters that are added before it runs are engaged as soon as it does, and again if it is run again. It serves one
+    fleet at a time.
     """
 
     def __init__(self) -> None:
@@ -26,11 +25,11 @@ class ClustersProvider:
 
     @property
     def name(self) -> str:
-        """For logs and metrics."""
+        """Name for logs and metrics."""
         return "clusters"
 
     def names(self) -> list[str]:
-        """Names of what was added and not removed, sorted."""
+        """Return the names of all added clusters, sorted."""
         return sorted(self._clusters)
 
     async def add(self, cluster: Cluster) -> None:
@@ -40,19 +39,19 @@ class ClustersProvider:
         await self.add_or_replace(cluster)
 
     async def add_or_replace(self, cluster: Cluster) -> None:
-        """Make this the cluster of its name; it goes on with the connections of one that differs in credentials."""
+        """Make this the cluster of its name; connections stay if only credentials differ."""
         self._clusters[cluster.name] = cluster
         if self._fleet is not None:
             await self._fleet.add_or_replace(cluster)
 
     async def remove(self, name: str) -> None:
-        """Remove a cluster, and return when nothing of it is left; an unknown name is no error."""
+        """Remove a cluster, and return when nothing of it is left. An unknown name is no error."""
         self._clusters.pop(name, None)
         if self._fleet is not None:
             await self._fleet.remove(name)
 
     async def run(self, fleet: Fleet) -> None:
-        """Pass on what is added and removed, until cancelled. Raises ProviderError if it runs already."""
+        """Pass changes on until cancelled. Raises ProviderError if it runs already."""
         if self._fleet is not None:
             raise ProviderError("this provider runs already: a second fleet needs a second provider")
         self._fleet = fleet

@@ -28,13 +28,12 @@ _MOST_OF_A_MESSAGE: Final = 500
 class KindProvider:
     """Engages every kind cluster whose name begins with `prefix`, under its name.
 
-    A cluster counts as soon as `kind get clusters` lists it and `kind get kubeconfig` has a kubeconfig for it; that
-    one's credentials (a cluster-admin's) are used. Clusters are listed every `interval_seconds`. The kubeconfig of each
-    is asked for again every `refresh_seconds`: a cluster that was deleted and created anew in between is noticed so,
-    and replaces the old one. A cluster that is listed no more is removed.
+    A cluster counts as soon as `kind get clusters` lists it and `kind get kubeconfig` returns its kubeconfig, with the
+    credentials of a cluster-admin. Clusters are listed every `interval_seconds`; kubeconfigs are read again every
+    `refresh_seconds`, so that a recreated cluster replaces the old one. A cluster that is no longer listed is removed.
 
-    If the program fails, or takes longer than `timeout_seconds`, what is engaged stays, and it is asked again, later
-    and later; no cluster waits for another one. `program` is looked up on PATH; ProviderError if it is missing. It
+    If the program fails, or takes longer than `timeout_seconds`, engaged clusters stay, and it is retried with growing
+    delays; no cluster waits for another. `program` is looked up on PATH; raises ProviderError if it is missing. It
     inherits the environment, and so DOCKER_HOST and KIND_EXPERIMENTAL_PROVIDER.
     """
 
@@ -62,7 +61,7 @@ class KindProvider:
 
     @property
     def name(self) -> str:
-        """For logs and metrics."""
+        """Name for logs and metrics."""
         return "kind"
 
     async def run(self, fleet: Fleet) -> None:
@@ -107,7 +106,7 @@ class KindProvider:
             await asyncio.sleep(delay)
 
     async def _run(self, *arguments: str) -> bytes:
-        """Return what the program prints. Raises ProviderError if it fails."""
+        """Return the output of the program. Raises ProviderError if it fails."""
         try:
             process = await asyncio.create_subprocess_exec(
                 self._program,
@@ -134,7 +133,7 @@ class KindProvider:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """See that neither the program nor what it started is left."""
+    """Kill the program and what it started."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

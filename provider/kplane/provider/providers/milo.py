@@ -51,13 +51,13 @@ PROJECT_CONTROL_PLANES: Final = Resource(
 
 
 class MiloProvider:
-    """Engages the control plane of every project that is ready.
+    """Engages the control plane of every ready project.
 
-    `client` is one of the Milo API server with the projects, and belongs to the caller. `project_config` is how their
-    control planes are reached; only the address in it is replaced. `label_selector` is the API's, such as `a=b,c!=d`.
+    `client` reaches the Milo API server with the projects, and belongs to the caller. `project_config` reaches their
+    control planes; only its address is replaced. `label_selector` is the API's, such as `a=b,c!=d`.
 
     Raises KubeconfigError if `project_config` has no CA of its own and `internal_service_discovery` is on: its
-    credentials would go to whatever has a public certificate.
+    credentials would go to any server with a public certificate.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class MiloProvider:
 
     @property
     def name(self) -> str:
-        """For logs and metrics."""
+        """Name for logs and metrics."""
         return "milo"
 
     async def run(self, fleet: Fleet) -> None:

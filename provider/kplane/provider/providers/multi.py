@@ -1,4 +1,4 @@
-"""Several providers as one: their clusters side by side, under prefixed names."""
+"""Several providers as one, with prefixed cluster names."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ class _Member:
 
 
 class MultiProvider:
-    """Runs providers next to each other: the cluster `island` of the one added as `cloud1` is `cloud1#island`.
+    """Runs providers side by side: cluster `island` of the provider added as `cloud1` is `cloud1#island`.
 
-    Names are split at the first `separator`, so that a multi provider may be a member of another one. Members are added
-    before and while it runs, and removed at any time, and their clusters with them. One that fails is run again, later
-    and later; its clusters stay, and the other members do not notice. One that has told all that it knows stays too.
-    What members need they need here as well. As upstream's `providers/multi`.
+    Names are split at the first `separator`, so that a multi provider may be a member of another one. Members can be
+    added and removed at any time; their clusters go with them. A member that fails is restarted with growing delays;
+    its clusters stay, and the other members go on. Upstream's `providers/multi`.
     """
 
     def __init__(self, *, separator: str = "#") -> None:
@@ -40,28 +39,28 @@ class MultiProvider:
 
     @property
     def name(self) -> str:
-        """For logs and metrics."""
+        """Name for logs and metrics."""
         return "multi"
 
     def provider_names(self) -> list[str]:
-        """Names of the members, sorted."""
+        """Return the names of the members, sorted."""
         return sorted(self._members)
 
     def get_provider(self, name: str) -> Provider:
-        """The provider that was added under this name; raises ProviderError if there is none."""
+        """Return the provider that was added under this name. Raises ProviderError if there is none."""
         if name not in self._members:
             raise ProviderError(f"there is no provider {name!r}")
         return self._members[name].provider
 
     def split(self, cluster: str) -> tuple[str, str]:
-        """A cluster's provider, and its name there. Raises ProviderError if the name has no separator."""
+        """Split a cluster's name into provider and name. Raises ProviderError if it has no separator."""
         provider, separator, name = cluster.partition(self._separator)
         if not separator:
             raise ProviderError(f"{cluster!r} names no provider: it has no {self._separator!r}")
         return provider, name
 
     def add_provider(self, name: str, provider: Provider) -> None:
-        """Add a member and, if this runs, run it. Raises ProviderError if the name is taken or cannot be one."""
+        """Add a member, and run it if this runs. Raises ProviderError if the name is taken or invalid."""
         if not name or self._separator in name:
             raise ProviderError(f"a provider cannot be called {name!r}: it needs a name without {self._separator!r}")
         if name in self._members:
@@ -71,7 +70,7 @@ class MultiProvider:
             self._start(name, *self._running)
 
     async def remove_provider(self, name: str) -> None:
-        """Stop a member and remove its clusters; returns when nothing of it is left. An unknown name is no error."""
+        """Stop a member and remove its clusters, and return when nothing is left. An unknown name is no error."""
         member = self._members.get(name)
         if member is None:
             return

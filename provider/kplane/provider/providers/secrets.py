@@ -23,19 +23,18 @@ KUBECONFIG_KEY: Final = "kubeconfig"
 
 
 class KubeconfigProvider:
-    """Engages a cluster for every Secret of `namespace` that is labelled `label: "true"`, under the Secret's name.
+    """Engages a cluster for every Secret of `namespace` with label `label: "true"`, under the Secret's name.
 
-    The current context of the kubeconfig under `key` says where the cluster is and with which credentials it is worked
-    on. Whoever may write these Secrets is not trusted with this machine: a kubeconfig that runs a program (`exec`) or
-    names a file is refused. The decoded data of the Secret is the cluster's `credentials`.
+    The current context of the kubeconfig under `key` has address and credentials. The writers of these Secrets are not
+    trusted: a kubeconfig that runs a program (`exec`) or names a file is refused. The decoded data of the Secret is the
+    cluster's `credentials`.
 
-    A new token or certificate of the same identity goes on with the cluster's connections; another server, CA or
-    identity makes another cluster; labels and annotations make none. A cluster goes with its Secret, with its label,
-    and as soon as the Secret is being deleted. While the key is missing or empty, or the kubeconfig cannot be used,
-    what is engaged stays as it is, and a warning says why; other Secrets do not notice.
+    A renewed token or certificate keeps the cluster's connections; another server, CA or identity makes another
+    cluster. A cluster goes with its Secret, with the label, and as soon as the Secret is being deleted. While the key
+    is missing or the kubeconfig cannot be used, the engaged cluster stays, and a warning says why.
 
-    `client` is one of the cluster with the Secrets, and belongs to the caller. It needs get, list and watch on secrets
-    in the namespace. As upstream's `providers/kubeconfig`.
+    `client` reaches the cluster with the Secrets, and belongs to the caller. It needs get, list and watch on secrets in
+    the namespace. Upstream's `providers/kubeconfig`.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class KubeconfigProvider:
 
     @property
     def name(self) -> str:
-        """For logs and metrics."""
+        """Name for logs and metrics."""
         return "kubeconfig"
 
     async def run(self, fleet: Fleet) -> None:

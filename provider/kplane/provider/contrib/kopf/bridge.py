@@ -1,7 +1,7 @@
-"""Runs the handlers of an existing kopf operator against every cluster of a fleet.
+"""Runs the handlers of a kopf operator against every cluster of a fleet.
 
-When kopf stops it cancels every task of its loop that is younger than itself, whoever made it, and it takes over the
-signals of the main thread. So each cluster has a thread, with an event loop and a kopf operator of its own.
+kopf cancels every younger task of its loop when it stops, and takes over the signals of the main thread. So each
+cluster has a thread, with an event loop and a kopf operator of its own.
 """
 
 from __future__ import annotations
@@ -49,16 +49,14 @@ _SESSION_MINUTES: Final = 10.0
 class KopfAware:
     """Runs a kopf registry in every cluster it is engaged with: `manager.add(KopfAware(registry))`.
 
-    The handlers stay as they are. What cluster they are called for is in `memo.cluster`, and in `current_cluster()`; of
-    `memo`, each operator gets a copy. Each cluster has an operator in a thread and an event loop of its own: handlers
-    share nothing with the manager's loop, and are no part of its queues and limits. `settings` are the operators', each
-    with a copy of its own. They log in with the cluster's credentials, and with those that it is given later, so login
-    handlers of the registry are left out; those for startup and cleanup are called once for each cluster.
+    The handlers stay as they are. `memo.cluster` and `current_cluster()` name their cluster; each operator gets a copy
+    of `memo` and of `settings`. Each cluster has an operator in a thread of its own: handlers share nothing with the
+    manager's loop, its queues and limits. Operators log in with the cluster's present credentials, so login handlers of
+    the registry are left out. Handlers for startup and cleanup are called once for each cluster.
 
-    An operator that ends by itself is started again, with growing delays, up to `retry_maximum_seconds`. With the
-    engagement it is told to stop, and its end is awaited for `stop_seconds`. What it writes is not held back by
-    `before_write` of the manager: after a takeover by another process, a handler of it that does not end may still
-    write.
+    An operator that ends by itself is restarted, with delays up to `retry_maximum_seconds`. At the end of the
+    engagement the operator is stopped, and awaited for `stop_seconds`. `before_write` of the manager does not guard its
+    writes: after a takeover by another process, a handler that does not end may still write.
 
     Raises ProviderError if kopf is not installed.
     """
@@ -83,7 +81,7 @@ class KopfAware:
         self._retry_maximum_seconds = retry_maximum_seconds
 
     async def engage(self, engagement: Engagement) -> None:
-        """Run an operator until the engagement ends; raises ProviderError if kopf cannot be given the cluster."""
+        """Run an operator until the engagement ends. Raises ProviderError if kopf cannot reach the cluster."""
         if "@" in (engagement.cluster.config.proxy or ""):
             raise ProviderError(
                 f"cluster {engagement.cluster.name!r} has a proxy with a password, which kopf would show in its logs"
@@ -99,7 +97,7 @@ class KopfAware:
 
 
 class _Operator:
-    """kopf for one cluster, from one thread to the next."""
+    """Runs kopf for one cluster, from one thread to the next."""
 
     def __init__(
         self,
@@ -121,12 +119,12 @@ class _Operator:
         self._thread_ended.set()
 
     async def follow(self) -> None:
-        """Have the next login use renewed credentials."""
+        """Use renewed credentials at the next login."""
         async for cluster in self._engagement.changes():
             self._config = cluster.config
 
     async def run(self, *, retry_maximum_seconds: float) -> None:
-        """Run kopf until cancelled, again if it ends by itself."""
+        """Run kopf until cancelled, and restart it if it ends by itself."""
         loop = asyncio.get_running_loop()
         backoff = Backoff(initial_seconds=1.0, maximum_seconds=retry_maximum_seconds)
         try:
@@ -149,7 +147,7 @@ class _Operator:
                 self._stop.set()
 
     async def ended(self, *, within_seconds: float) -> None:
-        """Return when the thread has ended, or the time is over."""
+        """Return when the thread has ended, or after the time."""
         try:
             async with asyncio.timeout(within_seconds):
                 await self._thread_ended.wait()
@@ -196,12 +194,12 @@ class _Operator:
 
     @property
     def config(self) -> ClusterConfig:
-        """As it is now; read from the thread."""
+        """The present configuration; the thread reads it."""
         return self._config
 
 
 class _Stop:
-    """Tells a loop in another thread that it is to stop, also if it has not begun yet."""
+    """Stops a loop in another thread, even before it has begun."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -210,7 +208,7 @@ class _Stop:
         self._flag: asyncio.Event | None = None
 
     def begin(self) -> asyncio.Event:
-        """Return what is set when it is time to stop, for the running loop."""
+        """Return the event that is set when the running loop must stop."""
         with self._lock:
             self._loop, self._flag = asyncio.get_running_loop(), asyncio.Event()
             if self._asked:
@@ -227,7 +225,7 @@ class _Stop:
 
 
 class _Login:
-    """Gives kopf a session whenever it asks: at first, when the session is too old, and when it was refused."""
+    """Gives kopf a session at first, when the session is too old, and when it was refused."""
 
     def __init__(self, operator: _Operator) -> None:
         self._operator = operator
@@ -240,7 +238,7 @@ class _Login:
         self._sockets = KopfSockets()
 
     async def log_in(self, **_: Any) -> kopf.AiohttpSession:
-        """Be the login handler of kopf."""
+        """Log in, as kopf's login handler."""
         import kopf
 
         shown = await self._show()
@@ -261,7 +259,7 @@ class _Login:
         return kopf.AiohttpSession(server=shown.server, aiohttp_session=session, expiration=self._expires)
 
     async def aclose(self) -> None:
-        """Close what kopf has left open, and return when that is: its loop ends then, and closes nothing."""
+        """Close what kopf has left open, before its loop ends."""
         for session in self._sessions:
             await session.close()
         if self._credentials is not None:
@@ -281,14 +279,14 @@ class _Login:
 
 
 def _copy(settings: kopf.OperatorSettings) -> kopf.OperatorSettings:
-    """Return settings that an operator may change; the executor of synchronous handlers is the same."""
+    """Return settings that an operator may change; the executor of synchronous handlers is shared."""
     return dataclasses.replace(
         settings, **{each.name: copy.copy(getattr(settings, each.name)) for each in dataclasses.fields(settings)}
     )
 
 
 def _registry(registry: kopf.OperatorRegistry, login: _Login) -> kopf.OperatorRegistry:
-    """Return the same handlers, of whom ours logs in alone: another one might log in to another cluster."""
+    """Return the same handlers with only our login: another one might log in to another cluster."""
     import kopf
 
     own = copy.copy(registry)

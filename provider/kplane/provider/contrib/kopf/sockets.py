@@ -1,4 +1,4 @@
-"""The connections of kopf, which end a little later than kopf does, and must not after its event loop."""
+"""Connections of kopf, which must close before its event loop ends."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _POLL_SECONDS: Final = 0.01
 
 
 class KopfSockets:
-    """Knows the sockets that are open: give `open` to aiohttp's connectors, and await `closed` before the loop ends."""
+    """Tracks open sockets: give `open` to aiohttp's connectors, and await `closed` before the loop ends."""
 
     def __init__(self) -> None:
         self._open: list[socket.socket] = []
 
     def open(self, address: aiohttp.AddrInfoType) -> socket.socket:
-        """Open a socket for an address that aiohttp is about to connect to."""
+        """Open a socket for an address."""
         opened = socket.socket(family=address[0], type=address[1], proto=address[2])
         self._open = [*(known for known in self._open if known.fileno() != -1), opened]
         return opened
 
     async def closed(self) -> None:
-        """Wait, but not for long, until every one of them is closed."""
+        """Wait, for a short time, until all sockets are closed."""
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 while any(known.fileno() != -1 for known in self._open):  # noqa: ASYNC110 - a socket tells nobody

@@ -1,4 +1,4 @@
-"""Conditions in the status of objects, which others wrote as they liked."""
+"""Conditions in the status of objects; their writers are not trusted."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ __all__ = ["is_false", "is_true", "section"]
 
 
 def section(found: object, *path: str) -> Mapping[str, Any]:
-    """The mapping at `path` of an object; an empty one if there is none, or something else."""
+    """Return the mapping at `path` of an object; an empty one if there is none."""
     for key in path:
         found = found.get(key) if isinstance(found, Mapping) else None
     return found if isinstance(found, Mapping) else {}
 
 
 def is_true(found: Mapping[str, Any], condition: str) -> bool:
-    """Whether `status.conditions` has one of that type whose status is True."""
+    """Tell whether `status.conditions` has this type with status True."""
     return _status(found, condition) == "True"
 
 
 def is_false(found: Mapping[str, Any], condition: str) -> bool:
-    """Whether `status.conditions` has one of that type whose status is False."""
+    """Tell whether `status.conditions` has this type with status False."""
     return _status(found, condition) == "False"
 
 

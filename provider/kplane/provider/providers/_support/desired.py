@@ -1,4 +1,4 @@
-"""The clusters that a provider wants in its fleet, each of which comes and goes at its own pace."""
+"""The clusters that a provider wants in its fleet, each applied at its own pace."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ log: Final = logging.getLogger(__name__)
 
 
 class DesiredClusters:
-    """Brings a fleet in line with what is wanted, in tasks of `tasks`: one for each name while there is work for it.
+    """Brings a fleet in line with the desired clusters, in tasks of `tasks`: one for each name with pending work.
 
-    So a cluster whose end takes long, or which the fleet refuses, delays no other. What fails is retried, later and
-    later, with what is wanted by then. `what` is for log messages.
+    So a cluster whose end takes long, or which the fleet refuses, delays no other. A failure is retried with growing
+    delays, with the state that is desired by then. `what` is for log messages.
     """
 
     def __init__(self, fleet: Fleet, tasks: asyncio.TaskGroup, *, what: str) -> None:
@@ -33,26 +33,26 @@ class DesiredClusters:
         self._changed: dict[str, asyncio.Event] = {}
 
     def want(self, cluster: Cluster) -> None:
-        """Have this as the cluster of its name."""
+        """Desire this as the cluster of its name."""
         known = self._wanted.get(cluster.name)
         if known is None or not known.equals(cluster):
             self._wanted[cluster.name] = cluster
             self._touch(cluster.name)
 
     def drop(self, name: str) -> None:
-        """Have no cluster of this name."""
+        """Desire no cluster of this name."""
         if self._wanted.pop(name, None) is not None:
             self._touch(name)
 
     def want_only(self, clusters: Iterable[Cluster]) -> None:
-        """Have these, and nothing else in the fleet: not even what an earlier run of the provider left there."""
+        """Desire these clusters alone; others leave the fleet, even those of an earlier run of the provider."""
         wanted = {cluster.name: cluster for cluster in clusters}
         for cluster in wanted.values():
             self.want(cluster)
         self.forget_others(wanted)
 
     def forget_others(self, names: Iterable[str]) -> None:
-        """Have no clusters but those of these names, wanted or not."""
+        """Remove all clusters but those of these names."""
         kept = set(names)
         for name in {*self._wanted, *self._fleet.names()} - kept:
             self._wanted.pop(name, None)

@@ -1,4 +1,4 @@
-"""Secrets with a label: known by one watch of their metadata, and read when somebody asks for what is in one."""
+"""Secrets with a label: one watch of their metadata, and reads on demand."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _RELIST_SECONDS: Final = 600.0
 
 
 class LabelledSecrets:
-    """The Secrets that match `label_selector`, in `namespace` or all.
+    """Knows the Secrets that match `label_selector`, in `namespace` or all.
 
-    One connection follows them all, and what is in those that nobody asks for does not come here. At most a few are
-    read at once. The identity of `client` needs `list`, `watch` and `get` on Secrets.
+    One connection watches their metadata; contents are read on demand, a few at once. The identity of `client` needs
+    `list`, `watch` and `get` on Secrets.
     """
 
     def __init__(self, client: Client, *, label_selector: str, namespace: str | None = None) -> None:
@@ -43,11 +43,11 @@ class LabelledSecrets:
 
     @property
     def synced(self) -> asyncio.Event:
-        """Set once it is known which there are."""
+        """Set once all Secrets are known."""
         return self._known.synced
 
     async def run(self, changed: Callable[[str, str], None]) -> NoReturn:
-        """Follow until cancelled; `changed` is called with namespace and name of each that is new, other or gone."""
+        """Follow until cancelled; calls `changed` with namespace and name of each new, changed or deleted Secret."""
 
         def handle(event: Event) -> None:
             if event.kind == "DELETED":
@@ -57,10 +57,10 @@ class LabelledSecrets:
         await self._known.run(handle)
 
     async def values(self, namespace: str, name: str) -> Mapping[str, bytes]:
-        """What is in a Secret, decoded; read again only if it changed.
+        """Return the decoded values of a Secret; reads it only if it has changed.
 
-        Raises KubeconfigError if there is no such Secret with the label, or it is no base64, and other
-        ProviderErrors if it cannot be read now.
+        Raises KubeconfigError if there is no such Secret with the label, or it is no base64, and other ProviderErrors
+        if it cannot be read now.
         """
         at = namespace, name
         known = self._known.entry(name, namespace=namespace)

@@ -1,4 +1,4 @@
-"""Kubeconfigs that others wrote, each read once for as long as it stays as it is."""
+"""A memory of kubeconfigs that others wrote, so that each is read once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MOST_BYTES: Final = 32 * 1024**2
 
 
 class KubeconfigMemo:
-    """Remembers what kubeconfigs say, and what is wrong with those that cannot be used.
+    """Remembers the contents of kubeconfigs, and the errors of invalid ones.
 
-    To read one takes up to 0.1 s of the loop, and objects are looked at again for many reasons. What was not asked for
-    longest is forgotten if all together are larger than `most_bytes`: about 5,000 kubeconfigs of usual size.
+    Reading one takes up to 0.1 s of the loop, and objects are looked at often. The least recently used ones are
+    forgotten if all together exceed `most_bytes`: about 5,000 kubeconfigs of usual size.
     """
 
     def __init__(self, *, most_bytes: int = _MOST_BYTES) -> None:
@@ -28,7 +28,7 @@ class KubeconfigMemo:
         self._known: OrderedDict[bytes, tuple[ClusterConfig | str, int]] = OrderedDict()
 
     def read(self, kubeconfig: bytes) -> ClusterConfig:
-        """Return what `ClusterConfig.from_kubeconfig` does, or raise the KubeconfigError that it does."""
+        """Return what `ClusterConfig.from_kubeconfig` does, or raise its KubeconfigError."""
         digest = hashlib.sha256(kubeconfig).digest()
         if digest not in self._known:
             self._keep(digest, _read(kubeconfig), len(kubeconfig))

@@ -1,7 +1,7 @@
-"""Keeps a fleet in line with the objects of a kind: what providers that find their clusters in objects have in common.
+"""Keeps a fleet in line with objects of a kind: the common part of providers that find clusters in objects.
 
-A provider says by a `Plan` what each object asks for. Everything else is here: the watch, one follower for each object
-that works at its own pace, the Secrets that hold credentials, what went while nobody looked, and the end.
+A provider says by a `Plan` what each object asks for. The rest is here: the watch, one follower for each object, the
+Secrets with credentials, objects that went while nobody looked, and the end.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ _RELIST_SECONDS: Final = 600.0
 class FromSecret:
     """A cluster that `make` makes of the decoded values of one Secret, which is watched by its name.
 
-    While the Secret is missing, is no base64, or `make` raises KubeconfigError, what is engaged stays. If CA, client
-    certificate and key for the same address cannot be used, the former kubeconfig stays, and all else is followed.
+    While the Secret is missing or invalid, or `make` raises KubeconfigError, the engaged cluster stays. If CA, client
+    certificate and key for the same address cannot be used, the previous kubeconfig stays, and everything else is
+    updated.
     """
 
     namespace: str
@@ -49,7 +50,7 @@ class FromSecret:
 
 
 class Keep:
-    """An object that says nothing new: whatever is engaged stays."""
+    """An answer that keeps whatever is engaged."""
 
 
 KEEP: Final = Keep()
@@ -67,18 +68,18 @@ again, with growing delays.
 
 
 def cluster_name(namespace: str, name: str) -> str:
-    """Name of the cluster of an object: `<namespace>/<name>`, and the plain name for kinds without namespaces."""
+    """Return the name of the cluster of an object: `<namespace>/<name>`, or the plain name for cluster-scoped kinds."""
     return f"{namespace}/{name}" if namespace else name
 
 
 class ObjectBackedProvider:
-    """Follows the objects of `resource` and has a fleet hold the clusters that they ask for.
+    """Follows the objects of `resource`, and keeps the clusters they ask for in a fleet.
 
-    `client` is one of the cluster with the objects, and belongs to the caller. `what` is the kind in log messages.
-    `name` gives the cluster of an object (by namespace and name) its name, another one for each object.
-    `namespace=None` is all namespaces. Objects that no longer match `label_selector` count as gone. The plan is asked
-    about objects that are `ready`, and about those whose cluster is engaged: what is engaged is kept up to date.
-    With `object_name` there is only the object of that name (in that namespace), which is read by its name.
+    `client` reaches the cluster with the objects, and belongs to the caller. `what` names the kind in log messages.
+    `name` returns the name of an object's cluster by namespace and name, and must be unique. `namespace=None` means all
+    namespaces. Objects that no longer match `label_selector` count as gone. The plan is asked about objects that are
+    `ready`, and about those whose cluster is engaged, which is kept up to date. With `object_name` there is only the
+    object of that name, which is read by its name.
     """
 
     def __init__(
@@ -112,23 +113,23 @@ class ObjectBackedProvider:
 
     @property
     def synced(self) -> asyncio.Event:
-        """Set once all objects were read for the first time."""
+        """Set once all objects were read."""
         return self._objects.synced
 
     def get(self, name: str, *, namespace: str = "") -> Object | None:
-        """Return an object as it was last seen; None if there is none."""
+        """Return an object as last seen, or None."""
         return self._objects.get(name, namespace=namespace)
 
     def names(self) -> list[str]:
-        """Clusters' names of all objects that there are."""
+        """Return the cluster names of all objects."""
         return [self._name(*entry.key) for entry in self._objects.entries()]
 
     def listen(self, listener: Callable[[str], None]) -> None:
-        """Call back with the cluster's name for each object that is new, changed or gone."""
+        """Call `listener` with the cluster's name for each object that is new, changed or gone."""
         self._listeners.append(listener)
 
     def wake(self, name: str, *, namespace: str = "") -> None:
-        """Ask the plan for this object again, because something else that it is made of changed."""
+        """Ask the plan for this object again, because something else has changed that the cluster is made of."""
         found = self.get(name, namespace=namespace)
         if found is not None and self._tell is not None:
             self._tell(self._name(namespace, name), found)
@@ -139,7 +140,7 @@ class ObjectBackedProvider:
             self.wake(entry.name, namespace=entry.namespace)
 
     async def run(self, fleet: Fleet) -> NoReturn:
-        """Follow until cancelled; afterwards nothing of it runs any more, and the clusters stay as they are."""
+        """Follow until cancelled; the clusters stay as they are."""
         followers: dict[str, _Follower] = {}
         async with asyncio.TaskGroup() as tasks:
 
@@ -180,9 +181,9 @@ class ObjectBackedProvider:
 
 
 class _Follower:
-    """Brings one cluster in line with its object, at its own pace: a slow one blocks no other.
+    """Keeps one cluster in line with its object, at its own pace: a slow one blocks no other.
 
-    It lives while there is something to do or a Secret to watch, so that objects that rest cost no task.
+    It lives while there is work or a Secret to watch, so that other objects cost no task.
     """
 
     def __init__(
@@ -203,7 +204,7 @@ class _Follower:
         self._secret_task: asyncio.Task[None] | None = None
 
     def see(self, found: Object | None) -> None:
-        """Take note of the object as it is now; None: it is gone. One that comes again after that is another one."""
+        """Note the object as it is now; None means that it is gone. An object that returns is another one."""
         self._object = found
         self._gone = self._gone or found is None
         self._seen.set()
@@ -273,9 +274,9 @@ class _Follower:
             return KEEP
 
     def _usable(self, cluster: Cluster) -> Cluster:
-        """Have it go on with the kubeconfig that is engaged for the same address, if its own cannot be used.
+        """Keep the engaged kubeconfig for the same address if the new one cannot be used.
 
-        If nothing is, or for another address, whoever uses the credentials tells of them.
+        If nothing is engaged, or at another address, the users of the credentials report the problem.
         """
         try:
             present = self._fleet.get(self.name).config

@@ -1,4 +1,4 @@
-"""What is in a Secret, whose writer is not trusted to have written it well."""
+"""Contents of Secrets; their writers are not trusted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["value_of", "values_of"]
 
 
 def values_of(secret: Mapping[str, Any]) -> dict[str, bytes]:
-    """Decode a Secret's data; raises KubeconfigError if it is no base64."""
+    """Decode a Secret's data. Raises KubeconfigError if it is no base64."""
     data = secret.get("data")
     if not isinstance(data, Mapping):
         return {}
@@ -24,7 +24,7 @@ def values_of(secret: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def value_of(values: Mapping[str, bytes], key: str) -> bytes:
-    """Take one value; raises KubeconfigError if there is none, or an empty one."""
+    """Return one value. Raises KubeconfigError if it is missing or empty."""
     if key not in values:
         raise KubeconfigError(f"it has no key {key!r}")
     if not values[key]:

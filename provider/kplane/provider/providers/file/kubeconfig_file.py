@@ -28,11 +28,11 @@ _Stat = tuple[int, int, int, int]
 
 
 class KubeconfigFile:
-    """The contexts of a file as they were when it was last read well.
+    """Keeps the contexts of a file as they were when it was last read without an error.
 
-    A file that cannot be read, or is no kubeconfig (half of one, for example), changes nothing, and neither does one of
-    its contexts that cannot be used. What is missing is gone when it is missing in two looks, one after the other:
-    programs remove a file before they write it anew, and half of a list is a list as well.
+    An unreadable file, for example half of one, changes nothing, and neither does an invalid context. A context is gone
+    if it is missing twice in a row: programs remove a file before they write it again, and half of a list is a list
+    too.
     """
 
     def __init__(self, path: str, *, exec_plugins: bool | Collection[str] = False) -> None:
@@ -48,7 +48,7 @@ class KubeconfigFile:
         self._problems: dict[str, str] = {}
 
     def look(self) -> None:
-        """Read the file if it, or a certificate that it refers to, may have changed. Blocks for as long."""
+        """Read the file if it, or a certificate that it names, may have changed. Blocks meanwhile."""
         try:
             seen = self._stats()
             if seen == self._seen and not self._missing:
@@ -119,7 +119,7 @@ def _reason(error: Exception) -> str:
 
 
 def _names(document: Mapping[str, Any]) -> list[str]:
-    """Names of the contexts, each once; what is no context is passed over."""
+    """Return the names of the contexts, each once."""
     entries = _entries(document, "contexts")
     return list(
         dict.fromkeys(name for name in (entry.get("name") for entry in entries) if isinstance(name, str) and name)

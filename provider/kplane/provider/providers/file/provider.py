@@ -35,21 +35,18 @@ DEFAULT_GLOBS: Final = (
 class FileProvider:
     """Engages a cluster for every context of every kubeconfig file, and keeps up with the files.
 
-    It reads `files`, and in `directories` what matches one of `globs`; none of them has to exist yet. If neither is
-    given: the files of the environment variable KUBECONFIG (a list, as kubectl has it); if that is not set,
-    `~/.kube/config` if there is one, else the working directory. A cluster is named `<path>+<context>`, with the
-    path as it was given and another `separator` if you like. Each file stands for itself: a context whose cluster or
-    user is in another file cannot be used.
+    It reads `files`, and in `directories` what matches one of `globs`; none has to exist yet. The default is the
+    environment variable KUBECONFIG (a list, as for kubectl), else `~/.kube/config` if it exists, else the working
+    directory. A cluster is named `<path>+<context>`, with the path as given; `separator` replaces the plus. A context
+    must be complete in its file.
 
-    Credentials are those of the context; files that a kubeconfig names are looked up next to it, and programs that it
-    names (exec plugins) are run if `exec_plugins` is true or has the command in it. What it takes on the API servers
-    is up to the controllers: the provider itself makes no request.
+    Files that a kubeconfig names are looked up next to it. Programs that it names (exec plugins) are run if
+    `exec_plugins` is true or contains the command. The provider itself makes no requests.
 
-    Every `interval_seconds` it asks for the state (`stat`) of the files, and of the certificates that they name, and
-    reads what changed: this works on every file system, mounted Secrets and network shares included, and takes about
-    15 µs for a file. Renewed credentials go on with the cluster's connections; another server, CA or identity makes
-    another cluster. What is gone in two looks, one after the other, is removed. A file that cannot be read or is only
-    half there, and a context that cannot be used, leave what is engaged as it is, and a warning says why.
+    Every `interval_seconds` it checks (`stat`) the files and the certificates that they name, and reads what has
+    changed. This works on every file system, and takes about 15 µs for a file. Renewed credentials keep the cluster's
+    connections; another server, CA or identity makes another cluster. What is missing twice in a row is removed. An
+    unreadable file or an invalid context changes nothing, and is logged.
     """
 
     def __init__(
@@ -80,7 +77,7 @@ class FileProvider:
 
     @property
     def name(self) -> str:
-        """For logs and metrics."""
+        """Name for logs and metrics."""
         return "file"
 
     async def run(self, fleet: Fleet) -> None:
@@ -92,7 +89,7 @@ class FileProvider:
                 await asyncio.sleep(self._interval_seconds)
 
     async def run_once(self, fleet: Fleet) -> None:
-        """Bring the fleet in line with the files as they are now. Raises what the fleet does."""
+        """Bring the fleet in line with the files now. Raises what the fleet raises."""
         clusters = {cluster.name: cluster for cluster in await asyncio.to_thread(self._look)}
         gone = [name for name in fleet.names() if name not in clusters]
         async with asyncio.TaskGroup() as tasks:
@@ -115,7 +112,7 @@ class FileProvider:
             ]
 
     def _matches(self) -> list[str]:
-        """Return files in the directories, those of each one sorted. What it cannot read has no match."""
+        """Return the files in the directories, sorted by directory. Unreadable directories have none."""
         found: list[str] = []
         for directory in self._directories:
             names = {
@@ -127,7 +124,7 @@ class FileProvider:
 
 
 def _defaults(environment: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Return files and directories if neither is given."""
+    """Return default files and directories."""
     if listed := [path for path in environment.get("KUBECONFIG", "").split(os.pathsep) if path]:
         return listed, []
     usual = Path.home() / ".kube" / "config"

@@ -1,4 +1,4 @@
-"""Ways into clusters that a ClusterProfile offers, and the plugins that this side has for them (KEP-5339)."""
+"""Access providers of a ClusterProfile, and the plugins that are configured for them (KEP-5339)."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AccessProvider:
-    """The plugin for one kind of access, which profiles offer under the same `name`.
+    """Configures the plugin for one kind of access, which profiles offer under the same `name`.
 
-    `exec_config` is the section `exec` of a kubeconfig's user; a command with a slash in it is looked up below
-    `directory`. Profiles may add arguments if `args_policy` is Append, and variables if `env_policy` is
-    AppendIfNotExists (those here win) or Replace (the profile's win): only if you trust who writes profiles as much
-    as who wrote the program. Raises KubeconfigError if a value cannot be used.
+    `exec_config` is the section `exec` of a kubeconfig's user; a command with a slash is looked up below `directory`.
+    Profiles may add arguments if `args_policy` is Append, and variables if `env_policy` is AppendIfNotExists (the
+    configuration wins) or Replace (the profile wins): allow this only if you trust the writers of profiles as much as
+    the program. Raises KubeconfigError if a value cannot be used.
     """
 
     name: str
@@ -60,7 +60,7 @@ class AccessProvider:
             raise KubeconfigError(f"access provider {self.name!r}: {error}") from error
 
     def plugin(self, cluster: Object) -> ExecPlugin:
-        """The plugin for a cluster, as a profile describes it; raises KubeconfigError."""
+        """Return the plugin for a cluster of a profile. Raises KubeconfigError."""
         plugin = ExecPlugin.from_kubeconfig(self.exec_config, cluster=cluster, directory=self.directory)
         if self.args_policy == "Append":
             plugin = replace(plugin, args=(*plugin.args, *_more_args(cluster)))
@@ -71,7 +71,7 @@ class AccessProvider:
 
 
 class AccessProviders:
-    """The access providers that are known here; of several that a profile offers, the first of these is taken.
+    """Holds the configured access providers; the first one that a profile offers is taken.
 
     Raises KubeconfigError if there is none, or one twice.
     """
@@ -107,7 +107,7 @@ class AccessProviders:
             raise KubeconfigError(f"{path}: {error}") from error
 
     def config_of(self, profile: Object) -> ClusterConfig:
-        """How to reach the cluster of a ClusterProfile; raises KubeconfigError if no way is known here."""
+        """Return how to reach the cluster of a ClusterProfile. Raises KubeconfigError if no way is configured."""
         # If a name is in both, the field that replaced the other one counts.
         offered = {**_offers(profile, "credentialProviders"), **_offers(profile, "accessProviders")}
         for provider in self._providers:
@@ -143,7 +143,7 @@ def _offers(profile: Object, field: str) -> dict[str, Object]:
 
 
 def _config(cluster: Object) -> ClusterConfig:
-    """Address and trust; without a directory no file of this machine can be named."""
+    """Return address and trust; without a directory no file of this machine can be named."""
     return ClusterConfig.from_kubeconfig(
         {
             "clusters": [{"name": "profile", "cluster": cluster}],

@@ -61,17 +61,17 @@ _LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?
 
 
 def control_plane_healthy(profile: Object) -> bool:
-    """Whether whoever manages the cluster says that its control plane is healthy."""
+    """Tell whether the manager of the cluster reports a healthy control plane."""
     return is_true(profile, "ControlPlaneHealthy")
 
 
 class ClusterInventoryProvider:
-    """Engages the cluster of every ClusterProfile that is ready.
+    """Engages the cluster of every ready ClusterProfile.
 
-    `client` is one of the cluster with the profiles, and belongs to the caller. Exactly one of `access` and `consumer`
-    says where credentials come from. `ready` replaces the question whether the control plane is healthy; it is given
-    the object and must not block. `namespace=None` is all namespaces; `label_selector` is the API's, and selects
-    profiles. Raises ProviderError if none or both are given, or `consumer` can be no label.
+    `client` reaches the cluster with the profiles, and belongs to the caller. Exactly one of `access` and `consumer`
+    gives the credentials. `ready` replaces the check of a healthy control plane; it gets the object and must not block.
+    `namespace=None` means all namespaces; `label_selector` is the API's, and selects profiles. Raises ProviderError if
+    none or both are given, or `consumer` is no valid label.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class ClusterInventoryProvider:
 
     @property
     def name(self) -> str:
-        """For logs and metrics."""
+        """Name for logs and metrics."""
         return "cluster-inventory"
 
     async def run(self, fleet: Fleet) -> None:
-        """Follow ClusterProfiles, and Secrets if credentials are in those, until cancelled."""
+        """Follow ClusterProfiles, and their Secrets if `consumer` is given, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             if self._secrets is not None:
                 tasks.create_task(self._secrets.run(self._objects), name="Secrets of ClusterProfiles")
@@ -128,7 +128,7 @@ class ClusterInventoryProvider:
 
 
 class _Secrets:
-    """The Secrets of one consumer, by the profile that they are for: one watch for all."""
+    """The Secrets of one consumer by profile, with one watch for all."""
 
     def __init__(self, client: Client, *, consumer: str, namespace: str | None) -> None:
         if not _LABEL_VALUE.fullmatch(consumer):
@@ -146,7 +146,7 @@ class _Secrets:
         return self._secrets.synced.is_set()
 
     async def run(self, following: ObjectBackedProvider) -> None:
-        """Follow the Secrets until cancelled, and wake those whom they are for."""
+        """Follow the Secrets until cancelled, and wake their profiles."""
 
         def handle(event: Event) -> None:
             for namespace, name in self._note(event.kind, event.object):
@@ -161,7 +161,7 @@ class _Secrets:
             await self._secrets.run(handle)
 
     def config_of(self, namespace: str, profile: str) -> ClusterConfig:
-        """Read the kubeconfig for a profile; raises KubeconfigError if there is not exactly one good one."""
+        """Read the kubeconfig of a profile. Raises KubeconfigError if there is not exactly one valid Secret."""
         secrets = self._of.get((namespace, profile), {})
         if len(secrets) != 1:
             found = f"the Secrets {', '.join(sorted(secrets))} are" if secrets else "no Secret is"
@@ -173,7 +173,7 @@ class _Secrets:
             raise KubeconfigError(f"Secret {namespace}/{name}: {error}") from error
 
     def _note(self, event: str, secret: Object) -> set[Key]:
-        """Take note of a Secret, and tell whom it was or is for."""
+        """Note a Secret, and return the profiles that it is or was for."""
         metadata = secret["metadata"]
         at = metadata["namespace"], metadata["name"]
         woken = set()

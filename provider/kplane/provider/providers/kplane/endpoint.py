@@ -49,11 +49,11 @@ _PLACEHOLDERS: Final = frozenset({"name", "namespace"})
 
 
 class SecretTemplate:
-    """Which Secret holds the kubeconfig of an endpoint: `<namespace>/<name>`, such as `fleet/{name}-kubeconfig`.
+    """Names the Secret with an endpoint's kubeconfig: `<namespace>/<name>`, such as `fleet/{name}-kubeconfig`.
 
-    `{name}` stands for the endpoint's name. With `namespace_scope` all Secrets are in that namespace: it may then be
-    left out or written `{namespace}`, and no other one is accepted. Without `{name}` all endpoints share one Secret.
-    Raises ProviderError, with a sentence, for what is no template.
+    `{name}` is the endpoint's name. With `namespace_scope` all Secrets are in that namespace, which may then be left
+    out or written `{namespace}`. Without `{name}` all endpoints share one Secret. Raises ProviderError if it is no
+    valid template.
     """
 
     def __init__(self, template: str, *, namespace_scope: str | None = None) -> None:
@@ -93,7 +93,7 @@ class SecretTemplate:
         return f"SecretTemplate({self._text!r})"
 
     def secret_of(self, name: str) -> Key | None:
-        """Namespace and name of the Secret for an endpoint; None if these can be no names."""
+        """Return namespace and name of an endpoint's Secret; None if they are no valid names."""
         values = {"name": name, "namespace": self._scope}
         namespace, secret = self._namespace.format_map(values), self._name.format_map(values)
         return (namespace, secret) if DNS_LABEL.fullmatch(namespace) and DNS_SUBDOMAIN.fullmatch(secret) else None
@@ -102,8 +102,8 @@ class SecretTemplate:
 class EndpointProvider:
     """Engages a cluster for every ControlPlaneEndpoint.
 
-    `client` is one of the management cluster, and belongs to the caller. `secrets` says where the credentials are, and
-    `label_selector` (the API's) which endpoints count.
+    `client` reaches the management cluster, and belongs to the caller. `secrets` names the Secrets with credentials,
+    and `label_selector` (the API's) selects endpoints.
     """
 
     def __init__(self, client: Client, *, secrets: SecretTemplate, label_selector: str | None = None) -> None:
@@ -115,16 +115,16 @@ class EndpointProvider:
 
     @property
     def name(self) -> str:
-        """For logs and metrics."""
+        """Name for logs and metrics."""
         return "endpoint"
 
     @property
     def synced(self) -> asyncio.Event:
-        """Set once all endpoints were read for the first time."""
+        """Set once all endpoints were read."""
         return self._objects.synced
 
     def endpoint(self, name: str) -> Object | None:
-        """Return an endpoint as it was last seen; None if there is none."""
+        """Return an endpoint as last seen, or None."""
         return self._objects.get(name)
 
     async def run(self, fleet: Fleet) -> None:

@@ -1,4 +1,4 @@
-"""Clusters from ControlPlaneRegistration objects: what mcm follows, and nothing else of the management cluster."""
+"""Clusters from ControlPlaneRegistrations, the only objects of the management cluster that mcm follows."""
 
 from __future__ import annotations
 
@@ -66,20 +66,20 @@ class _Wish:
 
 
 class RegistrationProvider:
-    """Engages a cluster, named as the registration, for every registration that is ready and wants a known service.
+    """Engages a cluster for every ready registration with a known service, under the registration's name.
 
-    A registration counts when the operator has answered its present spec (`status.observedGeneration`) with `ready`,
-    it is not being deleted, and one of its services is in `services` (upper and lower case are the same). The cluster
-    is made of `status.resolvedEndpoint` and the one Secret that the status names, controllers' before admin's; its
-    attributes are controlPlaneUID, services, the profile or list of controllers and the minor version of the status.
+    A registration counts if the operator has answered its present spec (`status.observedGeneration`) with `ready`, it
+    is not being deleted, and one of its services is in `services`, in any case. The cluster has the address
+    `status.resolvedEndpoint` and the credentials of the Secret in the status, controllers' before admin's. Its
+    attributes are controlPlaneUID, services, profile or controllers, and the minor version.
 
-    While the operator has not answered a changed spec, and while the Secret is missing or garbage, the cluster stays
-    as it last was. `client` is one of the management cluster, and belongs to the caller.
+    While the operator has not answered a changed spec, and while the Secret is missing or invalid, the cluster stays.
+    `client` reaches the management cluster, and belongs to the caller.
 
-    With a `mode` only registrations of that mode count, and none whose status names an instance of the other one: so a
-    registration that changes its mode has its cluster when that instance has ended. Without, those of both modes do,
-    and instances are taken for Shared. With `object_name` only the registration of that name is followed, for which
-    `get` and `watch` on that name will do (a ClusterRole with `resourceNames`).
+    With a `mode`, only registrations of that mode count, and none with an instance of the other mode. So after a change
+    of mode the cluster comes when that instance has stopped. Without a mode, both count, and instances count as Shared.
+    With `object_name`, only the registration of that name is followed; `get` and `watch` on that name are enough then
+    (a ClusterRole with `resourceNames`).
     """
 
     def __init__(
@@ -105,24 +105,24 @@ class RegistrationProvider:
 
     @property
     def name(self) -> str:
-        """For logs and metrics."""
+        """Name for logs and metrics."""
         return "registration"
 
     @property
     def synced(self) -> asyncio.Event:
-        """Set once all registrations were read for the first time."""
+        """Set once all registrations were read."""
         return self._objects.synced
 
     def names(self) -> list[str]:
-        """Names of all registrations that were seen, whether they are served or not."""
+        """Return the names of all known registrations, served or not."""
         return self._objects.names()
 
     def registration(self, name: str) -> Object | None:
-        """Return a registration as it was last seen; None if there is none."""
+        """Return a registration as last seen, or None."""
         return self._objects.get(name)
 
     def listen(self, listener: Callable[[str], None]) -> None:
-        """Call back with the name of each registration that is new, changed or gone."""
+        """Call `listener` with the name of each registration that is new, changed or gone."""
         self._objects.listen(listener)
 
     async def run(self, fleet: Fleet) -> None:
@@ -143,13 +143,13 @@ class RegistrationProvider:
 
 
 def is_served(registration: Object, *, mode: RegistrationMode | None) -> bool:
-    """Whether whoever serves registrations of a mode (None: of both) is to serve this one."""
+    """Tell whether a service for registrations of this mode (None: of both) serves this one."""
     found = section(registration, "status").get("mode")
     return mode is None or (found or RegistrationMode.SHARED) == mode
 
 
 def is_occupied(registration: Object, *, mode: RegistrationMode | None) -> bool:
-    """Whether a registration has, or may have, an instance of another mode than this one (None: than Shared)."""
+    """Tell whether a registration may have an instance of another mode than this one (None: than Shared)."""
     instance = section(registration, "status").get("instance")
     if instance is None:
         return False
@@ -159,7 +159,7 @@ def is_occupied(registration: Object, *, mode: RegistrationMode | None) -> bool:
 def read_wish(
     registration: Object | None, *, services: frozenset[str], mode: RegistrationMode | None = None
 ) -> _Wish | Keep | None:
-    """What a registration asks for: a cluster, none, or nothing new. Users write these objects: all is checked.
+    """Return what a registration asks for: a cluster, none, or no change. Users write these objects: all is checked.
 
     `services` are lower-case.
     """

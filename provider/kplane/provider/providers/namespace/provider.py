@@ -25,18 +25,18 @@ UID_ATTRIBUTE: Final = "namespaceUID"
 
 
 class NamespaceProvider:
-    """Engages every namespace of `host` as a cluster of the namespace's name, whose only namespace is `default`.
+    """Engages every namespace of `host` as a cluster of its name, whose only namespace is `default`.
 
-    It is for trying things out, and for components that take a cluster each if namespaces have to do. Everything in
-    a namespace is there, under `default`; cluster-scoped objects are not. Reading in another namespace raises NotFound,
-    and so do cluster-scoped kinds; writing to another one raises Invalid. `metadata.namespace` and what an Event names
-    are translated, both ways, also in patches; nothing else is.
+    It is for trials, and for components that take one cluster each. The objects of the namespace appear in `default`;
+    there are no cluster-scoped objects. Reads in another namespace or of a cluster-scoped kind raise NotFound; writes
+    to another namespace raise Invalid. `metadata.namespace`, and the objects that an Event names, are translated in
+    both directions, also in patches; nothing else is.
 
-    All namespaces share the host's connections, credentials, and its cache with one informer of a kind: it is no
-    boundary between those who write controllers, only a view. A cluster counts while its namespace exists, also while
-    it is terminating; `label_selector` leaves some out. It has to be a cluster of its own, not the manager's local one,
-    and belongs to the caller: close it when the manager has ended. It needs list and watch of namespaces, and of
-    whatever is worked on, in all namespaces. As upstream's `providers/namespace`.
+    All namespaces share the host's connections, credentials and cache, with one informer for each kind. So this is a
+    view, and no security boundary. A cluster counts while its namespace exists, even while it terminates;
+    `label_selector` leaves some out. `host` must not be the manager's local cluster, and belongs to the caller: close
+    it after the manager. It needs list and watch of namespaces, and of all kinds that are used, in all namespaces.
+    Upstream's `providers/namespace`.
     """
 
     def __init__(self, host: Cluster, *, label_selector: str | None = None) -> None:
@@ -51,7 +51,7 @@ class NamespaceProvider:
 
     @property
     def name(self) -> str:
-        """For logs and metrics."""
+        """Name for logs and metrics."""
         return "namespace"
 
     async def run(self, fleet: Fleet) -> None:
@@ -76,17 +76,14 @@ class _NamespaceCluster(Cluster):
 
     @override
     def wire(self, wiring: Wiring) -> None:
-        """As Cluster's; the cache that keeps the objects is the host's."""
         super().wire(wiring)
         if wiring.transform is not None and self._host.health.state != "Gone":
             self._host.wire(Wiring(transform=wiring.transform))
 
     @override
     def make_client(self) -> Client:
-        """Make one that works by the host's."""
         return NamespaceClient(self._host.client, view=self._view, before_write=self._live.before_write)
 
     @override
     def make_cache(self) -> Cache:
-        """Make one that reads the host's."""
         return NamespaceCache(self._host.cache, self.client, view=self._view)
