@@ -18,16 +18,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from kplane.binaries.programs import resolve
-from kplane.provider import CLUSTER_ROLE_BINDINGS as BINDINGS
-from kplane.provider import (
-    CONFIG_MAPS,
-    CUSTOM_RESOURCE_DEFINITIONS,
-    NAMESPACES,
-    ApiError,
-    Client,
-    ClusterConfig,
-    Resource,
-)
+from kplane.provider import ApiError, Client, ClusterConfig, Resource
+from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS as BINDINGS
+from kplane.provider.client.resources import CONFIG_MAPS, CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES
 from kplane.testing.clean.client import CleanServer
 
 _WIDGETS: Final = Resource("example.com/v1", "Widget", "widgets", namespaced=True)

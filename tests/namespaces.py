@@ -7,17 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from kplane.provider import (
-    CONFIG_MAPS,
-    NAMESPACES,
-    ROLE_BINDINGS,
-    ROLES,
-    SECRETS,
-    SERVICE_ACCOUNTS,
-    Client,
-    ClusterConfig,
-    ProviderError,
-)
+from kplane.provider import Client, ClusterConfig, ProviderError
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, ROLE_BINDINGS, ROLES, SECRETS, SERVICE_ACCOUNTS
 
 _CONTENT = (SECRETS, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CONFIG_MAPS)
 """What the operator and the cluster's controllers make in them."""

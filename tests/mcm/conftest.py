@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kplane.provider import Backoff, ClusterConfig
+from kplane.provider import ClusterConfig
+from kplane.provider.aio.backoff import Backoff
 from kplane.workloads import Pace, ProcessRuntime
 
 from .control_planes import one, tenants, two

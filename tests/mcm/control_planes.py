@@ -28,16 +28,8 @@ from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, c
 from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
 from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
 from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
-from kplane.provider import (
-    CLUSTER_ROLE_BINDINGS,
-    LEASES,
-    NAMESPACES,
-    SERVICE_ACCOUNTS,
-    Client,
-    ClusterConfig,
-    NotFound,
-    Resource,
-)
+from kplane.provider import Client, ClusterConfig, NotFound, Resource
+from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, LEASES, NAMESPACES, SERVICE_ACCOUNTS
 from kplane.workloads import Component, Lifetime, Phase, ProcessRuntime
 
 Eventually = Callable[..., Any]

@@ -16,7 +16,8 @@ from kplane.mcm.instance.start_gate import GuardPace
 from kplane.mcm.instance.turns import StartBudget
 from kplane.mcm.status.overview import ClusterSummary, Overview
 from kplane.mcm.status.report import Reason
-from kplane.provider import Cluster, ClusterConfig, Clusters
+from kplane.provider import Cluster, ClusterConfig
+from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import ProcessRuntime
 
 PACE = GuardPace(look=0.05, timeout=0.5, fresh=0.0, grace=0.5, retry_initial=0.05, retry_maximum=0.2, stable=60.0)

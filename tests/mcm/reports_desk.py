@@ -14,7 +14,8 @@ from typing_extensions import override
 
 from kplane.api import RegistrationMode
 from kplane.mcm.status.reporter import Reports
-from kplane.provider import Client, Cluster, ClusterConfig, ClusterNotOwned, NotFound, Reflector, Resource
+from kplane.provider import Client, Cluster, ClusterConfig, Informer, NotFound, Resource
+from kplane.provider.errors import ClusterNotOwned
 from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
 Eventually = Callable[..., Any]
@@ -53,7 +54,7 @@ class Faulty(Client):
 class Desk:
     """One registration that is ready for a control plane, and who tells it of its instance."""
 
-    def __init__(self, admin: Client, client: Faulty, mirror: Reflector, eventually: Eventually) -> None:
+    def __init__(self, admin: Client, client: Faulty, mirror: Informer, eventually: Eventually) -> None:
         self.admin = admin
         self.client = client
         self.mine = True
@@ -87,7 +88,7 @@ class Desk:
         return self.seconds_left
 
     def seen(self, name: str) -> dict[str, Any] | None:
-        return self._mirror.store.get(("", name)) if not self.unseen else None
+        return self._mirror.get(name) if not self.unseen else None
 
     @property
     def cluster(self) -> Cluster:
@@ -129,7 +130,7 @@ async def desk(api_server: Any, eventually: Eventually) -> AsyncIterator[Desk]:
         Client(ClusterConfig.load(api_server.admin_kubeconfig)) as admin,
         Faulty(ClusterConfig.load(api_server.mcm_kubeconfig)) as client,
     ):
-        mirror = Reflector(client, REGISTRATIONS)
+        mirror = Informer(client, REGISTRATIONS)
         task = asyncio.create_task(mirror.run())
         made = Desk(admin, client, mirror, eventually)
         spec = {"controlPlaneRef": {"name": made.name}, "services": ["Controllers"]}

@@ -15,7 +15,8 @@ from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER
 from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
 from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
 from kplane.mcm.describe.controllers import component_name
-from kplane.provider import CONFIG_MAPS, Client, ClusterConfig
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import CONFIG_MAPS
 
 from .control_planes import controllers_token, works
 

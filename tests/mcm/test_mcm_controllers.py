@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kplane.provider import DEPLOYMENTS, NAMESPACES, PODS, Client, Resource
+from kplane.provider import Client, Resource
+from kplane.provider.client.resources import DEPLOYMENTS, NAMESPACES, PODS
 from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
 from .control_planes import held_by_another, manifest, works

@@ -13,7 +13,9 @@ from kplane.api import RegistrationMode
 from kplane.mcm.errors import NotAnnounced, RegistrationWithdrawn
 from kplane.mcm.status.report import Reason
 from kplane.mcm.status.reporter import Reports
-from kplane.provider import Backoff, Cluster, Conflict, Forbidden
+from kplane.provider import Cluster, Conflict
+from kplane.provider.aio.backoff import Backoff
+from kplane.provider.errors import Forbidden
 from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
 from .reports_desk import Desk

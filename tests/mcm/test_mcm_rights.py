@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from kplane.provider import NAMESPACES, SECRETS, Client, ClusterConfig, Forbidden
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import NAMESPACES, SECRETS
+from kplane.provider.errors import Forbidden
 from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
 pytestmark = pytest.mark.integration

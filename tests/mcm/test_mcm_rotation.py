@@ -15,7 +15,9 @@ from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER
 from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
 from kplane.controlplane_operator.pki.primitives import issue_client
 from kplane.mcm.describe.controllers import component_name
-from kplane.provider import NAMESPACES, SERVICE_ACCOUNTS, Client, ClusterConfig, Unauthorized
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import NAMESPACES, SERVICE_ACCOUNTS
+from kplane.provider.errors import Unauthorized
 
 from .control_planes import controllers_token, gone, works
 from .mcm_process import samples

@@ -21,9 +21,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from kplane.provider import LEASES, NAMESPACES, AlreadyExists, Client, ClusterConfig, Clusters, NotFound, Resource
+from kplane.provider import AlreadyExists, Client, ClusterConfig, NotFound, Resource
+from kplane.provider.client.resources import LEASES, NAMESPACES
 from kplane.provider.coordination.lease import clock
 from kplane.provider.coordination.peers import PART_OF
+from kplane.provider.fleet.clusters import Clusters
 
 
 @dataclass(frozen=True)
@@ -287,7 +289,7 @@ def service_account(
     """`await service_account(rules)`: the configuration of a new identity with these rules in the test's namespace."""
 
     async def make(rules: list[dict[str, Any]]) -> ClusterConfig:
-        from kplane.provider import ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS
+        from kplane.provider.client.resources import ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS
 
         name = f"user-{uuid.uuid4().hex[:6]}"
         await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": name}}, namespace=namespace)
@@ -318,7 +320,7 @@ def install(client: Client) -> Callable[..., Awaitable[None]]:
     """
 
     async def make(resource: Resource, *versions: str) -> None:
-        from kplane.provider import CUSTOM_RESOURCE_DEFINITIONS
+        from kplane.provider.client.resources import CUSTOM_RESOURCE_DEFINITIONS
 
         group, version = resource.api_version.split("/")
         schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from kplane.provider import LEASES, Client, ClusterConfig, Election, Forbidden, Lease, LeaseLost, LeaseTimings, NotFound
-from kplane.provider.coordination.lease import clock
+from kplane.provider import Client, ClusterConfig, Election, Lease, NotFound
+from kplane.provider.client.resources import LEASES
+from kplane.provider.coordination.lease import LeaseTimings, clock
+from kplane.provider.errors import Forbidden, LeaseLost
 
 pytestmark = pytest.mark.integration
 

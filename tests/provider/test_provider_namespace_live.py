@@ -8,19 +8,8 @@ import uuid
 
 import pytest
 
-from kplane.provider import (
-    CLUSTER_ROLES,
-    CONFIG_MAPS,
-    EVENTS,
-    NAMESPACES,
-    SERVICE_ACCOUNTS,
-    Cluster,
-    Informer,
-    Invalid,
-    Manager,
-    NotFound,
-    ProviderError,
-)
+from kplane.provider import Cluster, Informer, Invalid, Manager, NotFound, ProviderError
+from kplane.provider.client.resources import CLUSTER_ROLES, CONFIG_MAPS, EVENTS, NAMESPACES, SERVICE_ACCOUNTS
 from kplane.provider.controllers.builder import controller
 from kplane.provider.providers.multi import MultiProvider
 from kplane.provider.providers.namespace import NamespaceProvider

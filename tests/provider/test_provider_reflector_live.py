@@ -1,4 +1,4 @@
-"""The reflector against a real kube-apiserver."""
+"""Informers of a namespace, a label or a name against a real kube-apiserver."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from kplane.provider import CONFIG_MAPS, SECRETS, AlreadyExists, Cache, Client, Forbidden, ProviderError, Reflector
+from kplane.provider import AlreadyExists, Cache, Client, Informer, ProviderError
+from kplane.provider.client.resources import CONFIG_MAPS, SECRETS
+from kplane.provider.errors import Forbidden
 from kplane.workloads import find_processes
 
 pytestmark = pytest.mark.integration
 
 
 @contextlib.asynccontextmanager
-async def running(reflector, handler=None):
-    task = asyncio.create_task(reflector.run(handler))
+async def running(following, handler=None):
+    task = asyncio.create_task(following.run(handler))
     try:
         yield
     finally:
@@ -28,16 +30,16 @@ async def running(reflector, handler=None):
 
 def recorder():
     events = []
-    return events, lambda event, found: events.append((event, found["metadata"]["name"]))
+    return events, lambda event: events.append((event.kind, event.name))
 
 
 async def test_mirrors_a_collection(client, namespace, eventually):
     await client.create(CONFIG_MAPS, {"metadata": {"name": "old"}}, namespace=namespace)
     events, handler = recorder()
-    reflector = Reflector(client, CONFIG_MAPS, namespace=namespace)
-    async with running(reflector, handler):
-        await asyncio.wait_for(reflector.synced.wait(), 60)
-        assert (namespace, "old") in reflector.store
+    following = Informer(client, CONFIG_MAPS, namespace=namespace)
+    async with running(following, handler):
+        await asyncio.wait_for(following.synced.wait(), 60)
+        assert following.entry("old", namespace=namespace)
         await client.create(CONFIG_MAPS, {"metadata": {"name": "new"}}, namespace=namespace)
         await client.patch(CONFIG_MAPS, "new", {"data": {"x": "1"}}, namespace=namespace)
         await client.delete(CONFIG_MAPS, "new", namespace=namespace)
@@ -47,33 +49,34 @@ async def test_mirrors_a_collection(client, namespace, eventually):
         ("MODIFIED", "new"),
         ("DELETED", "new"),
     ]
-    assert (namespace, "new") not in reflector.store
+    assert following.entry("new", namespace=namespace) is None
 
 
 async def test_what_went_while_nobody_watched_is_deleted(client, namespace, eventually):
     for name in ("stays", "goes"):
         await client.create(CONFIG_MAPS, {"metadata": {"name": name, "labels": {"mine": "1"}}}, namespace=namespace)
     events, handler = recorder()
-    reflector = Reflector(client, CONFIG_MAPS, namespace=namespace, label_selector="mine", relist_seconds=1.0)
-    async with running(reflector, handler):
-        await asyncio.wait_for(reflector.synced.wait(), 60)
+    following = Informer(client, CONFIG_MAPS, namespace=namespace, label_selector="mine", relist_seconds=1.0)
+    async with running(following, handler):
+        await asyncio.wait_for(following.synced.wait(), 60)
         # As if its deletion had never been told.
-        reflector.store[(namespace, "ghost")] = {"metadata": {"name": "ghost", "namespace": namespace, "uid": "u"}}
+        ghost = {"metadata": {"name": "ghost", "namespace": namespace, "uid": "u"}}
+        following._store.put(following._reader.encode(ghost))
         await client.delete(CONFIG_MAPS, "goes", namespace=namespace)
         await eventually(lambda: events, lambda seen: {("DELETED", "ghost"), ("DELETED", "goes")} <= set(seen))
-        assert set(reflector.store) == {(namespace, "stays")}
+        assert set(following.keys()) == {(namespace, "stays")}
 
 
 async def test_goes_on_after_the_api_server_was_killed(api_server, client, namespace, eventually):
     events, handler = recorder()
-    reflector = Reflector(client, CONFIG_MAPS, namespace=namespace)
+    following = Informer(client, CONFIG_MAPS, namespace=namespace)
     seen = []
-    async with running(reflector, handler), contextlib.aclosing(Cache(client)) as cache:
+    async with running(following, handler), contextlib.aclosing(Cache(client)) as cache:
         informer = cache.informer(CONFIG_MAPS)
         informer.add_handler(
             lambda event: event.namespace == namespace and seen.append((event.kind, event.namespace, event.name))
         )
-        await asyncio.wait_for(reflector.synced.wait(), 60)
+        await asyncio.wait_for(following.synced.wait(), 60)
         await asyncio.wait_for(informer.wait_synced(), 60)
         (server,) = [
             pid
@@ -118,10 +121,10 @@ async def test_one_object_with_permission_on_its_name_only(client, namespace, se
             await limited.list(SECRETS, namespace=namespace)
         with pytest.raises(Forbidden):
             await limited.get(SECRETS, "other", namespace=namespace)
-        reflector = Reflector(limited, SECRETS, namespace=namespace, name="mine", watch_seconds=1.0)
-        async with running(reflector, handler):
-            await asyncio.wait_for(reflector.synced.wait(), 60)
-            assert reflector.store == {}
+        following = Informer(limited, SECRETS, namespace=namespace, name="mine", watch_seconds=1.0)
+        async with running(following, handler):
+            await asyncio.wait_for(following.synced.wait(), 60)
+            assert following.keys() == []
             await client.create(SECRETS, {"metadata": {"name": "other"}}, namespace=namespace)
             await client.create(SECRETS, {"metadata": {"name": "mine"}}, namespace=namespace)
             await eventually(lambda: events, lambda seen: ("ADDED", "mine") in seen)
@@ -139,16 +142,16 @@ async def test_permission_that_comes_later_is_noticed(client, namespace, service
     await client.create(SECRETS, {"metadata": {"name": "mine"}}, namespace=namespace)
     config = await service_account([])
     async with Client(config) as limited:
-        reflector = Reflector(limited, SECRETS, namespace=namespace, name="mine")
-        async with running(reflector):
+        following = Informer(limited, SECRETS, namespace=namespace, name="mine")
+        async with running(following):
             with pytest.raises(Forbidden):
                 await limited.get(SECRETS, "mine", namespace=namespace)
-            assert not reflector.synced.is_set()
-            from kplane.provider import ROLES
+            assert not following.synced.is_set()
+            from kplane.provider.client.resources import ROLES
 
             (role,) = (await client.list(ROLES, namespace=namespace)).items
             role["rules"] = [
                 {"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["mine"], "verbs": ["get", "watch"]}
             ]
             await client.replace(ROLES, role)
-            await eventually(lambda: set(reflector.store), lambda keys: keys == {(namespace, "mine")})
+            await eventually(lambda: set(following.keys()), lambda keys: keys == {(namespace, "mine")})

@@ -33,18 +33,9 @@ from kplane.controlplane_operator.kinds import (
     CONTROL_PLANES,
 )
 from kplane.embedded.handle import Handle
-from kplane.provider import (
-    CLUSTER_ROLE_BINDINGS,
-    NAMESPACES,
-    SECRETS,
-    SERVICE_ACCOUNTS,
-    Client,
-    ClusterConfig,
-    Forbidden,
-    NotFound,
-    Resource,
-    Unauthorized,
-)
+from kplane.provider import Client, ClusterConfig, NotFound, Resource
+from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
+from kplane.provider.errors import Forbidden, Unauthorized
 from kplane.workloads import end_processes
 
 _T = TypeVar("_T")

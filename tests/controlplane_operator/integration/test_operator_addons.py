@@ -11,7 +11,8 @@ import pytest
 import pytest_asyncio
 
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANES
-from kplane.provider import CONFIG_MAPS, SECRETS, Client, NotFound
+from kplane.provider import Client, NotFound
+from kplane.provider.client.resources import CONFIG_MAPS, SECRETS
 
 from .conftest import owner_of
 

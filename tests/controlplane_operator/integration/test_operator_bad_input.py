@@ -12,7 +12,8 @@ import pytest
 from aiohttp import web
 
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.provider import NAMESPACES, ClusterConfig
+from kplane.provider import ClusterConfig
+from kplane.provider.client.resources import NAMESPACES
 
 from .conftest import keep_kubeconfig
 

@@ -16,7 +16,8 @@ import pytest
 
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
 from kplane.controlplane_operator.pki.primitives import expiry
-from kplane.provider import CLUSTER_ROLES, NAMESPACES, SECRETS, SERVICE_ACCOUNTS, Client, ClusterConfig
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import CLUSTER_ROLES, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
 
 from .conftest import owner_of
 

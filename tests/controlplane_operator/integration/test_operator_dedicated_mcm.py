@@ -13,7 +13,8 @@ import pytest
 from kplane.controlplane_operator.backends.mcm import McmProgram
 from kplane.controlplane_operator.backends.names import mcm_name
 from kplane.controlplane_operator.registrations import reconciler as control_plane_registration
-from kplane.provider import CLUSTER_ROLES, ClusterConfig
+from kplane.provider import ClusterConfig
+from kplane.provider.client.resources import CLUSTER_ROLES
 from kplane.workloads import find_processes
 
 from .conftest import KINDS, Field, door_to

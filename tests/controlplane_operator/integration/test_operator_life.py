@@ -10,7 +10,8 @@ import pytest
 
 from kplane.controlplane_operator.backends.names import apiserver_name, etcd_name
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.provider import CONFIG_MAPS, NAMESPACES, Client
+from kplane.provider import Client
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
 from kplane.workloads import find_processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]

@@ -16,7 +16,8 @@ import pytest
 from aiohttp import web
 
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
-from kplane.provider import NAMESPACES, SECRETS, Client, ClusterConfig
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import NAMESPACES, SECRETS
 
 from .conftest import door_to, owner_of
 

@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks.surroundings import shared_address, start_api_server
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
-from kplane.provider import NAMESPACES, Client, ClusterConfig
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import NAMESPACES
 from kplane.workloads import ProcessRuntime
 
 from .conftest import door_to

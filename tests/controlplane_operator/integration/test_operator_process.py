@@ -20,7 +20,8 @@ import pytest
 from kplane.api.names import ALLOW_ENDPOINT_LABEL
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
 from kplane.embedded.handle import Handle
-from kplane.provider import SECRETS, Client, ClusterConfig, NotFound
+from kplane.provider import Client, ClusterConfig, NotFound
+from kplane.provider.client.resources import SECRETS
 from kplane.workloads import end_processes
 
 pytestmark = pytest.mark.integration

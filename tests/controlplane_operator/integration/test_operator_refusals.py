@@ -11,7 +11,8 @@ import pytest
 
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.status import failures
-from kplane.provider import EVENTS, NAMESPACES, ROLES, SECRETS, AlreadyExists, ApiError, NotFound, Resource
+from kplane.provider import AlreadyExists, ApiError, NotFound, Resource
+from kplane.provider.client.resources import EVENTS, NAMESPACES, ROLES, SECRETS
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

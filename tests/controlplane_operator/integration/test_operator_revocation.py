@@ -12,17 +12,9 @@ import pytest
 from kplane.controlplane_operator.backends import adopted as external
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
 from kplane.controlplane_operator.tenant.tokens import request_token
-from kplane.provider import (
-    CLUSTER_ROLE_BINDINGS,
-    EVENTS,
-    NAMESPACES,
-    SECRETS,
-    SERVICE_ACCOUNTS,
-    Client,
-    ClusterConfig,
-    NotFound,
-    Unauthorized,
-)
+from kplane.provider import Client, ClusterConfig, NotFound
+from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, EVENTS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
+from kplane.provider.errors import Unauthorized
 
 from .line import Line
 

@@ -16,7 +16,9 @@ from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER
 from kplane.controlplane_operator.pki.primitives import issue_serving
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, Subject, bootstrap
 from kplane.controlplane_operator.tenant.tokens import request_token
-from kplane.provider import CONFIG_MAPS, EVENTS, NAMESPACES, Client, ClusterConfig, Unauthorized
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import CONFIG_MAPS, EVENTS, NAMESPACES
+from kplane.provider.errors import Unauthorized
 from kplane.workloads import Address, File, ProcessRuntime
 
 pytestmark = pytest.mark.integration

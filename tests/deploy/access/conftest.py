@@ -14,7 +14,8 @@ import pytest_asyncio
 
 from kplane.embedded.handle import Handle
 from kplane.embedded.kubectl import Kubectl
-from kplane.provider import ApiError, Client, ClusterConfig, Impersonation
+from kplane.provider import ApiError, Client, ClusterConfig
+from kplane.provider.access.impersonation import Impersonation
 from kplane.provider.client.resources import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
