@@ -137,7 +137,7 @@ async def test_it_is_told_of_the_cluster_where_it_wants_to_know(plugin, tmp_path
         (f"echo '[\"{SECRET}\"]'", "no ExecCredential"),
         (prints("client.authentication.k8s.io/v1beta1", token=SECRET), "another version"),
         (prints(kind="Secret", token=SECRET), "no ExecCredential"),
-        (prints(), "neither a token nor"),
+        (prints(), "no token, and no certificate"),
         (prints(clientKeyData=SECRET), "only one of"),
         (prints(token=f"{SECRET}\n"), "no HTTP header"),
         (prints(token=7), "no texts"),

@@ -96,7 +96,7 @@ def test_a_kubeconfig_of_somebody_else_names_no_files_of_ours(document, change):
         ("cluster", {"tls-server-name": "h\u00f6st"}, "is no name of a host"),
         ("cluster", {"certificate-authority-data": "AAAA"}, "PEM"),
         ("cluster", {"certificate-authority-data": "!"}, "not base64"),
-        ("user", {"exec": {"command": "rm"}}, "programs are not run because a kubeconfig says so"),
+        ("user", {"exec": {"command": "rm"}}, "exec credential plugin that may not run here"),
         ("user", {"username": "a", "password": "b"}, "removed from Kubernetes"),
         ("user", {"auth-provider": {"name": "gcp"}}, "removed from Kubernetes"),
         ("user", {"as-groups": ["system:masters"]}, "needs a user"),

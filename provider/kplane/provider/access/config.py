@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # loaded only when there is a certificate to read
 __all__ = ["ClusterConfig", "read_document"]
 
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-# Forty clusters with certificates, or four hundred contexts. What somebody else wrote is read in the loop, in 0.1 s.
+# Forty clusters with certificates, or four hundred contexts. A foreign kubeconfig is read in the loop, in 0.1 s.
 _MOST_BYTES: Final = 256 * 1024
 _MOST_NODES: Final = 10_000
 _MOST_BYTES_OF_FILE: Final = 16 * 1024**2
@@ -251,8 +251,8 @@ def _checked_proxy(proxy: str) -> str:
         raise KubeconfigError("proxy-url is no URL") from error
     if url.scheme != "http":
         raise KubeconfigError(
-            f"proxy-url begins with {url.scheme!r}: only http proxies are supported; what is said to the cluster is"
-            " encrypted on the way through one all the same"
+            f"proxy-url begins with {url.scheme!r}: only http proxies are supported; the"
+            " connection to the cluster is encrypted through the proxy"
         )
     if not host or url.path.strip("/") or url.query or url.fragment or not (proxy.isascii() and proxy.isprintable()):
         raise KubeconfigError("proxy-url may only have a host and a port, such as http://10.0.0.1:3128")
@@ -268,8 +268,8 @@ def _plugin(
         raise KubeconfigError("'exec' in the kubeconfig has to be a mapping")
     if allowed is False:
         raise KubeconfigError(
-            "the kubeconfig has an exec credential plugin: programs are not run because a kubeconfig says so; allow it"
-            " where you trust its author (exec_plugins), or use a token or a certificate"
+            "the kubeconfig has an exec credential plugin that may not run here; allow it (exec_plugins) if you trust"
+            " its author, or use a token or a certificate"
         )
     command = section.get("command")
     if not isinstance(command, str):

@@ -129,7 +129,7 @@ class Credentials:
     def _thread_ended(self, future: asyncio.Future[str]) -> None:
         self._threads.discard(future)
         if not future.cancelled():
-            # If its caller was cancelled, nobody else looks at a failure.
+            # If the caller was cancelled, this is the only place that looks at a failure.
             future.exception()
 
 

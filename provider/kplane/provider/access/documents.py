@@ -1,9 +1,10 @@
-"""Reads YAML that others wrote, fast: libyaml scans it, and Python puts it together.
+"""Reads YAML that others wrote, fast: libyaml scans it, and Python composes it.
 
-PyYAML's own loader on libyaml, CSafeLoader, puts it together in C as well, by recursion without a limit: a document of
-nothing but brackets ends the process (seen with PyYAML 6.0.3). Here it is refused, and so is whatever makes much work
-of few bytes: aliases of mappings and lists, merge keys (a few lines of them that double each other's work take for
-ever) and numbers without end.
+PyYAML's own loader on libyaml, CSafeLoader, composes in C, by recursion without a limit. There a document of nothing
+but brackets ends the process (seen with PyYAML 6.0.3).
+
+Here such a document is refused. So is everything that makes much work of few bytes: aliases of mappings and lists,
+merge keys, and numbers without end. A few lines of merge keys that double each other's work would take for ever.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class ExecCredential:
 
 @dataclass(frozen=True, slots=True)
 class ExecPlugin:
-    """Describes a program that prints credentials. Its repr shows neither arguments nor environment.
+    """Describes a program that prints credentials. Its repr hides arguments and environment.
 
     `command` is looked up on PATH if it has no slash. `env` is added to the environment of this process. With
     `provide_cluster_info` the program gets the cluster and `cluster_config`, any JSON value. It has no standard input,
@@ -94,8 +94,8 @@ class ExecPlugin:
             raise KubeconfigError("the exec plugin has no command")
         if mode == "Always":
             raise KubeconfigError(
-                f"exec plugin {command!r} asks somebody at a terminal (interactiveMode Always), and here is nobody; use"
-                " one that does not, or a token or a certificate"
+                f"exec plugin {command!r} needs a terminal (interactiveMode Always), which is missing here; use"
+                " another plugin, a token or a certificate"
             )
         if not isinstance(mode, (str, NoneType)) or mode not in _MODES:
             raise KubeconfigError(f"exec plugin {command!r} has an unknown interactiveMode")
@@ -202,7 +202,7 @@ def _credential(status: Mapping[str, Any], *, who: str) -> ExecCredential:
     if not all(each is None or isinstance(each, str) for each in (token, certificate, key, expires)):
         raise KubeconfigError(f"{who} returned a status whose fields are no texts")
     if token is None and certificate is None and key is None:
-        raise KubeconfigError(f"{who} returned neither a token nor a certificate with its key")
+        raise KubeconfigError(f"{who} returned no token, and no certificate with its key")
     if (certificate is None) != (key is None):
         raise KubeconfigError(f"{who} returned only one of certificate and key")
     if token is not None and not (token.isascii() and token.isprintable()):

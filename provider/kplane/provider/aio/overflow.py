@@ -103,7 +103,7 @@ class _Overdue:
         self._timer = self._start()
 
     def cancel(self) -> None:
-        """Stop: the answer has come, or nobody waits for it."""
+        """Stop: the answer has come, or is no longer awaited."""
         self._timer.cancel()
 
     def _start(self) -> asyncio.TimerHandle:

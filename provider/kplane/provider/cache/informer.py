@@ -26,7 +26,7 @@ __all__ = ["Informer", "Transform"]
 log: Final = logging.getLogger(__name__)
 
 Transform = Callable[[Object], Object]
-"""Changes an object before it is kept: to leave out what nobody reads. Its identity stays."""
+"""Changes an object before it is kept: to leave out unused parts. Its identity must stay."""
 
 Objects = list[Object]
 Entries = list[Entry]

@@ -120,7 +120,7 @@ class Client:
             await self._transport.aclose()
 
     async def update(self, config: ClusterConfig) -> None:
-        """Use renewed credentials for the same cluster; open watches go on.
+        """Use renewed credentials for the same cluster; open watches continue.
 
         Raises ProviderError if `config` is another cluster or identity.
         """

@@ -100,7 +100,7 @@ class _Connector(aiohttp.TCPConnector):
 
             def ended(future: asyncio.Future[None]) -> None:
                 peer.open.discard(made)
-                # Whoever used it was told; here a failure is as good an end as any.
+                # The user of the connection got the failure.
                 if not future.cancelled():
                     future.exception()
 
@@ -214,7 +214,7 @@ class Connections:
         if known.made is not None and time.monotonic() - known.made_at <= self._lifetime_seconds:
             return known.made
         if known.making is None:
-            # The CAs of the system take long to read. It cannot be cancelled, so whoever gives up leaves it to others.
+            # The CAs of the system take long to read. It cannot be cancelled: if a caller gives up, others use it.
             known.making = asyncio.get_running_loop().run_in_executor(None, ssl_context, peer.config)
             self._making.add(known.making)
             known.making.add_done_callback(functools.partial(self._made, known))

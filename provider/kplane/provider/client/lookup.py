@@ -1,8 +1,8 @@
-"""Looks host names up so that those whose name servers say nothing do not keep others from being looked up.
+"""Looks host names up, so that silent name servers block no other lookups.
 
-getaddrinfo blocks its thread for as long as name servers are silent, and cannot be cancelled. The pools in which event
-loops run it are small (four threads with uvloop), so that a handful of dead names would stop every new connection. Here
-each name has a thread of its own, and one at a time, however many ask for it and however often they give up.
+getaddrinfo blocks its thread for as long as name servers are silent, and cannot be cancelled. Event loops run it in
+small pools (four threads with uvloop). A handful of dead names would stop every new connection there. Here each name
+has a thread of its own, and one at a time, however many callers ask for it and give up.
 """
 
 from __future__ import annotations

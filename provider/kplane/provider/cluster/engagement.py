@@ -101,7 +101,7 @@ class Engagement:
         self._callbacks.append(callback)
 
     async def update(self, cluster: Cluster) -> None:
-        """Go on with renewed credentials of the same cluster; iterators of `changes()` see them."""
+        """Continue with renewed credentials of the same cluster; iterators of `changes()` see them."""
         await cluster.take_over(self.cluster)
         self._current.set(cluster)
 

@@ -68,8 +68,8 @@ def enqueue_mapped(
     """
     if inspect.iscoroutinefunction(function):
         raise ProviderError(
-            f"{function.__name__} cannot map events, because it is a coroutine function: give a plain one, which reads "
-            f"from informers (`cluster.cache.informer(kind).list()`), and leave what takes time to the reconcile"
+            f"{function.__name__} cannot map events, because it is a coroutine function; give a plain function that "
+            f"reads from informers (`cluster.cache.informer(kind).list()`), and do slow work in the reconcile"
         )
 
     def mapped(cluster: Cluster, event: Event) -> Iterable[Request]:

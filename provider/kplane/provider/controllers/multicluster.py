@@ -178,7 +178,7 @@ class MulticlusterController(Generic[R]):
         tasks.create_task(keep_running(name, lambda: source.run(self.queue.add)), name=name)
 
     async def _end(self, engaged: _Engaged) -> None:
-        # Whoever ends it first is not the only one who waits until nothing is left.
+        # All callers wait until nothing is left.
         if engaged.ending is None:
             name = f"{self.name} leaves {engaged.engagement.cluster.name}"
             engaged.ending = asyncio.create_task(self._leave(engaged), name=name)
@@ -234,10 +234,10 @@ class MulticlusterController(Generic[R]):
             if not self._known(cluster):
                 self.stats.dropped["not_owned"] += 1
                 return False
-            # Nobody's yet, perhaps: at the start and in a takeover, and what no informer gives is not given again.
+            # This process may get the cluster soon, and a raw source adds a request only once.
             self._undecided.setdefault(cluster, asyncio.get_running_loop().time())
-        # It is ready, ours or gone soon. Ours again, perhaps: a Lease that is renewed late ends no engagement, and what
-        # was thrown away meanwhile would not come again.
+        # The cluster is soon ready, ours or gone. A Lease that is renewed late ends no engagement, so a dropped request
+        # would not come again.
         self.queue.park(cluster)
         self.queue.add(request)
         return False

@@ -287,7 +287,7 @@ class FairQueue(Generic[R]):
         return True
 
     def _tidy(self, lane: _Lane[R]) -> None:
-        # Who names clusters that nobody knows must not fill the memory with them.
+        # Requests for unknown clusters must not fill the memory.
         if not (lane.dirty or lane.processing or lane.delayed or lane.parked):
             del self._lanes[lane.name]
 

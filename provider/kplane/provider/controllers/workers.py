@@ -147,7 +147,7 @@ class Controller(Generic[K]):
 
     def _begin(self, key: K) -> None:
         attempt = _Attempt(key, self._overflow, self._fill)
-        # Neither what the last one left in its context, nor what whoever added the key has in its own.
+        # A fresh context: not that of the last reconcile, nor that of the source that added the key.
         task = asyncio.get_running_loop().create_task(
             self._attempt(attempt), name=f"{self.name} {key}", context=self._context.copy()
         )
@@ -208,7 +208,7 @@ class Controller(Generic[K]):
         key, task, late = attempt.key, attempt.task, attempt.late
         if late and task is not None:
             task.uncancel()
-        # A cancellation that nobody asked of this task came out of the reconcile, and is a failure like any other.
+        # A cancellation that was not requested leaked out of the reconcile, and is a failure like any other.
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise error
         if self._on_failure is not None:

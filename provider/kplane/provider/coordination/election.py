@@ -31,7 +31,7 @@ _JITTER: Final = 0.2
 
 
 def end_process() -> None:
-    """End this process at once, even if nobody reads its output."""
+    """End this process at once, even if its output blocks."""
     try:
         # Not in this thread: a write to a pipe that is full, or to a disk that hangs, lasts for as long as they do.
         telling = threading.Thread(target=_tell_end, name="last words", daemon=True)
@@ -112,7 +112,7 @@ class Election:
                 await asyncio.wait((renewing, working), return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError as error:
                 stopped = error
-            # Renewing goes on until the work has ended, if it can.
+            # Renew until the work has ended, if possible.
             failure = await _ended(working)
             lost = await _ended(renewing)
         causes: list[BaseException] = [cause for cause in (stopped, lost, failure) if cause is not None]

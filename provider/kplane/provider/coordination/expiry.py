@@ -1,4 +1,4 @@
-"""Ends a process whose work goes on after its Lease has expired."""
+"""Ends a process whose work outlasts its Lease."""
 
 from __future__ import annotations
 

@@ -40,7 +40,9 @@ class _Section:
 
 
 class Fences:
-    """Keeps every fence, whoever holds it. A fence has a task only while this process wants it or works behind it.
+    """Keeps every fence, held by this process or another.
+
+    A fence has a task only while this process wants it or works behind it.
 
     `known` returns a Lease as the watch last saw it; call `see` for each event of the watch, and `watched` once it has
     read all. `changed` is called when a new decision is due, `taken` when this process has acquired a fence. Without

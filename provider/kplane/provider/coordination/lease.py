@@ -4,8 +4,7 @@ The protocol is client-go's tools/leaderelection, and both read each other's Lea
 clock. The holder counts from the moment before it sent a renewal, the others from the moment when they saw it. So the
 holder knows first that its time is over. The times in the object are for people.
 
-It is stricter than client-go: a Lease that was deleted or edited, not released by its holder, is not free before the
-holder's time is over.
+It is stricter than client-go: a Lease that was deleted or edited is free only when its holder's time is over.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ __all__ = ["Lease", "LeaseTimings", "clock"]
 _JITTER: Final = 1.2
 _NEVER: Final = float("-inf")
 _RELEASED_SECONDS: Final = 1
-"""What client-go writes as duration of a Lease that it gives back."""
+"""What client-go writes as duration of a Lease that it releases."""
 
 
 def clock() -> float:
-    """Return seconds of a clock that nobody sets, and that runs while the machine sleeps."""
+    """Return seconds of a clock that cannot be set, and that runs while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -83,7 +82,7 @@ class _Record:
 
     @property
     def free(self) -> bool:
-        """Whether nobody ever held it, or the last holder released it; not if its holder was edited away."""
+        """Whether it never had a holder, or the last one released it; not if its holder was edited away."""
         if self.holder:
             return False
         return self == _Record() or (self.duration_seconds == _RELEASED_SECONDS and self.acquired == self.renewed)
@@ -156,7 +155,7 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether this process holds it now, by the clock: nobody else can."""
+        """Whether this process holds it now, by the clock, and exclusively."""
         return self._usable_from <= self._now() < self._expires_at
 
     @property
@@ -237,7 +236,7 @@ class Lease:
     async def release(self) -> None:
         """Release it, so that the next holder need not wait; does nothing if it is not held.
 
-        Call it when all work has ended and nobody renews it.
+        Call it when all work and all renewals have ended.
         """
         known, former = self._object, self._seen or _Record()
         if not self.held:
@@ -281,7 +280,7 @@ class Lease:
             return 2 * self.timings.retry_seconds if self._existed else 0.0
         if seen.free or self._is_mine(seen):
             return 0.0
-        # The holder may have other settings; and nobody who edits the object can make it shorter.
+        # The holder may have other settings, and an edit of the object must not make the time shorter.
         return max(seen.duration_seconds, self.timings.duration_seconds)
 
     async def _take(self, known: Object | None, *, absent_since: float | None) -> None:
@@ -292,7 +291,7 @@ class Lease:
             self._created = known is None
             record = replace(record, transitions=self._transitions + self._existed)
         await self._write(record, over=known)
-        # Whoever may have held one that was deleted has stopped when as much time has gone as it could last.
+        # A holder of a deleted Lease has stopped once that Lease would have expired.
         vacant = self._now() if absent_since is None else absent_since
         self._usable_from = vacant + self.timings.duration_seconds if self._created else self._renewed_at
 
@@ -306,7 +305,7 @@ class Lease:
         )
 
     def _is_mine(self, record: _Record) -> bool:
-        # Not by the identity alone: somebody may have written it there while another one is at work.
+        # The identity alone is no proof: an edit may have written it while another process works.
         return bool(self._acquired) and (record.holder, record.acquired) == (self.identity, self._acquired)
 
     async def _write(self, record: _Record, *, over: Object | None) -> None:

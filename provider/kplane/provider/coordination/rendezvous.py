@@ -59,6 +59,6 @@ def assign(items: Collection[str], weights: Mapping[str, float], *, held: Mappin
 def _draw(item: str, peer: str) -> float:
     # A zero byte is in no name, so that no two pairs are hashed alike.
     digest = hashlib.blake2b(f"{item}\0{peer}".encode(), digest_size=8).digest()
-    # As many bits as let neither 0 nor 1 come out.
+    # As few bits as keep 0 and 1 from coming out.
     number = int.from_bytes(digest, "big") >> (64 - _BITS)
     return -1.0 / math.log((number + 0.5) / (1 << _BITS))

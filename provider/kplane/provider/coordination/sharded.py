@@ -47,7 +47,7 @@ class ShardingStats:
     owned: int
     """How many it works behind."""
     draining: int
-    """How many of those it is about to give back, or cannot renew."""
+    """How many of those it is about to release, or cannot renew."""
     clusters: int
     """How many clusters are behind those that it works behind."""
     acquired: int

@@ -140,7 +140,7 @@ class Clusters:
             return
         slot.allowed = True
         engagement, work = slot.engagement, slot.work
-        # Whoever holds the lock sees to it otherwise.
+        # Otherwise the holder of the lock does it.
         if not slot.lock.locked() and engagement is not None and not engagement.closing and (not work or work.closed):
             slot.work = self._begin_work(engagement)
 
@@ -191,7 +191,7 @@ class Clusters:
         try:
             yield slot
             async with slot.lock:
-                # Whoever holds the lock brings about the latest wish; the callers of overtaken ones find it done.
+                # The holder of the lock applies the latest wish; callers of older ones find it done.
                 while not self._settled(slot):
                     await self._step(slot)
         finally:

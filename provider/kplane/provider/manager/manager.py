@@ -204,8 +204,8 @@ class Manager:
     ) -> None:
         self._running, self._ended = False, True
         try:
-            # First who finds clusters, then who decides on them: it withdraws what is at work, which is drained by
-            # controllers that run until the last engagement is closed.
+            # First the provider, then the coordinator. The coordinator withdraws all work, which the controllers drain:
+            # they run until the last engagement is closed.
             for name in [name for name in reversed(self._tasks) if not name.startswith("runnable")]:
                 await self._stop(name)
         finally:

@@ -1,4 +1,4 @@
-"""Clusters from Cluster API: every `Cluster` whose control plane is there.
+"""Clusters from Cluster API: every `Cluster` whose control plane is initialized.
 
 Upstream: providers/cluster-api of multicluster-runtime, and the contract of Cluster API for its kubeconfig Secrets.
 
@@ -7,21 +7,20 @@ async with Client(ClusterConfig.in_cluster()) as client:
     manager = Manager(client.config, ClusterApiProvider(client, namespace="fleet"))
 ```
 
-Watched are `clusters` of cluster.x-k8s.io, v1beta2 or v1beta1. A Cluster counts once its control plane was initialized:
+It watches `clusters` of cluster.x-k8s.io, v1beta2 or v1beta1. A Cluster counts once its control plane was initialized:
 `status.initialization.controlPlaneInitialized`, or with v1beta1 `status.controlPlaneReady` or the condition
-ControlPlaneInitialized. Cluster API never takes that back. If a `ready` of your own does, what is engaged stays and
-is kept up to date: how an engaged cluster is, its health says.
+ControlPlaneInitialized. Cluster API never revokes that. If a `ready` of your own does, the engaged cluster stays and is
+kept up to date; its health tells its state.
 
-A cluster is named `<namespace>/<name>`. Its credentials are the key `value` of the Secret `<name>-kubeconfig`, which
-has the label `cluster.x-k8s.io/cluster-name`, as the contract demands, and which is followed: if only a token or a
-client certificate is renewed, the engagement goes on with it, and no watch begins anew; another server, CA or user
-makes a new engagement; anything equal changes nothing. A Secret that is missing or no good changes nothing either, and
-is logged. No kubeconfig runs a program or reads a file here: exec plugins are refused.
+A cluster is named `<namespace>/<name>`. Its credentials are the key `value` of the Secret `<name>-kubeconfig`. The
+Secret has the label `cluster.x-k8s.io/cluster-name`, as the contract demands, and is watched. A renewed token or client
+certificate keeps the engagement, and no watch restarts; another server, CA or user makes a new engagement. A missing or
+invalid Secret is logged and changes nothing. Exec plugins and files in a kubeconfig are refused.
 
 A Cluster that is being deleted, is gone, or no longer matches the selector, is disengaged.
 
 The identity of `client` needs `list` and `watch` on `clusters`, and `list`, `watch` and `get` on `secrets`, in
-`namespace`, or in all. Of Secrets that are not asked for it reads the metadata only.
+`namespace` or in all. It reads only the metadata of other Secrets.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class MultiProvider:
         if self._running is not None:
             view = self._view(name, member, self._running[0])
             await complete(map(view.remove, view.names()))
-        # Only now may the name be taken again: what is removed must not be somebody else's.
+        # Only now may the name be taken again: a new member's clusters must not be removed.
         if self._members.get(name) is member:
             del self._members[name]
 
@@ -94,7 +94,7 @@ class MultiProvider:
                     self._start(name, fleet, tasks)
                 await asyncio.Event().wait()
             finally:
-                # Before the members have ended: nobody can be started any more.
+                # Before the members have ended: no member can be started any more.
                 self._running = None
 
     def _start(self, name: str, fleet: Fleet, tasks: asyncio.TaskGroup) -> None:

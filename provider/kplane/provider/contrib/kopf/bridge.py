@@ -155,7 +155,7 @@ class _Operator:
                 self._thread.join()  # it does nothing any more
         except TimeoutError:
             log.warning(
-                "cluster %s: failed to stop kopf within %g s; a handler that blocks goes on", self._name, within_seconds
+                "cluster %s: failed to stop kopf within %g s; a blocking handler still runs", self._name, within_seconds
             )
 
     def _work(self, loop: asyncio.AbstractEventLoop, stop: _Stop) -> None:

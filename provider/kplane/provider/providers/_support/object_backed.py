@@ -1,7 +1,7 @@
 """Keeps a fleet in line with objects of a kind: the common part of providers that find clusters in objects.
 
 A provider says by a `Plan` what each object asks for. The rest is here: the watch, one follower for each object, the
-Secrets with credentials, objects that went while nobody looked, and the end.
+Secrets with credentials, objects that were deleted unseen, and the end.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class FileProvider:
                 tasks.create_task(work)
 
     def _look(self) -> list[Cluster]:
-        # A look whose task was cancelled goes on in its thread.
+        # After a cancellation the thread of a look still runs.
         with self._looking:
             expected = dict.fromkeys([*self._files, *self._matches()])
             for path in expected | dict.fromkeys(self._known):

@@ -1,4 +1,4 @@
-"""Clusters from ControlPlaneEndpoints: an address from the object, and credentials from a Secret whose name follows.
+"""Clusters from ControlPlaneEndpoints: the address from the object, the credentials from a Secret by its name.
 
 The design is that of `--cluster-source=controlplaneendpoint` with `--cluster-kubeconfig-secret-template`.
 
@@ -7,15 +7,15 @@ template = SecretTemplate("kplane-cp-{name}/controlplane-{name}-kubeconfig")
 manager = Manager(client.config, EndpointProvider(client, secrets=template))
 ```
 
-Watched are `controlplaneendpoints` of controlplane.kplane.dev/v1alpha1, which are cluster-scoped; the cluster is named
-as the endpoint. Its address is `status.endpoint`, else `spec.endpoint`; its credentials are the key `kubeconfig` of the
-Secret that the template names, all of whose values are the cluster's `credentials`. The address in that kubeconfig is
-not used, its CA and its user are. It runs no program and reads no file here.
+It watches the cluster-scoped `controlplaneendpoints` of controlplane.kplane.dev/v1alpha1; the cluster has the
+endpoint's name. Its address is `status.endpoint`, else `spec.endpoint`. Its credentials are the key `kubeconfig` of the
+Secret that the template names; all values of that Secret are the cluster's `credentials`. CA and user of that
+kubeconfig are used, its address is not. Exec plugins and files are refused.
 
-An endpoint counts when it has an address and its condition Ready, if it has one, is not False; while it is, what is
-engaged stays. The Secret is watched: renewed credentials of the same user go into the engagement, another address, CA
-or user makes a new one. A Secret that is missing or no good is logged, and what is engaged stays. An endpoint that has
-no address any more, is being deleted, is gone, or no longer matches the selector, is disengaged.
+An endpoint counts if it has an address, and its condition Ready is missing or not False; while it is False, the engaged
+cluster stays. The Secret is watched: renewed credentials of the same user keep the engagement, another address, CA or
+user makes a new one. A missing or invalid Secret is logged, and the engaged cluster stays. An endpoint without an
+address, that is being deleted, is gone, or no longer matches the selector, is disengaged.
 
 The identity of `client` needs `list` and `watch` on `controlplaneendpoints`, and `get` and `watch` on the Secrets.
 """

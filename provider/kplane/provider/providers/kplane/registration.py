@@ -45,9 +45,7 @@ PROFILE_ATTRIBUTE: Final = "profile"
 """Attribute of a cluster: the profile of controllers that its registration resolves to; empty if it names none."""
 
 CONTROLLERS_ATTRIBUTE: Final = "controllers"
-"""Attribute of a cluster: the list of controllers, with commas in between, that its registration resolves to instead of
-a profile; empty if it has none.
-"""
+"""Attribute of a cluster: the comma-separated controllers of its registration, instead of a profile; may be empty."""
 
 VERSION_ATTRIBUTE: Final = "version"
 """Attribute of a cluster: the minor version of Kubernetes that its API server reports, such as 1.36; empty if it is

@@ -42,8 +42,8 @@ class NamespaceProvider:
     def __init__(self, host: Cluster, *, label_selector: str | None = None) -> None:
         if host.name == LOCAL:
             raise ProviderError(
-                "the namespaces' host cannot be the manager's local cluster, whose cache ends with the work on it; give"
-                " a cluster of its own: Cluster('host', config=...)"
+                "the namespaces' host cannot be the manager's local cluster; give a cluster of its own:"
+                " Cluster('host', config=...)"
             )
         self.host: Final = host
         """All namespaces, as they are."""

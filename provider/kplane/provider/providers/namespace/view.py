@@ -57,7 +57,7 @@ class NamespaceView:
         try:
             found = orjson.loads(data)
         except orjson.JSONDecodeError:
-            return data  # whoever decodes it tells
+            return data  # the decoder reports it
         if isinstance(found, dict):
             items = found.get("items")
             event = [found["object"]] if found.keys() == {"type", "object"} else []
