@@ -138,10 +138,10 @@ class ExecPlugin:
         No process of it is left afterwards. Raises KubeconfigError, without any secret, if it cannot be run, fails,
         takes too long, or prints no ExecCredential.
         """
-        told: dict[str, Any] = {"interactive": False}
+        spec: dict[str, Any] = {"interactive": False}
         if self.provide_cluster_info:
-            told["cluster"] = {**cluster, "config": self.cluster_config}
-        information = {"apiVersion": self.api_version, "kind": "ExecCredential", "spec": told}
+            spec["cluster"] = {**cluster, "config": self.cluster_config}
+        information = {"apiVersion": self.api_version, "kind": "ExecCredential", "spec": spec}
         environment = {**os.environ, **self.env, "KUBERNETES_EXEC_INFO": orjson.dumps(information).decode()}
         try:
             process = await asyncio.create_subprocess_exec(

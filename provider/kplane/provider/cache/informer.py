@@ -278,11 +278,11 @@ class _Mirror:
                 f"all {self._store.reader.resource.plural} of the server are more than {self._bytes_at_most} bytes"
             )
         self._store.put(entry)
-        self._tell("ADDED" if known is None else "MODIFIED", entry, known)
+        self._notify("ADDED" if known is None else "MODIFIED", entry, known)
 
     def _delete(self, entry: Entry) -> None:
         if self._store.pop(entry.key) is not None:
-            self._tell("DELETED", self._transformed(entry), None)
+            self._notify("DELETED", self._transformed(entry), None)
 
     def _transformed(self, entry: Entry) -> Entry:
         if self._transform is None:
@@ -297,7 +297,7 @@ class _Mirror:
             return entry
         return changed
 
-    def _tell(self, kind: EventKind, entry: Entry, old: Entry | None) -> None:
+    def _notify(self, kind: EventKind, entry: Entry, old: Entry | None) -> None:
         if registrations := self.handlers.of(entry.namespace):
             event = Event(kind, entry, reader=self._store.reader, old=old, initial=not self.synced.is_set())
             for registration in registrations:

@@ -40,11 +40,11 @@ class Resolver(AbstractResolver):
         loop = asyncio.get_running_loop()
         waiting: asyncio.Future[_Found] = loop.create_future()
 
-        def tell(done: Future[_Found]) -> None:
+        def notify(done: Future[_Found]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended since
                 loop.call_soon_threadsafe(_settle, waiting, done)
 
-        _begin((host, family)).add_done_callback(tell)
+        _begin((host, family)).add_done_callback(notify)
         return [_result(host, port, found) for found in await waiting]
 
     @override

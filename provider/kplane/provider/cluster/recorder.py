@@ -43,7 +43,7 @@ class _Waiting:
     """An Event to post, and how often it has happened since it was posted last."""
 
     body: dict[str, Any]
-    said_in: str | None
+    cluster: str | None
     """Cluster of the reconcile that said it."""
     times: int = 1
 
@@ -93,7 +93,7 @@ class EventRecorder:
         known = self._waiting.get(name)
         if known is not None:
             known.times += 1
-            known.said_in = current_cluster()
+            known.cluster = current_cluster()
             known.body["lastTimestamp"] = body["lastTimestamp"]
         elif len(self._waiting) >= _WAITING_AT_MOST:
             self._drop(f"Event {reason}", why=f"{_WAITING_AT_MOST} others wait to be posted")
@@ -140,10 +140,10 @@ class EventRecorder:
 
     async def _post(self, name: str, event: _Waiting) -> None:
         # Who may not write in that reconcile any more, because another process does, must not do so here either.
-        with cluster_context(event.said_in) if event.said_in is not None else contextlib.nullcontext():
-            await self._post_until_told(name, event)
+        with cluster_context(event.cluster) if event.cluster is not None else contextlib.nullcontext():
+            await self._post_with_retries(name, event)
 
-    async def _post_until_told(self, name: str, event: _Waiting) -> None:
+    async def _post_with_retries(self, name: str, event: _Waiting) -> None:
         backoff = Backoff(initial_seconds=1.0, maximum_seconds=30.0)
         while True:
             try:
@@ -189,8 +189,8 @@ class EventRecorder:
         if not (name and about.get("apiVersion") and about.get("kind")):
             raise ProviderError("an Event is about an object that has apiVersion, kind and metadata.name")
         reason, message = _cut(reason, _REASON_AT_MOST), _cut(message, _MESSAGE_AT_MOST)
-        said = (self._component, about["apiVersion"], about["kind"], namespace, name, uid, kind, reason, message)
-        digest = hashlib.sha256("\0".join(said).encode()).hexdigest()[:16]
+        parts = (self._component, about["apiVersion"], about["kind"], namespace, name, uid, kind, reason, message)
+        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
         prefix = name[:200].rstrip(".-")
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         involved = {"apiVersion": about["apiVersion"], "kind": about["kind"], "name": name, "uid": uid}

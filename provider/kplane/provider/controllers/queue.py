@@ -29,7 +29,7 @@ class _Lane(Generic[R]):
 
     __slots__ = (
         "deficit", "delayed", "dirty", "generation", "heap", "in_ring", "kept", "name", "parked", "processing", "timer",
-        "told_full", "waiting", "weight",
+        "waiting", "warned_full", "weight",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -44,7 +44,7 @@ class _Lane(Generic[R]):
         self.generation = 0
         self.kept = False
         self.parked = False
-        self.told_full = False
+        self.warned_full = False
         self.in_ring = False
         self.deficit = 0.0
         self.weight = 1.0
@@ -101,7 +101,7 @@ class FairQueue(Generic[R]):
         self._order = itertools.count()
         self._notify: Callable[[], None] = _nobody
         self._closed = False
-        self._told_weight = False
+        self._warned_weight = False
         self.refused = 0
 
     def __len__(self) -> int:
@@ -231,7 +231,7 @@ class FairQueue(Generic[R]):
     def unpark(self, cluster: str) -> None:
         """Let the requests of a cluster be taken, and keep its line until it is dropped."""
         lane = self._lane(cluster)
-        lane.kept, lane.parked, lane.told_full = True, False, False
+        lane.kept, lane.parked, lane.warned_full = True, False, False
         if lane.waiting and not lane.in_ring:
             self._offer(lane)
 
@@ -277,8 +277,8 @@ class FairQueue(Generic[R]):
         if lane.kept or there < self._parked_limit:
             return False
         self.refused += 1
-        if not lane.told_full:
-            lane.told_full = True
+        if not lane.warned_full:
+            lane.warned_full = True
             log.warning(
                 "dropping requests for cluster %r: it is not ready, and %d requests wait for it already",
                 lane.name,
@@ -311,8 +311,8 @@ class FairQueue(Generic[R]):
             return min(_HEAVIEST, max(_LIGHTEST, float(self._weights(cluster))))
         except Exception as error:
             # Once: it is asked again with each burst of work.
-            if not self._told_weight:
-                self._told_weight = True
+            if not self._warned_weight:
+                self._warned_weight = True
                 log.warning("failed to get the weight of cluster %r; using 1", cluster, exc_info=error)
             return 1.0
 

@@ -186,7 +186,7 @@ class Controller(Generic[K]):
         with log_fields(**(self._fields(attempt.key) if self._fields is not None else {})):
             try:
                 result = await self._reconcile(attempt.key)
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - told, logged and retried
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - reported, logged and retried
                 self._deadlines.end(attempt)
                 await self._failed(attempt, error)
             else:
@@ -212,8 +212,8 @@ class Controller(Generic[K]):
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise error
         if self._on_failure is not None:
-            told = TimeoutError(f"it took longer than {self._timeout_seconds:g} s") if late else error
-            await self._report(key, told, to=self._on_failure)
+            failure = TimeoutError(f"it took longer than {self._timeout_seconds:g} s") if late else error
+            await self._report(key, failure, to=self._on_failure)
         delay = self.queue.retry(key)
         again = f"retrying in {delay:.1f} s" if delay is not None else "no retry: its cluster has gone"
         if late:

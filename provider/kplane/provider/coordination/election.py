@@ -25,7 +25,7 @@ _log: Final = logging.getLogger(__name__)
 
 _MARGIN_SECONDS: Final = 0.5
 """So long before the Lease runs out the process is ended: that takes its time too."""
-_TELL_SECONDS: Final = 0.2
+_REPORT_SECONDS: Final = 0.2
 """So long, of that margin, the process waits at most until it is written why it ends."""
 _JITTER: Final = 0.2
 
@@ -34,14 +34,14 @@ def end_process() -> None:
     """End this process at once, even if its output blocks."""
     try:
         # Not in this thread: a write to a pipe that is full, or to a disk that hangs, lasts for as long as they do.
-        telling = threading.Thread(target=_tell_end, name="last words", daemon=True)
-        telling.start()
-        telling.join(_TELL_SECONDS)
+        reporting = threading.Thread(target=_report_end, name="last words", daemon=True)
+        reporting.start()
+        reporting.join(_REPORT_SECONDS)
     finally:
         os._exit(1)
 
 
-def _tell_end() -> None:
+def _report_end() -> None:
     with contextlib.suppress(OSError):
         os.write(2, b'{"level": "critical", "message": "the Lease ran out while work went on; the process is ended"}\n')
 
@@ -85,7 +85,7 @@ class Election:
                 await self._release()
 
     async def _acquire(self) -> None:
-        told: str | None = None
+        logged: str | None = None
         while True:
             try:
                 if await self.lease.try_acquire():
@@ -96,9 +96,9 @@ class Election:
                 problem = f"{self.lease} is held by {self.lease.holder or 'nobody'}"
             except ProviderError as error:
                 pause, problem = self._retry(), f"failed to acquire {self.lease}: {error}"
-            if problem != told:
+            if problem != logged:
                 _log.info("waiting: %s", problem)
-                told = problem
+                logged = problem
             await self._pause(pause)
 
     async def _work(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -132,19 +132,19 @@ class Election:
             except LeaseLost:
                 raise
             except (ProviderError, TimeoutError) as error:
-                told = str(error) or "no answer in time"
-                _log.warning("failed to renew %s: %s", self.lease, told)
+                why = str(error) or "no answer in time"
+                _log.warning("failed to renew %s: %s", self.lease, why)
                 if self._now() >= deadline:
                     seconds = timings.renew_deadline_seconds
-                    raise LeaseLost(f"{self.lease} could not be renewed for {seconds:g} s: {told}") from error
+                    raise LeaseLost(f"{self.lease} could not be renewed for {seconds:g} s: {why}") from error
 
     async def _release(self) -> None:
         try:
             async with asyncio.timeout(max(0.0, self.lease.expires_at - self._now())):
                 await self.lease.release()
         except (ProviderError, TimeoutError) as error:
-            told = str(error) or "no answer in time"
-            _log.warning("failed to release %s: %s; the next holder waits until it expires", self.lease, told)
+            why = str(error) or "no answer in time"
+            _log.warning("failed to release %s: %s; the next holder waits until it expires", self.lease, why)
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
@@ -152,13 +152,13 @@ class Election:
             yield
             return
         informer = Informer(self._watching, LEASES, namespace=self.lease.namespace, name=self.lease.name)
-        task = asyncio.create_task(informer.run(self._heard), name=f"watch {self.lease}")
+        task = asyncio.create_task(informer.run(self._lease_changed), name=f"watch {self.lease}")
         try:
             yield
         finally:
             await _ended(task)
 
-    def _heard(self, event: Event) -> None:
+    def _lease_changed(self, event: Event) -> None:
         holder = (event.object.get("spec") or {}).get("holderIdentity")
         # A renewal is no news: our own is known, and another holder's changes nothing.
         if event.kind == "DELETED" or not holder or (self.lease.held and holder != self.lease.identity):

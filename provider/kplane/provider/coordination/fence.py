@@ -120,7 +120,7 @@ class Fence:
             await self._release()
 
     async def _acquire(self) -> bool:
-        told: str | None = None
+        logged: str | None = None
         while self._wanted:
             pause = self._retry()
             try:
@@ -132,9 +132,9 @@ class Fence:
             except (ProviderError, TimeoutError) as error:
                 self._counts.failures += 1
                 problem = f"failed to acquire {self.lease}: {str(error) or 'no answer in time'}"
-            if problem != told:
+            if problem != logged:
                 log.info("waiting: %s", problem)
-                told = problem
+                logged = problem
             await self._pause(pause)
         return False
 
@@ -227,8 +227,8 @@ class Fence:
             self._counts.released += 1
             log.info("released %s", self.lease, extra={"identity": self.lease.identity})
         except (ProviderError, TimeoutError) as error:
-            told = str(error) or "no answer in time"
-            log.warning("failed to release %s: %s; the next holder waits until it expires", self.lease, told)
+            why = str(error) or "no answer in time"
+            log.warning("failed to release %s: %s; the next holder waits until it expires", self.lease, why)
 
     async def _pause(self, seconds: float) -> None:
         await wait(self._bell, at_most_seconds=seconds)

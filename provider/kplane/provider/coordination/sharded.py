@@ -206,7 +206,7 @@ class Sharded:
 
         Each process looks after it has announced itself, so of two that start at once at least one sees the other.
         """
-        told: str | None = None
+        logged: str | None = None
         while True:
             try:
                 for lease in (
@@ -220,9 +220,9 @@ class Sharded:
                 problem = f"{names} divide the clusters differently from {self.layout}; use the same settings"
             except ProviderError as error:
                 problem = f"failed to list the Leases in {self._namespace}: {error}"
-            if problem != told:
+            if problem != logged:
                 _log.error("peer %s is waiting: %s", self.identity, problem)
-                told = problem
+                logged = problem
             await self._pause(self.timings.probe_seconds)
 
     def _decide(self) -> None:
@@ -239,10 +239,10 @@ class Sharded:
 
     def _see(self, event: str, lease: Object) -> None:
         before = self._peers.alive().keys()
-        heard = self._peers.see(event, lease)
-        if heard and self._peers.alive().keys() - before:
+        changed = self._peers.see(event, lease)
+        if changed and self._peers.alive().keys() - before:
             self._settle()
-        if self._fences.see(event, lease) or heard:
+        if self._fences.see(event, lease) or changed:
             self._bell.set()
 
     def _settle(self) -> None:
@@ -266,23 +266,23 @@ class Sharded:
         announced = self._announcement.announced.is_set()
         try:
             if announced:
-                await self._tell(self._announcement.leave())
+                await self._announce(self._announcement.leave())
             await self._fences.end()
             if announced:
-                await self._tell(self._announcement.delete())
+                await self._announce(self._announcement.delete())
         finally:
             for task in helpers:
                 task.cancel()
             _ = await asyncio.wait(helpers)
 
-    async def _tell(self, telling: Coroutine[Any, Any, None]) -> None:
+    async def _announce(self, announcing: Coroutine[Any, Any, None]) -> None:
         try:
             async with asyncio.timeout(self.timings.call_seconds):
-                await telling
+                await announcing
         except (ProviderError, TimeoutError) as error:
             _log.warning("failed to announce that peer %s leaves: %s", self.identity, str(error) or "no answer in time")
 
-    def _tell_taken(self) -> None:
+    def _notify_listeners(self) -> None:
         for listener in self._listeners:
             try:
                 listener()
@@ -323,7 +323,7 @@ class Sharded:
             target=target,
             known=lambda name: leases.get(name, namespace=self._namespace),
             changed=self._bell.set,
-            taken=self._tell_taken,
+            taken=self._notify_listeners,
             now=self._now,
         )
         return announcement, peers, leases, fences

@@ -64,7 +64,7 @@ class ShardTimings:
             )
         if not 0 < self.peer_renew_seconds * _JITTER < self.peer_seconds:
             raise ValueError(
-                f"a peer that is forgotten after {self.peer_seconds:g} s has to tell of itself more often than every"
+                f"a peer that is forgotten after {self.peer_seconds:g} s has to announce itself more often than every"
                 f" {self.peer_renew_seconds:g} s"
             )
         if self.peer_seconds < self.duration_seconds:

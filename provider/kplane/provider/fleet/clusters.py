@@ -176,7 +176,7 @@ class Clusters:
         await complete(self._want(name, None) for name in tuple(self._slots))
 
     async def _want(self, name: str, cluster: Cluster | None) -> None:
-        async with self._settling(name) as slot:
+        async with self._applying(name) as slot:
             if (slot.wanted is None) != (cluster is None):
                 self._changed.set()
             if cluster is None:
@@ -184,7 +184,7 @@ class Clusters:
             slot.wanted = cluster
 
     @contextlib.asynccontextmanager
-    async def _settling(self, name: str) -> AsyncIterator[_Slot]:
+    async def _applying(self, name: str) -> AsyncIterator[_Slot]:
         """Note a wish for a name inside of this context, and apply it at its end."""
         slot = self._slots.setdefault(name, _Slot(allowed=not self._coordinated))
         slot.users += 1
@@ -192,7 +192,7 @@ class Clusters:
             yield slot
             async with slot.lock:
                 # The holder of the lock applies the latest wish; callers of older ones find it done.
-                while not self._settled(slot):
+                while not self._applied(slot):
                     await self._step(slot)
         finally:
             slot.users -= 1
@@ -200,7 +200,7 @@ class Clusters:
                 del self._slots[name]
 
     @staticmethod
-    def _settled(slot: _Slot) -> bool:
+    def _applied(slot: _Slot) -> bool:
         engagement = slot.engagement
         if engagement is None:
             return slot.wanted is None
@@ -274,7 +274,7 @@ class Clusters:
                 if asked_to_end():
                     raise
                 delay = backoff.next_delay()
-                self._tell(work.cluster, error)
+                self._report(work.cluster, error)
                 self._failures[key] = f"{who} failed to engage: {str(error) or type(error).__name__}"
                 message = "cluster %s: %s; retrying in %.1f s"
                 log.warning(message, work.cluster.name, self._failures[key], delay, exc_info=error)
@@ -285,7 +285,7 @@ class Clusters:
             await attempt.aclose()
             await asyncio.sleep(delay)
 
-    def _tell(self, cluster: Cluster, error: BaseException) -> None:
+    def _report(self, cluster: Cluster, error: BaseException) -> None:
         if self._on_error is None:
             return
         try:

@@ -58,12 +58,12 @@ class ClustersProvider:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for name in {*self._clusters, *fleet.names()}:
-                    tasks.create_task(self._tell(fleet, name), name=f"cluster {name}")
+                    tasks.create_task(self._apply(fleet, name), name=f"cluster {name}")
             await asyncio.Event().wait()
         finally:
             self._fleet = None
 
-    async def _tell(self, fleet: Fleet, name: str) -> None:
+    async def _apply(self, fleet: Fleet, name: str) -> None:
         # Looked up here and not before: what was removed meanwhile must not come back.
         cluster = self._clusters.get(name)
         if cluster is None:

@@ -109,7 +109,7 @@ class ObjectBackedProvider:
             relist_seconds=_RELIST_SECONDS,
         )
         self._listeners: list[Callable[[str], None]] = []
-        self._tell: Callable[[str, Object | None], None] | None = None
+        self._notify: Callable[[str, Object | None], None] | None = None
 
     @property
     def synced(self) -> asyncio.Event:
@@ -131,8 +131,8 @@ class ObjectBackedProvider:
     def wake(self, name: str, *, namespace: str = "") -> None:
         """Ask the plan for this object again, because something else has changed that the cluster is made of."""
         found = self.get(name, namespace=namespace)
-        if found is not None and self._tell is not None:
-            self._tell(self._name(namespace, name), found)
+        if found is not None and self._notify is not None:
+            self._notify(self._name(namespace, name), found)
 
     def wake_all(self) -> None:
         """Ask the plan for every object again."""
@@ -149,7 +149,7 @@ class ObjectBackedProvider:
                 # Without a pause in between, in which the follower could be told something that it does not hear.
                 del followers[follower.name]
 
-            def tell(name: str, found: Object | None) -> None:
+            def notify(name: str, found: Object | None) -> None:
                 follower = followers.get(name)
                 if follower is None:
                     follower = followers[name] = _Follower(
@@ -160,7 +160,7 @@ class ObjectBackedProvider:
 
             def handle(event: Event) -> None:
                 name = self._name(event.namespace, event.name)
-                tell(name, None if event.kind == "DELETED" else event.object)
+                notify(name, None if event.kind == "DELETED" else event.object)
                 for listener in self._listeners:
                     listener(name)
 
@@ -170,14 +170,14 @@ class ObjectBackedProvider:
                 known = set(self.names())
                 for name in fleet.names():
                     if name not in known:
-                        tell(name, None)
+                        notify(name, None)
 
-            self._tell = tell
+            self._notify = notify
             try:
                 tasks.create_task(forget_strangers(), name=f"every {self._what} that is gone")
                 await self._objects.run(handle)
             finally:
-                self._tell = None
+                self._notify = None
 
 
 class _Follower:
