@@ -22,6 +22,7 @@ from kplane.controlplane_operator.context import Management
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
 from kplane.controlplane_operator.status.errors import Trouble
 from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.provider import Client, ClusterConfig
 from kplane.workloads import ComponentState, Phase, Resources
 from kplane.workloads.pods import Image, PodRuntime, PodSettings
 
@@ -39,7 +40,8 @@ class Pods(PodRuntime):
 
     def __init__(self, image: str, *, present: str | None = None) -> None:
         settings = PodSettings(images={"kube-apiserver": Image(image)}, ports={})
-        super().__init__(None, place=None, settings=settings)  # type: ignore[arg-type]
+        client = Client(ClusterConfig("https://127.0.0.1:1"))
+        super().__init__(client, place=None, settings=settings)  # type: ignore[arg-type]
         self._present = Image(present) if present is not None else None
 
     @override
