@@ -146,7 +146,7 @@ class Feed:
         self._resource_version: str | None = None
         self._relist_at = 0.0
         self._read_version = 0
-        """resourceVersion of the one object when it was read."""
+        """resourceVersion of the one object when it was read; 0 for collections."""
 
     @override
     def __str__(self) -> str:
@@ -332,13 +332,13 @@ class Feed:
                 self._apply(changes)
 
     def _apply(self, changes: list[Change]) -> None:
-        self._sink.apply([change for change in changes if change.type != "BOOKMARK" and not self._is_old(change)])
+        news = [change for change in changes if change.type != "BOOKMARK"]
+        if self._read_version:
+            # The watch of one object repeats events from before the object was read.
+            news = [change for change in news if not 0 < _number(change.entry) < self._read_version]
+        self._sink.apply(news)
         if changes:
             self._resource_version = changes[-1].entry.resource_version or self._resource_version
-
-    def _is_old(self, change: Change) -> bool:
-        """Whether an event of the one object is from before the object was read."""
-        return self._scope.name is not None and 0 < _number(change.entry) < self._read_version
 
 
 def _number(entry: Entry) -> int:
