@@ -16,7 +16,8 @@ from aiohttp import web
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.data import Template
-from kplane.provider import NAMESPACES, Client, ClusterConfig
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import NAMESPACES
 from kplane.workloads import ProcessRuntime
 
 from .reset import reset_api_server

@@ -7,15 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kplane import data
-from kplane.provider import (
-    CLUSTER_ROLE_BINDINGS,
-    CONFIG_MAPS,
-    CUSTOM_RESOURCE_DEFINITIONS,
-    NAMESPACES,
-    Client,
-    NotFound,
-    ProviderError,
-)
+from kplane.provider import Client, NotFound, ProviderError
+from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, CONFIG_MAPS, CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES
 
 Eventually = Callable[..., Awaitable[Any]]
 

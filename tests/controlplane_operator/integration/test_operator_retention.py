@@ -9,7 +9,8 @@ import pytest
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.data._proto import etcd_pb2 as pb
 from kplane.data.rpc import Method
-from kplane.provider import CONFIG_MAPS, NAMESPACES, SECRETS, Client, ClusterConfig
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS
 from kplane.workloads import find_processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
