@@ -25,13 +25,8 @@ from kplane.mcm.status.overview import Overview
 from kplane.mcm.status.report import Reason
 from kplane.provider import Cluster, ClusterConfig, Clusters
 from kplane.workloads import Component, Lifetime, Pace, Phase, ProcessRuntime, RestartPolicy
-from kplane.workloads.processes.memory_group import is_delegated
-from kplane.workloads.processes.oom_kills import find_counter
 
 Eventually = Callable[..., Any]
-COUNTER = find_counter()
-DELEGATED = COUNTER is not None and is_delegated(COUNTER.parent)
-"""Whether the control group of this process may be divided."""
 HUNGRY = "import time; taken = b'x' * (200 << 20); time.sleep(1000)"
 
 
@@ -131,19 +126,6 @@ async def test_an_instance_may_open_so_many_files(
 def test_a_ceiling_under_which_nothing_runs_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(SystemExit):
         Settings.parse([f"--state-dir={tmp_path}", f"--programs-dir={tmp_path}", f"--instance-memory-mib={text}"])
-
-
-@pytest.mark.usefixtures("program")
-@pytest.mark.skipif(not DELEGATED, reason="the control group of the tests is not delegated to them")
-async def test_an_instance_that_the_kernel_ends_for_taking_more_is_told_as_out_of_memory(
-    runtime: ProcessRuntime, eventually: Eventually
-) -> None:
-    instances = Instances(runtime, witness=Silence(registration=None), memory_bytes=100 << 20)
-    async with modest_and_hungry(instances) as summary:
-        pid = await eventually(lambda: summary("modest").pid)
-        await eventually(lambda: summary("hungry").exits.get("OutOfMemory", 0) >= 2)
-        assert set(summary("hungry").exits) == {"OutOfMemory"}
-        assert (summary("modest").pid, summary("modest").restarts) == (pid, 0)
 
 
 @pytest.mark.integration

@@ -16,6 +16,7 @@ from kplane.mcm.describe.flags import NO_FLAGS, Flags
 from kplane.mcm.describe.services import Served, served
 from kplane.mcm.errors import McmError, NotAnnounced, RegistrationWithdrawn
 from kplane.mcm.instance.api_server_probe import Tenant
+from kplane.mcm.instance.exits import OomKills
 from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.instance.programs import Programs
 from kplane.mcm.instance.start_gate import Guard, GuardPace
@@ -27,7 +28,6 @@ from kplane.provider.aio.cancellation import complete
 from kplane.provider.aio.running import keep_running
 from kplane.provider.logs import log_fields
 from kplane.workloads import Runtime, WorkloadsError
-from kplane.workloads.processes.oom_kills import OomKills
 
 __all__ = ["Instances", "Witness", "remove_leftovers"]
 
@@ -72,13 +72,12 @@ class Instances(Aware):
         guard_pace: GuardPace | None = None,
         budget: StartBudget | None = None,
         readers: bytes | None = None,
-        memory_bytes: int | None = None,
         admit: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`readers` is the authority of those that may read the metrics of instances, in PEM; None: nobody may.
 
         `admit` is awaited before an instance starts that is new in `all`; none starts where it raises. `flags` are of
-        kube-controller-manager. `memory_bytes` is what each may take, where the runtime can hold it to that. Without
+        kube-controller-manager. Without
         `guard_pace` instances run whatever stands in the way of them in their cluster.
         """
         self._runtime = runtime
@@ -90,7 +89,6 @@ class Instances(Aware):
         self._budget = budget or StartBudget()
         self._readers = readers
         self._oom_kills = OomKills()
-        self._memory_bytes = memory_bytes
         self._admit = admit
         self._instances: dict[str, tuple[Instance, ...]] = {}
 
@@ -150,7 +148,6 @@ class Instances(Aware):
             budget=self._budget,
             readers=self._readers,
             oom_kills=self._oom_kills,
-            memory_bytes=self._memory_bytes,
         )
 
     def _guard(self, instance: Instance) -> Guard:

@@ -84,7 +84,6 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
                 programs=programs,
                 guard_pace=GuardPace(),
                 readers=reader.certificate if reader else None,
-                memory_bytes=settings.instance_memory_mib << 20 or None,
                 admit=tenure.admit,
             )
             settled = Settling(feed.provider, programs=programs, flags=settings.flags)

@@ -65,8 +65,6 @@ class ComponentState:
     pid: int | None = None
     exit_code: int | None = None
     """Of the last end; negative: the signal's number. None where it never ended or is not known."""
-    oom_killed: bool | None = None
-    """Whether at the last end the kernel had killed it for want of memory; None where that is not counted for it."""
     version: str | None = None
     """Of the program, such as "1.36.3", as the present description has it; None where the runtime cannot tell."""
     rolling: bool = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import os
 import signal
@@ -20,7 +19,7 @@ from kplane.mcm.describe.flags import Flags
 from kplane.mcm.describe.services import Served
 from kplane.mcm.errors import McmError
 from kplane.mcm.instance.api_server_probe import Obstacle
-from kplane.mcm.instance.exits import KILLED_BY, exit_reason
+from kplane.mcm.instance.exits import KILLED_BY, OomKills, exit_reason
 from kplane.mcm.instance.programs import Programs
 from kplane.mcm.instance.trust import Trust
 from kplane.mcm.instance.turns import StartBudget
@@ -28,7 +27,6 @@ from kplane.mcm.metrics.scrape import Origin, Target
 from kplane.mcm.status.report import Reason, reason_of
 from kplane.provider import Backoff, Cluster, Engagement
 from kplane.workloads import Address, Component, ComponentState, Phase, Runtime, WorkloadsError
-from kplane.workloads.processes.oom_kills import OomKills
 
 __all__ = ["Instance"]
 
@@ -58,7 +56,6 @@ class Instance:
         budget: StartBudget,
         readers: bytes | None,
         oom_kills: OomKills,
-        memory_bytes: int | None = None,
     ) -> None:
         self.cluster = cluster
         self.service = service
@@ -94,8 +91,6 @@ class Instance:
         self._phase = self.state.phase
         """As it was told of last."""
         self._oom_kills = oom_kills
-        """For a process that has no control group of its own."""
-        self._memory_bytes = memory_bytes
         self.unready_since: float | None = None
         """By time.monotonic; None where it answers its health check, and before it did for the first time."""
         self._killed_for: Obstacle | None = None
@@ -320,7 +315,7 @@ class Instance:
         if self._serving is None:
             self._serving = ServingCertificate.create(host=address.host)
         self.version = f"v{build.version}" if build.version is not None else None
-        component = self.service.describe(
+        return self.service.describe(
             cluster,
             address=address,
             serving=self._serving,
@@ -329,7 +324,6 @@ class Instance:
             version=build.version,
             readers=self._readers,
         )
-        return dataclasses.replace(component, memory_bytes=self._memory_bytes)
 
     def _note(self, component: str) -> None:
         if component == self._component:
@@ -357,8 +351,8 @@ class Instance:
     def _note_end(self, state: ComponentState) -> None:
         ours, self._killed_for = self._killed_for, None
         self._end = self.last_error = f"{ours.message}; it {state.message}" if ours else state.message
-        starved = ours.reason is Reason.OUT_OF_MEMORY if ours else state.oom_killed
-        if starved is None:
-            starved = state.exit_code == KILLED_BY and self._oom_kills.take()
+        starved = (
+            ours.reason is Reason.OUT_OF_MEMORY if ours else state.exit_code == KILLED_BY and self._oom_kills.take()
+        )
         self._exited = exit_reason(state.exit_code, state.message, oom_killed=starved)
         self.exits[self._exited] += 1

@@ -17,7 +17,6 @@ from kplane.workloads.component import DATA, FILES, SCRATCH, Component, Lifetime
 from kplane.workloads.errors import RuntimeFailure
 from kplane.workloads.processes import launcher
 from kplane.workloads.processes.directory import ComponentDirectory
-from kplane.workloads.processes.memory_group import MemoryGroup, MemoryGroups
 from kplane.workloads.processes.proctable import DIGEST_VARIABLE, MARKER_VARIABLE
 
 __all__ = ["Launch", "check_name", "find_program", "is_name", "prepare_launch"]
@@ -39,8 +38,6 @@ class Launch:
     """Of everything that a running process cannot take up without a restart."""
     tls: ssl.SSLContext | None = field(compare=False)
     """For the readiness probe; None where that is plain HTTP or there is none."""
-    group: MemoryGroup | None = field(compare=False, default=None)
-    """That bounds its memory, where there is one."""
 
 
 def is_name(name: str) -> bool:
@@ -61,7 +58,6 @@ def prepare_launch(
     *,
     directory: ComponentDirectory,
     programs: Sequence[Path],
-    groups: MemoryGroups,
     log_limit_bytes: int,
 ) -> Launch:
     """Check and resolve a description. Raises RuntimeFailure: which component, which field, what is wrong."""
@@ -72,12 +68,9 @@ def prepare_launch(
     digest = _digest(component, program=program)
     places = {FILES: str(directory.files), DATA: str(directory.data), SCRATCH: str(directory.scratch)}
     argv = (str(program), *(_substitute(arg, places=places) for arg in component.args))
-    group = None
     if component.lifetime is Lifetime.BOUND:
-        group = groups.make(component.name, limit_bytes=component.memory_bytes)
-        entry = str(group.entry) if group is not None else ""
         file_bytes = str(_LOG_ROOM * log_limit_bytes) if component.only_logs else ""
-        argv = (sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), entry, file_bytes, *argv)
+        argv = (sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), file_bytes, *argv)
     environment = {
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": os.environ.get("HOME", str(directory.path)),
@@ -85,9 +78,7 @@ def prepare_launch(
         MARKER_VARIABLE: str(directory.path),
         DIGEST_VARIABLE: digest,
     }
-    return Launch(
-        component=component, argv=argv, environment=environment, digest=digest, tls=_probe_tls(component), group=group
-    )
+    return Launch(component=component, argv=argv, environment=environment, digest=digest, tls=_probe_tls(component))
 
 
 def _substitute(text: str, *, places: dict[str, str]) -> str:
@@ -167,6 +158,5 @@ def _digest(component: Component, *, program: Path) -> str:
         # Only where there is one: what runs without goes on after an upgrade.
         *(["only logs"] if component.only_logs else []),
         *([component.open_files] if component.open_files is not None else []),
-        *(["memory", component.memory_bytes] if component.memory_bytes is not None else []),
     ]
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]

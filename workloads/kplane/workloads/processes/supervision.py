@@ -233,18 +233,16 @@ class Supervision:
     async def _restart(self, ended: Process) -> Process | None:
         """Wait and start again; None where that is not to be, or no longer."""
         reason, ran_seconds = self._tell_end(ended), ended.age_seconds
-        group = self._launch.group if self._launch else None
-        killed = group.take_kills() if group is not None else None
         while True:
             if self._launch is None or self._launch.component.restart is RestartPolicy.NEVER:
                 if self._launch is None:
                     self._digest = ""
-                self._show(phase=Phase.ENDED, message=reason, pid=None, exit_code=ended.exit_code, oom_killed=killed)
+                self._show(phase=Phase.ENDED, message=reason, pid=None, exit_code=ended.exit_code)
                 return None
             wait = self._backoff.next_wait(ran_seconds=ran_seconds)
             logger.warning("Component %s %s; next start in %.1f s", self.state.name, reason.partition(";")[0], wait)
             message = f"{reason}\nnext start in {wait:.1f} s"
-            self._show(phase=Phase.BACKOFF, message=message, pid=None, exit_code=ended.exit_code, oom_killed=killed)
+            self._show(phase=Phase.BACKOFF, message=message, pid=None, exit_code=ended.exit_code)
             await self._pause(wait)
             if self._stopping:
                 return None
