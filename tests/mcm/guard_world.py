@@ -101,7 +101,7 @@ class World:
     def __init__(self, runtime: ProcessRuntime, directory: Path, *, pace: GuardPace = PACE) -> None:
         self.heard = Heard()
         self.server = FaultServer(directory)
-        self.budget = StartBudget(at_once=1, longest_seconds=pace.timeout, stagger_seconds=0.0, pressure=lambda: 0.0)
+        self.budget = StartBudget(at_once=1, longest_seconds=pace.timeout, stagger_seconds=0.0)
         self.runtime = runtime
         self.instances = Instances(runtime, witness=self.heard, guard_pace=pace, budget=self.budget)
         self.clusters = Clusters(awares=[self.instances], retry_initial_seconds=0.1)

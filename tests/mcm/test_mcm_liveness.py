@@ -55,7 +55,7 @@ class World:
     def __init__(self, runtime: ProcessRuntime, *, hung: float) -> None:
         pace = GuardPace(look=LOOK_SECONDS, grace=1000.0, retry_initial=LOOK_SECONDS, hung=hung, hung_maximum=1000.0)
         self.witness = create_autospec(Silence, instance=True)
-        self.budget = StartBudget(at_once=1, longest_seconds=0.05, stagger_seconds=0.0, pressure=lambda: 0.0)
+        self.budget = StartBudget(at_once=1, longest_seconds=0.05, stagger_seconds=0.0)
         self.instances = Instances(runtime, witness=self.witness, guard_pace=pace, budget=self.budget)
         self.clusters = Clusters(awares=[self.instances])
         self.broken = runtime.log_path(component_name("a")).with_name("data") / "broken"

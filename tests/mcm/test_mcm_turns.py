@@ -29,7 +29,7 @@ class World:
     def __init__(self, directory: Path, runtime: ProcessRuntime) -> None:
         self._files = directory / "state" / component_name("a") / "files"
         self.runtime = runtime
-        self.budget = StartBudget(at_once=1, longest_seconds=0.05, stagger_seconds=0.0, pressure=lambda: 0.0)
+        self.budget = StartBudget(at_once=1, longest_seconds=0.05, stagger_seconds=0.0)
         self.instances = Instances(runtime, witness=Silence(registration=None), budget=self.budget)
         self.clusters = Clusters(awares=[self.instances], retry_initial_seconds=0.1)
         self.pids: list[int] = []
