@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import enum
 
-from kplane.api import KubernetesVersion, Service
+from kplane.api import Service
 from kplane.mcm.describe.certificate import ServingCertificate
 from kplane.mcm.describe.controllers import PROGRAM, component_name, configure, controllers_named
 from kplane.mcm.describe.flags import Flags
 from kplane.mcm.describe.scheduler import SCHEDULER_PROGRAM, configure_scheduler
 from kplane.mcm.instance.programs import Build, Programs
-from kplane.mcm.instance.trust import follows_authority
 from kplane.provider import Cluster
 from kplane.provider.providers.kplane import SERVICES_ATTRIBUTE
 from kplane.workloads import Address, Component
@@ -51,10 +50,9 @@ class Served(enum.Enum):
         serving: ServingCertificate,
         flags: Flags,
         program: str,
-        version: KubernetesVersion | None = None,
         readers: bytes | None = None,
     ) -> Component:
-        """Describe its component; `flags` are of its program, and `version` as well.
+        """Describe its component; `flags` are of its program.
 
         Raises ConfigurationError: see `configure`.
         """
@@ -66,7 +64,6 @@ class Served(enum.Enum):
                 flags=flags,
                 program=program,
                 readers=readers,
-                follows_authority=follows_authority(version, flags=flags),
             )
         return configure_scheduler(
             cluster,
@@ -76,7 +73,6 @@ class Served(enum.Enum):
             program=program,
             readers=readers,
             flags=flags,
-            follows_authority=follows_authority(version, flags=flags),
         )
 
 

@@ -21,7 +21,6 @@ from kplane.mcm.errors import McmError
 from kplane.mcm.instance.api_server_probe import Obstacle
 from kplane.mcm.instance.exits import KILLED_BY, OomKills, exit_reason
 from kplane.mcm.instance.programs import Programs
-from kplane.mcm.instance.trust import Trust
 from kplane.mcm.instance.turns import StartBudget
 from kplane.mcm.metrics.scrape import Origin, Target
 from kplane.mcm.status.report import Reason, reason_of
@@ -95,7 +94,6 @@ class Instance:
         """By time.monotonic; None where it answers its health check, and before it did for the first time."""
         self._killed_for: Obstacle | None = None
         """Why we have killed it ourselves."""
-        self._trust = Trust()
         self._unsubscribe = runtime.subscribe(self._note)
 
     @property
@@ -200,22 +198,6 @@ class Instance:
             # Its number is nobody else's: the runtime takes it back in this thread, and tells `state` of that.
             os.kill(pid, signal.SIGKILL)
 
-    async def renew_trust(self) -> None:
-        """Start the process again where it goes by an authority that its API server's certificate is not signed by.
-
-        It has the new one in a file, and reads that again, but not before minutes have passed.
-        """
-        pid = self.state.pid
-        if not await self._trust.outdated(self.cluster.config, pid=pid):
-            return
-        async with self.turn(), self._lock:
-            if not self._running or self.state.pid != pid:
-                self._under_way.set()
-                return  # held or started again meanwhile
-            server = self.cluster.config.server
-            logger.info("instance %s is started again: %s has another authority", self._component, server)
-            await self._start(self.cluster, anew=True)
-
     async def follow(self, engagement: Engagement) -> None:
         """Follow the changes of the cluster's description until cancelled."""
         changed = asyncio.Event()
@@ -252,7 +234,6 @@ class Instance:
                 backoff.reset()
             try:
                 await self._change(engagement)
-                await self.renew_trust()
             except (McmError, WorkloadsError, OSError) as error:
                 self._failure = self.last_error = f"changes are not followed: {error}"
                 self._changed()
@@ -280,11 +261,9 @@ class Instance:
             else:
                 logger.info("instance %s has the changed configuration, process %s", self._component, self.state.pid)
 
-    async def _start(self, cluster: Cluster, *, anew: bool = False) -> None:
-        """Have it run, or tell why that is not possible; `anew`: as another process in any case."""
+    async def _start(self, cluster: Cluster) -> None:
+        """Have it run, or tell why that is not possible."""
         try:
-            if anew:
-                await self._runtime.stop(self._component)
             await self._apply(cluster)
         except Exception as error:  # whatever it is, it is told and tried again
             expected = isinstance(error, (McmError, WorkloadsError, OSError))
@@ -304,10 +283,9 @@ class Instance:
         return self.described is None or fingerprint([component]) != fingerprint([self.described])
 
     async def _apply(self, cluster: Cluster) -> None:
-        component, before = await self._describe(cluster), self.state.pid
+        component = await self._describe(cluster)
         await self._runtime.apply(component)
         self.described = component
-        self._trust.note(cluster.config.ca_data, before=before, after=self.state.pid)
 
     async def _describe(self, cluster: Cluster) -> Component:
         build = await self.service.choose(cluster, programs=self._programs)
@@ -321,7 +299,6 @@ class Instance:
             serving=self._serving,
             flags=self._flags,
             program=build.program,
-            version=build.version,
             readers=self._readers,
         )
 

@@ -110,7 +110,6 @@ class Guard:
         await self._liveness.review(answered=obstacle is None, look=answers)
         if obstacle is None:
             self._away_since = None
-            await self._instance.renew_trust()
             if _now() - self._started_at > self._pace.stable:
                 self._backoff.reset()
             return
