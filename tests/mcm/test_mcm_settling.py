@@ -146,15 +146,15 @@ async def test_a_key_that_no_instance_could_start_with_holds_back_nothing_but_it
     present = world.engaged[1]
     assert (present.attributes["profile"], present.config.token) == ("Full", "renewed")
     assert present.credentials == {"sa.key": first, "other": b"new"}
-    assert caplog.text.count("key 'sa.key' of its Secret has no RSA or ECDSA key") == 1
-    assert caplog.text.count("key 'signing-ca.crt' of its Secret is not one certificate") == 1
+    assert caplog.text.count("invalid key sa.key of its Secret") == 1
+    assert caplog.text.count("invalid key signing-ca.crt and signing-ca.key of its Secret") == 1
     assert "garbage" not in caplog.text
     await world.tell(cluster(credentials={"sa.key": second}, profile="Full", token="renewed"))
     await eventually(lambda: world.clusters.get("a").credentials == {"sa.key": second})
     await world.tell(cluster(credentials={"sa.key": b"garbage"}, profile="Full", token="again"))
     await eventually(lambda: world.clusters.get("a").config.token == "again")
     assert world.clusters.get("a").credentials == {"sa.key": second}
-    assert caplog.text.count("key 'sa.key' of its Secret has no RSA or ECDSA key") == 2
+    assert caplog.text.count("invalid key sa.key of its Secret") == 2
     assert len(world.engaged) == 2
 
 

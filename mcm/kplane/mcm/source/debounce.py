@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE: Final = 5
 """So many times the wait, a cluster that never stays the same is followed."""
-_KEPT: Final = "cluster %s: %s; until then it keeps what it had there, and follows all else"
+_KEPT: Final = "cluster %s: invalid key %s; keeping the last valid one until the Secret is corrected"
 
 
 class Settling:
