@@ -150,7 +150,7 @@ def test_mcm_is_told_what_to_tell_of_instances(chart: Any, everything_on: Path) 
     default = McmSettings.parse(arguments(chart.render(), "-mcm"))
     assert (default.instance_metrics, default.instance_logs, default.report_status) == ("fixed", "files", True)
     given = McmSettings.parse(arguments(chart.render(everything_on), "-mcm"))
-    assert (given.instance_metrics, given.instance_logs, given.report_status) == ("full", "json", False)
+    assert (given.instance_metrics, given.instance_logs, given.report_status) == ("none", "json", False)
 
 
 @pytest.mark.parametrize("reported", [True, False])

@@ -88,12 +88,12 @@ def test_what_mcm_sets_itself_is_refused_with_the_reason(
 def test_what_is_told_of_instances(tmp_path: Path) -> None:
     default = parse(tmp_path)
     assert (default.instance_metrics, default.instance_logs, default.report_status) == ("fixed", "files", False)
-    settings = parse(tmp_path, "--instance-metrics=full", "--instance-logs=json", "--report-status")
-    assert (settings.instance_metrics, settings.instance_logs, settings.report_status) == ("full", "json", True)
+    settings = parse(tmp_path, "--instance-metrics=none", "--instance-logs=json", "--report-status")
+    assert (settings.instance_metrics, settings.instance_logs, settings.report_status) == ("none", "json", True)
     assert parse(tmp_path, "--no-report-status").report_status is False
 
 
-@pytest.mark.parametrize("flag", ["--instance-metrics=some", "--instance-logs=syslog"])
+@pytest.mark.parametrize("flag", ["--instance-metrics=full", "--instance-logs=syslog"])
 def test_what_cannot_be_told_of_instances_is_refused(
     tmp_path: Path, flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -152,7 +152,6 @@ async def _status(
         metrics = Metrics(
             overview,
             scraper=scraper,
-            full=settings.instance_metrics is InstanceMetrics.FULL,
             more=lambda: shard_metrics(coordinator),
         )
         sources = settings.source.kind.plural

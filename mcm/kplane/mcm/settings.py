@@ -164,7 +164,7 @@ def _add_observation(parser: argparse.ArgumentParser) -> None:
         "--instance-metrics",
         choices=tuple(InstanceMetrics),
         default=InstanceMetrics.FIXED,
-        help="what /metrics has of each instance: nothing, a fixed set of series, or all of them (default: fixed)",
+        help="what /metrics has of each instance: nothing, or a fixed set of series (default: fixed)",
     )
     parser.add_argument(
         "--instance-logs",

@@ -70,8 +70,9 @@ def _signs_tokens(pem: bytes) -> bool:
 def _is_authority(certificate: bytes, key: bytes) -> bool:
     [found] = x509.load_pem_x509_certificates(certificate)
     signer = _private_key(key)
-    is_signer = isinstance(signer, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey)
-    return is_signer and found.public_key() == signer.public_key()
+    if not isinstance(signer, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey):
+        return False
+    return found.public_key() == signer.public_key()
 
 
 def _private_key(pem: bytes) -> object:
