@@ -15,7 +15,7 @@ from kplane.mcm.fleet import Instances
 from kplane.mcm.instance.start_gate import GuardPace
 from kplane.mcm.instance.turns import StartBudget
 from kplane.mcm.status.overview import ClusterSummary, Overview
-from kplane.mcm.status.report import Reason
+from kplane.mcm.reasons import Reason
 from kplane.provider import Cluster, ClusterConfig, Clusters
 from kplane.workloads import ProcessRuntime
 

@@ -13,8 +13,8 @@ from kplane.mcm.errors import RegistrationWithdrawn
 from kplane.mcm.fleet import Instances
 from kplane.mcm.instance.turns import StartBudget
 from kplane.mcm.metrics.collector import Metrics
+from kplane.mcm.reasons import Reason
 from kplane.mcm.status.overview import Overview
-from kplane.mcm.status.report import Reason
 from kplane.provider import Cluster, ClusterConfig, Clusters
 from kplane.workloads import ProcessRuntime
 

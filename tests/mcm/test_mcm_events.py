@@ -9,9 +9,9 @@ from unittest.mock import Mock
 import pytest
 
 from kplane.mcm.errors import RegistrationWithdrawn
+from kplane.mcm.reasons import Reason
 from kplane.mcm.status.events import Events
 from kplane.mcm.status.null_reporter import Silence
-from kplane.mcm.status.report import Reason
 from kplane.provider import Cluster, ClusterConfig, EventRecorder
 from kplane.provider.providers.kplane import REGISTRATIONS
 

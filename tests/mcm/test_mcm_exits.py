@@ -17,9 +17,9 @@ from kplane.binaries.programs import Binaries
 from kplane.mcm.fleet import Instances
 from kplane.mcm.instance.exits import OomKills, exit_reason, find_counter
 from kplane.mcm.metrics.collector import Metrics
+from kplane.mcm.reasons import Reason
 from kplane.mcm.status.null_reporter import Silence
 from kplane.mcm.status.overview import Overview
-from kplane.mcm.status.report import Reason
 from kplane.provider import LEASES, Client, Cluster, ClusterConfig, Clusters
 from kplane.workloads import Pace, ProcessRuntime
 

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_client
-from kplane.mcm.instance.api_server_probe import Obstacle, Tenant
-from kplane.mcm.status.report import Reason
+from kplane.mcm.instance.api_server_probe import Tenant
+from kplane.mcm.instance.state import BlockingReason
+from kplane.mcm.reasons import Reason
 from kplane.provider import ClusterConfig
 from kplane.workloads import ProcessRuntime
 
@@ -41,7 +42,7 @@ async def world(runtime: ProcessRuntime, tmp_path: Path) -> AsyncIterator[World]
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     made, look = Time(), Tenant.look
 
-    async def counted(tenant: Tenant, config: ClusterConfig) -> Obstacle | None:
+    async def counted(tenant: Tenant, config: ClusterConfig) -> BlockingReason | None:
         found = await look(tenant, config)
         made.answered += found is None
         made.unanswered += found is not None

@@ -16,13 +16,13 @@ import pytest
 from kplane.binaries.programs import Binaries
 from kplane.mcm.describe.controllers import OPEN_FILES
 from kplane.mcm.fleet import Instances
-from kplane.mcm.instance.api_server_probe import Obstacle
 from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.instance.memory_ceiling import MemoryCeiling
+from kplane.mcm.instance.state import BlockingReason
+from kplane.mcm.reasons import Reason
 from kplane.mcm.settings import Settings
 from kplane.mcm.status.null_reporter import Silence
 from kplane.mcm.status.overview import Overview
-from kplane.mcm.status.report import Reason
 from kplane.provider import Cluster, ClusterConfig, Clusters
 from kplane.workloads import Component, Lifetime, Pace, Phase, ProcessRuntime, RestartPolicy
 
@@ -81,7 +81,7 @@ async def test_what_ends_one_later_is_not_told_as_its_memory(runtime: ProcessRun
         [instance] = instances.groups["modest"]
         instance.end_above(pid, taken_bytes=2 << 20, limit_bytes=1 << 20)
         # The runtime has not told of its end yet when it is held for something else.
-        await instance.hold(Obstacle(Reason.API_SERVER_UNREACHABLE, "it is away"))
+        await instance.hold(BlockingReason(Reason.API_SERVER_UNREACHABLE, "it is away"))
         await instance.start(Mock(cluster=instance.cluster))
         os.kill(await eventually(lambda: summary("modest").pid), signal.SIGKILL)
         assert await eventually(lambda: summary("modest").exits) == {"Killed": 1}
@@ -93,7 +93,7 @@ async def test_who_shares_much_is_looked_at_closely_when_it_grows(
     """The kernel takes long to tell the share; what merely stays large with pages of others is not asked for again."""
     looks: list[int] = []
     monkeypatch.setattr("kplane.mcm.instance.memory_ceiling.pss_of", lambda pid: looks.append(pid) or 0)
-    asked = Mock(return_value=[create_autospec(Instance, instance=True, state=Mock(pid=os.getpid()))])
+    asked = Mock(return_value=[create_autospec(Instance, instance=True, process=Mock(pid=os.getpid()))])
     async with MemoryCeiling(asked, limit_bytes=16 << 20, interval_seconds=0.01).kept():
         await eventually(lambda: asked.call_count > 20)
         before = len(looks)
@@ -114,7 +114,7 @@ async def test_an_instance_may_open_so_many_files(
     clusters = Clusters(awares=[instances])
     try:
         await clusters.add_or_replace(cluster("a"))
-        pid = await eventually(lambda: instances.groups["a"][0].state.pid)
+        pid = await eventually(lambda: instances.groups["a"][0].process.pid)
         limits = Path(f"/proc/{pid}/limits").read_text()
         [line] = [line for line in limits.splitlines() if line.startswith("Max open files")]
         assert line.split()[3:5] == [str(OPEN_FILES), str(OPEN_FILES)]

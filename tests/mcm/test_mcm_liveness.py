@@ -14,14 +14,15 @@ import pytest
 
 from kplane.mcm.describe.controllers import component_name
 from kplane.mcm.fleet import Instances
-from kplane.mcm.instance.api_server_probe import Obstacle, Tenant
+from kplane.mcm.instance.api_server_probe import Tenant
 from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.instance.liveness import Liveness
 from kplane.mcm.instance.start_gate import GuardPace
+from kplane.mcm.instance.state import BlockingReason
 from kplane.mcm.instance.turns import StartBudget
+from kplane.mcm.reasons import Reason
 from kplane.mcm.status.null_reporter import Silence
 from kplane.mcm.status.overview import ClusterSummary, Overview
-from kplane.mcm.status.report import Reason
 from kplane.provider import Clusters
 from kplane.workloads import Pace, Phase, ProcessRuntime
 
@@ -71,11 +72,11 @@ class World:
     @property
     def phase(self) -> Phase:
         [instance] = self.instances.groups["a"]
-        return instance.state.phase
+        return instance.process.phase
 
-    async def look(self, *_: object) -> Obstacle | None:
+    async def look(self, *_: object) -> BlockingReason | None:
         self.looks += 1
-        return Obstacle(Reason.API_SERVER_UNREACHABLE, "it is away") if self.away else None
+        return BlockingReason(Reason.API_SERVER_UNREACHABLE, "it is away") if self.away else None
 
 
 @pytest.fixture

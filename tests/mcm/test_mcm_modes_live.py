@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from kplane.api import RegistrationMode
 from kplane.mcm.errors import NotAnnounced, RegistrationWithdrawn
-from kplane.mcm.status.report import Reason
+from kplane.mcm.reasons import Reason
 from kplane.mcm.status.reporter import Reports
 from kplane.provider import Client, Cluster, ClusterConfig, Conflict, Forbidden, Resource
 from kplane.provider.providers.kplane import REGISTRATIONS

@@ -11,7 +11,7 @@ import pytest
 
 from kplane.api import RegistrationMode
 from kplane.mcm.errors import NotAnnounced, RegistrationWithdrawn
-from kplane.mcm.status.report import Reason
+from kplane.mcm.reasons import Reason
 from kplane.mcm.status.reporter import Reports
 from kplane.provider import Backoff, Cluster, Conflict, Forbidden
 from kplane.provider.providers.kplane.registration import REGISTRATIONS

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kplane.mcm.status.report import Reason
+from kplane.mcm.reasons import Reason
 from kplane.mcm.status.reporter import Reports
 from kplane.provider import EVENTS, NAMESPACES, SECRETS, Client, Cluster, ClusterConfig, Reflector
 from kplane.provider.providers.kplane import ENDPOINTS, REGISTRATIONS

@@ -11,8 +11,8 @@ import pytest
 from kplane.mcm.describe.services import Served, served
 from kplane.mcm.fleet import Instances
 from kplane.mcm.instance.lifecycle import Instance
+from kplane.mcm.reasons import Reason
 from kplane.mcm.status.overview import Overview, State
-from kplane.mcm.status.report import Reason
 from kplane.mcm.status.summary import summarize
 from kplane.provider import Cluster, ClusterConfig, Clusters
 from kplane.workloads import ComponentState, Phase
@@ -56,7 +56,7 @@ def test_nothing_is_told_while_it_is_about_to_change() -> None:
 def test_what_the_fleet_shows_is_said_by_the_one_furthest_from_running(message: str, shown: str) -> None:
     cluster = Cluster("a", config=ClusterConfig(server="https://127.0.0.1:1", token="t"))
     state = ComponentState(name="a", phase=Phase.STARTING)
-    common: dict[str, Any] = {"cluster": cluster, "state": state, "version": None, "exits": {}, "last_error": ""}
+    common: dict[str, Any] = {"cluster": cluster, "process": state, "version": None, "exits": {}, "last_error": ""}
     common |= {"generation": 1, "described": None}
     controllers = Mock(Instance, service=Served.CONTROLLERS, reason=RUNNING, message="", **common)
     scheduler = Mock(Instance, service=Served.SCHEDULER, reason=Reason.STARTING, message=message, **common)

@@ -13,8 +13,8 @@ from kplane.mcm.describe.controllers import component_name
 from kplane.mcm.fleet import Instances
 from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.instance.turns import StartBudget
+from kplane.mcm.reasons import Reason
 from kplane.mcm.status.null_reporter import Silence
-from kplane.mcm.status.report import Reason
 from kplane.provider import Cluster, ClusterConfig, Clusters
 from kplane.workloads import ProcessRuntime, ProgramFailed, run_program
 

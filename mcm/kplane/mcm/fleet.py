@@ -21,7 +21,7 @@ from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.instance.programs import Programs
 from kplane.mcm.instance.start_gate import Guard, GuardPace
 from kplane.mcm.instance.turns import StartBudget
-from kplane.mcm.status.report import Reason
+from kplane.mcm.reasons import Reason
 from kplane.mcm.status.summary import summarize
 from kplane.provider import Aware, Backoff, Cluster, Engagement
 from kplane.provider.aio.cancellation import complete

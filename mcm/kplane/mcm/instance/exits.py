@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from kplane.mcm.status.report import Reason
+from kplane.mcm.reasons import Reason
 
 __all__ = ["EXIT_REASONS", "KILLED_BY", "OomKills", "exit_reason", "find_counter"]
 

@@ -52,7 +52,7 @@ class MemoryCeiling:
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(self._interval_seconds)
-            by_pid = {pid: each for each in self._instances() if (pid := each.state.pid) is not None}
+            by_pid = {pid: each for each in self._instances() if (pid := each.process.pid) is not None}
             self._looks = {pid: look for pid, look in self._looks.items() if pid in by_pid}
             # In a thread, because the kernel adds up the pages of a process while its table is read.
             for pid, taken in await asyncio.to_thread(self._above, tuple(by_pid)):

@@ -8,10 +8,11 @@ import logging
 import random
 from dataclasses import dataclass
 
-from kplane.mcm.instance.api_server_probe import Obstacle, Tenant
+from kplane.mcm.instance.api_server_probe import Tenant
 from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.instance.liveness import Liveness
-from kplane.mcm.status.report import Reason
+from kplane.mcm.instance.state import BlockingReason
+from kplane.mcm.reasons import Reason
 from kplane.provider import Backoff, Engagement
 
 __all__ = ["Guard", "GuardPace"]
@@ -75,7 +76,7 @@ class Guard:
             if self._tenant is not None:
                 await self._tenant.aclose()
 
-    async def _look(self, engagement: Engagement) -> Obstacle | None:
+    async def _look(self, engagement: Engagement) -> BlockingReason | None:
         if self._tenant is None:
             return None
         try:
@@ -83,12 +84,12 @@ class Guard:
         except Exception as error:  # whatever it is that an API server makes of us, its instance is looked after
             name = engagement.cluster.name
             logger.exception("cluster %s: its API server cannot be looked at", name)
-            return Obstacle(
+            return BlockingReason(
                 Reason.CANNOT_START,
                 f"mcm fails to look at its API server ({type(error).__name__}): the log of mcm says more",
             )
 
-    async def _try_start(self, obstacle: Obstacle | None, engagement: Engagement) -> None:
+    async def _try_start(self, obstacle: BlockingReason | None, engagement: Engagement) -> None:
         self._away_since = None
         if obstacle is not None:
             await self._instance.hold(obstacle)
@@ -103,7 +104,7 @@ class Guard:
                 await self._instance.start(engagement)
                 self._started_at = _now()
 
-    async def _review(self, obstacle: Obstacle | None, engagement: Engagement) -> None:
+    async def _review(self, obstacle: BlockingReason | None, engagement: Engagement) -> None:
         async def answers() -> bool:
             return await self._look(engagement) is None
 
@@ -116,7 +117,7 @@ class Guard:
         if self._away_since is None:
             self._away_since = _now()
         # Whose own attempt has failed already need not wait for its next one.
-        patient = obstacle.reason is not Reason.FOREIGN_CONTROLLER_MANAGER and not self._instance.exited
+        patient = obstacle.reason is not Reason.FOREIGN_CONTROLLER_MANAGER and not self._instance.failed
         if not patient or _now() - self._away_since >= self._pace.grace:
             await self._instance.hold(obstacle)
 

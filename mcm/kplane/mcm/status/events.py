@@ -9,7 +9,8 @@ from typing import Final, Literal, NamedTuple
 
 from kplane.mcm.describe.services import served
 from kplane.mcm.fleet import Witness
-from kplane.mcm.status.report import Reason, shorten
+from kplane.mcm.reasons import Reason
+from kplane.mcm.status.report import shorten
 from kplane.mcm.status.reporter import Object
 from kplane.provider import Cluster, EventRecorder, Resource
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kplane.api import RegistrationMode
-from kplane.mcm.status.report import Reason
+from kplane.mcm.reasons import Reason
 from kplane.mcm.status.reporter import Object, check_wanted
 from kplane.provider import Cluster
 from kplane.provider.providers.kplane import UID_ATTRIBUTE

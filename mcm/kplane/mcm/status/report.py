@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Any, Final
 
 from kplane.api import RUNNING
-from kplane.workloads import Phase
+from kplane.mcm.reasons import Reason
 
-__all__ = ["Essence", "Reason", "Report", "essence_of", "reason_of", "shorten"]
+__all__ = ["Essence", "Report", "essence_of", "shorten"]
 
 _MESSAGE_LENGTH: Final = 1000
 
@@ -19,58 +18,11 @@ Essence = tuple[str, str, tuple[tuple[str, str], ...] | None]
 """Status and reason of the condition, and the instance; a message alone is no transition."""
 
 
-class Reason(StrEnum):
-    """Why the condition Running is as it is."""
-
-    INSTANCE_RUNNING = "InstanceRunning"
-    """The only one with which it is True."""
-    STARTING = "Starting"
-    UNREADY = "Unready"
-    """Its process is there and does not answer its health check."""
-    BACKOFF = "Backoff"
-    """It ended by itself, and is started again later and later."""
-    BAD_FLAG = "BadFlag"
-    """As BACKOFF, and so the others down to KILLED: it refused its command line."""
-    API_SERVER_NOT_HEALTHY = "APIServerNotHealthy"
-    """It waited for its API server for 10 seconds."""
-    LEASE_LOST = "LeaseLost"
-    OUT_OF_MEMORY = "OutOfMemory"
-    KILLED = "Killed"
-    API_SERVER_UNREACHABLE = "APIServerUnreachable"
-    """It is not run, because its API server does not answer; it is, when that does."""
-    FOREIGN_CONTROLLER_MANAGER = "ForeignControllerManager"
-    """It is not run, because another one works on the same control plane."""
-    CANNOT_START = "CannotStart"
-    CANNOT_END = "CannotEnd"
-    ENDED = "Ended"
-    """Nothing of it is left."""
-
-
 _SENTENCES: Final = {
     Reason.INSTANCE_RUNNING: "kube-controller-manager runs",
     Reason.STARTING: "kube-controller-manager is starting",
     Reason.ENDED: "nothing of it runs any more",
 }
-
-_REASONS: Final = {
-    Phase.ABSENT: Reason.STARTING,
-    Phase.STARTING: Reason.STARTING,
-    Phase.READY: Reason.INSTANCE_RUNNING,
-    Phase.UNREADY: Reason.UNREADY,
-    Phase.BACKOFF: Reason.BACKOFF,
-    Phase.ENDED: Reason.BACKOFF,
-}
-
-
-def reason_of(phase: Phase, *, exited: Reason | None) -> Reason | None:
-    """Tell what a phase of its component means for an instance; None where it means nothing new.
-
-    `exited` says why it ended by itself, where it was not ready since: its starts are no transitions then, because
-    there is one after each of its ends.
-    """
-    if exited is not None and phase in {Phase.STARTING, Phase.BACKOFF, Phase.ENDED}:
-        return exited
-    return _REASONS.get(phase)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

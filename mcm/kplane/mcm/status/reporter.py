@@ -12,7 +12,8 @@ from typing import Any, Final
 from kplane.api import RegistrationMode
 from kplane.mcm.describe.services import served
 from kplane.mcm.errors import NotAnnounced, RegistrationWithdrawn
-from kplane.mcm.status.report import Reason, Report, essence_of
+from kplane.mcm.reasons import Reason
+from kplane.mcm.status.report import Report, essence_of
 from kplane.provider import (
     Backoff,
     Client,

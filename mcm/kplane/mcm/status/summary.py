@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from kplane.mcm.describe.services import Served
 from kplane.mcm.instance.lifecycle import Instance
-from kplane.mcm.status.report import Reason
+from kplane.mcm.reasons import Reason
 
 __all__ = ["Told", "foremost", "summarize"]
 
