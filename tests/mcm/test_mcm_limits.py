@@ -17,12 +17,12 @@ from kplane.binaries.programs import Binaries
 from kplane.mcm.describe.controllers import OPEN_FILES
 from kplane.mcm.fleet import Instances
 from kplane.mcm.instance.lifecycle import Instance
-from kplane.mcm.instance.memory_ceiling import MemoryCeiling
+from kplane.mcm.instance.memory import MemoryCeiling
 from kplane.mcm.instance.state import BlockingReason
 from kplane.mcm.reasons import Reason
+from kplane.mcm.serving.overview import Overview
 from kplane.mcm.settings import Settings
-from kplane.mcm.status.null_reporter import Silence
-from kplane.mcm.status.overview import Overview
+from kplane.mcm.status.observer import NullReporter
 from kplane.provider import Cluster, ClusterConfig, Clusters
 from kplane.workloads import Component, Lifetime, Pace, Phase, ProcessRuntime, RestartPolicy
 
@@ -60,14 +60,14 @@ def program(tmp_path: Path) -> None:
 async def test_an_instance_above_the_ceiling_is_ended_with_the_reason_and_no_other(
     runtime: ProcessRuntime, eventually: Eventually
 ) -> None:
-    heard = create_autospec(Silence, instance=True)
-    instances = Instances(runtime, witness=heard)
+    heard = create_autospec(NullReporter, instance=True)
+    instances = Instances(runtime, observer=heard)
     async with modest_and_hungry(instances) as summary:
         pid = await eventually(lambda: summary("modest").pid)
         async with MemoryCeiling(instances.all, limit_bytes=100 << 20, interval_seconds=0.1).kept():
             await eventually(lambda: summary("hungry").exits.get("OutOfMemory", 0) >= 2)
         assert set(summary("hungry").exits) == {"OutOfMemory"}
-        said = [call for call in heard.say.call_args_list if call.args[0] == "hungry"]
+        said = [call for call in heard.update.call_args_list if call.args[0] == "hungry"]
         assert said[-1].args[1] is Reason.OUT_OF_MEMORY
         assert "MiB of memory, and may take 100 MiB" in said[-1].kwargs["message"]
         assert (summary("modest").pid, summary("modest").restarts) == (pid, 0)
@@ -75,7 +75,7 @@ async def test_an_instance_above_the_ceiling_is_ended_with_the_reason_and_no_oth
 
 @pytest.mark.usefixtures("program")
 async def test_what_ends_one_later_is_not_told_as_its_memory(runtime: ProcessRuntime, eventually: Eventually) -> None:
-    instances = Instances(runtime, witness=Silence(registration=None))
+    instances = Instances(runtime, observer=NullReporter(registration=None))
     async with modest_and_hungry(instances) as summary:
         pid = await eventually(lambda: summary("modest").pid)
         [instance] = instances.groups["modest"]
@@ -92,7 +92,7 @@ async def test_who_shares_much_is_looked_at_closely_when_it_grows(
 ) -> None:
     """The kernel takes long to tell the share; what merely stays large with pages of others is not asked for again."""
     looks: list[int] = []
-    monkeypatch.setattr("kplane.mcm.instance.memory_ceiling.pss_of", lambda pid: looks.append(pid) or 0)
+    monkeypatch.setattr("kplane.mcm.instance.memory.pss_of", lambda pid: looks.append(pid) or 0)
     asked = Mock(return_value=[create_autospec(Instance, instance=True, process=Mock(pid=os.getpid()))])
     async with MemoryCeiling(asked, limit_bytes=16 << 20, interval_seconds=0.01).kept():
         await eventually(lambda: asked.call_count > 20)
@@ -110,7 +110,7 @@ async def test_an_instance_may_open_so_many_files(
     program = tmp_path / "kube-controller-manager"
     program.write_text("#!/bin/sh\nexec sleep 1000\n")
     program.chmod(0o700)
-    instances = Instances(runtime, witness=Silence(registration=None))
+    instances = Instances(runtime, observer=NullReporter(registration=None))
     clusters = Clusters(awares=[instances])
     try:
         await clusters.add_or_replace(cluster("a"))

@@ -16,11 +16,11 @@ import pytest
 
 from kplane.mcm.describe.certificate import ReaderCertificate, ServingCertificate
 from kplane.mcm.errors import McmError
-from kplane.mcm.metrics.collector import Metrics
-from kplane.mcm.metrics.scrape import Origin, ScrapeLimits, Scraper, Target
-from kplane.mcm.settings import Listen
-from kplane.mcm.status.overview import Overview
-from kplane.mcm.status.server import serve_status
+from kplane.mcm.instance.lifecycle import Origin, Target
+from kplane.mcm.serving.metrics import Metrics
+from kplane.mcm.serving.overview import Overview
+from kplane.mcm.serving.scrape import ScrapeLimits, Scraper
+from kplane.mcm.serving.server import Listen, serve_status
 
 Eventually = Callable[..., Any]
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kplane.mcm.settings import Listen, Settings
+from kplane.mcm.serving.server import Listen
+from kplane.mcm.settings import Settings
 
 
 def parse(tmp_path: Path, *more: str) -> Settings:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from kplane.mcm.instance.lifecycle import Instance
-from kplane.mcm.placement.lease_enforcer import Tenure
+from kplane.mcm.placement.lease_enforcer import LeaseEnforcer
 from kplane.mcm.placement.sharding import Sharding, shard_metrics
 from kplane.mcm.settings import Settings
 from kplane.provider import Client, Cluster, ClusterConfig, ClusterNotOwned
@@ -104,11 +104,11 @@ async def test_instances_of_clusters_that_are_not_ours_are_killed_whoever_forgot
         return ends_at[name] - time.monotonic()
 
     names = ("ours", "ending", "lost", "unbounded")
-    tenure = Tenure(tmp_path, seconds_left=lambda name: None if name == "unbounded" else seconds_left(name))
+    enforcer = LeaseEnforcer(tmp_path, seconds_left=lambda name: None if name == "unbounded" else seconds_left(name))
     present = fakes("ours", "ending", "unbounded")
     async with (
         ProcessRuntime(tmp_path, programs=[Path("/bin")]) as runtime,
-        tenure.running(lambda: present, stop=asyncio.Event()),
+        enforcer.running(lambda: present, stop=asyncio.Event()),
     ):
         for name in names:
             component = Component(name=name, program="sleep", args=("1000",), restart=RestartPolicy.NEVER)
@@ -118,11 +118,11 @@ async def test_instances_of_clusters_that_are_not_ours_are_killed_whoever_forgot
         def running() -> set[str]:
             return {name for name in names if runtime.state(name).pid == pids[name]}
 
-        await tenure.admit()
+        await enforcer.admit()
         assert running() == set(names)
         present += fakes("lost")
         ends_at["ending"] = time.monotonic() + 0.6  # it is ended half a second before that
-        await tenure.admit()
+        await enforcer.admit()
         await eventually(running, lambda found: found == {"ours", "unbounded"})
         for name in names:
             await runtime.delete(name)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kplane.mcm.reasons import Reason
-from kplane.mcm.status.reporter import Reports
+from kplane.mcm.status.reporter import StatusReporter
 from kplane.provider import EVENTS, NAMESPACES, SECRETS, Client, Cluster, ClusterConfig, Reflector
 from kplane.provider.providers.kplane import ENDPOINTS, REGISTRATIONS
 
@@ -98,11 +98,11 @@ async def test_a_registration_that_lost_its_label_is_told_of_the_end(
         task = asyncio.create_task(mirror.run())
         try:
             await eventually(lambda: mirror.store.get(("", name)))
-            reports = Reports(client, registration=lambda name: mirror.store.get(("", name)))
+            reports = StatusReporter(client, registration=lambda name: mirror.store.get(("", name)))
             config = ClusterConfig(server="https://127.0.0.1:1", token="t")
             async with reports.running():
                 await reports.announce(Cluster(name, config=config, attributes={"controlPlaneUID": "u"}))
-                reports.say(name, Reason.INSTANCE_RUNNING)
+                reports.update(name, Reason.INSTANCE_RUNNING)
                 if gone:
                     await admin.delete(REGISTRATIONS, name)
                 else:

@@ -18,7 +18,7 @@ import pytest
 
 from kplane.controlplane_operator.pki.primitives import issue_client
 from kplane.mcm.describe.controllers import component_name
-from kplane.mcm.metrics.allowlist import SERIES
+from kplane.mcm.serving.metric_allowlist import SERIES
 from kplane.provider import EVENTS, Client
 from kplane.provider.providers.kplane import REGISTRATIONS
 

@@ -14,7 +14,7 @@ from kplane.mcm.fleet import Instances
 from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.instance.turns import StartBudget
 from kplane.mcm.reasons import Reason
-from kplane.mcm.status.null_reporter import Silence
+from kplane.mcm.status.observer import NullReporter
 from kplane.provider import Cluster, ClusterConfig, Clusters
 from kplane.workloads import ProcessRuntime, ProgramFailed, run_program
 
@@ -30,7 +30,7 @@ class World:
         self._files = directory / "state" / component_name("a") / "files"
         self.runtime = runtime
         self.budget = StartBudget(at_once=1, longest_seconds=0.05, stagger_seconds=0.0)
-        self.instances = Instances(runtime, witness=Silence(registration=None), budget=self.budget)
+        self.instances = Instances(runtime, observer=NullReporter(registration=None), budget=self.budget)
         self.clusters = Clusters(awares=[self.instances], retry_initial_seconds=0.1)
         self.pids: list[int] = []
         """Of all processes that there were."""

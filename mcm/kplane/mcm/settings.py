@@ -10,23 +10,16 @@ from pathlib import Path
 from kplane.mcm.describe.flags import Flags
 from kplane.mcm.errors import ConfigurationError
 from kplane.mcm.instance.logs import LogForm
-from kplane.mcm.metrics.collector import InstanceMetrics
 from kplane.mcm.placement.sharding import Sharding, add_sharding_flags
+from kplane.mcm.serving.metrics import InstanceMetrics
+from kplane.mcm.serving.server import Listen
 from kplane.mcm.source.sources import Source, add_source_flags
 
-__all__ = ["Listen", "Settings"]
+__all__ = ["Settings"]
 
 _LEAST_MIB = 64
 """No instance runs with less: each would be ended again and again."""
 _LEVELS = ("debug", "info", "warning", "error")
-
-
-@dataclass(frozen=True, slots=True)
-class Listen:
-    """Where health and metrics are served, over plain HTTP and without credentials."""
-
-    host: str
-    port: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

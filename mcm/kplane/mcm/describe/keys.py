@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from kplane.mcm.describe.controllers import keys_of
-from kplane.mcm.describe.services import Served, served
+from kplane.mcm.describe.kinds import InstanceKind, instance_kinds
 from kplane.provider import Cluster
 
 __all__ = ["usable_keys"]
@@ -30,7 +30,7 @@ def usable_keys(cluster: Cluster, *, former: Cluster) -> tuple[Mapping[str, byte
 
     Returns the credentials, and a sentence for each replacement. A sentence shows nothing of a key's content.
     """
-    if Served.CONTROLLERS not in served(cluster):
+    if InstanceKind.CONTROLLERS not in instance_kinds(cluster):
         return cluster.credentials, ()
     accepted = _invalid(former)
     replaced = [rule for rule in _invalid(cluster) if rule not in accepted]

@@ -22,7 +22,7 @@ from kplane.provider import (
     ServerError,
 )
 
-__all__ = ["Tenant"]
+__all__ = ["APIServerProbe"]
 
 _NAMESPACE: Final = "kube-system"
 _LIMITS: Final = AnswerLimits(answer_bytes=256 * 1024, values=4096)
@@ -42,7 +42,7 @@ class _Sight(NamedTuple):
     since: float
 
 
-class Tenant:
+class APIServerProbe:
     """Looks at the API server of one cluster with one request: its answer, and whose the Lease in it is.
 
     kube-controller-manager and kube-scheduler elect a leader by the Lease of their name in kube-system, unless they

@@ -9,36 +9,50 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from kplane.mcm.describe.certificate import ServingCertificate
 from kplane.mcm.describe.controllers import PORT
-from kplane.mcm.describe.fingerprint import fingerprint
 from kplane.mcm.describe.flags import Flags
-from kplane.mcm.describe.services import Served
+from kplane.mcm.describe.kinds import InstanceKind, fingerprint
+from kplane.mcm.describe.programs import Programs
 from kplane.mcm.errors import McmError
 from kplane.mcm.instance.exits import OomKills
-from kplane.mcm.instance.programs import Programs
 from kplane.mcm.instance.state import BlockingReason, InstanceState
 from kplane.mcm.instance.turns import StartBudget
-from kplane.mcm.metrics.scrape import Origin, Target
 from kplane.mcm.reasons import Reason
 from kplane.provider import Backoff, Cluster, Engagement
 from kplane.workloads import Address, Component, ComponentState, Phase, Runtime, WorkloadsError
 
-__all__ = ["Instance"]
+__all__ = ["Instance", "Origin", "Target"]
 
 logger = logging.getLogger(__name__)
 
 _FIRST_RETRY_SECONDS: Final = 1.0
 
 
+class Origin(NamedTuple):
+    """Names the instance that metrics come from."""
+
+    cluster: str
+    program: str
+
+
+class Target(NamedTuple):
+    """Where the metrics of one instance are."""
+
+    origin: Origin
+    url: str
+    authority: bytes
+    """CA of its serving certificate, in PEM."""
+
+
 class Instance:
     """Keeps the process of one engaged cluster as its description asks for, from `start` to `aclose`.
 
-    A `Guard` starts and holds it. What changes in its description has settled before (`Settling`), and is followed at
-    once. `generation` is that of the engagement. `budget` says whose turn it is to start, and `changed` is called when
-    `reason` or `message` may be others than before.
+    A `StartGate` starts and holds it. It follows a changed description at once: `DebouncingProvider` has waited before.
+    `generation` is the engagement's, `budget` gives turns to start, and `changed` is called when `reason` or `message`
+    may have changed.
     """
 
     def __init__(
@@ -47,7 +61,7 @@ class Instance:
         *,
         runtime: Runtime,
         changed: Callable[[], None],
-        service: Served,
+        kind: InstanceKind,
         generation: int,
         flags: Flags,
         programs: Programs,
@@ -57,9 +71,9 @@ class Instance:
     ) -> None:
         """`readers` is the CA, in PEM, of the clients that may read the metrics of the process."""
         self.cluster = cluster
-        self.service = service
+        self.kind = kind
         self.generation = generation
-        self.component = service.component(cluster.name)
+        self.component = kind.component(cluster.name)
         """Its name in the runtime."""
         self.version: str | None = None
         """Of the program, such as v1.36.3, from `check` on; None if it is not known."""
@@ -88,7 +102,7 @@ class Instance:
         if self._readers is None or address is None or serving is None or self.process.phase is not Phase.READY:
             return None
         host = f"[{address.host}]" if ":" in address.host else address.host
-        origin = Origin(self.cluster.name, self.service.program)
+        origin = Origin(self.cluster.name, self.kind.program)
         return Target(origin, f"https://{host}:{address.ports[PORT]}/metrics", serving.certificate)
 
     @property
@@ -275,12 +289,12 @@ class Instance:
         self.described, self.cluster = component, cluster
 
     async def _describe(self, cluster: Cluster) -> Component:
-        build = await self.service.choose(cluster, programs=self._programs)
+        build = await self.kind.choose(cluster, programs=self._programs)
         address = self._address = await self._runtime.reserve(self.component, ports=(PORT,))
         if self._serving is None:
             self._serving = ServingCertificate.create(host=address.host)
         self.version = f"v{build.version}" if build.version is not None else None
-        return self.service.describe(
+        return self.kind.describe(
             cluster,
             address=address,
             serving=self._serving,

@@ -12,13 +12,13 @@ from kplane.mcm.instance.lifecycle import Instance
 from kplane.provider import ClusterNotOwned
 from kplane.workloads import Watchdog
 
-__all__ = ["Tenure"]
+__all__ = ["LeaseEnforcer"]
 
 _LEAD_SECONDS: Final = 0.5
 """So long before an mcm that can do so ends itself because of an instance that goes on, that instance is killed."""
 
 
-class Tenure:
+class LeaseEnforcer:
     """Has instances killed that outlast the fence of their cluster.
 
     An mcm that is stopped (SIGSTOP, a debugger, a disk that hangs) withdraws nothing when others take its clusters

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from kplane.api import RegistrationMode
-from kplane.mcm.describe.services import SERVICES
+from kplane.mcm.describe.kinds import SERVICES
 from kplane.mcm.errors import ConfigurationError
-from kplane.mcm.status.reporter import Object
 from kplane.provider import Client, Provider, ProviderError, Resource
 from kplane.provider.cache.selectors import parse_label_selector
 from kplane.provider.client.resources import DNS_SUBDOMAIN
@@ -23,7 +22,7 @@ from kplane.provider.providers.kplane import (
     SecretTemplate,
 )
 
-__all__ = ["Feed", "Source", "SourceKind", "add_source_flags"]
+__all__ = ["ClusterFeed", "Source", "SourceKind", "add_source_flags"]
 
 _TEMPLATE: Final = "--cluster-kubeconfig-secret-template"
 _SCOPE: Final = "--cluster-namespace-scope"
@@ -46,7 +45,7 @@ class SourceKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Feed:
+class ClusterFeed:
     """What tells of the control planes of a source."""
 
     provider: Provider
@@ -56,7 +55,7 @@ class Feed:
     """The provider, where it follows registrations."""
     resource: Resource
     """Kind of the objects."""
-    seen: Callable[[str], Object | None]
+    seen: Callable[[str], Mapping[str, Any] | None]
     """An object as it was last seen, by the name of its cluster."""
 
 
@@ -96,11 +95,11 @@ class Source:
                 )
         return cls(kind=kind, secrets=None, selector=given.selector or None, registration=given.registration)
 
-    def follow(self, client: Client) -> Feed:
+    def follow(self, client: Client) -> ClusterFeed:
         """Make the provider, which reads by a client of the management cluster that belongs to the caller."""
         if self.secrets is not None:
             endpoints = EndpointProvider(client, secrets=self.secrets, label_selector=self.selector)
-            return Feed(
+            return ClusterFeed(
                 provider=endpoints,
                 synced=endpoints.synced.is_set,
                 registrations=None,
@@ -114,7 +113,7 @@ class Source:
             mode=self.mode,
             object_name=self.registration,
         )
-        return Feed(
+        return ClusterFeed(
             provider=registrations,
             synced=registrations.synced.is_set,
             registrations=registrations,

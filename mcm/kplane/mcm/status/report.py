@@ -10,11 +10,11 @@ from typing import Any, Final
 from kplane.api import RUNNING
 from kplane.mcm.reasons import Reason
 
-__all__ = ["Essence", "Report", "essence_of", "shorten"]
+__all__ = ["Report", "Transition", "shorten", "transition_of"]
 
 _MESSAGE_LENGTH: Final = 1000
 
-Essence = tuple[str, str, tuple[tuple[str, str], ...] | None]
+Transition = tuple[str, str, tuple[tuple[str, str], ...] | None]
 """Status and reason of the condition, and the instance; a message alone is no transition."""
 
 
@@ -46,7 +46,7 @@ class Report:
         return shorten(self.message or _SENTENCES.get(self.reason, ""), length=_MESSAGE_LENGTH)
 
     @property
-    def essence(self) -> Essence:
+    def transition(self) -> Transition:
         """What has to differ for this to be worth a write."""
         return self.status, self.reason, _pairs(self.instance)
 
@@ -77,13 +77,13 @@ def shorten(message: str, *, length: int) -> str:
     return message if len(message) <= length else f"{message[:200]}…{message[201 - length :]}"
 
 
-def essence_of(registration: Mapping[str, Any]) -> tuple[Essence, str] | None:
+def transition_of(registration: Mapping[str, Any]) -> tuple[Transition, str] | None:
     """Return what the status of a registration says of its instance, and the message; None where it says nothing."""
     condition, instance = _condition(registration), (registration.get("status") or {}).get("instance")
     if not condition and instance is None:
         return None
-    essence = str(condition.get("status", "")), str(condition.get("reason", "")), _pairs(instance)
-    return essence, str(condition.get("message", ""))
+    transition = str(condition.get("status", "")), str(condition.get("reason", "")), _pairs(instance)
+    return transition, str(condition.get("message", ""))
 
 
 def _condition(registration: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from kplane.mcm.describe.services import Served
+from kplane.mcm.describe.kinds import InstanceKind
 from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.reasons import Reason
 
-__all__ = ["Told", "foremost", "summarize"]
+__all__ = ["Summary", "foremost", "summarize"]
 
 
-class Told(NamedTuple):
+class Summary(NamedTuple):
     """What a registration is told of its instances."""
 
     reason: Reason
@@ -28,7 +28,7 @@ _RANK_OF_TROUBLE: Final = 2
 _RANKS: Final[Mapping[Reason | None, int]] = {Reason.INSTANCE_RUNNING: 0, Reason.STARTING: 1, None: 3}
 
 
-def summarize(instances: Sequence[Instance]) -> Told | None:
+def summarize(instances: Sequence[Instance]) -> Summary | None:
     """Tell whether all run, else why one does not; None while that is about to change.
 
     Where controllers are all there is, the message has no more than what the instance says.
@@ -37,13 +37,13 @@ def summarize(instances: Sequence[Instance]) -> Told | None:
     reason = shown.reason
     if reason is None:
         return None
-    if [each.service for each in instances] == [Served.CONTROLLERS]:
-        return Told(reason, shown.message)
+    if [each.kind for each in instances] == [InstanceKind.CONTROLLERS]:
+        return Summary(reason, shown.message)
     if shown.message:
-        return Told(reason, f"{shown.service.program}: {shown.message}")
-    programs = [each.service.program for each in instances]
+        return Summary(reason, f"{shown.kind.program}: {shown.message}")
+    programs = [each.kind.program for each in instances]
     sentences = {
         Reason.INSTANCE_RUNNING: " and ".join(programs) + (" run" if len(programs) > 1 else " runs"),
-        Reason.STARTING: f"{shown.service.program} is starting",
+        Reason.STARTING: f"{shown.kind.program} is starting",
     }
-    return Told(reason, sentences.get(reason, shown.service.program))
+    return Summary(reason, sentences.get(reason, shown.kind.program))

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from kplane.mcm.describe.fingerprint import fingerprint
+from kplane.mcm.describe.kinds import fingerprint
 from kplane.mcm.fleet import Instances
-from kplane.mcm.instance.lifecycle import Instance
-from kplane.mcm.metrics.scrape import Target
+from kplane.mcm.instance.lifecycle import Instance, Target
 from kplane.mcm.reasons import Reason
 from kplane.mcm.status.report import shorten
 from kplane.mcm.status.summary import foremost
@@ -117,7 +116,7 @@ class Overview:
         first, shown = instances[0], foremost(instances)
         message = shown.message
         if message and shown is not first:
-            message = f"{shown.service.program}: {message}"
+            message = f"{shown.kind.program}: {message}"
         exits: Counter[Reason] = Counter()
         for each in instances:
             exits.update(each.exits)
@@ -134,7 +133,7 @@ class Overview:
             message=shorten(message, length=_MESSAGE_LENGTH),
             last_error=shorten(shown.message or shown.last_error, length=_MESSAGE_LENGTH),
             exits={str(reason): count for reason, count in sorted(exits.items())},
-            others=tuple((each.service.program, each.process.pid) for each in instances[1:]),
+            others=tuple((each.kind.program, each.process.pid) for each in instances[1:]),
         )
 
 

@@ -12,10 +12,11 @@ from typing import NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from kplane.mcm.instance.exits import EXIT_REASONS
+from kplane.mcm.instance.lifecycle import Origin, Target
 from kplane.mcm.instance.memory import pss_by_pid
-from kplane.mcm.metrics.allowlist import SERIES, Values, allowed_values
-from kplane.mcm.metrics.scrape import Origin, Scraper, Target
-from kplane.mcm.status.overview import ClusterSummary, Overview, State
+from kplane.mcm.serving.metric_allowlist import SERIES, Values, allowed_values
+from kplane.mcm.serving.overview import ClusterSummary, Overview, State
+from kplane.mcm.serving.scrape import Scraper
 from kplane.provider.serving.exposition import process_families, render_families
 from kplane.provider.serving.rendering import Rendering
 
@@ -35,7 +36,7 @@ class InstanceMetrics(enum.StrEnum):
     NONE = "none"
     """Nothing: instances are not asked."""
     FIXED = "fixed"
-    """`kplane.mcm.metrics.allowlist.SERIES`: a few series for each cluster."""
+    """`kplane.mcm.serving.metric_allowlist.SERIES`: a few series for each cluster."""
 
 
 class Metrics:

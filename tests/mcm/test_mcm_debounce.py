@@ -11,8 +11,8 @@ import pytest
 
 from kplane.mcm.describe.certificate import ServingCertificate
 from kplane.mcm.describe.flags import NO_FLAGS, Flags
-from kplane.mcm.instance.programs import Programs
-from kplane.mcm.source.debounce import Settling, effective
+from kplane.mcm.describe.programs import Programs
+from kplane.mcm.source.debounce import DebouncingProvider, effective
 from kplane.provider import Cluster, ClusterConfig, Clusters, Engagement, Fleet, ProviderError
 from kplane.workloads import ProcessRuntime
 
@@ -45,13 +45,13 @@ def programs(root: Path, *versions: str) -> Programs:
 
 
 class World:
-    """A fleet behind `Settling`, and everything that was engaged."""
+    """A fleet behind `DebouncingProvider`, and everything that was engaged."""
 
     def __init__(self, directory: Path, *, seconds: float) -> None:
         self.engaged: list[Cluster] = []
         self.clusters = Clusters(awares=[self])
         self._fleet: asyncio.Future[Fleet] = asyncio.get_running_loop().create_future()
-        self._settling = Settling(self, programs=programs(directory), seconds=seconds)
+        self._settling = DebouncingProvider(self, programs=programs(directory), seconds=seconds)
         self._task = asyncio.create_task(self._settling.run(self.clusters))
 
     name = "by hand"

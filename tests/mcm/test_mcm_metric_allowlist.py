@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kplane.mcm.metrics.allowlist import SERIES, allowed_values, read_samples
+from kplane.mcm.serving.metric_allowlist import SERIES, allowed_values, read_samples
 
 TEXT = """# HELP workqueue_depth [BETA] Current depth of workqueue
 # TYPE workqueue_depth gauge

@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from kplane.mcm.errors import McmError
 from kplane.mcm.instance.memory import pss_by_pid
-from kplane.mcm.metrics.collector import Metrics
-from kplane.mcm.settings import Listen
-from kplane.mcm.status.overview import Overview
-from kplane.mcm.status.table import ClusterDetails, render_checks, render_table
+from kplane.mcm.serving.metrics import Metrics
+from kplane.mcm.serving.overview import Overview
+from kplane.mcm.serving.table import ClusterDetails, render_checks, render_table
 
-__all__ = ["serve_status"]
+__all__ = ["Listen", "serve_status"]
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where health and metrics are served, over plain HTTP and without credentials."""
+
+    host: str
+    port: int
 
 
 @contextlib.asynccontextmanager
