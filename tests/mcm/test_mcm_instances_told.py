@@ -9,7 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from kplane.mcm.serving.server import Listen, serve_status
+from kplane.api.configuration import HostPort
+from kplane.mcm.serving.server import serve_status
 from kplane.provider import Cluster
 
 from .instances_world import Heard, World, alive, cluster, program
@@ -161,7 +162,7 @@ async def test_readiness_depends_on_the_registrations_only(
     pid = await eventually(lambda: world.pid("a"))
     async with (
         serve_status(
-            Listen("127.0.0.1", port),
+            HostPort("127.0.0.1", port),
             overview=world.overview,
             metrics=world.metrics,
             sources="endpoints",

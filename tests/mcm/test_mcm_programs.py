@@ -98,7 +98,7 @@ async def test_where_none_tells_its_version_that_is_said(tmp_path: Path) -> None
 async def test_instances_of_several_versions_run_side_by_side(tmp_path: Path, eventually: Callable[..., Any]) -> None:
     directories = [directory(tmp_path, name, version=f"v{name}.4") for name in ("1.35", "1.36")]
     flags = [f"--programs-dir={path}" for path in directories]
-    given = Settings.parse([f"--state-dir={tmp_path}/state", *flags]).programs
+    given = Settings.parse([f"--state-dir={tmp_path}/state", *flags]).programs_dir
     async with ProcessRuntime(tmp_path / "state", programs=given) as runtime:
         instances = Instances(
             runtime, observer=NullReporter(registration=None), programs=Programs(given, runtime=runtime)

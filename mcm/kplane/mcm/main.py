@@ -66,13 +66,13 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
     config = ClusterConfig.load(settings.kubeconfig) if settings.kubeconfig else ClusterConfig.in_cluster()
     reader = ReaderCertificate.create() if settings.instance_metrics is not InstanceMetrics.NONE else None
     async with (
-        ProcessRuntime(settings.state_dir, programs=settings.programs, log_limit_bytes=LOG_BYTES) as runtime,
+        ProcessRuntime(settings.state_dir, programs=settings.programs_dir, log_limit_bytes=LOG_BYTES) as runtime,
         Client(config, field_manager="mcm") as client,
         coordinating(settings.sharding, config=config) as coordinator,
     ):
         await remove_leftovers(runtime)
         version = await _version(runtime)
-        programs = Programs(settings.programs, runtime=runtime, first=KubernetesVersion.parse(version))
+        programs = Programs(settings.programs_dir, runtime=runtime, first=KubernetesVersion.parse(version))
         feed = settings.source.follow(client)
         lease_enforcer = LeaseEnforcer(
             settings.state_dir, seconds_left=coordinator.require_write if settings.sharding else None
@@ -81,14 +81,14 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
             instances = Instances(
                 runtime,
                 observer=observer,
-                flags=settings.flags,
+                flags=settings.instance_flags,
                 scheduler_flags=settings.scheduler_flags,
                 programs=programs,
                 gate_pace=GatePace(),
                 readers=reader.certificate if reader else None,
                 admit=lease_enforcer.admit,
             )
-            settled = DebouncingProvider(feed.provider, programs=programs, flags=settings.flags)
+            settled = DebouncingProvider(feed.provider, programs=programs, flags=settings.instance_flags)
             manager = Manager(config, settled, awares=[instances], coordinator=coordinator)
             overview = Overview(manager.clusters, instances=instances, mine=coordinator.may_work)
             async with (
@@ -103,10 +103,10 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
 
 
 async def _check_flags(settings: Settings) -> None:
-    if settings.flags:
-        await check_flags(settings.flags, program=PROGRAM, directories=settings.programs)
+    if settings.instance_flags:
+        await check_flags(settings.instance_flags, program=PROGRAM, directories=settings.programs_dir)
     if settings.scheduler_flags:
-        await check_flags(settings.scheduler_flags, program=SCHEDULER_PROGRAM, directories=settings.programs)
+        await check_flags(settings.scheduler_flags, program=SCHEDULER_PROGRAM, directories=settings.programs_dir)
 
 
 @contextlib.asynccontextmanager

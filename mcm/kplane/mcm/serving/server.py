@@ -5,31 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from kplane.api.configuration import HostPort
 from kplane.mcm.errors import McmError
 from kplane.mcm.instance.memory import pss_by_pid
 from kplane.mcm.serving.metrics import Metrics
 from kplane.mcm.serving.overview import Overview
 from kplane.mcm.serving.table import ClusterDetails, render_checks, render_table
 
-__all__ = ["Listen", "serve_status"]
-
-
-@dataclass(frozen=True, slots=True)
-class Listen:
-    """Where health and metrics are served, over plain HTTP and without credentials."""
-
-    host: str
-    port: int
+__all__ = ["serve_status"]
 
 
 @contextlib.asynccontextmanager
 async def serve_status(
-    listen: Listen, *, overview: Overview, metrics: Metrics, sources: str, synced: Callable[[], bool]
+    listen: HostPort, *, overview: Overview, metrics: Metrics, sources: str, synced: Callable[[], bool]
 ) -> AsyncIterator[None]:
     """Serve while within. `synced` says whether all objects that stand for control planes have been read once.
 
