@@ -36,7 +36,7 @@ class LeaseEnforcer:
     async def admit(self) -> None:
         """Return when the instances that there are by now would be killed in time. Raises RuntimeFailure."""
         if self._watchdog is not None:
-            await self._watchdog.tell()
+            await self._watchdog.confirm()
 
     @contextlib.asynccontextmanager
     async def running(self, instances: Callable[[], Iterable[Instance]], *, stop: asyncio.Event) -> AsyncIterator[None]:

@@ -18,8 +18,9 @@ from kplane.workloads.errors import RuntimeFailure
 from kplane.workloads.processes import launcher
 from kplane.workloads.processes.directory import ComponentDirectory
 from kplane.workloads.processes.proctable import DIGEST_VARIABLE, MARKER_VARIABLE
+from kplane.workloads.processes.program import find_program
 
-__all__ = ["Launch", "check_name", "find_program", "is_name", "prepare_launch"]
+__all__ = ["Launch", "check_name", "is_name", "prepare_launch"]
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _LOG_ROOM: Final = 4
@@ -126,21 +127,6 @@ def _probe_tls(component: Component) -> ssl.SSLContext | None:
         raise RuntimeFailure(
             f"Component {component.name}: file {probe.ca!r}, which readiness names, holds no CA certificate in PEM."
         ) from error
-
-
-def find_program(program: str, *, programs: Sequence[Path], of: str) -> Path:
-    """Find an executable by its name or absolute path. Raises RuntimeFailure; `of` names there what needs it."""
-    if program.startswith("/"):
-        candidates = [Path(program)]
-    elif "/" in program or program in {"", ".", ".."}:
-        raise RuntimeFailure(f"{of}: program {program!r} is neither a plain name nor an absolute path.")
-    else:
-        candidates = [directory.absolute() / program for directory in programs]
-    for path in candidates:
-        if path.is_file() and os.access(path, os.X_OK):
-            return path
-    places = ", ".join(str(path) for path in candidates) or "nowhere, as no directories of programs are given"
-    raise RuntimeFailure(f"{of}: there is no executable program {program!r}; looked for: {places}.")
 
 
 def _digest(component: Component, *, program: Path) -> str:

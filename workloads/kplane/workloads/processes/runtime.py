@@ -17,17 +17,14 @@ import aiohttp
 
 from kplane.workloads.component import Component
 from kplane.workloads.errors import RuntimeFailure
-from kplane.workloads.locks import NamedLocks
 from kplane.workloads.processes.directory import REMOVED_PREFIX, ComponentDirectory
 from kplane.workloads.processes.launch import check_name, is_name, prepare_launch
-from kplane.workloads.processes.orphans import end_entries
-from kplane.workloads.processes.pace import Pace
 from kplane.workloads.processes.ports import PortRegistry
+from kplane.workloads.processes.process import end_entries
 from kplane.workloads.processes.proctable import ProcessEntry, marked_processes
-from kplane.workloads.processes.program_version import ProgramVersions
-from kplane.workloads.processes.supervision import Supervision
-from kplane.workloads.runtime import Address, ComponentState, Phase
-from kplane.workloads.subscribers import Subscribers
+from kplane.workloads.processes.program import ProgramVersions
+from kplane.workloads.processes.supervision import Pace, Supervision
+from kplane.workloads.runtime import Address, ComponentState, NamedLocks, Phase, Subscribers
 
 __all__ = ["ProcessRuntime"]
 
@@ -176,7 +173,7 @@ class ProcessRuntime:
             try:
                 if directory.exists:
                     directory.remove()
-                    self._subscribers.tell(name)
+                    self._subscribers.notify(name)
                 # In a thread, as data can be large. Whatever interrupts this, the component is gone already; what is
                 # left of it, or was when somebody tried before, holds credentials.
                 for removed in directory.removed():
@@ -244,7 +241,7 @@ class ProcessRuntime:
                 session=self._session,
                 pace=self._pace,
                 log_limit_bytes=self._log_limit_bytes,
-                on_change=self._subscribers.tell,
+                on_change=self._subscribers.notify,
             )
         return self._supervisions[name]
 
