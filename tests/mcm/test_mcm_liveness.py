@@ -16,8 +16,7 @@ from kplane.mcm.describe.controllers import component_name
 from kplane.mcm.fleet import Instances
 from kplane.mcm.instance.api_server_probe import APIServerProbe
 from kplane.mcm.instance.lifecycle import Instance
-from kplane.mcm.instance.liveness import Liveness
-from kplane.mcm.instance.start_gate import GatePace
+from kplane.mcm.instance.start_gate import GatePace, Liveness
 from kplane.mcm.instance.state import BlockingReason
 from kplane.mcm.instance.turns import StartBudget
 from kplane.mcm.reasons import Reason

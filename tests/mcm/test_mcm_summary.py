@@ -13,7 +13,7 @@ from kplane.mcm.fleet import Instances
 from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.reasons import Reason
 from kplane.mcm.serving.overview import Overview, State
-from kplane.mcm.status.summary import summarize
+from kplane.mcm.status.report import summarize
 from kplane.provider import Cluster, ClusterConfig, Clusters
 from kplane.workloads import ComponentState, Phase
 

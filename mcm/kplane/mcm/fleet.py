@@ -22,7 +22,7 @@ from kplane.mcm.instance.start_gate import GatePace, StartGate
 from kplane.mcm.instance.turns import StartBudget
 from kplane.mcm.reasons import Reason
 from kplane.mcm.status.observer import InstanceObserver
-from kplane.mcm.status.summary import summarize
+from kplane.mcm.status.report import summarize
 from kplane.provider import Aware, Backoff, Cluster, Engagement
 from kplane.provider.aio.cancellation import complete
 from kplane.provider.aio.running import keep_running

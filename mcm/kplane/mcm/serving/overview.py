@@ -12,8 +12,7 @@ from kplane.mcm.describe.kinds import fingerprint
 from kplane.mcm.fleet import Instances
 from kplane.mcm.instance.lifecycle import Instance, Target
 from kplane.mcm.reasons import Reason
-from kplane.mcm.status.report import shorten
-from kplane.mcm.status.summary import foremost
+from kplane.mcm.status.report import foremost, shorten
 from kplane.provider import LOCAL, Clusters
 from kplane.workloads import Phase
 
