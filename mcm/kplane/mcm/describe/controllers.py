@@ -48,13 +48,13 @@ OPEN_FILES: Final = 4096
 READERS: Final = "readers-ca.crt"
 """File with the authority of those that may read the metrics of an instance."""
 SERVING: Final = ("serving.crt", "serving.key")
-"""Files with what an instance shows to those that ask it."""
+"""Files with the serving certificate of an instance, and its key."""
 ENVIRONMENT: Final = {
-    # Trade a little CPU for memory, of which there is an amount for each cluster. Measured (docs/measured.md): 20 takes
-    # 1 MiB less than 30 at rest, and a tenth more of processor time when it is busy; 10 takes a third more.
+    # Trade a little CPU for memory, which each cluster costs. Measured (docs/measured.md): 20 takes 1 MiB less than 30
+    # at rest, and a tenth more processor time when it is busy. 10 takes a third more.
     "GOGC": "20",
     "GOMAXPROCS": "1",
-    # Nobody can ask for the heap profile that Go keeps samples for: up to 1 MiB of them and of what unwinds stacks.
+    # Profiling is off, so Go need not keep up to 1 MiB of samples for heap profiles.
     "GODEBUG": "memprofilerate=0",
 }
 GRACE_SECONDS: Final = 10.0
@@ -73,7 +73,7 @@ def component_name(registration: str, *, prefix: str = "kcm") -> str:
 
 
 def _controllers_wanted(cluster: Cluster, *, flags: Flags) -> ControllersProfile | tuple[str, ...]:
-    """Tell which controllers run: by the registration or its class, by mcm's `--controllers`, or those of Nodeless.
+    """Return which controllers run: by the registration or its class, by mcm's `--controllers`, or those of Nodeless.
 
     Raises ConfigurationError for a profile that is not known here.
     """
@@ -100,7 +100,7 @@ def controllers_name(cluster: Cluster, *, flags: Flags) -> str:
 
 
 def controllers_named(cluster: Cluster) -> tuple[str, ...]:
-    """List the controllers that the registration or its class names one by one; empty where it does not."""
+    """List the controllers that the registration or its class names one by one; empty if it does not."""
     return tuple(name for name in cluster.attributes.get(CONTROLLERS_ATTRIBUTE, "").split(",") if name)
 
 
@@ -129,15 +129,15 @@ def configure(
     `readers` is the authority of those that may read its metrics, in PEM.
 
     Where two descriptions differ only in files that kube-controller-manager reads again by itself, the process goes on.
-    Raises ConfigurationError where the profile is not known or the kubeconfig has no credentials.
+    Raises ConfigurationError if the profile is not known or the kubeconfig has no credentials.
     """
     wanted, keys = _controllers_wanted(cluster, flags=flags), keys_of(cluster)
     arguments = [
         *flags.over(_DEFAULTS),
-        # The last one of a kind counts: what follows is so whatever the flags say.
+        # The last flag of a name counts, so these win over flags of the user.
         f"--kubeconfig={FILES}/kubeconfig",
-        # With this it asks the API server for something before it serves /healthz. Without, it says that it is healthy
-        # while it waits for an API server that refuses it, for 10 seconds, or that is silent, for ever.
+        # With this flag it asks the API server for something before it serves /healthz. Without the flag it claims to
+        # be healthy while it waits for an API server: 10 seconds if that refuses it, for ever if that is silent.
         f"--authentication-kubeconfig={FILES}/kubeconfig",
         f"--bind-address={address.host}",
         f"--secure-port={address.ports[PORT]}",
