@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from kplane.api import ControllersProfile
@@ -19,7 +20,6 @@ from kplane.workloads import DATA, FILES, Address, Component, File, Lifetime, Po
 
 __all__ = [
     "ENVIRONMENT",
-    "GRACE_SECONDS",
     "OPEN_FILES",
     "PORT",
     "PROGRAM",
@@ -27,9 +27,9 @@ __all__ = [
     "SERVING",
     "component_name",
     "configure",
-    "connection",
     "controllers_name",
     "controllers_named",
+    "instance_component",
     "keys_of",
 ]
 
@@ -132,38 +132,68 @@ def configure(
     Raises ConfigurationError if the profile is not known or the kubeconfig has no credentials.
     """
     wanted, keys = _controllers_wanted(cluster, flags=flags), keys_of(cluster)
-    arguments = [
+    arguments = (
         *flags.over(_DEFAULTS),
-        # The last flag of a name counts, so these win over flags of the user.
-        f"--kubeconfig={FILES}/kubeconfig",
-        # With this flag it asks the API server for something before it serves /healthz. Without the flag it claims to
-        # be healthy while it waits for an API server: 10 seconds if that refuses it, for ever if that is silent.
-        f"--authentication-kubeconfig={FILES}/kubeconfig",
-        f"--bind-address={address.host}",
-        f"--secure-port={address.ports[PORT]}",
-        f"--tls-cert-file={FILES}/serving.crt",
-        f"--tls-private-key-file={FILES}/serving.key",
         f"--controllers={','.join(controllers(wanted, keys=keys))}",
-        # mcm ends one instance before it starts the next: a Lease in each tenant would cost writes and say the same.
-        "--leader-elect=false",
         *(f"{flag}={FILES}/{name}" for name, flag in _KEY_FLAGS.items() if name in keys),
-        # In place of the authorities that the tenant's API server names, which then open nothing here.
-        *((f"--client-ca-file={FILES}/{READERS}",) if readers is not None else ()),
-    ]
-    return Component(
+    )
+    return instance_component(
+        cluster,
         name=component_name(cluster.name),
         program=program,
-        args=tuple(arguments),
+        arguments=arguments,
+        files={name: File(content, reloaded=name.startswith("signing-ca.")) for name, content in keys.items()},
+        environment=_environment(arguments),
+        address=address,
+        serving=serving,
+        readers=readers,
+        data=True,
+    )
+
+
+def instance_component(
+    cluster: Cluster,
+    *,
+    name: str,
+    program: str,
+    arguments: Sequence[str],
+    address: Address,
+    serving: ServingCertificate,
+    readers: bytes | None,
+    files: Mapping[str, File] = MappingProxyType({}),
+    environment: Mapping[str, str] = ENVIRONMENT,
+    data: bool = False,
+) -> Component:
+    """Describe an instance of any program by its own arguments and files: connection, port and life are the same."""
+    return Component(
+        name=name,
+        program=program,
+        args=(
+            *arguments,
+            # The last flag of a name counts, so these win over flags of the user.
+            f"--kubeconfig={FILES}/kubeconfig",
+            # With this flag it asks the API server for something before it serves /healthz. Without the flag it claims
+            # to be healthy while it waits for an API server: 10 seconds if that refuses it, for ever if it is silent.
+            f"--authentication-kubeconfig={FILES}/kubeconfig",
+            f"--bind-address={address.host}",
+            f"--secure-port={address.ports[PORT]}",
+            f"--tls-cert-file={FILES}/serving.crt",
+            f"--tls-private-key-file={FILES}/serving.key",
+            # mcm ends one instance before it starts the next: a Lease in each tenant would cost writes for nothing.
+            "--leader-elect=false",
+            # In place of the CAs that the tenant's API server names, which then open nothing here.
+            *((f"--client-ca-file={FILES}/{READERS}",) if readers is not None else ()),
+        ),
         files={
             **connection(cluster),
-            **{name: File(content, reloaded=name.startswith("signing-ca.")) for name, content in keys.items()},
+            **files,
             "serving.crt": File(serving.certificate),
             "serving.key": File(serving.key),
             **({READERS: File(readers)} if readers is not None else {}),
         },
-        env=_environment(arguments),
+        env=environment,
         ports=(Port(number=address.ports[PORT], name=PORT),),
-        data=True,
+        data=data,
         readiness=Probe(port=PORT, path="/healthz", ca="serving.crt"),
         lifetime=Lifetime.BOUND,
         open_files=OPEN_FILES,
