@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,7 @@ from kplane.controlplane_operator.backends.mcm import MCM_RESOURCES, McmProgram,
 from kplane.controlplane_operator.config import parse_arguments
 from kplane.controlplane_operator.errors import SettingsError
 from kplane.controlplane_operator.mcm_settings import why_no_mcm
-from kplane.mcm.placement.sharding import add_sharding_flags
-from kplane.mcm.source.sources import add_source_flags
+from kplane.mcm.settings import Settings as McmSettings
 from kplane.workloads import Address, File, Resources
 from kplane.workloads.pods import Image
 
@@ -100,10 +98,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, flags: list[str], senten
 
 def test_no_flag_says_anew_whom_an_mcm_serves_and_as_whom(tmp_path: Path) -> None:
     """mcm takes the last one of several, and refuses those of an mcm of many registrations."""
-    parser = argparse.ArgumentParser(add_help=False)
-    add_source_flags(parser)
-    add_sharding_flags(parser)
-    flags = [flag for action in parser._actions for flag in action.option_strings]
+    flags = [flag for flag in McmSettings.flags() if flag.startswith(("--cluster-", "--registration"))]
     assert {"--registration", "--cluster-selector", "--cluster-sharding"} <= set(flags)
     for flag in (*flags, "--kubeconfig", "--state-dir", "--listen", "--report-status", "--no-report-status", "--help"):
         with pytest.raises(SettingsError, match=f"leave {flag} out"):

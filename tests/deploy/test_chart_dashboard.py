@@ -19,10 +19,11 @@ from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.metrics import Metrics as OperatorMetrics
 from kplane.controlplane_operator.watch.cache import Store
 from kplane.mcm.describe.controllers import PROGRAM
-from kplane.mcm.metrics.allowlist import SERIES
-from kplane.mcm.metrics.collector import Metrics as McmMetrics
-from kplane.mcm.metrics.scrape import Origin, Scraper, Target
-from kplane.mcm.status.overview import ClusterSummary, Overview, State
+from kplane.mcm.instance.lifecycle import Origin, Target
+from kplane.mcm.serving.metric_allowlist import SERIES
+from kplane.mcm.serving.metrics import Metrics as McmMetrics
+from kplane.mcm.serving.overview import ClusterSummary, Overview, State
+from kplane.mcm.serving.scrape import Scraper
 from kplane.provider import Result
 from kplane.provider.controllers.queue import FairQueue
 from kplane.workloads.pods.objects import labels_of

@@ -129,7 +129,7 @@ def test_both_understand_every_file_of_values(chart: Any, values_file: Path, tmp
     assert mcm.listen.port == 8081
     # What mcm does not know it takes for a flag of kube-controller-manager: that is for users alone.
     given = yaml.safe_load(values_file.read_text()) or {}
-    assert list(mcm.flags.arguments) == given.get("mcm", {}).get("extraArgs", [])
+    assert list(mcm.instance_flags.arguments) == given.get("mcm", {}).get("extraArgs", [])
 
 
 def test_pods_of_mcm_share_the_fleet_by_leases_that_they_may_write(chart: Any, everything_on: Path) -> None:
@@ -150,7 +150,7 @@ def test_mcm_is_told_what_to_tell_of_instances(chart: Any, everything_on: Path) 
     default = McmSettings.parse(arguments(chart.render(), "-mcm"))
     assert (default.instance_metrics, default.instance_logs, default.report_status) == ("fixed", "files", True)
     given = McmSettings.parse(arguments(chart.render(everything_on), "-mcm"))
-    assert (given.instance_metrics, given.instance_logs, given.report_status) == ("full", "json", False)
+    assert (given.instance_metrics, given.instance_logs, given.report_status) == ("none", "json", False)
 
 
 @pytest.mark.parametrize("reported", [True, False])

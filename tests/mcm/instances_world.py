@@ -12,9 +12,9 @@ from kplane.mcm.describe.controllers import component_name
 from kplane.mcm.errors import RegistrationWithdrawn
 from kplane.mcm.fleet import Instances
 from kplane.mcm.instance.turns import StartBudget
-from kplane.mcm.metrics.collector import Metrics
-from kplane.mcm.status.overview import Overview
-from kplane.mcm.status.report import Reason
+from kplane.mcm.reasons import Reason
+from kplane.mcm.serving.metrics import Metrics
+from kplane.mcm.serving.overview import Overview
 from kplane.provider import Cluster, ClusterConfig
 from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import ProcessRuntime
@@ -36,11 +36,11 @@ class Heard:
         if self.refuses:
             raise RegistrationWithdrawn("not wanted any more")
 
-    def say(self, name: str, reason: Reason, *, message: str = "") -> None:
+    def update(self, name: str, reason: Reason, *, message: str = "") -> None:
         if self.told[-1][0] != reason:
             self.told.append((reason, ""))
 
-    def say_failure(self, cluster: Cluster, message: str) -> None:
+    def report_failure(self, cluster: Cluster, message: str) -> None:
         self.told.append(("failed", message))
 
     async def end(self, name: str) -> None:
@@ -53,8 +53,8 @@ class World:
     def __init__(self, directory: Path, runtime: ProcessRuntime) -> None:
         self.directory = directory
         self.runtime = runtime
-        self.witness = Heard()
-        self.instances = Instances(runtime, witness=self.witness, budget=StartBudget(longest_seconds=0.05))
+        self.observer = Heard()
+        self.instances = Instances(runtime, observer=self.observer, budget=StartBudget(longest_seconds=0.05))
         self.clusters = Clusters(awares=[self.instances], retry_initial_seconds=0.1)
         self.overview = Overview(self.clusters, instances=self.instances)
         self.metrics = Metrics(self.overview)

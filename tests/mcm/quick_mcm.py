@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 
 from kplane.mcm import main as command
-from kplane.mcm.instance.start_gate import GuardPace
+from kplane.mcm.instance.start_gate import GatePace
 
 if __name__ == "__main__":
-    command.GuardPace = functools.partial(GuardPace, look=1.0, retry_maximum=2.0)  # type: ignore[assignment,misc]
+    command.GatePace = functools.partial(GatePace, look=1.0, retry_maximum=2.0)  # type: ignore[assignment,misc]
     command.main()

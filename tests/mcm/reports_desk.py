@@ -13,8 +13,9 @@ import pytest
 from typing_extensions import override
 
 from kplane.api import RegistrationMode
-from kplane.mcm.status.reporter import Reports
-from kplane.provider import Client, Cluster, ClusterConfig, Informer, NotFound, Resource
+from kplane.mcm.status.reporter import StatusReporter
+from kplane.provider import Client, Cluster, ClusterConfig, NotFound, Resource
+from kplane.provider.cache.informer import Informer
 from kplane.provider.errors import ClusterNotOwned
 from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
@@ -71,9 +72,9 @@ class Desk:
         self._eventually = eventually
         self.reports = self.another()
 
-    def another(self, *, mode: RegistrationMode = RegistrationMode.SHARED) -> Reports:
+    def another(self, *, mode: RegistrationMode = RegistrationMode.SHARED) -> StatusReporter:
         """mcm, after it was started again."""
-        return Reports(
+        return StatusReporter(
             self.client,
             registration=self.seen,
             version="v1.36.3",

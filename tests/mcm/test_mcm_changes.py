@@ -126,8 +126,8 @@ async def test_keys_that_cannot_be_used_end_no_instance_and_are_told(
 
     first = renewals()
     for broken, words in (
-        ({"sa.key": b"garbage"}, f"cluster {name}: key 'sa.key'"),
-        ({"ca.crt": b"garbage"}, f"cluster {name}: key 'ca.crt'"),
+        ({"sa.key": b"garbage"}, f"cluster {name}: invalid key sa.key"),
+        ({"ca.crt": b"garbage"}, f"cluster {name}: invalid key ca.crt"),
         ({"kubeconfig": kubeconfig}, "cannot be used, the former one stays: the client certificate and key"),
     ):
         await fleet.put_secret("a", secret | broken)

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from kplane.mcm.describe.certificate import ServingCertificate
 from kplane.mcm.describe.controllers import component_name, configure
-from kplane.mcm.describe.fingerprint import fingerprint
 from kplane.mcm.describe.flags import NO_FLAGS, Flags
+from kplane.mcm.describe.kinds import InstanceKind, fingerprint
 from kplane.mcm.describe.profiles import CORE, NODELESS
-from kplane.mcm.describe.services import Served
 from kplane.mcm.errors import ConfigurationError
 from kplane.provider import Cluster, ClusterConfig
 from kplane.provider.access.impersonation import Impersonation
@@ -71,8 +70,8 @@ def test_arguments_of_a_control_plane_with_all_keys() -> None:
     ]
 
 
-@pytest.mark.parametrize("service", Served)
-def test_it_dies_with_mcm_and_its_log_is_bounded(service: Served) -> None:
+@pytest.mark.parametrize("service", InstanceKind)
+def test_it_dies_with_mcm_and_its_log_is_bounded(service: InstanceKind) -> None:
     cluster = Cluster("a", config=ClusterConfig(server="https://127.0.0.1:6443", token="t"))
     component = service.describe(cluster, address=ADDRESS, serving=SERVING, flags=NO_FLAGS, program=service.program)
     assert (component.lifetime, component.only_logs) == (Lifetime.BOUND, True)

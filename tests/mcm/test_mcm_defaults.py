@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 
 from kplane.mcm.describe.controllers import ENVIRONMENT
-from kplane.mcm.instance.programs import Programs
-from kplane.mcm.instance.start_gate import GuardPace
+from kplane.mcm.describe.programs import Programs
+from kplane.mcm.instance.start_gate import GatePace
 from kplane.mcm.main import LOG_BYTES
-from kplane.mcm.metrics.scrape import ScrapeLimits
+from kplane.mcm.serving.scrape import ScrapeLimits
 from kplane.mcm.settings import Settings
-from kplane.mcm.source.debounce import Settling
+from kplane.mcm.source.debounce import DebouncingProvider
 from kplane.provider import Fleet
 from kplane.workloads import Pace, ProcessRuntime
 
@@ -25,7 +25,7 @@ class Nobody:
 
 
 def test_an_api_server_is_looked_at_every_10_s_and_may_be_away_for_60_and_an_instance_may_hang_for_90() -> None:
-    assert dataclasses.asdict(GuardPace()) == {
+    assert dataclasses.asdict(GatePace()) == {
         "look": 10.0,
         "timeout": 5.0,
         "fresh": 1.0,
@@ -49,7 +49,7 @@ def test_an_instance_has_2_s_for_its_metrics_and_all_have_5() -> None:
 
 def test_a_change_has_settled_after_2_s(tmp_path: Path) -> None:
     programs = Programs(runtime=ProcessRuntime(tmp_path, programs=()))
-    assert Settling(Nobody(), programs=programs).seconds == 2.0
+    assert DebouncingProvider(Nobody(), programs=programs).seconds == 2.0
 
 
 def test_what_an_instance_may_take(tmp_path: Path) -> None:

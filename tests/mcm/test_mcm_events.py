@@ -9,9 +9,9 @@ from unittest.mock import Mock
 import pytest
 
 from kplane.mcm.errors import RegistrationWithdrawn
+from kplane.mcm.reasons import Reason
 from kplane.mcm.status.events import Events
-from kplane.mcm.status.null_reporter import Silence
-from kplane.mcm.status.report import Reason
+from kplane.mcm.status.observer import NullReporter
 from kplane.provider import Cluster, ClusterConfig
 from kplane.provider.cluster.recorder import EventRecorder
 from kplane.provider.providers.kplane import REGISTRATIONS
@@ -29,7 +29,7 @@ class World:
         self.registration: dict[str, Any] | None = REGISTRATION
         self.recorder = Mock(EventRecorder)
         self.events = Events(
-            Silence(registration=lambda _: self.registration),
+            NullReporter(registration=lambda _: self.registration),
             recorder=self.recorder,
             resource=REGISTRATIONS,
             seen=lambda _: self.registration,
@@ -44,9 +44,9 @@ class World:
 
     def crash(self, times: int = 1) -> None:
         for number in range(times):
-            self.events.say("a", Reason.BACKOFF, message=f"ended with exit code {number}")
-            self.events.say("a", Reason.STARTING)
-            self.events.say("a", Reason.INSTANCE_RUNNING)
+            self.events.update("a", Reason.BACKOFF, message=f"ended with exit code {number}")
+            self.events.update("a", Reason.STARTING)
+            self.events.update("a", Reason.INSTANCE_RUNNING)
 
 
 @pytest.fixture
@@ -67,9 +67,9 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 async def test_a_start_and_an_end_are_told(world: World) -> None:
     await world.events.announce(CLUSTER)
-    world.events.say("a", Reason.STARTING)
-    world.events.say("a", Reason.INSTANCE_RUNNING)
-    world.events.say("a", Reason.INSTANCE_RUNNING)
+    world.events.update("a", Reason.STARTING)
+    world.events.update("a", Reason.INSTANCE_RUNNING)
+    world.events.update("a", Reason.INSTANCE_RUNNING)
     world.registration = None
     await world.events.end("a")
     assert world.told == [("Normal", "InstanceStarted"), ("Normal", "InstanceEnded")]
@@ -85,7 +85,7 @@ async def test_a_start_and_an_end_are_told(world: World) -> None:
 )
 async def test_what_started_and_ended_is_called_by_its_programs(world: World, services: str, programs: str) -> None:
     await world.events.announce(Cluster("a", config=CLUSTER.config, attributes={"services": services, **ATTRIBUTES}))
-    world.events.say("a", Reason.INSTANCE_RUNNING)
+    world.events.update("a", Reason.INSTANCE_RUNNING)
     await world.events.end("a")
     messages = [call.args[3] for call in world.recorder.event.call_args_list]
     assert messages == [f"{programs} started for https://a", f"{programs} ended for https://a"]
@@ -93,7 +93,7 @@ async def test_what_started_and_ended_is_called_by_its_programs(world: World, se
 
 async def test_a_loop_of_crashes_is_told_once(world: World, later: Callable[[float], None]) -> None:
     await world.events.announce(CLUSTER)
-    world.events.say("a", Reason.INSTANCE_RUNNING)
+    world.events.update("a", Reason.INSTANCE_RUNNING)
     world.crash(50)
     once = [("Normal", "InstanceStarted"), ("Warning", "InstanceEnded"), ("Normal", "InstanceStarted")]
     assert world.told == once
@@ -107,8 +107,8 @@ async def test_each_kind_of_trouble_is_told(world: World) -> None:
     await world.events.announce(CLUSTER)
     world.crash(3)
     for _ in range(3):
-        world.events.say("a", Reason.UNREADY, message="no answer")
-    world.events.say("a", Reason.CANNOT_END, message="no disk")
+        world.events.update("a", Reason.UNREADY, message="no answer")
+    world.events.update("a", Reason.CANNOT_END, message="no disk")
     assert [reason for kind, reason in world.told if kind == "Warning"] == [
         "InstanceEnded",
         "InstanceUnready",
@@ -118,14 +118,14 @@ async def test_each_kind_of_trouble_is_told(world: World) -> None:
 
 async def test_why_one_cannot_start_is_told_and_no_end_of_it(world: World) -> None:
     await world.events.announce(CLUSTER)
-    world.events.say_failure(CLUSTER, "no such profile")
+    world.events.report_failure(CLUSTER, "no such profile")
     await world.events.end("a")
     assert world.told == [("Warning", "InstanceCannotStart")]
 
 
 async def test_of_a_long_message_the_reason_and_the_last_words_stay(world: World) -> None:
     await world.events.announce(CLUSTER)
-    world.events.say("a", Reason.BACKOFF, message=f"ended with exit code 1{'x' * 5000}the last words")
+    world.events.update("a", Reason.BACKOFF, message=f"ended with exit code 1{'x' * 5000}the last words")
     message = world.recorder.event.call_args.args[3]
     assert len(message) == 1000
     assert message.startswith("ended with exit code 1")

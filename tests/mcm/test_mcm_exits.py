@@ -15,16 +15,15 @@ import pytest
 
 from kplane.binaries.programs import Binaries
 from kplane.mcm.fleet import Instances
-from kplane.mcm.instance.exits import exit_reason
-from kplane.mcm.metrics.collector import Metrics
-from kplane.mcm.status.null_reporter import Silence
-from kplane.mcm.status.overview import Overview
-from kplane.mcm.status.report import Reason
+from kplane.mcm.instance.exits import OomKills, exit_reason, find_counter
+from kplane.mcm.reasons import Reason
+from kplane.mcm.serving.metrics import Metrics
+from kplane.mcm.serving.overview import Overview
+from kplane.mcm.status.observer import NullReporter
 from kplane.provider import Client, Cluster, ClusterConfig
 from kplane.provider.client.resources import LEASES
 from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import Pace, ProcessRuntime
-from kplane.workloads.processes.oom_kills import OomKills, find_counter
 
 Eventually = Callable[..., Any]
 
@@ -46,15 +45,15 @@ async def test_the_reason_of_an_end_is_told_shown_and_counted(
     program = tmp_path / "kube-controller-manager"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o700)
-    heard = create_autospec(Silence, instance=True)
-    instances = Instances(runtime, witness=heard)
+    heard = create_autospec(NullReporter, instance=True)
+    instances = Instances(runtime, observer=heard)
     clusters = Clusters(awares=[instances])
     overview = Overview(clusters, instances=instances)
     try:
         await clusters.add_or_replace(Cluster("a", config=ClusterConfig(server="https://127.0.0.1:1", token="t")))
         [summary] = await eventually(overview.summaries, lambda found: found and found[0].exits.get(reason, 0) > 2)
         assert set(summary.exits) == {reason}
-        assert {call.args[1] for call in heard.say.call_args_list} == {Reason.STARTING, reason}
+        assert {call.args[1] for call in heard.update.call_args_list} == {Reason.STARTING, reason}
         shown = (await Metrics(overview).render()).decode()
         assert f'mcm_instance_exits_total{{cluster="a",reason="{reason}"}}' in shown
     finally:
@@ -70,7 +69,7 @@ async def test_each_end_counts_once_also_where_two_are_alike_and_a_start_that_fa
     program.chmod(0o700)
     pace = Pace(restart_base=0.02, restart_limit=0.02)
     async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=pace) as alike:
-        instances = Instances(alike, witness=Silence(registration=None))
+        instances = Instances(alike, observer=NullReporter(registration=None))
         clusters = Clusters(awares=[instances])
         try:
             await clusters.add_or_replace(Cluster("a", config=ClusterConfig(server="https://127.0.0.1:1", token="t")))

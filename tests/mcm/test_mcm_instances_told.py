@@ -1,4 +1,4 @@
-"""What is told of instances: to the witness, by metrics, and by the pages of mcm."""
+"""What is told of instances: to the observer, by metrics, and by the pages of mcm."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from kplane.mcm.settings import Listen
-from kplane.mcm.status.server import serve_status
+from kplane.api.configuration import HostPort
+from kplane.mcm.serving.server import serve_status
 from kplane.provider import Cluster
 
 from .instances_world import Heard, World, alive, cluster, program
@@ -42,15 +42,15 @@ async def test_the_witness_hears_of_an_instance_before_its_start_and_after_its_e
 
     async def look(cluster: Cluster, *, version: str | None = None) -> None:
         pids.append(world.pid(cluster.name))
-        await Heard.announce(world.witness, cluster, version=version)
+        await Heard.announce(world.observer, cluster, version=version)
 
-    world.witness.announce = look  # type: ignore[method-assign]
+    world.observer.announce = look  # type: ignore[method-assign]
     await world.clusters.add_or_replace(cluster("a"))
-    await eventually(lambda: ("Starting", "") in world.witness.told)
+    await eventually(lambda: ("Starting", "") in world.observer.told)
     await world.clusters.add_or_replace(cluster("a", server="https://127.0.0.1:2"))
-    await eventually(lambda: world.witness.told.count(("Starting", "")) == 2)
+    await eventually(lambda: world.observer.told.count(("Starting", "")) == 2)
     await world.clusters.remove("a")
-    assert world.witness.told == [
+    assert world.observer.told == [
         ("announced", "https://127.0.0.1:1"),
         ("Starting", ""),
         ("ended", ""),
@@ -75,32 +75,32 @@ async def test_the_end_is_confirmed_only_when_nothing_is_left_and_tried_until_th
     await world.clusters.add_or_replace(cluster("a", server="https://127.0.0.1:2"))
     await eventually(lambda: world.pid("a"), lambda found: found not in {None, pid})
     assert not alive(pid)
-    assert [what for what, _ in world.witness.told][:5] == ["announced", "Starting", "CannotEnd", "ended", "announced"]
+    assert [what for what, _ in world.observer.told][:5] == ["announced", "Starting", "CannotEnd", "ended", "announced"]
 
 
 async def test_what_is_not_wanted_any_more_does_not_start(world: World, eventually: Eventually) -> None:
-    world.witness.refuses = True
+    world.observer.refuses = True
     await world.clusters.add_or_replace(cluster("a"))
-    await eventually(lambda: ("ended", "") in world.witness.told)
+    await eventually(lambda: ("ended", "") in world.observer.told)
     await world.clusters.remove("a")
-    assert {what for what, _ in world.witness.told} == {"announced", "ended"}
+    assert {what for what, _ in world.observer.told} == {"announced", "ended"}
 
 
 async def test_a_description_that_makes_no_instance_is_not_announced(world: World, eventually: Eventually) -> None:
     await world.clusters.add_or_replace(cluster("bad", attributes={"profile": "Tiny"}))
-    await eventually(lambda: ("ended", "") in world.witness.told)
+    await eventually(lambda: ("ended", "") in world.observer.told)
     await world.clusters.remove("bad")
-    [(what, why), *_] = world.witness.told
+    [(what, why), *_] = world.observer.told
     assert what == "failed"
     assert "'Tiny' is not known" in why
-    assert "announced" not in {what for what, _ in world.witness.told}
+    assert "announced" not in {what for what, _ in world.observer.told}
 
 
 async def test_restarts_of_one_that_ends_by_itself_are_no_transitions(world: World, eventually: Eventually) -> None:
     program(world.directory, "exit 1")
     await world.clusters.add_or_replace(cluster("a"))
     await eventually(world.overview.summaries, lambda found: found and found[0].restarts > 2)
-    reasons = [reason for reason, _ in world.witness.told]
+    reasons = [reason for reason, _ in world.observer.told]
     assert reasons[:3] == ["announced", "Starting", "Backoff"]
     assert set(reasons[3:]) <= {"Backoff"}
 
@@ -122,7 +122,7 @@ async def test_each_service_has_a_process_and_both_end_together(world: World, ev
     await world.clusters.remove("a")
     assert not alive(alone.pid)
     assert not world.runtime.names()
-    assert [what for what, _ in world.witness.told].count("ended") == 2
+    assert [what for what, _ in world.observer.told].count("ended") == 2
 
 
 async def test_what_is_wrong_with_the_scheduler_is_told_though_controllers_run(
@@ -131,7 +131,7 @@ async def test_what_is_wrong_with_the_scheduler_is_told_though_controllers_run(
     program(world.directory, "echo no such profile >&2; exit 1", name="kube-scheduler")
     await world.clusters.add_or_replace(cluster("a", attributes=BOTH))
     [summary] = await eventually(world.overview.summaries, lambda found: found and found[0].restarts > 1)
-    assert world.witness.told[-1] == ("Backoff", "")
+    assert world.observer.told[-1] == ("Backoff", "")
     assert summary.pid is not None
     assert alive(summary.pid)
 
@@ -162,7 +162,7 @@ async def test_readiness_depends_on_the_registrations_only(
     pid = await eventually(lambda: world.pid("a"))
     async with (
         serve_status(
-            Listen("127.0.0.1", port),
+            HostPort("127.0.0.1", port),
             overview=world.overview,
             metrics=world.metrics,
             sources="endpoints",

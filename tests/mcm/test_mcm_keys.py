@@ -68,25 +68,28 @@ def test_what_an_instance_can_start_with(keys: dict[str, bytes]) -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"sa_key": b"garbage"}, "'sa.key'"),
-        ({"sa_key": ONE.certificate}, "'sa.key'"),
-        ({"sa_key": pem(EC, password=b"password")}, "without a password"),
-        ({"sa_key": pem(ed25519.Ed25519PrivateKey.generate())}, "no RSA or ECDSA key"),
-        ({"sa_key": pem(EC)[:90]}, "'sa.key'"),
-        ({"ca_crt": b"garbage"}, "'ca.crt'"),
-        ({"ca_crt": pem(EC)}, "'ca.crt'"),
-        ({"ca_crt": ONE.certificate.replace(b"M", b"A")}, "'ca.crt'"),
-        ({"signing_ca_crt": ONE.certificate + OTHER.certificate, "signing_ca_key": ONE.key}, "not one certificate"),
-        ({"signing_ca_crt": b"garbage", "signing_ca_key": ONE.key}, "'signing-ca.crt'"),
-        ({"signing_ca_crt": ONE.certificate, "signing_ca_key": b"garbage"}, "'signing-ca.key'"),
-        ({"signing_ca_crt": ONE.certificate, "signing_ca_key": pem(x25519.X25519PrivateKey.generate())}, "ca.key'"),
-        ({"signing_ca_crt": ONE.certificate, "signing_ca_key": OTHER.key}, "do not fit together"),
+        ({"sa_key": b"garbage"}, "sa.key"),
+        ({"sa_key": ONE.certificate}, "sa.key"),
+        ({"sa_key": pem(EC, password=b"password")}, "not encrypted"),
+        ({"sa_key": pem(ed25519.Ed25519PrivateKey.generate())}, "an RSA or ECDSA private key"),
+        ({"sa_key": pem(EC)[:90]}, "sa.key"),
+        ({"ca_crt": b"garbage"}, "ca.crt"),
+        ({"ca_crt": pem(EC)}, "ca.crt"),
+        ({"ca_crt": ONE.certificate.replace(b"M", b"A")}, "ca.crt"),
+        ({"signing_ca_crt": ONE.certificate + OTHER.certificate, "signing_ca_key": ONE.key}, "one CA certificate"),
+        ({"signing_ca_crt": b"garbage", "signing_ca_key": ONE.key}, "signing-ca.crt"),
+        ({"signing_ca_crt": ONE.certificate, "signing_ca_key": b"garbage"}, "signing-ca.key"),
+        (
+            {"signing_ca_crt": ONE.certificate, "signing_ca_key": pem(x25519.X25519PrivateKey.generate())},
+            "signing-ca.key",
+        ),
+        ({"signing_ca_crt": ONE.certificate, "signing_ca_key": OTHER.key}, "its private key"),
     ],
 )
 def test_what_it_cannot_is_named_with_what_to_do_and_nothing_of_it_is_shown(keys: dict[str, bytes], words: str) -> None:
     sentence = broken(**keys)  # type: ignore[arg-type]
     assert words in sentence
-    assert "; put " in sentence
+    assert "of its Secret: expected " in sentence
     for value in keys.values():
         assert not [line for line in value.decode().splitlines() if line in sentence]
 
@@ -103,7 +106,7 @@ def test_the_former_ones_are_kept_together_and_only_where_the_new_ones_cannot_be
         "signing-ca.key": ONE.key,
         "new": b"new",
     }
-    assert "do not fit together" in sentence
+    assert "signing-ca.crt and signing-ca.key" in sentence
 
 
 def test_what_nothing_read_before_is_kept_only_where_it_can_be_used() -> None:

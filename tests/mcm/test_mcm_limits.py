@@ -16,23 +16,18 @@ import pytest
 from kplane.binaries.programs import Binaries
 from kplane.mcm.describe.controllers import OPEN_FILES
 from kplane.mcm.fleet import Instances
-from kplane.mcm.instance.api_server_probe import Obstacle
 from kplane.mcm.instance.lifecycle import Instance
-from kplane.mcm.instance.memory_ceiling import MemoryCeiling
+from kplane.mcm.instance.memory import MemoryCeiling
+from kplane.mcm.instance.state import BlockingReason
+from kplane.mcm.reasons import Reason
+from kplane.mcm.serving.overview import Overview
 from kplane.mcm.settings import Settings
-from kplane.mcm.status.null_reporter import Silence
-from kplane.mcm.status.overview import Overview
-from kplane.mcm.status.report import Reason
+from kplane.mcm.status.observer import NullReporter
 from kplane.provider import Cluster, ClusterConfig
 from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import Component, Lifetime, Pace, Phase, ProcessRuntime, RestartPolicy
-from kplane.workloads.processes.memory_group import is_delegated
-from kplane.workloads.processes.oom_kills import find_counter
 
 Eventually = Callable[..., Any]
-COUNTER = find_counter()
-DELEGATED = COUNTER is not None and is_delegated(COUNTER.parent)
-"""Whether the control group of this process may be divided."""
 HUNGRY = "import time; taken = b'x' * (200 << 20); time.sleep(1000)"
 
 
@@ -66,14 +61,14 @@ def program(tmp_path: Path) -> None:
 async def test_an_instance_above_the_ceiling_is_ended_with_the_reason_and_no_other(
     runtime: ProcessRuntime, eventually: Eventually
 ) -> None:
-    heard = create_autospec(Silence, instance=True)
-    instances = Instances(runtime, witness=heard)
+    heard = create_autospec(NullReporter, instance=True)
+    instances = Instances(runtime, observer=heard)
     async with modest_and_hungry(instances) as summary:
         pid = await eventually(lambda: summary("modest").pid)
         async with MemoryCeiling(instances.all, limit_bytes=100 << 20, interval_seconds=0.1).kept():
             await eventually(lambda: summary("hungry").exits.get("OutOfMemory", 0) >= 2)
         assert set(summary("hungry").exits) == {"OutOfMemory"}
-        said = [call for call in heard.say.call_args_list if call.args[0] == "hungry"]
+        said = [call for call in heard.update.call_args_list if call.args[0] == "hungry"]
         assert said[-1].args[1] is Reason.OUT_OF_MEMORY
         assert "MiB of memory, and may take 100 MiB" in said[-1].kwargs["message"]
         assert (summary("modest").pid, summary("modest").restarts) == (pid, 0)
@@ -81,13 +76,13 @@ async def test_an_instance_above_the_ceiling_is_ended_with_the_reason_and_no_oth
 
 @pytest.mark.usefixtures("program")
 async def test_what_ends_one_later_is_not_told_as_its_memory(runtime: ProcessRuntime, eventually: Eventually) -> None:
-    instances = Instances(runtime, witness=Silence(registration=None))
+    instances = Instances(runtime, observer=NullReporter(registration=None))
     async with modest_and_hungry(instances) as summary:
         pid = await eventually(lambda: summary("modest").pid)
         [instance] = instances.groups["modest"]
         instance.end_above(pid, taken_bytes=2 << 20, limit_bytes=1 << 20)
         # The runtime has not told of its end yet when it is held for something else.
-        await instance.hold(Obstacle(Reason.API_SERVER_UNREACHABLE, "it is away"))
+        await instance.hold(BlockingReason(Reason.API_SERVER_UNREACHABLE, "it is away"))
         await instance.start(Mock(cluster=instance.cluster))
         os.kill(await eventually(lambda: summary("modest").pid), signal.SIGKILL)
         assert await eventually(lambda: summary("modest").exits) == {"Killed": 1}
@@ -98,8 +93,8 @@ async def test_who_shares_much_is_looked_at_closely_when_it_grows(
 ) -> None:
     """The kernel takes long to tell the share; what merely stays large with pages of others is not asked for again."""
     looks: list[int] = []
-    monkeypatch.setattr("kplane.mcm.instance.memory_ceiling.pss_of", lambda pid: looks.append(pid) or 0)
-    asked = Mock(return_value=[create_autospec(Instance, instance=True, state=Mock(pid=os.getpid()))])
+    monkeypatch.setattr("kplane.mcm.instance.memory.pss_of", lambda pid: looks.append(pid) or 0)
+    asked = Mock(return_value=[create_autospec(Instance, instance=True, process=Mock(pid=os.getpid()))])
     async with MemoryCeiling(asked, limit_bytes=16 << 20, interval_seconds=0.01).kept():
         await eventually(lambda: asked.call_count > 20)
         before = len(looks)
@@ -116,11 +111,11 @@ async def test_an_instance_may_open_so_many_files(
     program = tmp_path / "kube-controller-manager"
     program.write_text("#!/bin/sh\nexec sleep 1000\n")
     program.chmod(0o700)
-    instances = Instances(runtime, witness=Silence(registration=None))
+    instances = Instances(runtime, observer=NullReporter(registration=None))
     clusters = Clusters(awares=[instances])
     try:
         await clusters.add_or_replace(cluster("a"))
-        pid = await eventually(lambda: instances.groups["a"][0].state.pid)
+        pid = await eventually(lambda: instances.groups["a"][0].process.pid)
         limits = Path(f"/proc/{pid}/limits").read_text()
         [line] = [line for line in limits.splitlines() if line.startswith("Max open files")]
         assert line.split()[3:5] == [str(OPEN_FILES), str(OPEN_FILES)]
@@ -132,19 +127,6 @@ async def test_an_instance_may_open_so_many_files(
 def test_a_ceiling_under_which_nothing_runs_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(SystemExit):
         Settings.parse([f"--state-dir={tmp_path}", f"--programs-dir={tmp_path}", f"--instance-memory-mib={text}"])
-
-
-@pytest.mark.usefixtures("program")
-@pytest.mark.skipif(not DELEGATED, reason="the control group of the tests is not delegated to them")
-async def test_an_instance_that_the_kernel_ends_for_taking_more_is_told_as_out_of_memory(
-    runtime: ProcessRuntime, eventually: Eventually
-) -> None:
-    instances = Instances(runtime, witness=Silence(registration=None), memory_bytes=100 << 20)
-    async with modest_and_hungry(instances) as summary:
-        pid = await eventually(lambda: summary("modest").pid)
-        await eventually(lambda: summary("hungry").exits.get("OutOfMemory", 0) >= 2)
-        assert set(summary("hungry").exits) == {"OutOfMemory"}
-        assert (summary("modest").pid, summary("modest").restarts) == (pid, 0)
 
 
 @pytest.mark.integration

@@ -14,14 +14,14 @@ import pytest
 
 from kplane.mcm.describe.controllers import component_name
 from kplane.mcm.fleet import Instances
-from kplane.mcm.instance.api_server_probe import Obstacle, Tenant
+from kplane.mcm.instance.api_server_probe import APIServerProbe
 from kplane.mcm.instance.lifecycle import Instance
-from kplane.mcm.instance.liveness import Liveness
-from kplane.mcm.instance.start_gate import GuardPace
+from kplane.mcm.instance.start_gate import GatePace, Liveness
+from kplane.mcm.instance.state import BlockingReason
 from kplane.mcm.instance.turns import StartBudget
-from kplane.mcm.status.null_reporter import Silence
-from kplane.mcm.status.overview import ClusterSummary, Overview
-from kplane.mcm.status.report import Reason
+from kplane.mcm.reasons import Reason
+from kplane.mcm.serving.overview import ClusterSummary, Overview
+from kplane.mcm.status.observer import NullReporter
 from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import Pace, Phase, ProcessRuntime
 
@@ -53,10 +53,10 @@ class World:
     """One instance, which is healthy until `broken` is there and after each of its starts, and its API server."""
 
     def __init__(self, runtime: ProcessRuntime, *, hung: float) -> None:
-        pace = GuardPace(look=LOOK_SECONDS, grace=1000.0, retry_initial=LOOK_SECONDS, hung=hung, hung_maximum=1000.0)
-        self.witness = create_autospec(Silence, instance=True)
-        self.budget = StartBudget(at_once=1, longest_seconds=0.05, stagger_seconds=0.0, pressure=lambda: 0.0)
-        self.instances = Instances(runtime, witness=self.witness, guard_pace=pace, budget=self.budget)
+        pace = GatePace(look=LOOK_SECONDS, grace=1000.0, retry_initial=LOOK_SECONDS, hung=hung, hung_maximum=1000.0)
+        self.observer = create_autospec(NullReporter, instance=True)
+        self.budget = StartBudget(at_once=1, longest_seconds=0.05, stagger_seconds=0.0)
+        self.instances = Instances(runtime, observer=self.observer, gate_pace=pace, budget=self.budget)
         self.clusters = Clusters(awares=[self.instances])
         self.broken = runtime.log_path(component_name("a")).with_name("data") / "broken"
         self.away = False
@@ -71,11 +71,11 @@ class World:
     @property
     def phase(self) -> Phase:
         [instance] = self.instances.groups["a"]
-        return instance.state.phase
+        return instance.process.phase
 
-    async def look(self, *_: object) -> Obstacle | None:
+    async def look(self, *_: object) -> BlockingReason | None:
         self.looks += 1
-        return Obstacle(Reason.API_SERVER_UNREACHABLE, "it is away") if self.away else None
+        return BlockingReason(Reason.API_SERVER_UNREACHABLE, "it is away") if self.away else None
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def world_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Eventu
         pace = Pace(restart_base=0.05, ready_probe=0.05)
         async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=pace) as runtime:
             world = World(runtime, hung=hung)
-            monkeypatch.setattr(Tenant, "look", world.look)
+            monkeypatch.setattr(APIServerProbe, "look", world.look)
             try:
                 await world.clusters.add_or_replace(cluster("a"))
                 await eventually(lambda: world.phase is Phase.READY)
@@ -113,7 +113,9 @@ async def test_an_instance_that_hangs_is_started_again_and_that_is_told(world_of
         await eventually(lambda: world.phase is Phase.READY)
         assert world.summary.pid != pid
         assert world.summary.restarts == 1
-        told = [call.kwargs["message"] for call in world.witness.say.call_args_list if call.args[1] is Reason.KILLED]
+        told = [
+            call.kwargs["message"] for call in world.observer.update.call_args_list if call.args[1] is Reason.KILLED
+        ]
         assert told[0].startswith("it did not answer its health check for ")
 
 

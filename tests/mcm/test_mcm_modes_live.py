@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from kplane.api import RegistrationMode
 from kplane.mcm.errors import NotAnnounced, RegistrationWithdrawn
-from kplane.mcm.status.report import Reason
-from kplane.mcm.status.reporter import Reports
+from kplane.mcm.reasons import Reason
+from kplane.mcm.status.reporter import StatusReporter
 from kplane.provider import Client, Cluster, ClusterConfig, Conflict, Resource
 from kplane.provider.errors import Forbidden
 from kplane.provider.providers.kplane import REGISTRATIONS
@@ -56,8 +56,8 @@ class Table:
         config = ClusterConfig(server="https://127.0.0.1:1", token="t")
         return Cluster(self.name, config=config, attributes={"controlPlaneUID": UID})
 
-    def reports(self, mode: RegistrationMode, **options: Any) -> Reports:
-        return Reports(self.client, registration=lambda _: self.view, mode=mode, **options)
+    def reports(self, mode: RegistrationMode, **options: Any) -> StatusReporter:
+        return StatusReporter(self.client, registration=lambda _: self.view, mode=mode, **options)
 
     async def resolve(self, **status: Any) -> None:
         """Write what the operator would."""
@@ -143,8 +143,8 @@ async def test_of_two_who_announce_at_once_the_second_one_sees_the_first(table: 
         mode: {**(table.view or {}), "status": {**(table.view or {})["status"], "mode": mode}}
         for mode in (first, second)
     }
-    theirs = Reports(table.client, registration=lambda _: stale[first], mode=first)
-    ours = Reports(table.client, registration=lambda _: stale[second], mode=second)
+    theirs = StatusReporter(table.client, registration=lambda _: stale[first], mode=first)
+    ours = StatusReporter(table.client, registration=lambda _: stale[second], mode=second)
     await table.resolve(mode=second)
 
     async def meddle() -> None:
@@ -215,8 +215,8 @@ async def test_nothing_is_said_over_the_instance_of_the_other(table: Table) -> N
     before = await table.look()
     shared = table.reports(SHARED)
     async with shared.running():
-        shared.say(table.name, Reason.INSTANCE_RUNNING)
-        shared.say_failure(table.cluster, "no program")
+        shared.update(table.name, Reason.INSTANCE_RUNNING)
+        shared.report_failure(table.cluster, "no program")
         await shared.end(table.name)
         await asyncio.sleep(0)
     assert await table.look() == before

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from kplane.api import KubernetesVersion
+from kplane.mcm.describe.programs import Build, Programs
 from kplane.mcm.errors import ConfigurationError
 from kplane.mcm.fleet import Instances
-from kplane.mcm.instance.programs import Build, Programs
+from kplane.mcm.serving.overview import Overview
 from kplane.mcm.settings import Settings
-from kplane.mcm.status.null_reporter import Silence
-from kplane.mcm.status.overview import Overview
+from kplane.mcm.status.observer import NullReporter
 from kplane.provider import Cluster, ClusterConfig
 from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import ProcessRuntime, RuntimeFailure
@@ -99,9 +99,11 @@ async def test_where_none_tells_its_version_that_is_said(tmp_path: Path) -> None
 async def test_instances_of_several_versions_run_side_by_side(tmp_path: Path, eventually: Callable[..., Any]) -> None:
     directories = [directory(tmp_path, name, version=f"v{name}.4") for name in ("1.35", "1.36")]
     flags = [f"--programs-dir={path}" for path in directories]
-    given = Settings.parse([f"--state-dir={tmp_path}/state", *flags]).programs
+    given = Settings.parse([f"--state-dir={tmp_path}/state", *flags]).programs_dir
     async with ProcessRuntime(tmp_path / "state", programs=given) as runtime:
-        instances = Instances(runtime, witness=Silence(registration=None), programs=Programs(given, runtime=runtime))
+        instances = Instances(
+            runtime, observer=NullReporter(registration=None), programs=Programs(given, runtime=runtime)
+        )
         clusters = Clusters(awares=[instances])
         overview = Overview(clusters, instances=instances)
 

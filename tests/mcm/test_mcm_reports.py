@@ -11,8 +11,8 @@ import pytest
 
 from kplane.api import RegistrationMode
 from kplane.mcm.errors import NotAnnounced, RegistrationWithdrawn
-from kplane.mcm.status.report import Reason
-from kplane.mcm.status.reporter import Reports
+from kplane.mcm.reasons import Reason
+from kplane.mcm.status.reporter import StatusReporter
 from kplane.provider import Cluster, Conflict
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.errors import Forbidden
@@ -35,7 +35,7 @@ async def test_an_instance_is_announced_before_it_starts_and_its_end_confirmed(
         await desk.reports.announce(desk.cluster)
         assert await desk.running() == ("False", "Starting")
         assert (await desk.status())["instance"] == {"controlPlaneUID": desk.uid, "version": "v1.36.3"}
-        desk.reports.say(desk.name, Reason.INSTANCE_RUNNING)
+        desk.reports.update(desk.name, Reason.INSTANCE_RUNNING)
         await eventually(desk.running, lambda found: found == ("True", "InstanceRunning"))
         await desk.reports.end(desk.name)
         assert await desk.running() == ("False", "Ended")
@@ -49,7 +49,7 @@ async def test_what_the_operator_took_back_meanwhile_does_not_start(desk: Desk, 
     """The answer to the announcement tells it, also where the watch is behind."""
     cluster = desk.cluster
     stale = desk.seen(desk.name)
-    reports = Reports(desk.client, registration=lambda _: stale)
+    reports = StatusReporter(desk.client, registration=lambda _: stale)
     await desk.resolve(**status)
     with pytest.raises(RegistrationWithdrawn):
         await reports.announce(cluster)
@@ -69,18 +69,18 @@ async def test_only_transitions_are_written(desk: Desk, eventually: Eventually) 
     async with desk.reports.running():
         await desk.reports.announce(desk.cluster)
         for _ in range(50):
-            desk.reports.say(desk.name, Reason.INSTANCE_RUNNING)
+            desk.reports.update(desk.name, Reason.INSTANCE_RUNNING)
             desk.reports.look(desk.name)
             await asyncio.sleep(0)
         await eventually(desk.running, lambda found: found[1] == "InstanceRunning")
         assert desk.client.writes == 2
         # Last words that differ each time are no transition, the first ones are.
         for number in range(50):
-            desk.reports.say(desk.name, Reason.BACKOFF, message=f"it ended at {number}")
+            desk.reports.update(desk.name, Reason.BACKOFF, message=f"it ended at {number}")
             await asyncio.sleep(0)
         await eventually(desk.running, lambda found: found == ("False", "Backoff"))
         for number in range(50):
-            desk.reports.say(desk.name, Reason.BACKOFF, message=f"it ended again at {number}")
+            desk.reports.update(desk.name, Reason.BACKOFF, message=f"it ended again at {number}")
             await asyncio.sleep(0)
         await desk.reports.end(desk.name)
         await desk.reports.end(desk.name)
@@ -100,7 +100,7 @@ async def test_an_instance_that_goes_to_and_fro_is_told_of_less_and_less_often(
     async with desk.reports.running():
         await desk.reports.announce(desk.cluster)
         for number in itertools.count():
-            desk.reports.say(desk.name, Reason.UNREADY if number % 2 else Reason.INSTANCE_RUNNING)
+            desk.reports.update(desk.name, Reason.UNREADY if number % 2 else Reason.INSTANCE_RUNNING)
             await asyncio.sleep(0.01)
             if desk.client.writes == _WRITES:
                 break
@@ -122,7 +122,7 @@ async def test_a_management_api_in_trouble_keeps_no_instance_from_running_or_end
     desk.client.fault = Forbidden(403, "Forbidden", "somebody's policy says no")
     async with desk.reports.running():
         await desk.reports.announce(desk.cluster)
-        desk.reports.say(desk.name, Reason.INSTANCE_RUNNING)
+        desk.reports.update(desk.name, Reason.INSTANCE_RUNNING)
         await desk.reports.end(desk.name)
         await desk.reports.announce(desk.cluster)
         assert await desk.running() == ("", "")
@@ -136,7 +136,7 @@ async def test_what_cannot_start_is_told_once_and_stays_announced(desk: Desk, ev
     async with desk.reports.running():
         for _ in range(5):
             await desk.reports.announce(desk.cluster)
-            desk.reports.say_failure(desk.cluster, "no program")
+            desk.reports.report_failure(desk.cluster, "no program")
             await desk.reports.end(desk.name)
         assert await desk.running() == ("False", "CannotStart")
         assert (await desk.status())["instance"]["controlPlaneUID"] == desk.uid
@@ -153,7 +153,7 @@ async def test_instances_that_went_with_an_earlier_mcm_are_told_to_have_ended(
 ) -> None:
     async with desk.reports.running():
         await desk.reports.announce(desk.cluster)
-        desk.reports.say(desk.name, Reason.INSTANCE_RUNNING)
+        desk.reports.update(desk.name, Reason.INSTANCE_RUNNING)
         await eventually(desk.running, lambda found: found[0] == "True")
     await desk.resolve(ready=False)
     again = desk.another()
@@ -186,7 +186,7 @@ async def test_what_this_run_announced_is_told_to_have_ended_though_it_is_not_ou
     async with desk.reports.running():
         await desk.reports.announce(desk.cluster)
         if failed:
-            desk.reports.say_failure(desk.cluster, "no program")
+            desk.reports.report_failure(desk.cluster, "no program")
         desk.mine = False
         desk.client.fault = Forbidden(403, "Forbidden", "somebody's policy says no")
         await desk.reports.end(desk.name)
@@ -213,7 +213,7 @@ async def test_what_another_mcm_announced_since_is_not_taken_for_ours(desk: Desk
 async def test_what_is_said_of_one_of_the_other_mode_is_left_alone(desk: Desk, eventually: Eventually) -> None:
     dedicated = desk.another(mode=RegistrationMode.DEDICATED)
     await desk.resolve(mode="Dedicated")
-    dedicated.say_failure(desk.cluster, "profile 'Tiny' is not known")
+    dedicated.report_failure(desk.cluster, "profile 'Tiny' is not known")
     await dedicated.end(desk.name)
     await eventually(lambda: (desk.seen(desk.name) or {})["status"].get("conditions"))
     for _ in range(2):
@@ -289,7 +289,7 @@ async def test_a_registration_without_an_instance_is_not_written_to(desk: Desk) 
 async def test_last_words_are_kept_to_their_end(desk: Desk, eventually: Eventually) -> None:
     async with desk.reports.running():
         await desk.reports.announce(desk.cluster)
-        desk.reports.say(desk.name, Reason.CANNOT_END, message="x" * 5000 + " and the reason")
+        desk.reports.update(desk.name, Reason.CANNOT_END, message="x" * 5000 + " and the reason")
         await eventually(desk.running, lambda found: found == ("False", "CannotEnd"))
     [found] = [item for item in (await desk.status())["conditions"] if item["type"] == "Running"]
     assert found["message"].endswith("x and the reason")

@@ -98,7 +98,7 @@ async def test_a_rotated_token_is_used_by_the_same_process(
             return True
         return False
 
-    mcm.start("--instance-metrics=full")
+    mcm.start()
     async with gate_to(tenant.server) as gate, Client(configs[former]) as outdated:
         name = await fleet.register("a", with_token_of(former), server=gate.url)
         before = await state(name, "Ready")
@@ -124,7 +124,7 @@ async def test_a_rotated_token_is_used_by_the_same_process(
             lambda: asyncio.to_thread(samples, mcm), lambda found: ("rest_client_requests_total", name) in found
         )
         answers = found["rest_client_requests_total", name]
-        assert {"200", "201"} <= answers.keys()
+        assert "2xx" in answers
         assert "401" not in answers
 
 

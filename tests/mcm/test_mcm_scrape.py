@@ -14,13 +14,14 @@ from unittest.mock import AsyncMock, create_autospec
 import aiohttp
 import pytest
 
+from kplane.api.configuration import HostPort
 from kplane.mcm.describe.certificate import ReaderCertificate, ServingCertificate
 from kplane.mcm.errors import McmError
-from kplane.mcm.metrics.collector import Metrics
-from kplane.mcm.metrics.scrape import Origin, ScrapeLimits, Scraper, Target
-from kplane.mcm.settings import Listen
-from kplane.mcm.status.overview import Overview
-from kplane.mcm.status.server import serve_status
+from kplane.mcm.instance.lifecycle import Origin, Target
+from kplane.mcm.serving.metrics import Metrics
+from kplane.mcm.serving.overview import Overview
+from kplane.mcm.serving.scrape import ScrapeLimits, Scraper
+from kplane.mcm.serving.server import serve_status
 
 Eventually = Callable[..., Any]
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
@@ -156,7 +157,7 @@ async def test_clients_that_have_left_are_in_nobodys_way(eventually: Eventually,
     metrics, port = Metrics(none, scraper=scraper), hold_port()
     metrics.render = AsyncMock(wraps=metrics.render)  # type: ignore[method-assign]
     async with (
-        serve_status(Listen("127.0.0.1", port), overview=none, metrics=metrics, sources="x", synced=bool),
+        serve_status(HostPort("127.0.0.1", port), overview=none, metrics=metrics, sources="x", synced=bool),
         aiohttp.ClientSession() as session,
     ):
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kplane.mcm.settings import Listen, Settings
+from kplane.api.configuration import HostPort
+from kplane.mcm.settings import Settings
+from tools.mcm_flags import main as write_flags
 
 
 def parse(tmp_path: Path, *more: str) -> Settings:
@@ -16,8 +18,8 @@ def parse(tmp_path: Path, *more: str) -> Settings:
 def test_what_is_given_and_what_is_default(tmp_path: Path) -> None:
     settings = parse(tmp_path, "--kubeconfig=k", f"--programs-dir={tmp_path.parent}")
     assert settings.kubeconfig == Path("k")
-    assert settings.programs == (tmp_path, tmp_path.parent)
-    assert settings.listen == Listen("127.0.0.1", 8081)
+    assert settings.programs_dir == (tmp_path, tmp_path.parent)
+    assert settings.listen == HostPort("127.0.0.1", 8081)
     assert parse(tmp_path).kubeconfig is None
 
 
@@ -25,7 +27,7 @@ def test_what_is_given_and_what_is_default(tmp_path: Path) -> None:
     ("text", "host"), [("0.0.0.0:80", "0.0.0.0"), ("[::1]:80", "::1"), ("localhost:80", "localhost")]
 )
 def test_addresses_to_listen_on(tmp_path: Path, text: str, host: str) -> None:
-    assert parse(tmp_path, f"--listen={text}").listen == Listen(host, 80)
+    assert parse(tmp_path, f"--listen={text}").listen == HostPort(host, 80)
 
 
 @pytest.mark.parametrize("text", ["80", ":80", "host", "host:", "host:65536", "host:x", "host:-1"])
@@ -33,7 +35,7 @@ def test_what_is_no_address_is_refused(tmp_path: Path, text: str, capsys: pytest
     with pytest.raises(SystemExit) as ended:
         parse(tmp_path, f"--listen={text}")
     assert ended.value.code == 2
-    assert "has to be HOST:PORT" in capsys.readouterr().err
+    assert "this is not HOST:PORT" in capsys.readouterr().err
 
 
 def test_a_directory_of_programs_that_is_not_there_is_refused(
@@ -41,20 +43,20 @@ def test_a_directory_of_programs_that_is_not_there_is_refused(
 ) -> None:
     with pytest.raises(SystemExit):
         parse(tmp_path, f"--programs-dir={tmp_path}/missing")
-    assert f"{tmp_path}/missing is no directory" in capsys.readouterr().err
+    assert f"{tmp_path}/missing: there is no such directory" in capsys.readouterr().err
 
 
 def test_flags_are_not_abbreviated(tmp_path: Path) -> None:
     settings = parse(tmp_path, "--kube=k")
     assert settings.kubeconfig is None
-    assert settings.flags.arguments == ("--kube=k",)  # which kube-controller-manager will not know
+    assert settings.instance_flags.arguments == ("--kube=k",)  # which kube-controller-manager will not know
 
 
 def test_flags_of_kube_controller_manager_are_kept_in_their_order(tmp_path: Path) -> None:
     given = ["--concurrent-gc-syncs", "5", "--log-level=error", "-v", "2", "--feature-gates=A=true"]
     settings = parse(tmp_path, *given)
     assert settings.log_level == "error"
-    assert settings.flags.arguments == ("--concurrent-gc-syncs", "5", "-v", "2", "--feature-gates=A=true")
+    assert settings.instance_flags.arguments == ("--concurrent-gc-syncs", "5", "-v", "2", "--feature-gates=A=true")
 
 
 @pytest.mark.parametrize(
@@ -88,12 +90,12 @@ def test_what_mcm_sets_itself_is_refused_with_the_reason(
 def test_what_is_told_of_instances(tmp_path: Path) -> None:
     default = parse(tmp_path)
     assert (default.instance_metrics, default.instance_logs, default.report_status) == ("fixed", "files", False)
-    settings = parse(tmp_path, "--instance-metrics=full", "--instance-logs=json", "--report-status")
-    assert (settings.instance_metrics, settings.instance_logs, settings.report_status) == ("full", "json", True)
+    settings = parse(tmp_path, "--instance-metrics=none", "--instance-logs=json", "--report-status")
+    assert (settings.instance_metrics, settings.instance_logs, settings.report_status) == ("none", "json", True)
     assert parse(tmp_path, "--no-report-status").report_status is False
 
 
-@pytest.mark.parametrize("flag", ["--instance-metrics=some", "--instance-logs=syslog"])
+@pytest.mark.parametrize("flag", ["--instance-metrics=full", "--instance-logs=syslog"])
 def test_what_cannot_be_told_of_instances_is_refused(
     tmp_path: Path, flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,3 +112,14 @@ def test_who_may_not_be_alone_starts_nothing_that_is_not_announced(
     tmp_path: Path, flags: list[str], announced: bool
 ) -> None:
     assert parse(tmp_path, "--report-status", *flags).has_to_announce is announced
+
+
+def test_the_environment_can_take_the_place_of_flags(tmp_path: Path) -> None:
+    environment = {"KPLANE_MCM_LOG_LEVEL": "debug", "KPLANE_MCM_INSTANCE_MEMORY_MIB": "0", "KPLANE_MCM_PORT": "tcp://x"}
+    given = [f"--state-dir={tmp_path}", f"--programs-dir={tmp_path}", "--instance-memory-mib=64"]
+    settings = Settings.parse(given, environment=environment)
+    assert (settings.log_level, settings.instance_memory_mib) == ("debug", 64)
+
+
+def test_the_documented_flags_are_those_of_the_code() -> None:
+    assert write_flags(["--check"]) == 0

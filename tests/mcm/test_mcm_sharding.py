@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from kplane.mcm.instance.lifecycle import Instance
-from kplane.mcm.placement.lease_enforcer import Tenure
+from kplane.mcm.placement.lease_enforcer import LeaseEnforcer
 from kplane.mcm.placement.sharding import Sharding, shard_metrics
 from kplane.mcm.settings import Settings
 from kplane.provider import Client, Cluster, ClusterConfig
@@ -64,8 +64,14 @@ def test_times_are_the_usual_ones_and_fit_whatever_is_asked_for() -> None:
         (["--cluster-sharding"], "--cluster-sharding needs --cluster-lease-namespace"),
         (["--cluster-sharding", NAMESPACE, "--cluster-shard-id=A b"], "becomes part of the name of a Lease"),
         (["--cluster-sharding", NAMESPACE, "--cluster-lease-prefix=A"], "has to be a DNS-1123 label"),
-        (["--cluster-sharding", NAMESPACE, "--cluster-lease-seconds=9"], "has to be from 10 to 300"),
-        (["--cluster-sharding", NAMESPACE, "--cluster-lease-seconds=soon"], "whole number of seconds"),
+        (
+            ["--cluster-sharding", NAMESPACE, "--cluster-lease-seconds=9"],
+            "9: at least 10 is needed",
+        ),
+        (
+            ["--cluster-sharding", NAMESPACE, "--cluster-lease-seconds=soon"],
+            "soon: Input should be a valid integer",
+        ),
         (
             ["--cluster-sharding", NAMESPACE, "--registration=a", "--report-status"],
             "names what this mcm alone serves: leave out --cluster-sharding",
@@ -105,11 +111,11 @@ async def test_instances_of_clusters_that_are_not_ours_are_killed_whoever_forgot
         return ends_at[name] - time.monotonic()
 
     names = ("ours", "ending", "lost", "unbounded")
-    tenure = Tenure(tmp_path, seconds_left=lambda name: None if name == "unbounded" else seconds_left(name))
+    enforcer = LeaseEnforcer(tmp_path, seconds_left=lambda name: None if name == "unbounded" else seconds_left(name))
     present = fakes("ours", "ending", "unbounded")
     async with (
         ProcessRuntime(tmp_path, programs=[Path("/bin")]) as runtime,
-        tenure.running(lambda: present, stop=asyncio.Event()),
+        enforcer.running(lambda: present, stop=asyncio.Event()),
     ):
         for name in names:
             component = Component(name=name, program="sleep", args=("1000",), restart=RestartPolicy.NEVER)
@@ -119,11 +125,11 @@ async def test_instances_of_clusters_that_are_not_ours_are_killed_whoever_forgot
         def running() -> set[str]:
             return {name for name in names if runtime.state(name).pid == pids[name]}
 
-        await tenure.admit()
+        await enforcer.admit()
         assert running() == set(names)
         present += fakes("lost")
         ends_at["ending"] = time.monotonic() + 0.6  # it is ended half a second before that
-        await tenure.admit()
+        await enforcer.admit()
         await eventually(running, lambda found: found == {"ours", "unbounded"})
         for name in names:
             await runtime.delete(name)

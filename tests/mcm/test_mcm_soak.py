@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from kplane.mcm.describe.services import Served
+from kplane.mcm.describe.kinds import InstanceKind
 from kplane.provider import ClusterConfig
 from kplane.provider.providers.kplane import REGISTRATIONS
 from kplane.workloads import find_processes
@@ -71,7 +71,7 @@ class Soak:
         return {
             served.component(name): name
             for name, wish in self.wanted.items()
-            for served in Served
+            for served in InstanceKind
             if served.name.title() in wish.services
         }
 
@@ -173,7 +173,7 @@ class Soak:
         wrong = [f"{name}: is told of" for name in told.keys() - wanted.keys()]
         for name, wish in wanted.items():
             found = told.get(name, {})
-            others = [Served.SCHEDULER.program] if "Scheduler" in wish.services else []
+            others = [InstanceKind.SCHEDULER.program] if "Scheduler" in wish.services else []
             seen = found.get("state"), found.get("profile"), found.get("server"), list(found.get("others", ()))
             if seen != ("Ready", wish.profile, self.gates[wish.at].url, others):
                 wrong.append(f"{name}: {seen} {found.get('message')} instead of {wish}")

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from kplane.mcm.status.report import Reason
-from kplane.mcm.status.reporter import Reports
-from kplane.provider import Client, Cluster, ClusterConfig, Informer
+from kplane.mcm.reasons import Reason
+from kplane.mcm.status.reporter import StatusReporter
+from kplane.provider import Client, Cluster, ClusterConfig
+from kplane.provider.cache.informer import Informer
 from kplane.provider.client.resources import EVENTS, NAMESPACES, SECRETS
 from kplane.provider.providers.kplane import ENDPOINTS, REGISTRATIONS
 
@@ -99,11 +100,11 @@ async def test_a_registration_that_lost_its_label_is_told_of_the_end(
         task = asyncio.create_task(mirror.run())
         try:
             await eventually(lambda: mirror.get(name))
-            reports = Reports(client, registration=lambda name: mirror.get(name))
+            reports = StatusReporter(client, registration=mirror.get)
             config = ClusterConfig(server="https://127.0.0.1:1", token="t")
             async with reports.running():
                 await reports.announce(Cluster(name, config=config, attributes={"controlPlaneUID": "u"}))
-                reports.say(name, Reason.INSTANCE_RUNNING)
+                reports.update(name, Reason.INSTANCE_RUNNING)
                 if gone:
                     await admin.delete(REGISTRATIONS, name)
                 else:

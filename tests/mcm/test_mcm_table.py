@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kplane.mcm.status.overview import ClusterSummary, State
-from kplane.mcm.status.table import ClusterDetails, render_checks, render_table
+from kplane.mcm.serving.overview import ClusterSummary, State
+from kplane.mcm.serving.table import ClusterDetails, render_checks, render_table
 
 READY = ClusterSummary(
     name="a",

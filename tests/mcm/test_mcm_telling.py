@@ -18,7 +18,7 @@ import pytest
 
 from kplane.controlplane_operator.pki.primitives import issue_client
 from kplane.mcm.describe.controllers import component_name
-from kplane.mcm.metrics.allowlist import SERIES
+from kplane.mcm.serving.metric_allowlist import SERIES
 from kplane.provider import Client
 from kplane.provider.client.resources import EVENTS
 from kplane.provider.providers.kplane import REGISTRATIONS
@@ -101,18 +101,11 @@ async def test_instances_tell_their_metrics_to_mcm_and_to_nobody_else(
 async def test_events_and_logs_tell_of_instances_and_no_registration_is_written_to(
     mcm: Any, fleet: Fleet, tenants: Any, state: Any, eventually: Eventually
 ) -> None:
-    mcm.start("--instance-metrics=full", "--instance-logs=json", "--no-report-status")
+    mcm.start("--instance-logs=json", "--no-report-status")
     name = await fleet.register("a", tenants["one"].controllers_secret(), server=tenants["one"].server)
     metadata = (await fleet.client.get(REGISTRATIONS, name))["metadata"]
     uid, resolved = metadata["uid"], metadata["resourceVersion"]
     old = (await state(name, "Ready"))["pid"]
-
-    found = await eventually(
-        lambda: asyncio.to_thread(samples, mcm),
-        lambda found: len([sample for sample, cluster in found if cluster == name]) > 200,
-    )
-    assert len(found["workqueue_depth", name]) > 20
-    assert len(found["process_cpu_seconds_total", name]) == len(found["process_cpu_seconds_total", ""]) == 1
 
     os.kill(old, signal.SIGKILL)
     found = await state(name, "Ready", lambda found: found["pid"] != old and "SIGKILL" in found["lastError"])

@@ -13,8 +13,8 @@ from kplane.mcm.describe.controllers import component_name
 from kplane.mcm.fleet import Instances
 from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.instance.turns import StartBudget
-from kplane.mcm.status.null_reporter import Silence
-from kplane.mcm.status.report import Reason
+from kplane.mcm.reasons import Reason
+from kplane.mcm.status.observer import NullReporter
 from kplane.provider import Cluster, ClusterConfig
 from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import ProcessRuntime, ProgramFailed, run_program
@@ -30,8 +30,8 @@ class World:
     def __init__(self, directory: Path, runtime: ProcessRuntime) -> None:
         self._files = directory / "state" / component_name("a") / "files"
         self.runtime = runtime
-        self.budget = StartBudget(at_once=1, longest_seconds=0.05, stagger_seconds=0.0, pressure=lambda: 0.0)
-        self.instances = Instances(runtime, witness=Silence(registration=None), budget=self.budget)
+        self.budget = StartBudget(at_once=1, longest_seconds=0.05, stagger_seconds=0.0)
+        self.instances = Instances(runtime, observer=NullReporter(registration=None), budget=self.budget)
         self.clusters = Clusters(awares=[self.instances], retry_initial_seconds=0.1)
         self.pids: list[int] = []
         """Of all processes that there were."""
@@ -56,16 +56,6 @@ class World:
 
     def file(self, name: str) -> bytes:
         return (self._files / name).read_bytes()
-
-    def outdate(self, *, asked: int = 1) -> None:
-        """Have that many questions, asked at once, answered with: its authority is none of its API server any more."""
-        answers = asyncio.Barrier(asked)
-
-        async def outdated(config: ClusterConfig, *, pid: int | None) -> bool:
-            await answers.wait()
-            return True
-
-        self.instance._trust.outdated = outdated  # type: ignore[method-assign]
 
 
 @pytest.fixture
@@ -117,22 +107,6 @@ async def test_what_a_process_reads_again_waits_for_no_turn(world: World, eventu
     assert len(world.pids) == 1
 
 
-async def test_a_restart_by_an_exchanged_authority_waits_for_its_turn_and_is_one_whoever_asked(
-    world: World, eventually: Eventually
-) -> None:
-    await world.put()
-    await eventually(lambda: world.instance.running)
-    world.outdate(asked=2)
-    over = asyncio.Event()
-    async with world.budget.turn(over=over):
-        asking = asyncio.gather(world.instance.renew_trust(), world.instance.renew_trust())
-        await eventually(world.awaited)
-        assert len(world.pids) == 1
-        over.set()
-    await asking
-    assert len(world.pids) == 2
-
-
 async def test_what_is_ended_for_its_memory_leaves_its_turn_to_the_others(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,22 +120,19 @@ async def test_what_is_ended_for_its_memory_leaves_its_turn_to_the_others(
         pass
 
 
-async def test_a_restart_that_fails_is_tried_again(
+async def test_a_start_that_fails_is_tried_again(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await world.put()
-    await eventually(lambda: world.instance.running)
-    world.outdate()
-
     async def fail(_: Any) -> None:
         monkeypatch.undo()
         raise RuntimeError("an error of ours")
 
     monkeypatch.setattr(world.runtime, "apply", fail)
-    await world.instance.renew_trust()
-    assert (world.instance.reason, world.instance.message) == (Reason.CANNOT_START, "an error of ours")
+    await world.put()
+    await eventually(lambda: world.instance.reason is Reason.CANNOT_START)
+    assert world.instance.message == "an error of ours"
     world.instance._followed.set()  # or in ten seconds
-    await eventually(lambda: len(world.pids) == 2)
+    await eventually(lambda: len(world.pids) == 1)
 
 
 async def test_an_error_of_the_machine_is_told_and_the_start_tried_again(

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kplane.workloads import File, Pace, Phase, RestartPolicy, RuntimeFailure, find_processes
-from kplane.workloads.processes.pace import Backoff
+from kplane.workloads.processes.supervision import RestartBackoff
 
 FOREVER = "exec sleep 1000"
 
@@ -110,8 +110,8 @@ async def test_no_such_program_is_refused_and_leaves_nothing(runtime, sandbox) -
 
 
 def longest(monkeypatch, pace: Pace, runs: list[float]) -> list[float]:
-    monkeypatch.setattr("kplane.workloads.processes.pace.random.uniform", lambda low, high: high)
-    backoff = Backoff(pace)
+    monkeypatch.setattr("kplane.workloads.processes.supervision.random.uniform", lambda low, high: high)
+    backoff = RestartBackoff(pace)
     return [backoff.next_wait(ran_seconds=ran) for ran in runs]
 
 
@@ -125,6 +125,6 @@ def test_the_first_restart_of_what_has_worked_is_fast(monkeypatch) -> None:
 
 
 def test_waits_are_spread() -> None:
-    waits = {Backoff(Pace()).next_wait(ran_seconds=0.0) for _ in range(100)}
+    waits = {RestartBackoff(Pace()).next_wait(ran_seconds=0.0) for _ in range(100)}
     assert len(waits) == 100
     assert all(0 <= wait <= 1 for wait in waits)

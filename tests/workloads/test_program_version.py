@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kplane.workloads import Component, ProcessRuntime, RuntimeFailure
-from kplane.workloads.processes import program_version as module
-from kplane.workloads.processes.program_version import ProgramVersions
+from kplane.workloads.processes import program as module
+from kplane.workloads.processes.program import ProgramVersions
 
 
 def write(directory: Path, script: str, *, name: str = "server") -> Path:
@@ -55,7 +55,7 @@ async def test_what_keeps_a_version_from_being_known_is_told(tmp_path: Path, mon
     write(tmp_path, "echo unknown flag >&2; exit 2")
     with pytest.raises(RuntimeFailure, match="unknown flag"):
         await versions.of("server")
-    monkeypatch.setattr(module, "_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(module, "_VERSION_SECONDS", 0.2)
     write(tmp_path, "exec sleep 1000")
     with pytest.raises(RuntimeFailure, match=r"had not ended after 0\.2 s"):
         await versions.of("server")

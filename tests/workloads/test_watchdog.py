@@ -27,7 +27,7 @@ PROGRAM = Path(__file__).parent / "programs" / "watched_supervisor.py"
 async def watched(sandbox, until: dict[str, float]) -> AsyncIterator[Watchdog]:
     watchdog = Watchdog(sandbox.directory, until=lambda: until)
     async with watchdog.running(on_failure=lambda: None):
-        await watchdog.tell()
+        await watchdog.confirm()
         yield watchdog
 
 
@@ -44,7 +44,7 @@ async def test_what_is_late_is_ended_with_all_its_processes_and_nothing_else(
         assert is_running(pids["late"])
         until["late"] = 0.5
         began = time.monotonic()
-        await watchdog.tell()
+        await watchdog.confirm()
         await sandbox.gone(pids["late"])
         assert time.monotonic() - began >= 0.45, "and no sooner"
         # And it is not let come up again.
@@ -52,7 +52,7 @@ async def test_what_is_late_is_ended_with_all_its_processes_and_nothing_else(
         assert runtime.state("late-not").pid == pids["late-not"]
         assert runtime.state("bounded").pid == pids["bounded"]
         until["late"] = 60.0
-        await watchdog.tell()
+        await watchdog.confirm()
         await sandbox.phase(runtime, "late", Phase.READY)
         assert is_running(runtime.state("late").pid)
 
@@ -69,7 +69,7 @@ async def test_a_reaper_that_dies_or_hangs_is_replaced(
         os.kill(former, number)
         await eventually(lambda: watchdog.pid not in {None, former})
         until["plain"] = 0.0
-        await watchdog.tell()
+        await watchdog.confirm()
         await sandbox.gone(pid)
         assert not is_running(former)
 
@@ -108,7 +108,7 @@ async def test_a_signal_that_is_meant_for_the_supervisor_ends_no_reaper(sandbox,
     async with watched(sandbox, {}) as watchdog:
         pid = watchdog.pid
         os.kill(pid, number)
-        await watchdog.tell()
+        await watchdog.confirm()
         assert watchdog.pid == pid
 
 
@@ -130,7 +130,7 @@ async def test_something_is_to_be_told_to_a_reaper_whose_end_is_not_known_yet(
         former = watchdog.pid
         os.kill(former, signal.SIGKILL)
         await ended.wait()
-        telling = asyncio.create_task(watchdog.tell())
+        telling = asyncio.create_task(watchdog.confirm())
         await eventually(lambda: watchdog.pid is None)
         known.set()
         await telling
@@ -168,7 +168,7 @@ async def test_where_no_reaper_can_be_kept_that_is_told(sandbox, monkeypatch: py
     with pytest.raises(RuntimeFailure, match="No process can be had"):
         await watch()
     with pytest.raises(RuntimeFailure, match="no process that would end"):
-        await watchdog.tell()
+        await watchdog.confirm()
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # the supervisor has one of its own

@@ -17,25 +17,25 @@ from kplane.api import KubernetesVersion
 from kplane.mcm.describe.certificate import ReaderCertificate
 from kplane.mcm.describe.controllers import PROGRAM
 from kplane.mcm.describe.flags import check_flags
+from kplane.mcm.describe.programs import Programs
 from kplane.mcm.describe.scheduler import SCHEDULER_PROGRAM
 from kplane.mcm.errors import McmError
-from kplane.mcm.fleet import Instances, Witness, remove_leftovers
+from kplane.mcm.fleet import Instances, remove_leftovers
 from kplane.mcm.instance.logs import InstanceLog, InstanceLogs, LogForm
-from kplane.mcm.instance.memory_ceiling import MemoryCeiling
-from kplane.mcm.instance.programs import Programs
-from kplane.mcm.instance.start_gate import GuardPace
-from kplane.mcm.metrics.collector import InstanceMetrics, Metrics
-from kplane.mcm.metrics.scrape import Scraper
-from kplane.mcm.placement.lease_enforcer import Tenure
+from kplane.mcm.instance.memory import MemoryCeiling
+from kplane.mcm.instance.start_gate import GatePace
+from kplane.mcm.placement.lease_enforcer import LeaseEnforcer
 from kplane.mcm.placement.sharding import coordinating, shard_metrics
+from kplane.mcm.serving.metrics import InstanceMetrics, Metrics
+from kplane.mcm.serving.overview import Overview
+from kplane.mcm.serving.scrape import Scraper
+from kplane.mcm.serving.server import serve_status
 from kplane.mcm.settings import Settings
-from kplane.mcm.source.debounce import Settling
-from kplane.mcm.source.sources import Feed
+from kplane.mcm.source.debounce import DebouncingProvider
+from kplane.mcm.source.sources import ClusterFeed
 from kplane.mcm.status.events import Events
-from kplane.mcm.status.null_reporter import Silence
-from kplane.mcm.status.overview import Overview
-from kplane.mcm.status.reporter import Reports
-from kplane.mcm.status.server import serve_status
+from kplane.mcm.status.observer import InstanceObserver, NullReporter
+from kplane.mcm.status.reporter import StatusReporter
 from kplane.provider import Client, ClusterConfig, Manager, ProviderError, Sharded
 from kplane.provider.cluster.recorder import EventRecorder
 from kplane.provider.contracts import Coordinator
@@ -67,33 +67,34 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
     config = ClusterConfig.load(settings.kubeconfig) if settings.kubeconfig else ClusterConfig.in_cluster()
     reader = ReaderCertificate.create() if settings.instance_metrics is not InstanceMetrics.NONE else None
     async with (
-        ProcessRuntime(settings.state_dir, programs=settings.programs, log_limit_bytes=LOG_BYTES) as runtime,
+        ProcessRuntime(settings.state_dir, programs=settings.programs_dir, log_limit_bytes=LOG_BYTES) as runtime,
         Client(config, field_manager="mcm") as client,
         coordinating(settings.sharding, config=config) as coordinator,
     ):
         await remove_leftovers(runtime)
         version = await _version(runtime)
-        programs = Programs(settings.programs, runtime=runtime, first=KubernetesVersion.parse(version))
+        programs = Programs(settings.programs_dir, runtime=runtime, first=KubernetesVersion.parse(version))
         feed = settings.source.follow(client)
-        tenure = Tenure(settings.state_dir, seconds_left=coordinator.require_write if settings.sharding else None)
-        async with _witness(settings, feed=feed, client=client, coordinator=coordinator, version=version) as witness:
+        lease_enforcer = LeaseEnforcer(
+            settings.state_dir, seconds_left=coordinator.require_write if settings.sharding else None
+        )
+        async with _observer(settings, feed=feed, client=client, coordinator=coordinator, version=version) as observer:
             instances = Instances(
                 runtime,
-                witness=witness,
-                flags=settings.flags,
+                observer=observer,
+                flags=settings.instance_flags,
                 scheduler_flags=settings.scheduler_flags,
                 programs=programs,
-                guard_pace=GuardPace(),
+                gate_pace=GatePace(),
                 readers=reader.certificate if reader else None,
-                memory_bytes=settings.instance_memory_mib << 20 or None,
-                admit=tenure.admit,
+                admit=lease_enforcer.admit,
             )
-            settled = Settling(feed.provider, programs=programs, flags=settings.flags)
+            settled = DebouncingProvider(feed.provider, programs=programs, flags=settings.instance_flags)
             manager = Manager(config, settled, awares=[instances], coordinator=coordinator)
             overview = Overview(manager.clusters, instances=instances, mine=coordinator.may_work)
             async with (
                 _status(settings, overview=overview, reader=reader, coordinator=coordinator, synced=feed.synced),
-                tenure.running(instances.all, stop=until),
+                lease_enforcer.running(instances.all, stop=until),
                 _memory_ceiling(settings, instances=instances),
                 _logs(settings, instances=instances, runtime=runtime),
             ):
@@ -103,24 +104,24 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
 
 
 async def _check_flags(settings: Settings) -> None:
-    if settings.flags:
-        await check_flags(settings.flags, program=PROGRAM, directories=settings.programs)
+    if settings.instance_flags:
+        await check_flags(settings.instance_flags, program=PROGRAM, directories=settings.programs_dir)
     if settings.scheduler_flags:
-        await check_flags(settings.scheduler_flags, program=SCHEDULER_PROGRAM, directories=settings.programs)
+        await check_flags(settings.scheduler_flags, program=SCHEDULER_PROGRAM, directories=settings.programs_dir)
 
 
 @contextlib.asynccontextmanager
-async def _witness(
-    settings: Settings, *, feed: Feed, client: Client, coordinator: Coordinator, version: str | None
-) -> AsyncIterator[Witness]:
+async def _observer(
+    settings: Settings, *, feed: ClusterFeed, client: Client, coordinator: Coordinator, version: str | None
+) -> AsyncIterator[InstanceObserver]:
     """Tell registrations of their instances in their status, if that is wanted, and in Events; endpoints in Events."""
     registrations = feed.registrations
     async with contextlib.AsyncExitStack() as stack:
-        told: Witness = Silence(registration=None)
+        told: InstanceObserver = NullReporter(registration=None)
         if registrations is not None:
-            told = Silence(registration=registrations.registration, mode=settings.source.mode)
+            told = NullReporter(registration=registrations.registration, mode=settings.source.mode)
         if registrations is not None and settings.report_status:
-            told = reports = Reports(
+            told = reports = StatusReporter(
                 client,
                 registration=registrations.registration,
                 version=version,
@@ -154,7 +155,6 @@ async def _status(
         metrics = Metrics(
             overview,
             scraper=scraper,
-            full=settings.instance_metrics is InstanceMetrics.FULL,
             more=lambda: shard_metrics(coordinator),
         )
         sources = settings.source.kind.plural

@@ -1,202 +1,175 @@
-"""What mcm is told on its command line."""
+"""The configuration of `mcm`: every flag and environment variable, checked before anything starts."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Annotated, ClassVar, Final, Literal, Self
 
-from kplane.mcm.describe.flags import Flags
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
+from typing_extensions import override
+
+from kplane.api import configuration
+from kplane.api.configuration import Configuration, Directory, Flag, HostPort, Listen
+from kplane.mcm.describe.flags import NO_FLAGS, Flags
 from kplane.mcm.errors import ConfigurationError
 from kplane.mcm.instance.logs import LogForm
-from kplane.mcm.metrics.collector import InstanceMetrics
-from kplane.mcm.placement.sharding import Sharding, add_sharding_flags
-from kplane.mcm.source.sources import Source, add_source_flags
+from kplane.mcm.placement.sharding import Sharding
+from kplane.mcm.serving.metrics import InstanceMetrics
+from kplane.mcm.source.sources import Source, SourceKind
 
-__all__ = ["Listen", "Settings"]
+__all__ = ["Settings"]
 
-_LEAST_MIB = 64
-"""No instance runs with less: each would be ended again and again."""
-_LEVELS = ("debug", "info", "warning", "error")
-
-
-@dataclass(frozen=True, slots=True)
-class Listen:
-    """Where health and metrics are served, over plain HTTP and without credentials."""
-
-    host: str
-    port: int
+_LEAST_MIB: Final = 64
+"""With less, an instance would be killed again and again."""
+_SOURCE: Final = "where control planes are found"
+_SHARDING: Final = "several mcm that share a fleet"
+_SHARDING_DETAILS: Final = frozenset(
+    {"cluster_lease_namespace", "cluster_shard_id", "cluster_lease_prefix", "cluster_lease_seconds"}
+)
+_BAD_USAGE: Final = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Everything that mcm can be told."""
+def _memory(mebibytes: int) -> int:
+    if mebibytes and mebibytes < _LEAST_MIB:
+        raise ValueError(f"this is neither 0 nor at least {_LEAST_MIB}")
+    return mebibytes
 
-    kubeconfig: Path | None
-    """Of the management cluster; None: the ServiceAccount of the pod."""
-    state_dir: Path
-    """Belongs to one mcm: credentials and logs of the instances."""
-    programs: tuple[Path, ...]
-    """Directories with kube-controller-manager, of several versions where there are several."""
-    listen: Listen
-    log_level: str
-    instance_memory_mib: int
-    """An instance that takes more is ended and started again; 0: each takes what it needs."""
-    instance_metrics: InstanceMetrics
-    instance_logs: LogForm
-    report_status: bool
-    """Whether registrations are told of their instances, which the operator's removals and moves wait for."""
-    flags: Flags
-    """Of kube-controller-manager, for every instance."""
-    scheduler_flags: Flags
-    """Of kube-scheduler, for every instance of it."""
-    source: Source
-    sharding: Sharding | None
-    """How the fleet is shared with other mcm; None: this one is alone."""
+
+class Settings(Configuration):
+    """The configuration of mcm. Flags that are not here are kube-controller-manager's: see `instance_flags`."""
+
+    program: ClassVar = "mcm"
+    environment_prefix: ClassVar = "KPLANE_MCM_"
+    description: ClassVar = (
+        "Runs kube-controller-manager for every registered control plane. All other flags are flags of"
+        " kube-controller-manager, such as --controllers, --feature-gates or --concurrent-gc-syncs, and reach every"
+        " instance. mcm refuses the flags that it sets itself."
+    )
+
+    state_dir: Annotated[Path, Flag("DIR")]
+    """Directory for credentials and logs of the instances; no other mcm may use it"""
+    programs_dir: Annotated[tuple[Directory, ...], Field(min_length=1), Flag("DIR")]
+    """Directory with kube-controller-manager and kube-scheduler; give one for each version"""
+    kubeconfig: Annotated[Path | None, Flag("FILE", default="the ServiceAccount of the pod")] = None
+    """kubeconfig of the management cluster"""
+    listen: Listen = HostPort("127.0.0.1", 8081)
+    """Address of /healthz, /readyz, /clusters and /metrics"""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lowest level that mcm logs"""
+    instance_memory_mib: Annotated[int, AfterValidator(_memory), Flag("MIB")] = 512
+    """Memory that an instance may take; mcm kills one that takes more, and starts it again. 0: no limit"""
+    instance_metrics: InstanceMetrics = InstanceMetrics.FIXED
+    """Metrics of instances in /metrics: none, or a fixed set of series for each instance"""
+    instance_logs: LogForm = LogForm.FILES
+    """Where the logs of instances go: to --state-dir only, or to the standard output too, with the name of the cluster
+    in brackets or as JSON
+    """
+    report_status: Annotated[bool, Flag(default="no")] = False
+    """Write the condition Running and status.instance of registrations; controlplane-operator waits for them before it
+    removes or moves a control plane
+    """
+    scheduler_flag: Annotated[tuple[str, ...], Flag("FLAG")] = ()
+    """Flag of kube-scheduler, such as --scheduler-flag=--kube-api-qps=100"""
+
+    cluster_source: Annotated[SourceKind, Flag(group=_SOURCE)] = SourceKind.REGISTRATIONS
+    """Objects of the management cluster that get an instance each"""
+    cluster_kubeconfig_secret_template: Annotated[str | None, Flag("NAMESPACE/NAME", group=_SOURCE)] = None
+    """Secret with the kubeconfig of an endpoint, such as kplane-cp-{name}/controlplane-{name}-controllers; {name} is
+    the name of the endpoint
+    """
+    cluster_namespace_scope: Annotated[str | None, Flag("NAMESPACE", group=_SOURCE)] = None
+    """Namespace of all Secrets of endpoints; the template may leave it out then"""
+    cluster_selector: Annotated[str | None, Flag("LABELS", group=_SOURCE)] = None
+    """Serve only objects with these labels, such as tier=gold,region in (a,b)"""
+    registration: Annotated[str | None, Flag("NAME", group=_SOURCE)] = None
+    """Serve this registration of mode Dedicated, and no other; controlplane-operator starts such an mcm"""
+
+    cluster_sharding: Annotated[bool, Flag(group=_SHARDING, default="no, this mcm is the only one")] = False
+    """Share the control planes with all mcm that use the same Leases; mcm runs the instances of a control plane only
+    while it holds the control plane's shard Lease
+    """
+    cluster_lease_namespace: Annotated[str | None, Flag("NAMESPACE", group=_SHARDING)] = None
+    """Namespace of the Leases; needed with --cluster-sharding"""
+    cluster_shard_id: Annotated[str | None, Flag("ID", group=_SHARDING, default="the host name, as of the pod")] = None
+    """Name of this mcm, unique among the mcm of the fleet"""
+    cluster_lease_prefix: Annotated[str, Flag("PREFIX", group=_SHARDING)] = "mcm"
+    """Beginning of the names of the Leases; give each fleet its own"""
+    cluster_lease_seconds: Annotated[int, Field(ge=10, le=300), Flag("SECONDS", group=_SHARDING)] = 20
+    """Seconds after the sudden death of an mcm until others take over its control planes"""
+
+    _flags: Flags = PrivateAttr(default=NO_FLAGS)
+
+    @classmethod
+    @override
+    def parse(cls, arguments: Sequence[str] | None = None, *, environment: Mapping[str, str] = os.environ) -> Self:
+        """Read the command line and the environment. Ends the process with status 2 if a flag is wrong."""
+        try:
+            settings, others = cls.parse_known(
+                sys.argv[1:] if arguments is None else arguments, environment=environment
+            )
+            settings._flags = Flags.parse(others)  # noqa: SLF001 - of this class
+        except (configuration.ConfigurationError, ConfigurationError) as error:
+            sys.stderr.write(f"{cls.program}: {error}\n")
+            sys.exit(_BAD_USAGE)
+        return settings
+
+    @property
+    def instance_flags(self) -> Flags:
+        """Flags of kube-controller-manager, for every instance."""
+        return self._flags
+
+    @cached_property
+    def scheduler_flags(self) -> Flags:
+        """Flags of kube-scheduler, for every instance of it."""
+        return Flags.parse_scheduler(self.scheduler_flag)
+
+    @cached_property
+    def source(self) -> Source:
+        """Where control planes are found."""
+        return Source.of(
+            self.cluster_source,
+            template=self.cluster_kubeconfig_secret_template,
+            scope=self.cluster_namespace_scope,
+            selector=self.cluster_selector,
+            registration=self.registration,
+        )
+
+    @cached_property
+    def sharding(self) -> Sharding | None:
+        """How the fleet is shared with other mcm; None: this one is alone."""
+        if not self.cluster_sharding:
+            return None
+        return Sharding.of(
+            namespace=self.cluster_lease_namespace,
+            identity=self.cluster_shard_id,
+            prefix=self.cluster_lease_prefix,
+            lease_seconds=self.cluster_lease_seconds,
+        )
 
     @property
     def has_to_announce(self) -> bool:
-        """Whether nothing starts of which a registration cannot be told first, where it is told of instances.
+        """Whether an instance starts only after its registration says so, if mcm writes to registrations.
 
-        Whoever has Leases runs nothing anyway where the management cluster takes no writes.
+        An mcm with Leases runs nothing anyway while the management cluster takes no writes.
         """
-        return self.source.registration is not None or self.sharding is not None
+        return self.registration is not None or self.cluster_sharding
 
-    @classmethod
-    def parse(cls, arguments: Sequence[str] | None = None) -> Settings:
-        """Read the command line (default: this process's). Ends the process with status 2 where it is wrong."""
-        parser = argparse.ArgumentParser(
-            prog="mcm",
-            description="Runs kube-controller-manager for every control plane that is registered.",
-            epilog="All other flags are those of kube-controller-manager, such as --controllers, --feature-gates or"
-            " --concurrent-gc-syncs, and reach every instance; those that mcm sets itself are refused.",
-            allow_abbrev=False,
-        )
-        _add_places(parser)
-        _add_instances(parser)
-        parser.add_argument("--log-level", choices=_LEVELS, default="info", help="default: info")
-        add_source_flags(parser)
-        add_sharding_flags(parser)
-        _add_observation(parser)
-        given, others = parser.parse_known_args(arguments)
-        try:
-            flags, source, sharding = Flags.parse(others), Source.parse(given), Sharding.parse(given)
-            scheduler_flags = Flags.parse_scheduler(given.scheduler_flags)
-        except ConfigurationError as error:
-            parser.error(str(error))
-        if source.registration is not None and not given.report_status:
-            parser.error(
-                "--registration needs --report-status: by what the registration is told of instances, this mcm and that"
-                " of many registrations take turns"
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.registration is not None and self.cluster_sharding:
+            raise ConfigurationError("--registration names what this mcm alone serves: leave out --cluster-sharding")
+        if not self.cluster_sharding and _SHARDING_DETAILS & self.model_fields_set:
+            raise ConfigurationError(
+                "--cluster-shard-id, --cluster-lease-namespace, --cluster-lease-prefix and --cluster-lease-seconds say"
+                " how a fleet is shared: give --cluster-sharding too, or leave them out"
             )
-        return cls(
-            kubeconfig=given.kubeconfig,
-            state_dir=given.state_dir,
-            programs=tuple(given.programs),
-            listen=given.listen,
-            log_level=given.log_level,
-            instance_memory_mib=given.instance_memory_mib,
-            instance_metrics=InstanceMetrics(given.instance_metrics),
-            instance_logs=LogForm(given.instance_logs),
-            report_status=given.report_status,
-            flags=flags,
-            scheduler_flags=scheduler_flags,
-            source=source,
-            sharding=sharding,
-        )
-
-
-def _add_places(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--kubeconfig",
-        type=Path,
-        metavar="FILE",
-        help="kubeconfig of the management cluster (default: the ServiceAccount of the pod)",
-    )
-    parser.add_argument(
-        "--state-dir",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="directory of this mcm alone, for credentials and logs of the instances",
-    )
-    parser.add_argument(
-        "--programs-dir",
-        type=_directory,
-        required=True,
-        action="append",
-        dest="programs",
-        metavar="DIR",
-        help="directory with kube-controller-manager; may be given several times, for several versions of it",
-    )
-    parser.add_argument(
-        "--listen",
-        type=_listen,
-        default=Listen("127.0.0.1", 8081),
-        metavar="HOST:PORT",
-        help="address of /healthz, /readyz, /clusters and /metrics (default: 127.0.0.1:8081)",
-    )
-
-
-def _add_instances(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--instance-memory-mib",
-        type=_mebibytes,
-        default=512,
-        metavar="MIB",
-        help="memory that an instance may take: one that takes more is ended and started again (default: 512;"
-        " 0: no limit)",
-    )
-    parser.add_argument(
-        "--scheduler-flag",
-        action="append",
-        default=[],
-        dest="scheduler_flags",
-        metavar="FLAG",
-        help="flag of kube-scheduler, for every instance of it, such as --scheduler-flag=--kube-api-qps=100; may be"
-        " given several times",
-    )
-
-
-def _add_observation(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--instance-metrics",
-        choices=tuple(InstanceMetrics),
-        default=InstanceMetrics.FIXED,
-        help="what /metrics has of each instance: nothing, a fixed set of series, or all of them (default: fixed)",
-    )
-    parser.add_argument(
-        "--instance-logs",
-        choices=tuple(LogForm),
-        default=LogForm.FILES,
-        help="where the logs of instances are: in --state-dir only, or on the standard output too, each line after the"
-        " cluster's name, or as JSON with it (default: files)",
-    )
-    parser.add_argument(
-        "--report-status",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="write the condition Running and status.instance of registrations; controlplane-operator waits for what"
-        " they say before it removes or moves a control plane (default: no)",
-    )
-
-
-def _directory(text: str) -> Path:
-    path = Path(text)
-    if not path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is no directory")
-    return path.absolute()
-
-
-def _mebibytes(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or 0 < int(text) < _LEAST_MIB:
-        raise argparse.ArgumentTypeError(f"{text!r} has to be a number of MiB, 0 or at least {_LEAST_MIB}")
-    return int(text)
-
-
-def _listen(text: str) -> Listen:
-    host, separator, port = text.rpartition(":")
-    if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} has to be HOST:PORT, such as 127.0.0.1:8081 or [::]:8081")
-    return Listen(host.removeprefix("[").removesuffix("]"), int(port))
+        _ = self.source, self.sharding, self.scheduler_flags  # each raises ConfigurationError for its own flags
+        if self.registration is not None and not self.report_status:
+            raise ConfigurationError(
+                "--registration needs --report-status: this mcm and the shared mcm hand over through status.instance"
+            )
+        return self

@@ -38,7 +38,7 @@ class TwoVersions(ProcessRuntime):
 
     def end_replacement(self, name: str) -> None:
         self.replacing.discard(name)
-        self._subscribers.tell(name)
+        self._subscribers.notify(name)
 
     @override
     async def version(self, program: str) -> str | None:

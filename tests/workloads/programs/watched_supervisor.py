@@ -22,7 +22,7 @@ async def main(directory: Path) -> None:
         ProcessRuntime(directory, programs=[Path("/bin")]) as runtime,
         watchdog.running(on_failure=lambda: None),
     ):
-        await watchdog.tell()
+        await watchdog.confirm()
         # Of the other kind, so that it is not the kernel that ends it.
         await runtime.apply(Component(name="plain", program="sleep", args=("1000",), lifetime=Lifetime.INDEPENDENT))
         print(runtime.state("plain").pid, watchdog.pid, flush=True)  # noqa: T201 - read by the test

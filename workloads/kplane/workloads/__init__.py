@@ -14,10 +14,10 @@ from kplane.workloads.component import (
     RestartPolicy,
 )
 from kplane.workloads.errors import ProgramFailed, ProgramTimedOut, RuntimeFailure, WorkloadsError
-from kplane.workloads.processes.orphans import end_processes, find_processes
-from kplane.workloads.processes.pace import Pace
+from kplane.workloads.processes.process import end_processes, find_processes
 from kplane.workloads.processes.program import run_program
 from kplane.workloads.processes.runtime import ProcessRuntime
+from kplane.workloads.processes.supervision import Pace
 from kplane.workloads.processes.watchdog import Watchdog
 from kplane.workloads.runtime import Address, ComponentState, ExternalAddress, Phase, Runtime
 

@@ -143,10 +143,6 @@ class Component:
 
     Their files are cut off at four times what the runtime lets a log have; what does not fit is lost.
     """
-    memory_bytes: int | None = None
-    """So much memory it may take, where the kernel can hold it to that: processes of `Lifetime.BOUND`, in a control
-    group that may be divided (`MemoryGroups`). None: no limit.
-    """
     reached_by: tuple[str, ...] | None = None
     """Names of the components that may connect to it, where the runtime can keep others out: pods. None: anybody."""
     metrics_only: bool = False

@@ -1,15 +1,21 @@
-"""Where components run: the face that every runtime shows."""
+"""Where components run: the protocol of every runtime, and what their implementations share."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import enum
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kplane.workloads.component import Component
 
-__all__ = ["Address", "ComponentState", "ExternalAddress", "Phase", "Runtime"]
+__all__ = ["Address", "ComponentState", "ExternalAddress", "NamedLocks", "Phase", "Runtime", "Subscribers"]
+
+logger = logging.getLogger(__name__)
 
 
 class Phase(enum.StrEnum):
@@ -65,8 +71,6 @@ class ComponentState:
     pid: int | None = None
     exit_code: int | None = None
     """Of the last end; negative: the signal's number. None where it never ended or is not known."""
-    oom_killed: bool | None = None
-    """Whether at the last end the kernel had killed it for want of memory; None where that is not counted for it."""
     version: str | None = None
     """Of the program, such as "1.36.3", as the present description has it; None where the runtime cannot tell."""
     rolling: bool = False
@@ -149,3 +153,49 @@ class Runtime(Protocol):
         Returns the unsubscribe function.
         """
         ...
+
+
+class NamedLocks:
+    """Locks by name, each of which exists only while somebody uses it."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._users: Counter[str] = Counter()
+
+    @contextlib.asynccontextmanager
+    async def holding(self, name: str) -> AsyncIterator[None]:
+        """Hold the lock of a name, once everybody who asked before has left it."""
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        self._users[name] += 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._users[name] -= 1
+            if not self._users[name]:
+                del self._users[name], self._locks[name]
+
+
+class Subscribers:
+    """Callbacks that get the name of each component whose state changed."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[str], None]] = []
+
+    def add(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Call back from now on; returns the function that ends it, which may be called again."""
+        self._callbacks.append(callback)
+
+        def remove() -> None:
+            with contextlib.suppress(ValueError):
+                self._callbacks.remove(callback)
+
+        return remove
+
+    def notify(self, name: str) -> None:
+        """Call everybody. What one of them raises is logged, and keeps the others from nothing."""
+        for callback in list(self._callbacks):
+            try:
+                callback(name)
+            except Exception:
+                logger.exception("A subscriber failed on a change of component %s", name)

@@ -123,12 +123,10 @@ def configure(
     flags: Flags,
     program: str = PROGRAM,
     readers: bytes | None = None,
-    follows_authority: bool = False,
 ) -> Component:
     """Describe the instance of a cluster. `program` is as `Component.program` has it.
 
-    `readers` is the authority of those that may read its metrics, in PEM; `follows_authority` says that the program
-    reads that of its API server again.
+    `readers` is the authority of those that may read its metrics, in PEM.
 
     Where two descriptions differ only in files that kube-controller-manager reads again by itself, the process goes on.
     Raises ConfigurationError where the profile is not known or the kubeconfig has no credentials.
@@ -157,7 +155,7 @@ def configure(
         program=program,
         args=tuple(arguments),
         files={
-            **connection(cluster, follows_authority=follows_authority),
+            **connection(cluster),
             **{name: File(content, reloaded=name.startswith("signing-ca.")) for name, content in keys.items()},
             "serving.crt": File(serving.certificate),
             "serving.key": File(serving.key),
@@ -199,18 +197,15 @@ def keys_of(cluster: Cluster) -> dict[str, bytes]:
     return keys
 
 
-def connection(cluster: Cluster, *, follows_authority: bool = False) -> dict[str, File]:
-    """Make the kubeconfig and the files it refers to: credentials in files are read again, inline ones never.
-
-    `follows_authority` is as `configure` has it.
-    """
+def connection(cluster: Cluster) -> dict[str, File]:
+    """Make the kubeconfig and the files it refers to: credentials in files are read again, inline ones never."""
     config = cluster.config
     server: dict[str, Any] = {"server": config.server}
     user: dict[str, Any] = {}
     files: dict[str, File] = {}
     if config.ca_data is not None:
         server["certificate-authority"] = _SERVER_CA
-        files[_SERVER_CA] = File(config.ca_data, reloaded=follows_authority)
+        files[_SERVER_CA] = File(config.ca_data)
     if config.tls_server_name is not None:
         server["tls-server-name"] = config.tls_server_name
     if config.proxy is not None:

@@ -11,14 +11,14 @@ from typing import Final
 
 from kplane.workloads import ProgramFailed, ProgramTimedOut, RuntimeFailure, run_program
 
-__all__ = ["ask"]
+__all__ = ["dry_run"]
 
 _TIMEOUT_SECONDS: Final = 15.0
 _NOWHERE: Final = "/nonexistent/kubeconfig"
 _REFUSAL: Final = re.compile(r'^Error: (.+)$|"command failed"[, ]+"?err"?[=:]"((?:[^"\\]|\\.)*)"', re.MULTILINE)
 
 
-async def ask(program: Path, arguments: Sequence[str]) -> str | None:
+async def dry_run(program: Path, arguments: Sequence[str]) -> str | None:
     """Return why kube-controller-manager does not take these arguments, in its own words; None where it does.
 
     It validates all flags before it reads its kubeconfig, and here there is none: so the complaint about that one says

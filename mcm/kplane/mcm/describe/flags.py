@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kplane.mcm.describe.flag_check import ask
+from kplane.mcm.describe.flag_check import dry_run
+from kplane.mcm.describe.programs import find_programs
 from kplane.mcm.errors import ConfigurationError
-from kplane.mcm.instance.programs import find_programs
 
 __all__ = ["NO_FLAGS", "Flags", "check_flags"]
 
@@ -138,7 +138,7 @@ async def check_flags(flags: Flags, *, program: str, directories: Sequence[Path]
     if flags.controllers:
         question.append(f"--controllers={','.join(flags.controllers)}")
     for path in found:
-        if (refused := await ask(path, question)) is not None:
+        if (refused := await dry_run(path, question)) is not None:
             raise ConfigurationError(f"{path} refuses its flags: {refused}")
 
 

@@ -1,9 +1,9 @@
-"""What a Secret has for controllers, as kube-controller-manager will read it: some it would refuse to start with."""
+"""Keys of a Secret that kube-controller-manager would refuse to start with."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -11,86 +11,77 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from kplane.mcm.describe.controllers import keys_of
-from kplane.mcm.describe.services import Served, served
+from kplane.mcm.describe.kinds import InstanceKind, instance_kinds
 from kplane.provider import Cluster
 
 __all__ = ["usable_keys"]
 
-_AUTHORITY: Final = ("signing-ca.crt", "signing-ca.key")
 
-_Signer = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
+class _Rule(NamedTuple):
+    """Keys that only work together, and what they have to be. `fits` raises or returns False for any other content."""
+
+    names: tuple[str, ...]
+    expected: str
+    fits: Callable[..., bool]
 
 
 def usable_keys(cluster: Cluster, *, former: Cluster) -> tuple[Mapping[str, bytes], tuple[str, ...]]:
-    """Put `former`'s keys in the place of those of the Secret that no instance could start with.
+    """Replaces invalid keys of a cluster by those of its former description, if the former ones are valid or absent.
 
-    Returns the credentials, and a sentence on each that it kept: which one, and what to do, but nothing of what it is.
-    What `former` does not have is left out, and what is broken there too is left as it is: nothing better was there.
+    Returns the credentials, and a sentence for each replacement. A sentence shows nothing of a key's content.
     """
-    if Served.CONTROLLERS not in served(cluster):
+    if InstanceKind.CONTROLLERS not in instance_kinds(cluster):
         return cluster.credentials, ()
-    before = _broken(keys_of(former))
-    kept = {names: sentence for names, sentence in _broken(keys_of(cluster)).items() if names not in before}
-    theirs = {name for names in kept for name in names}
-    credentials = {name: value for name, value in cluster.credentials.items() if name not in theirs}
-    credentials |= {name: value for name, value in former.credentials.items() if name in theirs}
-    return credentials, tuple(kept.values())
+    accepted = _invalid(former)
+    replaced = [rule for rule in _invalid(cluster) if rule not in accepted]
+    names = {name for rule in replaced for name in rule.names}
+    credentials = {name: value for name, value in cluster.credentials.items() if name not in names}
+    credentials |= {name: value for name, value in former.credentials.items() if name in names}
+    return credentials, tuple(
+        f"{' and '.join(rule.names)} of its Secret: expected {rule.expected}" for rule in replaced
+    )
 
 
-def _broken(keys: Mapping[str, bytes]) -> dict[tuple[str, ...], str]:
-    """Tell of the keys of the Secret that no instance could start with, those together that only work together.
+def _invalid(cluster: Cluster) -> list[_Rule]:
+    """Lists the rules that a cluster breaks, of those for which its Secret has all keys.
 
-    kube-controller-manager reads them when its controllers start, and ends where one cannot be used (client-go's
-    util/cert and util/keyutil; pkg/controller/certificates/signer/ca_provider.go). Only the form of keys is looked at,
-    which takes less than a millisecond.
+    kube-controller-manager reads the keys when its controllers start, and ends if one is invalid (client-go's util/cert
+    and util/keyutil; pkg/controller/certificates/signer/ca_provider.go).
     """
-    found: dict[tuple[str, ...], str] = {}
-    if "ca.crt" in keys and not _certificates(keys["ca.crt"]):
-        found["ca.crt",] = (
-            "key 'ca.crt' of its Secret has no certificates in PEM form; put the root CA there, or leave it out"
-        )
-    if "sa.key" in keys and not isinstance(_signer(keys["sa.key"]), rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
-        found["sa.key",] = (
-            "key 'sa.key' of its Secret has no RSA or ECDSA key in PEM form without a password; put the private key"
-            " there that signs tokens of ServiceAccounts"
-        )
-    if _AUTHORITY[0] in keys and (sentence := _broken_authority(*(keys[name] for name in _AUTHORITY))):
-        found[_AUTHORITY] = sentence
-    return found
+    keys = keys_of(cluster)
+    return [rule for rule in _RULES if keys.keys() >= set(rule.names) and not _obeys(keys, rule)]
 
 
-def _broken_authority(certificate: bytes, key: bytes) -> str:
-    found, signer = _certificates(certificate), _signer(key)
-    if len(found) != 1:
-        return (
-            "key 'signing-ca.crt' of its Secret is not one certificate in PEM form; put the CA there that signs"
-            " certificate requests"
-        )
-    if signer is None:
-        return (
-            "key 'signing-ca.key' of its Secret has no private key in PEM form without a password; put the one of"
-            " 'signing-ca.crt' there"
-        )
+def _obeys(keys: Mapping[str, bytes], rule: _Rule) -> bool:
     try:
-        fits = found[0].public_key() == signer.public_key()
-    except (ValueError, UnsupportedAlgorithm):
-        fits = False
-    if fits:
-        return ""
-    return "keys 'signing-ca.crt' and 'signing-ca.key' of its Secret do not fit together; put a pair there"
+        return rule.fits(*(keys[name] for name in rule.names))
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion):
+        return False
 
 
-def _certificates(pem: bytes) -> list[x509.Certificate]:
-    try:
-        return x509.load_pem_x509_certificates(pem)
-    except (ValueError, x509.InvalidVersion):
-        return []
+def _is_bundle(pem: bytes) -> bool:
+    return bool(x509.load_pem_x509_certificates(pem))
 
 
-def _signer(pem: bytes) -> _Signer | None:
-    try:
-        # Whether an RSA key adds up takes a tenth of a second to find out, and longer where somebody wants it to.
-        key = load_pem_private_key(pem, password=None, unsafe_skip_rsa_key_validation=True)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        return None
-    return key if isinstance(key, _Signer) else None
+def _signs_tokens(pem: bytes) -> bool:
+    return isinstance(_private_key(pem), rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey)
+
+
+def _is_authority(certificate: bytes, key: bytes) -> bool:
+    [found] = x509.load_pem_x509_certificates(certificate)
+    signer = _private_key(key)
+    if not isinstance(signer, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey):
+        return False
+    return found.public_key() == signer.public_key()
+
+
+def _private_key(pem: bytes) -> object:
+    # Without the validation, which takes a tenth of a second for an RSA key, and longer for a hostile one.
+    return load_pem_private_key(pem, password=None, unsafe_skip_rsa_key_validation=True)
+
+
+_RULES: Final = (
+    _Rule(("ca.crt",), "certificates in PEM form", _is_bundle),
+    _Rule(("sa.key",), "an RSA or ECDSA private key in PEM form, not encrypted", _signs_tokens),
+    _Rule(("signing-ca.crt", "signing-ca.key"), "one CA certificate and its private key in PEM form", _is_authority),
+)

@@ -26,12 +26,10 @@ def configure_scheduler(
     program: str,
     flags: Flags = NO_FLAGS,
     readers: bytes | None = None,
-    follows_authority: bool = False,
 ) -> Component:
     """Describe the scheduler of a cluster: the default one, with the identity of the controllers.
 
-    `readers` and `follows_authority` are as `configure` has them. Raises ConfigurationError where the kubeconfig has no
-    credentials.
+    `readers` is as `configure` has it. Raises ConfigurationError if the kubeconfig has no credentials.
     """
     arguments = (
         *flags.over(_DEFAULTS),
@@ -52,7 +50,7 @@ def configure_scheduler(
         program=program,
         args=arguments,
         files={
-            **connection(cluster, follows_authority=follows_authority),
+            **connection(cluster),
             "serving.crt": File(serving.certificate),
             "serving.key": File(serving.key),
             **({READERS: File(readers)} if readers is not None else {}),

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from kplane.mcm.status.report import Reason
+from kplane.mcm.instance.state import BlockingReason
+from kplane.mcm.reasons import Reason
 from kplane.provider import ApiError, Client, ClusterConfig, NotFound, ProviderError
 from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.resources import LEASES
 from kplane.provider.errors import KubeconfigError, ServerError
 
-__all__ = ["Obstacle", "Tenant"]
+__all__ = ["APIServerProbe"]
 
 _NAMESPACE: Final = "kube-system"
 _LIMITS: Final = AnswerLimits(answer_bytes=256 * 1024, values=4096)
@@ -27,13 +28,6 @@ _RENEWED: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?Z")
 _HOLDER_LENGTH: Final = 200
 
 
-class Obstacle(NamedTuple):
-    """What is in the way of an instance."""
-
-    reason: Reason
-    message: str
-
-
 class _Sight(NamedTuple):
     """The Lease as it was seen, and since when it is so."""
 
@@ -41,7 +35,7 @@ class _Sight(NamedTuple):
     since: float
 
 
-class Tenant:
+class APIServerProbe:
     """Looks at the API server of one cluster with one request: its answer, and whose the Lease in it is.
 
     kube-controller-manager and kube-scheduler elect a leader by the Lease of their name in kube-system, unless they
@@ -60,7 +54,7 @@ class Tenant:
         self._client: Client | None = None
         self._sight: _Sight | None = None
 
-    async def look(self, config: ClusterConfig) -> Obstacle | None:
+    async def look(self, config: ClusterConfig) -> BlockingReason | None:
         """Tell what is in the way of an instance now; None where there is nothing.
 
         An API server that answers, be it that it refuses this request, is not in the way: what an instance makes of
@@ -70,7 +64,7 @@ class Tenant:
             client = await self._connect(config)
             lease = await client.get(LEASES, self._program, namespace=_NAMESPACE)
         except ServerError as error:
-            return Obstacle(
+            return BlockingReason(
                 Reason.API_SERVER_UNREACHABLE, f"its API server at {config.server} answers {error.status}: {error}"
             )
         except ApiError as error:
@@ -78,9 +72,9 @@ class Tenant:
                 self._sight = None
             return None
         except KubeconfigError as error:
-            return Obstacle(Reason.CANNOT_START, f"the kubeconfig in its Secret cannot be used: {error}")
+            return BlockingReason(Reason.CANNOT_START, f"the kubeconfig in its Secret cannot be used: {error}")
         except ProviderError as error:
-            return Obstacle(Reason.API_SERVER_UNREACHABLE, f"its API server does not answer: {error}")
+            return BlockingReason(Reason.API_SERVER_UNREACHABLE, f"its API server does not answer: {error}")
         return self._judge(lease.get("spec"))
 
     async def aclose(self) -> None:
@@ -101,7 +95,7 @@ class Tenant:
             )
         return self._client
 
-    def _judge(self, spec: Any) -> Obstacle | None:
+    def _judge(self, spec: Any) -> BlockingReason | None:
         spec = spec if isinstance(spec, Mapping) else {}
         holder = spec.get("holderIdentity")
         if not isinstance(holder, str) or not holder:
@@ -116,7 +110,7 @@ class Tenant:
             self._sight = _Sight(text, self._now())
         if self._now() - self._sight.since > _duration(spec.get("leaseDurationSeconds")):
             return None
-        return Obstacle(
+        return BlockingReason(
             Reason.FOREIGN_CONTROLLER_MANAGER,
             f"another {self._program} works on this control plane: {holder[:_HOLDER_LENGTH]!r} holds the Lease"
             f" {_NAMESPACE}/{self._program}; end that one, and this one starts when the Lease is given back or has run"

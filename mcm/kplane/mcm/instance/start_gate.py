@@ -6,22 +6,28 @@ import asyncio
 import contextlib
 import logging
 import random
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Final
 
-from kplane.mcm.instance.api_server_probe import Obstacle, Tenant
+from kplane.mcm.instance.api_server_probe import APIServerProbe
 from kplane.mcm.instance.lifecycle import Instance
-from kplane.mcm.instance.liveness import Liveness
-from kplane.mcm.status.report import Reason
+from kplane.mcm.instance.state import BlockingReason
+from kplane.mcm.reasons import Reason
 from kplane.provider import Engagement
-from kplane.provider.aio.backoff import Backoff
+from kplane.provider.aio.backoff import Backoff, delay_after
 
-__all__ = ["Guard", "GuardPace"]
+__all__ = ["GatePace", "Liveness", "StartGate"]
 
 logger = logging.getLogger(__name__)
 
+_FORGOTTEN: Final = 2
+"""After so many times the longest wait without an end for this, an instance starts over with the shortest."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GuardPace:
+class GatePace:
     """Times in seconds; the defaults are for production, tests take shorter ones."""
 
     look: float = 10.0
@@ -44,18 +50,18 @@ class GuardPace:
     """The same of one that was ended for that again and again."""
 
 
-class Guard:
-    """Starts the instance of one engagement, ends it where an obstacle comes up, and starts it again when that is gone.
+class StartGate:
+    """Starts the instance of one engagement, ends it if something blocks it, and starts it again when that is gone.
 
     While nothing runs, one small request after growing waits (`retry_initial` to `retry_maximum`, with jitter) is all
     that a dead control plane costs; the waits go on where they were when the API server comes and goes. What changes in
     the description, such as renewed credentials, is tried at once.
     """
 
-    def __init__(self, instance: Instance, *, tenant: Tenant | None, pace: GuardPace) -> None:
-        """`tenant` is None where nothing can be in the way."""
+    def __init__(self, instance: Instance, *, probe: APIServerProbe | None, pace: GatePace) -> None:
+        """`probe` is None where nothing can be in the way."""
         self._instance = instance
-        self._tenant = tenant
+        self._probe = probe
         self._pace = pace
         self._backoff = Backoff(initial_seconds=pace.retry_initial, maximum_seconds=pace.retry_maximum)
         self._away_since: float | None = None
@@ -63,70 +69,120 @@ class Guard:
         self._liveness = Liveness(instance, initial_seconds=pace.hung, maximum_seconds=pace.hung_maximum)
 
     async def keep(self, engagement: Engagement) -> None:
-        """Guard the instance until cancelled."""
+        """StartGate the instance until cancelled."""
         try:
             while True:
-                obstacle = await self._look(engagement)
+                blocking = await self._look(engagement)
                 if self._instance.running:
-                    await self._review(obstacle, engagement)
+                    await self._review(blocking, engagement)
                 else:
-                    await self._try_start(obstacle, engagement)
+                    await self._try_start(blocking, engagement)
                 await self._wait()
         finally:
-            if self._tenant is not None:
-                await self._tenant.aclose()
+            if self._probe is not None:
+                await self._probe.aclose()
 
-    async def _look(self, engagement: Engagement) -> Obstacle | None:
-        if self._tenant is None:
+    async def _look(self, engagement: Engagement) -> BlockingReason | None:
+        if self._probe is None:
             return None
         try:
-            return await self._tenant.look(engagement.cluster.config)
+            return await self._probe.look(engagement.cluster.config)
         except Exception as error:  # whatever it is that an API server makes of us, its instance is looked after
             name = engagement.cluster.name
             logger.exception("cluster %s: its API server cannot be looked at", name)
-            return Obstacle(
+            return BlockingReason(
                 Reason.CANNOT_START,
                 f"mcm fails to look at its API server ({type(error).__name__}): the log of mcm says more",
             )
 
-    async def _try_start(self, obstacle: Obstacle | None, engagement: Engagement) -> None:
+    async def _try_start(self, blocking: BlockingReason | None, engagement: Engagement) -> None:
         self._away_since = None
-        if obstacle is not None:
-            await self._instance.hold(obstacle)
+        if blocking is not None:
+            await self._instance.hold(blocking)
             return
         looked_at = _now()
         async with self._instance.turn():
             if _now() - looked_at > self._pace.fresh:
-                obstacle = await self._look(engagement)
-            if obstacle is not None:
-                await self._instance.hold(obstacle)
+                blocking = await self._look(engagement)
+            if blocking is not None:
+                await self._instance.hold(blocking)
             else:
                 await self._instance.start(engagement)
                 self._started_at = _now()
 
-    async def _review(self, obstacle: Obstacle | None, engagement: Engagement) -> None:
+    async def _review(self, blocking: BlockingReason | None, engagement: Engagement) -> None:
         async def answers() -> bool:
             return await self._look(engagement) is None
 
-        await self._liveness.review(answered=obstacle is None, look=answers)
-        if obstacle is None:
+        await self._liveness.review(answered=blocking is None, look=answers)
+        if blocking is None:
             self._away_since = None
-            await self._instance.renew_trust()
             if _now() - self._started_at > self._pace.stable:
                 self._backoff.reset()
             return
         if self._away_since is None:
             self._away_since = _now()
         # Whose own attempt has failed already need not wait for its next one.
-        patient = obstacle.reason is not Reason.FOREIGN_CONTROLLER_MANAGER and not self._instance.exited
+        patient = blocking.reason is not Reason.FOREIGN_CONTROLLER_MANAGER and not self._instance.failed
         if not patient or _now() - self._away_since >= self._pace.grace:
-            await self._instance.hold(obstacle)
+            await self._instance.hold(blocking)
 
     async def _wait(self) -> None:
         seconds = self._pace.look * random.uniform(0.8, 1.2) if self._instance.running else self._backoff.next_delay()  # noqa: S311
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._instance.wait_followed()
+
+
+class Liveness:
+    """Looks at an instance each time that its API server is looked at, and ends one that does not answer for too long.
+
+    It is what the livenessProbe of kube-controller-manager in a static pod is for (cmd/kubeadm/app/phases/controlplane/
+    manifests.go), with a longer wait, because processors may be busy. It is for an instance that was ready before, and
+    adds up the time since it is not, but only what is between two looks in a row which the API server answered. The
+    wait doubles from `initial_seconds` to `maximum_seconds` with each end. `now` is the clock of
+    `Instance.unready_since`.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        *,
+        initial_seconds: float,
+        maximum_seconds: float,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._instance = instance
+        self._now = now
+        self._initial_seconds = initial_seconds
+        self._maximum_seconds = maximum_seconds
+        self._ends = 0
+        self._ended_at = 0.0
+        self._answered_at: float | None = None
+        """When its API server was looked at last; None where it did not answer then."""
+        self._unready_since: float | None = None
+        self._unready_seconds = 0.0
+        """Of those since then, what counts."""
+
+    async def review(self, *, answered: bool, look: Callable[[], Awaitable[bool]]) -> None:
+        """Look; end it where that is due and, in its turn, still is.
+
+        `answered` is whether its API server did just now, and `look` asks that again.
+        """
+        now, since = self._now(), self._instance.unready_since
+        answered_at, self._answered_at = self._answered_at, now if answered else None
+        if since != self._unready_since:
+            self._unready_since, self._unready_seconds = since, 0.0
+        if since is None or not answered:
+            return
+        if answered_at is not None:
+            self._unready_seconds += now - max(since, answered_at)
+        if now - self._ended_at > _FORGOTTEN * self._maximum_seconds:
+            self._ends = 0
+        patience = delay_after(self._ends, initial_seconds=self._initial_seconds, maximum_seconds=self._maximum_seconds)
+        if self._unready_seconds >= patience and await self._instance.end_hung(since, look=look):
+            self._ends += 1
+            self._ended_at = self._now()
 
 
 def _now() -> float:

@@ -12,13 +12,13 @@ from kplane.mcm.instance.lifecycle import Instance
 from kplane.provider.errors import ClusterNotOwned
 from kplane.workloads import Watchdog
 
-__all__ = ["Tenure"]
+__all__ = ["LeaseEnforcer"]
 
 _LEAD_SECONDS: Final = 0.5
 """So long before an mcm that can do so ends itself because of an instance that goes on, that instance is killed."""
 
 
-class Tenure:
+class LeaseEnforcer:
     """Has instances killed that outlast the fence of their cluster.
 
     An mcm that is stopped (SIGSTOP, a debugger, a disk that hangs) withdraws nothing when others take its clusters
@@ -36,7 +36,7 @@ class Tenure:
     async def admit(self) -> None:
         """Return when the instances that there are by now would be killed in time. Raises RuntimeFailure."""
         if self._watchdog is not None:
-            await self._watchdog.tell()
+            await self._watchdog.confirm()
 
     @contextlib.asynccontextmanager
     async def running(self, instances: Callable[[], Iterable[Instance]], *, stop: asyncio.Event) -> AsyncIterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from kplane.provider.coordination.basic import Basic
 from kplane.provider.coordination.shards import ShardTimings, object_name, require_prefix
 from kplane.provider.serving.metrics import sharding_metrics
 
-__all__ = ["SHARDS", "Sharding", "add_sharding_flags", "coordinating", "shard_metrics"]
+__all__ = ["SHARDS", "Sharding", "coordinating", "shard_metrics"]
 
 SHARDS: Final = 16
 """As many Leases, each of which is written every half of its time; and no more mcm than that have something to do."""
@@ -25,9 +24,6 @@ _ON: Final = "--cluster-sharding"
 _ID: Final = "--cluster-shard-id"
 _NAMESPACE: Final = "--cluster-lease-namespace"
 _PREFIX: Final = "--cluster-lease-prefix"
-_SECONDS: Final = "--cluster-lease-seconds"
-_LEAST_SECONDS: Final = 10
-_MOST_SECONDS: Final = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,32 +39,20 @@ class Sharding:
     lease_seconds: int = 20
 
     @classmethod
-    def parse(cls, given: argparse.Namespace) -> Self | None:
-        """Make it of the flags of `add_sharding_flags`; None: this mcm is alone.
-
-        Raises ConfigurationError where they do not go together, or cannot be.
-        """
-        values = {
-            "namespace": given.lease_namespace,
-            "identity": given.shard_id,
-            "prefix": given.lease_prefix,
-            "lease_seconds": given.lease_seconds,
-        }
-        values = {name: value for name, value in values.items() if value is not None}
-        if not given.sharding:
-            if values:
-                raise ConfigurationError(
-                    f"{_ID}, {_NAMESPACE}, {_PREFIX} and {_SECONDS} say how a fleet is shared: give {_ON} too, or leave"
-                    " them out"
-                )
-            return None
-        if given.registration is not None:
-            raise ConfigurationError(f"--registration names what this mcm alone serves: leave out {_ON}")
-        if "namespace" not in values:
+    def of(cls, *, namespace: str | None, identity: str | None, prefix: str, lease_seconds: int) -> Self:
+        """Make it of the flags. Raises ConfigurationError if a value cannot be used."""
+        if namespace is None:
             raise ConfigurationError(f"{_ON} needs {_NAMESPACE}, the namespace of the Leases that share the fleet out")
-        sharding = cls(**values)
-        sharding._check()
-        return sharding
+        if identity is not None and object_name(identity) != identity:
+            raise ConfigurationError(
+                f"{_ID} {identity!r} becomes part of the name of a Lease: use a-z, 0-9, - and ., at most 180 of them,"
+                " with a letter or digit at both ends"
+            )
+        try:
+            require_prefix(f"{prefix}-shard")
+        except ValueError as error:
+            raise ConfigurationError(f"{_PREFIX}: {error}") from error
+        return cls(namespace=namespace, identity=identity, prefix=prefix, lease_seconds=lease_seconds)
 
     @property
     def timings(self) -> ShardTimings:
@@ -96,21 +80,6 @@ class Sharding:
             timings=self.timings,
         )
 
-    def _check(self) -> None:
-        if self.identity is not None and object_name(self.identity) != self.identity:
-            raise ConfigurationError(
-                f"{_ID} {self.identity!r} becomes part of the name of a Lease: a-z, 0-9, - and . are possible, with a"
-                " letter or digit at both ends, 180 at most"
-            )
-        if not _LEAST_SECONDS <= self.lease_seconds <= _MOST_SECONDS:
-            raise ConfigurationError(
-                f"{_SECONDS} {self.lease_seconds} has to be from {_LEAST_SECONDS} to {_MOST_SECONDS}"
-            )
-        try:
-            require_prefix(f"{self.prefix}-shard")
-        except ValueError as error:
-            raise ConfigurationError(f"{_PREFIX}: {error}") from error
-
 
 @contextlib.asynccontextmanager
 async def coordinating(sharding: Sharding | None, *, config: ClusterConfig) -> AsyncIterator[Coordinator]:
@@ -126,44 +95,3 @@ async def coordinating(sharding: Sharding | None, *, config: ClusterConfig) -> A
 def shard_metrics(coordinator: Coordinator) -> list[Metric]:
     """Tell what a coordinator does, in the words of Prometheus; one that is alone has nothing to tell."""
     return [*sharding_metrics(coordinator.stats)] if isinstance(coordinator, Sharded) else []
-
-
-def add_sharding_flags(parser: argparse.ArgumentParser) -> None:
-    """Let a parser know the flags that `Sharding.parse` reads."""
-    group = parser.add_argument_group("several mcm that share a fleet")
-    group.add_argument(
-        _ON,
-        action="store_true",
-        dest="sharding",
-        help="share the control planes with the other mcm that have the same Leases; an instance runs only while its"
-        " mcm holds the Lease that it is behind (default: this mcm is the only one)",
-    )
-    group.add_argument(
-        _NAMESPACE, dest="lease_namespace", metavar="NAMESPACE", help=f"of the Leases; needed with {_ON}"
-    )
-    group.add_argument(
-        _ID,
-        dest="shard_id",
-        metavar="ID",
-        help="name of this mcm among the others, which no other has (default: the name of the host, which is that of"
-        " the pod)",
-    )
-    group.add_argument(
-        _PREFIX,
-        dest="lease_prefix",
-        metavar="PREFIX",
-        help="beginning of the names of the Leases: mcm that share no fleet have different ones (default: mcm)",
-    )
-    group.add_argument(
-        _SECONDS,
-        type=_whole,
-        dest="lease_seconds",
-        metavar="SECONDS",
-        help="so long after the sudden death of an mcm others take over its control planes (default: 20)",
-    )
-
-
-def _whole(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} has to be a whole number of seconds")
-    return int(text)

@@ -13,9 +13,9 @@ from kplane.api import ControllersProfile
 from kplane.mcm.describe.controllers import controllers_named
 from kplane.mcm.describe.flags import NO_FLAGS, Flags
 from kplane.mcm.describe.keys import usable_keys
-from kplane.mcm.describe.services import served
+from kplane.mcm.describe.kinds import instance_kinds
+from kplane.mcm.describe.programs import Programs
 from kplane.mcm.errors import McmError
-from kplane.mcm.instance.programs import Programs
 from kplane.provider import Cluster, ClusterNotFound, ClusterNotReady, Fleet, Provider
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import asked_to_end
@@ -27,16 +27,16 @@ from kplane.provider.providers.kplane import (
 )
 from kplane.workloads import WorkloadsError
 
-__all__ = ["Effective", "Settling", "effective"]
+__all__ = ["DebouncingProvider", "Effective", "effective"]
 
 logger = logging.getLogger(__name__)
 
 _PATIENCE: Final = 5
 """So many times the wait, a cluster that never stays the same is followed."""
-_KEPT: Final = "cluster %s: %s; until then it keeps what it had there, and follows all else"
+_KEPT: Final = "cluster %s: invalid key %s; keeping the last valid one until the Secret is corrected"
 
 
-class Settling:
+class DebouncingProvider:
     """A provider that passes on what another one tells, each cluster as `effective` describes it.
 
     Another description of a cluster is passed on when it has stayed the same for `seconds`, or after five times that:
@@ -62,7 +62,7 @@ class Settling:
     async def run(self, fleet: Fleet) -> None:
         """See `Provider.run`."""
         async with asyncio.TaskGroup() as tasks:
-            await self._provider.run(_Settled(self, fleet, tasks=tasks))
+            await self._provider.run(_DebouncedFleet(self, fleet, tasks=tasks))
 
     async def describe(self, cluster: Cluster) -> Effective:
         """Describe a cluster by what makes a difference."""
@@ -74,10 +74,10 @@ class Settling:
         return self._seconds
 
 
-class _Settled:
+class _DebouncedFleet:
     """The fleet as the provider below sees it."""
 
-    def __init__(self, settling: Settling, fleet: Fleet, *, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, settling: DebouncingProvider, fleet: Fleet, *, tasks: asyncio.TaskGroup) -> None:
         self._settling = settling
         self._fleet = fleet
         self._tasks = tasks
@@ -183,7 +183,7 @@ async def effective(cluster: Cluster, *, programs: Programs, flags: Flags = NO_F
     """
     attributes = dict(cluster.attributes)
     if attributes.get(SERVICES_ATTRIBUTE):
-        attributes[SERVICES_ATTRIBUTE] = ",".join(each.name.title() for each in served(cluster))
+        attributes[SERVICES_ATTRIBUTE] = ",".join(each.name.title() for each in instance_kinds(cluster))
     if not (attributes.get(PROFILE_ATTRIBUTE) or controllers_named(cluster) or flags.controllers):
         attributes[PROFILE_ATTRIBUTE] = ControllersProfile.NODELESS
     compared = dict(attributes)
@@ -213,7 +213,7 @@ class Effective(Cluster):
 async def _version(cluster: Cluster, *, programs: Programs) -> str | None:
     """Tell the minor version of the programs that run for a cluster; None where they differ, or one does not fit."""
     try:
-        builds = [await programs.choose(each.program, cluster=cluster) for each in served(cluster)]
+        builds = [await programs.choose(each.program, cluster=cluster) for each in instance_kinds(cluster)]
     except (McmError, WorkloadsError):
         return None  # told where it is to run
     found = {(version.major, version.minor) for build in builds if (version := build.version) is not None}

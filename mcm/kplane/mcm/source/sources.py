@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from kplane.api import RegistrationMode
-from kplane.mcm.describe.services import SERVICES
+from kplane.mcm.describe.kinds import SERVICES
 from kplane.mcm.errors import ConfigurationError
-from kplane.mcm.status.reporter import Object
 from kplane.provider import Client, Provider, ProviderError, Resource
 from kplane.provider.cache.selectors import parse_label_selector
 from kplane.provider.client.resources import DNS_SUBDOMAIN
@@ -23,7 +21,7 @@ from kplane.provider.providers.kplane import (
     SecretTemplate,
 )
 
-__all__ = ["Feed", "Source", "SourceKind", "add_source_flags"]
+__all__ = ["ClusterFeed", "Source", "SourceKind"]
 
 _TEMPLATE: Final = "--cluster-kubeconfig-secret-template"
 _SCOPE: Final = "--cluster-namespace-scope"
@@ -46,7 +44,7 @@ class SourceKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Feed:
+class ClusterFeed:
     """What tells of the control planes of a source."""
 
     provider: Provider
@@ -56,7 +54,7 @@ class Feed:
     """The provider, where it follows registrations."""
     resource: Resource
     """Kind of the objects."""
-    seen: Callable[[str], Object | None]
+    seen: Callable[[str], Mapping[str, Any] | None]
     """An object as it was last seen, by the name of its cluster."""
 
 
@@ -77,15 +75,22 @@ class Source:
         return RegistrationMode.DEDICATED if self.registration is not None else RegistrationMode.SHARED
 
     @classmethod
-    def parse(cls, given: argparse.Namespace) -> Source:
-        """Make it of the flags of `add_source_flags`. Raises ConfigurationError where they do not go together."""
-        kind, template, scope = SourceKind(given.source), given.secret_template, given.namespace_scope
-        if given.registration is not None:
-            _check_alone(given.registration, kind=kind, selector=given.selector)
+    def of(
+        cls,
+        kind: SourceKind,
+        *,
+        template: str | None,
+        scope: str | None,
+        selector: str | None,
+        registration: str | None,
+    ) -> Source:
+        """Make it of the flags. Raises ConfigurationError if they do not go together."""
+        if registration is not None:
+            _check_alone(registration, kind=kind, selector=selector)
         try:
-            parse_label_selector(given.selector or "")
+            parse_label_selector(selector or "")
             if kind is SourceKind.ENDPOINTS:
-                return cls(kind=kind, secrets=_template(template, scope=scope), selector=given.selector or None)
+                return cls(kind=kind, secrets=_template(template, scope=scope), selector=selector or None)
         except ProviderError as error:
             raise ConfigurationError(str(error)) from error
         for flag, value in ((_TEMPLATE, template), (_SCOPE, scope)):
@@ -94,13 +99,13 @@ class Source:
                     f"{flag} is for --cluster-source={SourceKind.ENDPOINTS}: the status of a registration names the"
                     " namespace and the name of its Secret. Leave it out; --cluster-selector chooses registrations"
                 )
-        return cls(kind=kind, secrets=None, selector=given.selector or None, registration=given.registration)
+        return cls(kind=kind, secrets=None, selector=selector or None, registration=registration)
 
-    def follow(self, client: Client) -> Feed:
+    def follow(self, client: Client) -> ClusterFeed:
         """Make the provider, which reads by a client of the management cluster that belongs to the caller."""
         if self.secrets is not None:
             endpoints = EndpointProvider(client, secrets=self.secrets, label_selector=self.selector)
-            return Feed(
+            return ClusterFeed(
                 provider=endpoints,
                 synced=endpoints.synced.is_set,
                 registrations=None,
@@ -114,49 +119,13 @@ class Source:
             mode=self.mode,
             object_name=self.registration,
         )
-        return Feed(
+        return ClusterFeed(
             provider=registrations,
             synced=registrations.synced.is_set,
             registrations=registrations,
             resource=REGISTRATIONS,
             seen=registrations.registration,
         )
-
-
-def add_source_flags(parser: argparse.ArgumentParser) -> None:
-    """Let a parser know the flags that `Source.parse` reads."""
-    group = parser.add_argument_group("where control planes are found")
-    group.add_argument(
-        "--cluster-source",
-        choices=tuple(map(str, SourceKind)),
-        default=str(SourceKind.REGISTRATIONS),
-        dest="source",
-        help="which objects of the management cluster have an instance each (default: controlplaneregistration)",
-    )
-    group.add_argument(
-        _TEMPLATE,
-        dest="secret_template",
-        metavar="NAMESPACE/NAME",
-        help="the Secret with the kubeconfig of an endpoint, such as kplane-cp-{name}/controlplane-{name}-controllers;"
-        " {name} stands for the name of the endpoint",
-    )
-    group.add_argument(
-        _SCOPE,
-        dest="namespace_scope",
-        metavar="NAMESPACE",
-        help="all Secrets of endpoints are in this namespace, and the template may leave it out",
-    )
-    group.add_argument(
-        _REGISTRATION,
-        metavar="NAME",
-        help="serve this registration of mode Dedicated, and no other; controlplane-operator starts such an mcm",
-    )
-    group.add_argument(
-        _SELECTOR,
-        dest="selector",
-        metavar="LABELS",
-        help="only objects with these labels, such as tier=gold,region in (a,b)",
-    )
 
 
 def _check_alone(registration: str, *, kind: SourceKind, selector: str | None) -> None:

@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kplane.api import RUNNING
-from kplane.workloads import Phase
+from kplane.mcm.describe.kinds import InstanceKind
+from kplane.mcm.instance.lifecycle import Instance
+from kplane.mcm.reasons import Reason
 
-__all__ = ["Essence", "Reason", "Report", "essence_of", "reason_of", "shorten"]
+__all__ = ["Report", "Summary", "Transition", "foremost", "shorten", "summarize", "transition_of"]
 
 _MESSAGE_LENGTH: Final = 1000
 
-Essence = tuple[str, str, tuple[tuple[str, str], ...] | None]
+Transition = tuple[str, str, tuple[tuple[str, str], ...] | None]
 """Status and reason of the condition, and the instance; a message alone is no transition."""
-
-
-class Reason(StrEnum):
-    """Why the condition Running is as it is."""
-
-    INSTANCE_RUNNING = "InstanceRunning"
-    """The only one with which it is True."""
-    STARTING = "Starting"
-    UNREADY = "Unready"
-    """Its process is there and does not answer its health check."""
-    BACKOFF = "Backoff"
-    """It ended by itself, and is started again later and later."""
-    BAD_FLAG = "BadFlag"
-    """As BACKOFF, and so the others down to KILLED: it refused its command line."""
-    API_SERVER_NOT_HEALTHY = "APIServerNotHealthy"
-    """It waited for its API server for 10 seconds."""
-    LEASE_LOST = "LeaseLost"
-    OUT_OF_MEMORY = "OutOfMemory"
-    KILLED = "Killed"
-    API_SERVER_UNREACHABLE = "APIServerUnreachable"
-    """It is not run, because its API server does not answer; it is, when that does."""
-    FOREIGN_CONTROLLER_MANAGER = "ForeignControllerManager"
-    """It is not run, because another one works on the same control plane."""
-    CANNOT_START = "CannotStart"
-    CANNOT_END = "CannotEnd"
-    ENDED = "Ended"
-    """Nothing of it is left."""
 
 
 _SENTENCES: Final = {
@@ -51,26 +25,6 @@ _SENTENCES: Final = {
     Reason.STARTING: "kube-controller-manager is starting",
     Reason.ENDED: "nothing of it runs any more",
 }
-
-_REASONS: Final = {
-    Phase.ABSENT: Reason.STARTING,
-    Phase.STARTING: Reason.STARTING,
-    Phase.READY: Reason.INSTANCE_RUNNING,
-    Phase.UNREADY: Reason.UNREADY,
-    Phase.BACKOFF: Reason.BACKOFF,
-    Phase.ENDED: Reason.BACKOFF,
-}
-
-
-def reason_of(phase: Phase, *, exited: Reason | None) -> Reason | None:
-    """Tell what a phase of its component means for an instance; None where it means nothing new.
-
-    `exited` says why it ended by itself, where it was not ready since: its starts are no transitions then, because
-    there is one after each of its ends.
-    """
-    if exited is not None and phase in {Phase.STARTING, Phase.BACKOFF, Phase.ENDED}:
-        return exited
-    return _REASONS.get(phase)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +48,7 @@ class Report:
         return shorten(self.message or _SENTENCES.get(self.reason, ""), length=_MESSAGE_LENGTH)
 
     @property
-    def essence(self) -> Essence:
+    def transition(self) -> Transition:
         """What has to differ for this to be worth a write."""
         return self.status, self.reason, _pairs(self.instance)
 
@@ -125,13 +79,13 @@ def shorten(message: str, *, length: int) -> str:
     return message if len(message) <= length else f"{message[:200]}…{message[201 - length :]}"
 
 
-def essence_of(registration: Mapping[str, Any]) -> tuple[Essence, str] | None:
+def transition_of(registration: Mapping[str, Any]) -> tuple[Transition, str] | None:
     """Return what the status of a registration says of its instance, and the message; None where it says nothing."""
     condition, instance = _condition(registration), (registration.get("status") or {}).get("instance")
     if not condition and instance is None:
         return None
-    essence = str(condition.get("status", "")), str(condition.get("reason", "")), _pairs(instance)
-    return essence, str(condition.get("message", ""))
+    transition = str(condition.get("status", "")), str(condition.get("reason", "")), _pairs(instance)
+    return transition, str(condition.get("message", ""))
 
 
 def _condition(registration: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -141,3 +95,40 @@ def _condition(registration: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _pairs(instance: Mapping[str, str] | None) -> tuple[tuple[str, str], ...] | None:
     return tuple(sorted(instance.items())) if instance is not None else None
+
+
+class Summary(NamedTuple):
+    """What a registration is told of its instances."""
+
+    reason: Reason
+    message: str
+
+
+def foremost(instances: Sequence[Instance]) -> Instance:
+    """Return the one that is to be told of: the first of those that are furthest from running."""
+    return max(instances, key=lambda each: _RANKS.get(each.reason, _RANK_OF_TROUBLE))
+
+
+_RANK_OF_TROUBLE: Final = 2
+_RANKS: Final[Mapping[Reason | None, int]] = {Reason.INSTANCE_RUNNING: 0, Reason.STARTING: 1, None: 3}
+
+
+def summarize(instances: Sequence[Instance]) -> Summary | None:
+    """Tell whether all run, else why one does not; None while that is about to change.
+
+    Where controllers are all there is, the message has no more than what the instance says.
+    """
+    shown = foremost(instances)
+    reason = shown.reason
+    if reason is None:
+        return None
+    if [each.kind for each in instances] == [InstanceKind.CONTROLLERS]:
+        return Summary(reason, shown.message)
+    if shown.message:
+        return Summary(reason, f"{shown.kind.program}: {shown.message}")
+    programs = [each.kind.program for each in instances]
+    sentences = {
+        Reason.INSTANCE_RUNNING: " and ".join(programs) + (" run" if len(programs) > 1 else " runs"),
+        Reason.STARTING: f"{shown.kind.program} is starting",
+    }
+    return Summary(reason, sentences.get(reason, shown.kind.program))

@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Final
 
 from kplane.api import RegistrationMode
-from kplane.mcm.describe.services import served
+from kplane.mcm.describe.kinds import instance_kinds
 from kplane.mcm.errors import NotAnnounced, RegistrationWithdrawn
-from kplane.mcm.status.report import Reason, Report, essence_of
+from kplane.mcm.reasons import Reason
+from kplane.mcm.status.observer import Object, check_wanted, wants_instance
+from kplane.mcm.status.report import Report, transition_of
 from kplane.provider import Client, Cluster, Conflict, NotFound, ProviderError, Result, Unreachable
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.running import kept_running
@@ -22,7 +24,7 @@ from kplane.provider.controllers.workers import Controller
 from kplane.provider.errors import ClusterNotOwned
 from kplane.provider.providers.kplane import REGISTRATIONS, UID_ATTRIBUTE, is_occupied, is_served
 
-__all__ = ["Object", "Reports", "check_wanted"]
+__all__ = ["StatusReporter"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +39,6 @@ _REFRESH_SECONDS: Final = 300.0
 """So long a condition keeps a message that is no longer the last one."""
 _CALM_SECONDS: Final = 120.0
 """An instance that changed nothing for so long may change at once; one that goes to and fro is told of less often."""
-
-Object = Mapping[str, Any]
 
 
 class _Subject:
@@ -60,7 +60,7 @@ class _Subject:
         self.pace = Backoff(initial_seconds=0.5, maximum_seconds=60.0)
 
 
-class Reports:
+class StatusReporter:
     """Has each registration say whether its instance runs, and for which control plane.
 
     The start of an instance is announced before there is one: so whoever has seen that a registration is not ready, and
@@ -146,7 +146,7 @@ class Reports:
             **({"mode": self._mode} if self._mode is RegistrationMode.DEDICATED else {}),
         }
         reason = Reason.CANNOT_START if subject.failure else Reason.STARTING
-        message = subject.failure or f"{served(cluster)[0].program} is starting"
+        message = subject.failure or f"{instance_kinds(cluster)[0].program} is starting"
         subject.live = Report(reason=reason, message=message, instance=subject.announced)
         if await self._write_announcement(name):
             self._check_wanted(name, uid=uid)
@@ -168,14 +168,14 @@ class Reports:
             return False
         return True
 
-    def say(self, name: str, reason: Reason, *, message: str = "") -> None:
+    def update(self, name: str, reason: Reason, *, message: str = "") -> None:
         """Say how the instance is now, which was announced."""
         subject = self._subject(name)
         subject.failure = ""
         subject.live = Report(reason=reason, message=message, instance=subject.announced)
         self._queue.add(name)
 
-    def say_failure(self, cluster: Cluster, message: str) -> None:
+    def report_failure(self, cluster: Cluster, message: str) -> None:
         """Say why the instance cannot start. It stays announced, because it is tried again."""
         subject = self._subject(cluster.name)
         subject.failure, subject.failed_for = message, cluster.attributes.get(UID_ATTRIBUTE, "")
@@ -258,11 +258,11 @@ class Reports:
     def _wanted(self, subject: _Subject, registration: Object) -> Report | None:
         if subject.live is not None:
             return subject.live
-        said = essence_of(registration)
+        said = transition_of(registration)
         # Of one of the other mode only an instance of ours that was left is ours to tell of: the rest others have said.
         ours = is_served(registration, mode=self._mode) or (said is not None and bool(said[0][2]))
         mine = ours and self._mine(registration)
-        if mine and subject.failure and _wants(registration, uid=subject.failed_for, mode=self._mode):
+        if mine and subject.failure and wants_instance(registration, uid=subject.failed_for, mode=self._mode):
             return Report(reason=Reason.CANNOT_START, message=subject.failure, instance=subject.announced)
         subject.failure = ""
         if said is None:
@@ -334,35 +334,15 @@ def _until(subject: _Subject, wanted: Report | None, *, registration: Object, at
         return None
     # What an earlier run said announces nothing: as far as we know, somebody may have taken it back by now.
     fresh = subject.written_at > 0 or subject.live is None
-    now, said = time.monotonic(), essence_of(registration) if fresh else None
-    if said is not None and said[0] == wanted.essence:
+    now, said = time.monotonic(), transition_of(registration) if fresh else None
+    if said is not None and said[0] == wanted.transition:
         return max(0.0, subject.written_at + _REFRESH_SECONDS - now) if said[1] != wanted.sentence else None
     return 0.0 if at_once else max(0.0, subject.not_before - now)
 
 
 def _announces(registration: Object, instance: Mapping[str, str]) -> bool:
-    said = essence_of(registration)
+    said = transition_of(registration)
     return said is not None and said[0][2] == tuple(sorted(instance.items()))
-
-
-def check_wanted(name: str, registration: Object | None, *, uid: str, mode: RegistrationMode) -> None:
-    """Raise RegistrationWithdrawn where a registration wants no instance for a control plane, as it was last seen.
-
-    So it does where it wants none of this mode, or has one of the other.
-    """
-    if not _wants(registration, uid=uid, mode=mode):
-        raise RegistrationWithdrawn(f"registration {name} wants no instance for control plane {uid} any more")
-    if registration is not None and is_occupied(registration, mode=mode):
-        raise RegistrationWithdrawn(f"registration {name} has an instance of the other mode, which has not ended yet")
-
-
-def _wants(registration: Object | None, *, uid: str, mode: RegistrationMode) -> bool:
-    if registration is None or registration["metadata"].get("deletionTimestamp"):
-        return False
-    if not is_served(registration, mode=mode):
-        return False
-    status = registration.get("status") or {}
-    return status.get("ready") is True and str(status.get("controlPlaneUID") or "") == uid
 
 
 def _version(registration: Object) -> int:

@@ -27,7 +27,6 @@ from kplane.provider.client.resources import (
 )
 from kplane.workloads.component import Component
 from kplane.workloads.errors import RuntimeFailure
-from kplane.workloads.locks import NamedLocks
 from kplane.workloads.pods.objects import (
     PULL_SECRETS,
     Object,
@@ -45,8 +44,7 @@ from kplane.workloads.pods.objects import (
 )
 from kplane.workloads.pods.observation import Observation
 from kplane.workloads.pods.settings import Expose, Image, Placement, PodSettings
-from kplane.workloads.runtime import Address, ComponentState, ExternalAddress, Phase
-from kplane.workloads.subscribers import Subscribers
+from kplane.workloads.runtime import Address, ComponentState, ExternalAddress, NamedLocks, Phase, Subscribers
 
 __all__ = ["PodRuntime"]
 
@@ -93,7 +91,7 @@ class PodRuntime:
         self._settings = settings
         self._end_seconds = end_seconds
         self._subscribers = Subscribers()
-        self._observation = Observation(client, place=place, on_change=self._subscribers.tell)
+        self._observation = Observation(client, place=place, on_change=self._subscribers.notify)
         self._applied: dict[str, _Applied] = {}
         self._locks = NamedLocks()
         # Of namespaces: no copy of a Secret is removed between its being made and the workload that needs it.

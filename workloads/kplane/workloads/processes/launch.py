@@ -17,10 +17,10 @@ from kplane.workloads.component import DATA, FILES, SCRATCH, Component, Lifetime
 from kplane.workloads.errors import RuntimeFailure
 from kplane.workloads.processes import launcher
 from kplane.workloads.processes.directory import ComponentDirectory
-from kplane.workloads.processes.memory_group import MemoryGroup, MemoryGroups
 from kplane.workloads.processes.proctable import DIGEST_VARIABLE, MARKER_VARIABLE
+from kplane.workloads.processes.program import find_program
 
-__all__ = ["Launch", "check_name", "find_program", "is_name", "prepare_launch"]
+__all__ = ["Launch", "check_name", "is_name", "prepare_launch"]
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _LOG_ROOM: Final = 4
@@ -39,8 +39,6 @@ class Launch:
     """Of everything that a running process cannot take up without a restart."""
     tls: ssl.SSLContext | None = field(compare=False)
     """For the readiness probe; None where that is plain HTTP or there is none."""
-    group: MemoryGroup | None = field(compare=False, default=None)
-    """That bounds its memory, where there is one."""
 
 
 def is_name(name: str) -> bool:
@@ -61,7 +59,6 @@ def prepare_launch(
     *,
     directory: ComponentDirectory,
     programs: Sequence[Path],
-    groups: MemoryGroups,
     log_limit_bytes: int,
 ) -> Launch:
     """Check and resolve a description. Raises RuntimeFailure: which component, which field, what is wrong."""
@@ -72,12 +69,9 @@ def prepare_launch(
     digest = _digest(component, program=program)
     places = {FILES: str(directory.files), DATA: str(directory.data), SCRATCH: str(directory.scratch)}
     argv = (str(program), *(_substitute(arg, places=places) for arg in component.args))
-    group = None
     if component.lifetime is Lifetime.BOUND:
-        group = groups.make(component.name, limit_bytes=component.memory_bytes)
-        entry = str(group.entry) if group is not None else ""
         file_bytes = str(_LOG_ROOM * log_limit_bytes) if component.only_logs else ""
-        argv = (sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), entry, file_bytes, *argv)
+        argv = (sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), file_bytes, *argv)
     environment = {
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": os.environ.get("HOME", str(directory.path)),
@@ -85,9 +79,7 @@ def prepare_launch(
         MARKER_VARIABLE: str(directory.path),
         DIGEST_VARIABLE: digest,
     }
-    return Launch(
-        component=component, argv=argv, environment=environment, digest=digest, tls=_probe_tls(component), group=group
-    )
+    return Launch(component=component, argv=argv, environment=environment, digest=digest, tls=_probe_tls(component))
 
 
 def _substitute(text: str, *, places: dict[str, str]) -> str:
@@ -137,21 +129,6 @@ def _probe_tls(component: Component) -> ssl.SSLContext | None:
         ) from error
 
 
-def find_program(program: str, *, programs: Sequence[Path], of: str) -> Path:
-    """Find an executable by its name or absolute path. Raises RuntimeFailure; `of` names there what needs it."""
-    if program.startswith("/"):
-        candidates = [Path(program)]
-    elif "/" in program or program in {"", ".", ".."}:
-        raise RuntimeFailure(f"{of}: program {program!r} is neither a plain name nor an absolute path.")
-    else:
-        candidates = [directory.absolute() / program for directory in programs]
-    for path in candidates:
-        if path.is_file() and os.access(path, os.X_OK):
-            return path
-    places = ", ".join(str(path) for path in candidates) or "nowhere, as no directories of programs are given"
-    raise RuntimeFailure(f"{of}: there is no executable program {program!r}; looked for: {places}.")
-
-
 def _digest(component: Component, *, program: Path) -> str:
     files = {
         name: "reloaded" if file.reloaded else hashlib.sha256(file.content).hexdigest()
@@ -167,6 +144,5 @@ def _digest(component: Component, *, program: Path) -> str:
         # Only where there is one: what runs without goes on after an upgrade.
         *(["only logs"] if component.only_logs else []),
         *([component.open_files] if component.open_files is not None else []),
-        *(["memory", component.memory_bytes] if component.memory_bytes is not None else []),
     ]
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]

@@ -1,8 +1,7 @@
 """Runs a program that the kernel kills when its parent dies.
 
-Called as `launcher.py PARENT_PID GROUP FILE_BYTES PROGRAM [ARGUMENT...]`.
-GROUP is the `cgroup.procs` of the control group that it enters before; empty: it stays where it is. FILE_BYTES is the
-longest file that it may write; empty: as long as it may now.
+Called as `launcher.py PARENT_PID FILE_BYTES PROGRAM [ARGUMENT...]`. FILE_BYTES is the longest file that the program may
+write; empty: as long as this process may write now.
 
 It is a program of its own, because the request must be made in the child, and Python code between fork and exec
 (`preexec_fn`) can deadlock where the parent has threads. It takes 20 ms, and leaves nothing but the program.
@@ -21,9 +20,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Bind this process to its parent's life and become the program."""
-    parent, group, file_bytes, program = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
-    if group:
-        _enter(group)
+    parent, file_bytes, program = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
@@ -34,16 +31,7 @@ def main() -> None:
         _bound_file_size(int(file_bytes))
     else:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # likewise
-    os.execve(program, sys.argv[4:], _given_environment())  # noqa: S606 - becoming the program is what this is for
-
-
-def _enter(group: str) -> None:
-    """Enter the group by now, so that all that the program takes is counted there. It runs also where that fails."""
-    try:
-        with open(group, "w") as file:
-            file.write("0")
-    except OSError as error:
-        print(f"Memory is not bounded by a control group: {error}.", file=sys.stderr)  # noqa: T201 - into its log
+    os.execve(program, sys.argv[3:], _given_environment())  # noqa: S606 - becoming the program is what this is for
 
 
 def _bound_file_size(count: int) -> None:

@@ -15,11 +15,12 @@ from kplane.workloads.processes.proctable import (
     MARKER_VARIABLE,
     ProcessEntry,
     group_members,
+    marked_processes,
     open_pidfd,
     uptime,
 )
 
-__all__ = ["Process"]
+__all__ = ["Process", "end_entries", "end_processes", "find_processes"]
 
 
 def _nothing() -> None:
@@ -213,3 +214,38 @@ class Process:
         if not self._watched:
             self._ended.set()
             self._on_end()
+
+
+def find_processes(directory: Path) -> list[int]:
+    """List the pids of all processes of a component, or of runtimes at or below `directory`, oldest first.
+
+    A component's directory is the one of its name in its runtime's.
+    """
+    return [entry.pid for entry in marked_processes(directory)]
+
+
+async def end_processes(directory: Path, *, grace_seconds: float) -> list[int]:
+    """End all processes that belong to components of runtimes at or below `directory`, and wait for their end.
+
+    Main processes are asked first and killed after `grace_seconds`; the rest of their groups is killed. Where
+    supervisors are among them, what they started meanwhile is ended too; a supervisor that carries no marker itself
+    must have been ended before. Returns the pids of all that were found.
+    """
+    pids: list[int] = []
+    while entries := marked_processes(directory):
+        pids.extend(entry.pid for entry in entries if entry.pid not in pids)
+        leaders = [entry for entry in entries if entry.leader]
+        await end_entries(leaders or entries, grace_seconds=grace_seconds if leaders else 0.0)
+    return pids
+
+
+async def end_entries(entries: list[ProcessEntry], *, grace_seconds: float) -> None:
+    """End these processes with what is left of their groups, all at once, and wait for their end."""
+    found = [process for entry in entries if (process := Process.adopt(entry)) is not None]
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for process in found:
+                tasks.create_task(process.end(grace_seconds=grace_seconds), name=f"end {process.pid}")
+    finally:
+        for process in found:
+            process.release()

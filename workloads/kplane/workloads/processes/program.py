@@ -1,4 +1,4 @@
-"""One-shot commands."""
+"""Programs of this machine: where they are, which version they are, and one-shot commands."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
-from kplane.workloads.errors import ProgramFailed, ProgramTimedOut
+from kplane.workloads.errors import ProgramFailed, ProgramTimedOut, RuntimeFailure
 from kplane.workloads.processes.process import Process
 
-__all__ = ["run_program"]
+__all__ = ["ProgramVersions", "find_program", "run_program"]
 
 _LIMIT_BYTES = 64 << 20
 _SLACK_BYTES = 4 << 20
 """The kernel refuses a write beyond the end by chunks of up to 2 MiB, so the file is cut off this much later."""
 _SHOWN_CHARACTERS = 2000
+_VERSION_SECONDS: Final = 15.0
+_VERSION: Final = re.compile(rb"(?<![0-9.])v?([0-9]+[.][0-9]+[.][0-9]+)(?![0-9])")
 
 
 async def run_program(
@@ -121,3 +125,54 @@ def _read(descriptor: int) -> bytes:
     """Read what was written: the offset is shared with the program, and tells how much that is."""
     size = os.lseek(descriptor, 0, os.SEEK_CUR)
     return os.pread(descriptor, size, 0)
+
+
+def find_program(program: str, *, programs: Sequence[Path], of: str) -> Path:
+    """Find an executable by its name or absolute path. Raises RuntimeFailure; `of` names there what needs it."""
+    if program.startswith("/"):
+        candidates = [Path(program)]
+    elif "/" in program or program in {"", ".", ".."}:
+        raise RuntimeFailure(f"{of}: program {program!r} is neither a plain name nor an absolute path.")
+    else:
+        candidates = [directory.absolute() / program for directory in programs]
+    for path in candidates:
+        if path.is_file() and os.access(path, os.X_OK):
+            return path
+    places = ", ".join(str(path) for path in candidates) or "nowhere, as no directories of programs are given"
+    raise RuntimeFailure(f"{of}: there is no executable program {program!r}; looked for: {places}.")
+
+
+class ProgramVersions:
+    """Asks programs for their version, and remembers the answers for as long as the files are the same."""
+
+    def __init__(self, programs: Sequence[Path]) -> None:
+        """`programs` are the directories searched, in this order."""
+        self._programs = tuple(programs)
+        self._asking = asyncio.Lock()
+        self._known: dict[Path, tuple[tuple[int, int], str]] = {}
+
+    async def of(self, program: str) -> str:
+        """Return the version that `<program> --version` tells, such as "1.36.3".
+
+        Raises RuntimeFailure where there is no such program, or it tells none within 15 s.
+        """
+        path = find_program(program, programs=self._programs, of=f"The version of {program}")
+        async with self._asking:
+            try:
+                status = await asyncio.to_thread(path.stat)
+                identity = status.st_mtime_ns, status.st_ino
+                known = self._known.get(path)
+                if known is None or known[0] != identity:
+                    answer = await run_program(path, ["--version"], timeout_seconds=_VERSION_SECONDS)
+                    known = self._known[path] = identity, _read_version(answer, path=path)
+            except (OSError, ProgramFailed, ProgramTimedOut) as error:
+                raise RuntimeFailure(f"The version of {path} cannot be found out: {error}") from error
+            return known[1]
+
+
+def _read_version(answer: bytes, *, path: Path) -> str:
+    found = _VERSION.search(answer)
+    if found is None:
+        said = answer[:200].decode(errors="replace").strip()
+        raise RuntimeFailure(f"The version of {path} cannot be found out: asked by --version it said {said!r}.")
+    return found[1].decode()

@@ -17,18 +17,14 @@ import aiohttp
 
 from kplane.workloads.component import Component
 from kplane.workloads.errors import RuntimeFailure
-from kplane.workloads.locks import NamedLocks
 from kplane.workloads.processes.directory import REMOVED_PREFIX, ComponentDirectory
 from kplane.workloads.processes.launch import check_name, is_name, prepare_launch
-from kplane.workloads.processes.memory_group import MemoryGroups
-from kplane.workloads.processes.orphans import end_entries
-from kplane.workloads.processes.pace import Pace
 from kplane.workloads.processes.ports import PortRegistry
+from kplane.workloads.processes.process import end_entries
 from kplane.workloads.processes.proctable import ProcessEntry, marked_processes
-from kplane.workloads.processes.program_version import ProgramVersions
-from kplane.workloads.processes.supervision import Supervision
-from kplane.workloads.runtime import Address, ComponentState, Phase
-from kplane.workloads.subscribers import Subscribers
+from kplane.workloads.processes.program import ProgramVersions
+from kplane.workloads.processes.supervision import Pace, Supervision
+from kplane.workloads.runtime import Address, ComponentState, NamedLocks, Phase, Subscribers
 
 __all__ = ["ProcessRuntime"]
 
@@ -73,7 +69,6 @@ class ProcessRuntime:
         self._supervisions: dict[str, Supervision] = {}
         self._locks = NamedLocks()
         self._subscribers = Subscribers()
-        self._groups = MemoryGroups(self._directory)
         self._session: aiohttp.ClientSession | None = None
         self._lock = -1
 
@@ -146,7 +141,6 @@ class ProcessRuntime:
                 component,
                 directory=supervision.directory,
                 programs=self._programs,
-                groups=self._groups,
                 log_limit_bytes=self._log_limit_bytes,
             )
             await supervision.apply(launch)
@@ -168,20 +162,18 @@ class ProcessRuntime:
         """See `Runtime.stop`. Waits as long as the kernel takes to end what was killed; a cancelled stop goes on."""
         async with self._supervision(name) as supervision:
             await supervision.stop()
-            await self._groups.remove(name)
 
     async def delete(self, name: str) -> None:
         """See `Runtime.delete`. Raises RuntimeFailure where the directory cannot be removed."""
         async with self._supervision(name) as supervision:
             await supervision.stop()
-            await self._groups.remove(name)
             directory = supervision.directory
             if directory.exists:
                 await self._ports.release(directory)
             try:
                 if directory.exists:
                     directory.remove()
-                    self._subscribers.tell(name)
+                    self._subscribers.notify(name)
                 # In a thread, as data can be large. Whatever interrupts this, the component is gone already; what is
                 # left of it, or was when somebody tried before, holds credentials.
                 for removed in directory.removed():
@@ -227,7 +219,6 @@ class ProcessRuntime:
                 leaders.setdefault(entry.marker, entry)
         strays = [entry for entry in entries if entry.marker not in leaders]
         await end_entries(strays, grace_seconds=0.0)  # their main processes have died, and so the components
-        self._groups.clear()
         for marker, entry in leaders.items():
             self._add(Path(marker).name).adopt(entry)
         for supervision in list(self._supervisions.values()):
@@ -250,7 +241,7 @@ class ProcessRuntime:
                 session=self._session,
                 pace=self._pace,
                 log_limit_bytes=self._log_limit_bytes,
-                on_change=self._subscribers.tell,
+                on_change=self._subscribers.notify,
             )
         return self._supervisions[name]
 
@@ -273,7 +264,6 @@ class ProcessRuntime:
                 return
             if supervision.bound:
                 await supervision.stop()
-                await self._groups.remove(name)
             else:
                 await supervision.release()
 

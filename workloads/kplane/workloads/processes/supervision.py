@@ -7,30 +7,50 @@ import contextlib
 import dataclasses
 import logging
 import os
+import random
 import resource
 import signal
+import ssl
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import aiohttp
 
-from kplane.workloads.component import Lifetime, RestartPolicy
+from kplane.workloads.component import Component, Lifetime, Probe, RestartPolicy
 from kplane.workloads.errors import RuntimeFailure
 from kplane.workloads.processes.directory import ComponentDirectory
 from kplane.workloads.processes.launch import Launch
 from kplane.workloads.processes.log import LogFile
-from kplane.workloads.processes.pace import Backoff, Pace
-from kplane.workloads.processes.probe import ReadinessProbe
 from kplane.workloads.processes.process import Process
 from kplane.workloads.processes.proctable import ProcessEntry
 from kplane.workloads.runtime import ComponentState, Phase
 
-__all__ = ["Supervision"]
+__all__ = ["Pace", "Supervision"]
 
+_SHOWN_BYTES = 300
 _UNDESCRIBED_GRACE_SECONDS = 30.0
 """Grace for a component of an earlier run whose description, with the grace, has not been given again."""
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Times in seconds. The defaults are for production; tests take shorter ones."""
+
+    restart_base: float = 1.0
+    """Longest wait before the second start; it doubles with each failure in a row."""
+    restart_limit: float = 60.0
+    restart_fast: float = 0.5
+    """Longest wait before the first restart of a component that ran for `worked`."""
+    worked: float = 10.0
+    stable: float = 60.0
+    """A component that ran for so long starts over with its first wait."""
+    ready_probe: float = 5.0
+    """Between probes of a ready component."""
+    log_check: float = 1.0
+    """Between looks at the size of a log."""
 
 
 class Supervision:
@@ -55,7 +75,7 @@ class Supervision:
         self._host = host
         self._session = session
         self._pace = pace
-        self._backoff = Backoff(pace)
+        self._backoff = RestartBackoff(pace)
         self._log = LogFile(directory.log, limit_bytes=log_limit_bytes)
         self._on_change = on_change
         self._launch: Launch | None = None
@@ -94,7 +114,7 @@ class Supervision:
         except OSError as error:
             raise RuntimeFailure(f"Component {component.name}: its directory cannot be written: {error}.") from error
         process = self._spawn(launch)
-        self._launch, self._digest, self._backoff = launch, launch.digest, Backoff(self._pace)
+        self._launch, self._digest, self._backoff = launch, launch.digest, RestartBackoff(self._pace)
         self._supervise(process)
 
     async def stop(self) -> None:
@@ -233,18 +253,16 @@ class Supervision:
     async def _restart(self, ended: Process) -> Process | None:
         """Wait and start again; None where that is not to be, or no longer."""
         reason, ran_seconds = self._tell_end(ended), ended.age_seconds
-        group = self._launch.group if self._launch else None
-        killed = group.take_kills() if group is not None else None
         while True:
             if self._launch is None or self._launch.component.restart is RestartPolicy.NEVER:
                 if self._launch is None:
                     self._digest = ""
-                self._show(phase=Phase.ENDED, message=reason, pid=None, exit_code=ended.exit_code, oom_killed=killed)
+                self._show(phase=Phase.ENDED, message=reason, pid=None, exit_code=ended.exit_code)
                 return None
             wait = self._backoff.next_wait(ran_seconds=ran_seconds)
             logger.warning("Component %s %s; next start in %.1f s", self.state.name, reason.partition(";")[0], wait)
             message = f"{reason}\nnext start in {wait:.1f} s"
-            self._show(phase=Phase.BACKOFF, message=message, pid=None, exit_code=ended.exit_code, oom_killed=killed)
+            self._show(phase=Phase.BACKOFF, message=message, pid=None, exit_code=ended.exit_code)
             await self._pause(wait)
             if self._stopping:
                 return None
@@ -300,3 +318,59 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return str(number)
+
+
+class RestartBackoff:
+    """Waits between restarts of one component: exponential, with full jitter."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._failures = 0
+
+    def next_wait(self, *, ran_seconds: float) -> float:
+        """Say for how many seconds to wait now that the component has ended after `ran_seconds`."""
+        if ran_seconds >= self._pace.stable:
+            self._failures = 0
+        if self._failures == 0 and ran_seconds >= self._pace.worked:
+            longest = self._pace.restart_fast
+        else:
+            longest = min(self._pace.restart_limit, self._pace.restart_base * 2.0 ** min(self._failures, 30))
+        self._failures += 1
+        return random.uniform(0.0, longest)  # noqa: S311 - spreads load, guards nothing
+
+
+class ReadinessProbe:
+    """One component's readiness probe."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        component: Component,
+        probe: Probe,
+        host: str,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        number = next(port.number for port in component.ports if port.name == probe.port)
+        shown_host = f"[{host}]" if ":" in host else host
+        self._url = f"{'https' if probe.ca else 'http'}://{shown_host}:{number}/{probe.path.removeprefix('/')}"
+        self._session = session
+        self._tls = tls
+        self._timeout_seconds = probe.timeout_seconds
+
+    async def check(self) -> str | None:
+        """Ask once. Returns None where the component is ready, else a sentence that says why it is not."""
+        try:
+            async with (
+                asyncio.timeout(self._timeout_seconds),
+                self._session.get(self._url, ssl=self._tls or True, allow_redirects=False) as response,
+            ):
+                if response.status == 200:
+                    await response.read()  # so that the connection can be used again
+                    return None
+                shown = (await response.content.read(_SHOWN_BYTES)).decode(errors="replace").strip()
+                return f"GET {self._url} answers {response.status}: {shown}"
+        except TimeoutError:
+            return f"GET {self._url} has no answer after {self._timeout_seconds:g} s"
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return f"GET {self._url} fails: {str(error) or type(error).__name__}"

@@ -55,7 +55,7 @@ class Watchdog:
         """Number of the reaper; None while there is none."""
         return self._pid
 
-    async def tell(self) -> None:
+    async def confirm(self) -> None:
         """Return when a reaper knows what `until` says by now. Raises RuntimeFailure where there is none that does."""
         number = self._number + 1
         self._bell.set()

@@ -9,19 +9,19 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from kplane.api.configuration import HostPort
 from kplane.mcm.errors import McmError
 from kplane.mcm.instance.memory import pss_by_pid
-from kplane.mcm.metrics.collector import Metrics
-from kplane.mcm.settings import Listen
-from kplane.mcm.status.overview import Overview
-from kplane.mcm.status.table import ClusterDetails, render_checks, render_table
+from kplane.mcm.serving.metrics import Metrics
+from kplane.mcm.serving.overview import Overview
+from kplane.mcm.serving.table import ClusterDetails, render_checks, render_table
 
 __all__ = ["serve_status"]
 
 
 @contextlib.asynccontextmanager
 async def serve_status(
-    listen: Listen, *, overview: Overview, metrics: Metrics, sources: str, synced: Callable[[], bool]
+    listen: HostPort, *, overview: Overview, metrics: Metrics, sources: str, synced: Callable[[], bool]
 ) -> AsyncIterator[None]:
     """Serve while within. `synced` says whether all objects that stand for control planes have been read once.
 

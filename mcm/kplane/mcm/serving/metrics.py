@@ -7,33 +7,26 @@ import enum
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from kplane.mcm.errors import McmError
 from kplane.mcm.instance.exits import EXIT_REASONS
+from kplane.mcm.instance.lifecycle import Origin, Target
 from kplane.mcm.instance.memory import pss_by_pid
-from kplane.mcm.metrics.allowlist import SERIES, digest
-from kplane.mcm.metrics.render import Families
-from kplane.mcm.metrics.scrape import Origin, Scraper, Target
-from kplane.mcm.status.overview import ClusterSummary, Overview, State
+from kplane.mcm.serving.metric_allowlist import SERIES, Values, allowed_values
+from kplane.mcm.serving.overview import ClusterSummary, Overview, State
+from kplane.mcm.serving.scrape import Scraper
 from kplane.provider.serving.metrics import Rendering, process_families, render_families
 
 __all__ = ["InstanceMetrics", "Metrics"]
-
-_FULL_BYTES: Final = 32 << 20
-"""Of the texts of all instances together."""
-
-Digest = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 class _Answers(NamedTuple):
     """What instances said."""
 
     asked: Sequence[Origin] = ()
-    digests: Mapping[Origin, Digest] = MappingProxyType({})
-    texts: Mapping[Origin, str] = MappingProxyType({})
+    values: Mapping[Origin, Values] = MappingProxyType({})
 
 
 class InstanceMetrics(enum.StrEnum):
@@ -42,16 +35,13 @@ class InstanceMetrics(enum.StrEnum):
     NONE = "none"
     """Nothing: instances are not asked."""
     FIXED = "fixed"
-    """`kplane.mcm.metrics.allowlist.SERIES`: a few series for each cluster."""
-    FULL = "full"
-    """All: thousands of series for each cluster."""
+    """`kplane.mcm.serving.metric_allowlist.SERIES`: a few series for each cluster."""
 
 
 class Metrics:
     """Renders the fleet for Prometheus. Nothing is kept between scrapes.
 
-    `scraper` reads the metrics of instances, all of them where `full`; None: they are not told. `more` gives those of
-    something else, which have no cluster.
+    `scraper` reads the metrics of instances; None: they are left out. `more` gives metrics that belong to no cluster.
     """
 
     def __init__(
@@ -59,13 +49,11 @@ class Metrics:
         overview: Overview,
         *,
         scraper: Scraper | None = None,
-        full: bool = False,
         more: Callable[[], Iterable[Metric]] = tuple,
     ) -> None:
         self._overview = overview
         self._more = more
         self._scraper = scraper
-        self._full = full
         self._rendering = Rendering(self._render)
 
     async def render(self) -> bytes:
@@ -78,17 +66,13 @@ class Metrics:
             measured = tasks.create_task(asyncio.to_thread(pss_by_pid, pids), name="memory of instances")
             asked = tasks.create_task(self._ask(), name="metrics of instances")
         pss, answers = measured.result(), asked.result()
-        text = render_families(self._collect(pss, answers))
-        return await self._with_texts(text, answers.texts) if self._full else text
+        return render_families(self._collect(pss, answers))
 
     async def _ask(self) -> _Answers:
         if self._scraper is None:
             return _Answers()
         targets = self._overview.targets()
-        asked = sorted(target.origin for target in targets)
-        if self._full:
-            return _Answers(asked, texts=await self._scraper.scrape(targets, take=_Budget(_FULL_BYTES)))
-        return _Answers(asked, digests=await self._scraper.scrape(targets, take=_digest))
+        return _Answers(sorted(target.origin for target in targets), await self._scraper.scrape(targets, take=_values))
 
     def _collect(self, pss: Mapping[int, int], answers: _Answers) -> Iterable[Metric]:
         summaries = self._overview.summaries()  # as it is now: some have gone while the others were asked
@@ -102,36 +86,13 @@ class Metrics:
         present = {found.name for found in summaries}
         for origin in answers.asked:
             if origin.cluster in present:
-                success.add_metric([*origin], origin in answers.digests or origin in answers.texts)
-                _add(families, origin, values=answers.digests.get(origin, {}))
+                success.add_metric([*origin], origin in answers.values)
+                _add(families, origin, values=answers.values.get(origin, {}))
         return [*families.values(), success]
 
-    async def _with_texts(self, own: bytes, texts: Mapping[Origin, str]) -> bytes:
-        families = Families()
-        families.add(own.decode().split("\n"))
-        present = {found.name for found in self._overview.summaries()}
-        for origin, text in texts.items():
-            if origin.cluster in present:
-                families.add(text.split("\n"), labels=origin._asdict())
-                await asyncio.sleep(0)  # each takes some 20 ms of the loop
-        return families.render()
 
-
-def _digest(_: Target, text: str) -> Digest:
-    return digest(text.split("\n"))
-
-
-class _Budget:
-    """Takes texts as they are, as long as they are not too much together."""
-
-    def __init__(self, budget: int) -> None:
-        self._left = budget
-
-    def __call__(self, target: Target, text: str) -> str:
-        if len(text) > self._left:
-            raise McmError(f"all instances together say more than is passed on; {target.origin.cluster} is left out")
-        self._left -= len(text)
-        return text
+def _values(_: Target, text: str) -> Values:
+    return allowed_values(text.split("\n"))
 
 
 def _fleet_families(summaries: Iterable[ClusterSummary], *, pss: Mapping[int, int]) -> list[Metric]:
@@ -162,7 +123,7 @@ def _fleet_families(summaries: Iterable[ClusterSummary], *, pss: Mapping[int, in
     return [clusters, up, restarts, exits, memory]
 
 
-def _add(families: dict[str, Metric], origin: Origin, *, values: Digest) -> None:
+def _add(families: dict[str, Metric], origin: Origin, *, values: Values) -> None:
     """Add what an instance says; mcm itself has some metrics of the same names, without these labels."""
     for (name, labels), value in values.items():
         series = SERIES[name]

@@ -8,15 +8,34 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from kplane.mcm.metrics.render import Sample, read_samples
+__all__ = ["SERIES", "Series", "Values", "allowed_values", "read_samples"]
 
-__all__ = ["SERIES", "Series", "digest"]
+Values = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
+"""By name and labels."""
 
+_SAMPLE: Final = re.compile(
+    r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)"
+    r"(?:\{(?P<labels>(?:[a-zA-Z_][a-zA-Z0-9_]*=\"(?:[^\"\\]|\\.)*+\",?)*+)\})?"
+    r"[ \t]+(?P<value>[^ \t]+)"
+)
+_LABEL: Final = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*)=\"((?:[^\"\\]|\\.)*+)\"")
 _CODE: Final = re.compile(r"[1-5][0-9][0-9]")
 _TOLD_APART: Final = frozenset({"401", "403", "429"})
+
+
+class Sample(NamedTuple):
+    """One line; `labels` as they are written."""
+
+    name: str
+    labels: str
+    value: str
+
+    def label(self, name: str) -> str | None:
+        """Return the value of a label, still with its escapes; None if there is none."""
+        return next((found[2] for found in _LABEL.finditer(self.labels) if found[1] == name), None)
 
 
 class Series(NamedTuple):
@@ -76,8 +95,8 @@ SERIES: Final[Mapping[str, Series]] = {**_COMMON, **_SCHEDULER}
 """By name. Those of the scheduler are kube-scheduler's alone."""
 
 
-def digest(lines: Iterable[str]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """Make the values of `SERIES`, by name and labels, of what one instance says."""
+def allowed_values(lines: Iterable[str]) -> Values:
+    """Make the values of `SERIES` from the lines of one instance."""
     values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for sample in read_samples(line for line in lines if line.startswith(_BEGINNINGS)):
         series = SERIES.get(sample.name)
@@ -87,6 +106,13 @@ def digest(lines: Iterable[str]) -> dict[tuple[str, tuple[tuple[str, str], ...]]
         key = sample.name, tuple(series.labels(sample).items())
         values[key] = series.merge(values[key], value) if key in values else value
     return values
+
+
+def read_samples(lines: Iterable[str]) -> Iterator[Sample]:
+    """Read the samples, and pass over every other line."""
+    for line in lines:
+        if not line.startswith("#") and (found := _SAMPLE.match(line)) is not None:
+            yield Sample(found["name"], found["labels"] or "", found["value"])
 
 
 _BEGINNINGS: Final = tuple(SERIES)

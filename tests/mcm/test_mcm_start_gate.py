@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_client
-from kplane.mcm.instance.api_server_probe import Obstacle, Tenant
-from kplane.mcm.status.report import Reason
+from kplane.mcm.instance.api_server_probe import APIServerProbe
+from kplane.mcm.instance.state import BlockingReason
+from kplane.mcm.reasons import Reason
 from kplane.provider import ClusterConfig
 from kplane.workloads import ProcessRuntime
 
-from .guard_world import NOT_FOUND, PACE, FaultServer, Time, World, lease
 from .instances_world import program
+from .start_gate_world import NOT_FOUND, PACE, FaultServer, Time, World, lease
 
 Eventually = Callable[..., Any]
 
@@ -39,16 +40,16 @@ async def world(runtime: ProcessRuntime, tmp_path: Path) -> AsyncIterator[World]
 
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
-    made, look = Time(), Tenant.look
+    made, look = Time(), APIServerProbe.look
 
-    async def counted(tenant: Tenant, config: ClusterConfig) -> Obstacle | None:
-        found = await look(tenant, config)
+    async def counted(probe: APIServerProbe, config: ClusterConfig) -> BlockingReason | None:
+        found = await look(probe, config)
         made.answered += found is None
         made.unanswered += found is not None
         return found
 
     monkeypatch.setattr("kplane.mcm.instance.start_gate._now", lambda: made.now)
-    monkeypatch.setattr(Tenant, "look", counted)
+    monkeypatch.setattr(APIServerProbe, "look", counted)
     return made
 
 
@@ -164,7 +165,7 @@ async def test_who_came_while_an_instance_waited_for_its_turn_is_seen(
 async def test_an_api_server_that_takes_longer_to_answer_than_a_turn_has_its_instance(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
-    monkeypatch.setattr(world.instances, "_guard_pace", replace(PACE, timeout=30.0, fresh=0.0 if waits else 30.0))
+    monkeypatch.setattr(world.instances, "_gate_pace", replace(PACE, timeout=30.0, fresh=0.0 if waits else 30.0))
     monkeypatch.setattr(world.budget, "_longest_seconds", 0.05)
     world.server.after_seconds = 0.3
     await world.add()
@@ -208,11 +209,11 @@ async def test_an_instance_that_cannot_be_ended_is_tried_again(
 async def test_a_look_that_fails_for_whatever_reason_is_not_the_last_one(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(_: Tenant, __: ClusterConfig) -> None:
+    async def fail(_: APIServerProbe, __: ClusterConfig) -> None:
         monkeypatch.undo()
         raise RuntimeError("an error of ours")
 
-    monkeypatch.setattr(Tenant, "look", fail)
+    monkeypatch.setattr(APIServerProbe, "look", fail)
     await world.add()
     await eventually(lambda: world.summary().pid)
 
@@ -220,12 +221,12 @@ async def test_a_look_that_fails_for_whatever_reason_is_not_the_last_one(
 async def test_while_looks_fail_the_reason_is_told_and_what_runs_is_looked_after(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(_: Tenant, __: ClusterConfig) -> None:
+    async def fail(_: APIServerProbe, __: ClusterConfig) -> None:
         raise RecursionError("an error of ours about\nwhat a tenant sent")
 
     await world.add()
     pid = await eventually(lambda: world.summary().pid)
-    monkeypatch.setattr(Tenant, "look", fail)
+    monkeypatch.setattr(APIServerProbe, "look", fail)
     began = asyncio.get_running_loop().time()
     await eventually(lambda: world.summary().pid is None)
     assert asyncio.get_running_loop().time() - began >= PACE.grace
@@ -259,7 +260,7 @@ async def test_another_controller_manager_keeps_the_instance_away_until_its_leas
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("kplane.mcm.fleet.Tenant", functools.partial(Tenant, now=lambda: now[0]))
+    monkeypatch.setattr("kplane.mcm.fleet.APIServerProbe", functools.partial(APIServerProbe, now=lambda: now[0]))
     world.server.answer = lease("theirs_1", seconds=15)
     await world.add()
     await eventually(lambda: world.heard.last()[0] is Reason.FOREIGN_CONTROLLER_MANAGER)
@@ -294,24 +295,24 @@ async def test_another_controller_manager_keeps_the_instance_away_until_its_leas
 )
 async def test_a_lease_counts_by_the_clock_of_mcm(world: World, answer: bytes, free_after: float) -> None:
     now = [0.0]
-    tenant = Tenant("kube-controller-manager", now=lambda: now[0])
+    probe = APIServerProbe("kube-controller-manager", now=lambda: now[0])
     world.server.answer = answer
     try:
-        first = await tenant.look(world.server.config)
+        first = await probe.look(world.server.config)
         assert (first is None) == (free_after == 0.0)
         now[0] = free_after
-        assert (await tenant.look(world.server.config) is None) == (free_after == 0.0)
+        assert (await probe.look(world.server.config) is None) == (free_after == 0.0)
         now[0] = free_after + 0.1
-        assert await tenant.look(world.server.config) is None
+        assert await probe.look(world.server.config) is None
     finally:
-        await tenant.aclose()
+        await probe.aclose()
 
 
 async def test_a_lease_with_more_in_it_than_any_has_is_judged_by_its_holder(world: World) -> None:
     spec = b'{"holderIdentity":"theirs","x":%s%s}' % (b"[" * 1000, b"]" * 1000)
     body = b'{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"a"},"spec":%s}' % spec
     world.server.answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-    async with contextlib.aclosing(Tenant("kube-controller-manager")) as tenant:
-        found = await tenant.look(world.server.config)
+    async with contextlib.aclosing(APIServerProbe("kube-controller-manager")) as probe:
+        found = await probe.look(world.server.config)
     assert found is not None
     assert found.reason is Reason.FOREIGN_CONTROLLER_MANAGER

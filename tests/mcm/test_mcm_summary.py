@@ -8,12 +8,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from kplane.mcm.describe.services import Served, served
+from kplane.mcm.describe.kinds import InstanceKind, instance_kinds
 from kplane.mcm.fleet import Instances
 from kplane.mcm.instance.lifecycle import Instance
-from kplane.mcm.status.overview import Overview, State
-from kplane.mcm.status.report import Reason
-from kplane.mcm.status.summary import summarize
+from kplane.mcm.reasons import Reason
+from kplane.mcm.serving.overview import Overview, State
+from kplane.mcm.status.report import summarize
 from kplane.provider import Cluster, ClusterConfig
 from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import ComponentState, Phase
@@ -24,12 +24,12 @@ RUNNING = Reason.INSTANCE_RUNNING
 class Shown:
     """Stands for an instance: as much as is looked at."""
 
-    def __init__(self, service: Served, reason: Reason | None, message: str = "") -> None:
-        self.service, self.reason, self.message = service, reason, message
+    def __init__(self, service: InstanceKind, reason: Reason | None, message: str = "") -> None:
+        self.kind, self.reason, self.message = service, reason, message
 
 
 def both(controllers: Reason | None, scheduler: Reason | None, message: str = "") -> Any:
-    return [Shown(Served.CONTROLLERS, controllers), Shown(Served.SCHEDULER, scheduler, message)]
+    return [Shown(InstanceKind.CONTROLLERS, controllers), Shown(InstanceKind.SCHEDULER, scheduler, message)]
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def both(controllers: Reason | None, scheduler: Reason | None, message: str = ""
         (both(Reason.STARTING, RUNNING), Reason.STARTING, "kube-controller-manager is starting"),
         (both(Reason.STARTING, Reason.BACKOFF, "it ended"), Reason.BACKOFF, "kube-scheduler: it ended"),
         (both(RUNNING, Reason.BACKOFF, "it ended"), Reason.BACKOFF, "kube-scheduler: it ended"),
-        ([Shown(Served.SCHEDULER, RUNNING)], RUNNING, "kube-scheduler runs"),
-        ([Shown(Served.CONTROLLERS, RUNNING)], RUNNING, ""),
-        ([Shown(Served.CONTROLLERS, Reason.BACKOFF, "it ended")], Reason.BACKOFF, "it ended"),
+        ([Shown(InstanceKind.SCHEDULER, RUNNING)], RUNNING, "kube-scheduler runs"),
+        ([Shown(InstanceKind.CONTROLLERS, RUNNING)], RUNNING, ""),
+        ([Shown(InstanceKind.CONTROLLERS, Reason.BACKOFF, "it ended")], Reason.BACKOFF, "it ended"),
     ],
 )
 def test_the_one_furthest_from_running_is_told_of(instances: Sequence[Any], reason: Reason, message: str) -> None:
@@ -57,10 +57,10 @@ def test_nothing_is_told_while_it_is_about_to_change() -> None:
 def test_what_the_fleet_shows_is_said_by_the_one_furthest_from_running(message: str, shown: str) -> None:
     cluster = Cluster("a", config=ClusterConfig(server="https://127.0.0.1:1", token="t"))
     state = ComponentState(name="a", phase=Phase.STARTING)
-    common: dict[str, Any] = {"cluster": cluster, "state": state, "version": None, "exits": {}, "last_error": ""}
+    common: dict[str, Any] = {"cluster": cluster, "process": state, "version": None, "exits": {}, "last_error": ""}
     common |= {"generation": 1, "described": None}
-    controllers = Mock(Instance, service=Served.CONTROLLERS, reason=RUNNING, message="", **common)
-    scheduler = Mock(Instance, service=Served.SCHEDULER, reason=Reason.STARTING, message=message, **common)
+    controllers = Mock(Instance, kind=InstanceKind.CONTROLLERS, reason=RUNNING, message="", **common)
+    scheduler = Mock(Instance, kind=InstanceKind.SCHEDULER, reason=Reason.STARTING, message=message, **common)
     instances = Mock(Instances, groups={"a": (controllers, scheduler)})
     [summary] = Overview(Clusters(awares=[]), instances=instances).summaries()
     assert (summary.state, summary.message) == (State.STARTING, shown)
@@ -69,19 +69,19 @@ def test_what_the_fleet_shows_is_said_by_the_one_furthest_from_running(message: 
 @pytest.mark.parametrize(
     ("services", "found"),
     [
-        ("Controllers", [Served.CONTROLLERS]),
-        ("Scheduler,Controllers,Workloads", [Served.CONTROLLERS, Served.SCHEDULER]),
-        ("scheduler", [Served.SCHEDULER]),
-        ("", [Served.CONTROLLERS]),
+        ("Controllers", [InstanceKind.CONTROLLERS]),
+        ("Scheduler,Controllers,Workloads", [InstanceKind.CONTROLLERS, InstanceKind.SCHEDULER]),
+        ("scheduler", [InstanceKind.SCHEDULER]),
+        ("", [InstanceKind.CONTROLLERS]),
     ],
 )
-def test_what_runs_is_what_the_registration_names(services: str, found: list[Served]) -> None:
+def test_what_runs_is_what_the_registration_names(services: str, found: list[InstanceKind]) -> None:
     config = ClusterConfig(server="https://127.0.0.1:1", token="t")
-    assert list(served(Cluster("a", config=config, attributes={"services": services}))) == found
+    assert list(instance_kinds(Cluster("a", config=config, attributes={"services": services}))) == found
 
 
 def test_components_of_one_registration_have_names_of_their_own() -> None:
     for name in ("a", "a.b", "x" * 253):
-        names = {service.component(name) for service in Served}
-        assert len(names) == len(Served)
+        names = {service.component(name) for service in InstanceKind}
+        assert len(names) == len(InstanceKind)
         assert all(len(each) <= 63 for each in names)

@@ -1,4 +1,4 @@
-"""How many instances start at once follows how busy the processors are."""
+"""How many instances start at once is bounded."""
 
 from __future__ import annotations
 
@@ -9,16 +9,10 @@ from typing import Any
 
 import pytest
 
-from kplane.mcm.instance.pressure import CpuPressure
 from kplane.mcm.instance.turns import StartBudget, usable_cpus
 
 Eventually = Callable[..., Any]
 NEVER = 3600.0
-
-
-def psi(*, average: float, total: int) -> str:
-    line = f"avg10={average:.2f} avg60=0.00 avg300=0.00 total="
-    return f"some {line}{total}\nfull {line}{total * 2}\n"
 
 
 class Starts:
@@ -40,11 +34,9 @@ class Starts:
         await asyncio.wait(self.tasks)
 
 
-@pytest.mark.parametrize(("pressure", "at_once"), [(0.0, 4), (0.5, 2), (1.0, 1)])
-async def test_fewer_start_at_once_while_processors_are_busy(
-    eventually: Eventually, pressure: float, at_once: int
-) -> None:
-    budget = StartBudget(at_once=4, longest_seconds=NEVER, stagger_seconds=0.0, pressure=lambda: pressure)
+@pytest.mark.parametrize("at_once", [1, 2, 4])
+async def test_no_more_than_the_bound_start_at_once(eventually: Eventually, at_once: int) -> None:
+    budget = StartBudget(at_once=at_once, longest_seconds=NEVER, stagger_seconds=0.0)
     starts = Starts(budget, count=6)
     await eventually(lambda: len(starts.began) == at_once)
     await asyncio.sleep(0)
@@ -56,7 +48,7 @@ async def test_fewer_start_at_once_while_processors_are_busy(
 
 async def test_without_a_number_two_start_at_once_for_each_processor(eventually: Eventually) -> None:
     cpus = usable_cpus()
-    budget = StartBudget(longest_seconds=NEVER, stagger_seconds=0.0, pressure=lambda: 0.0)
+    budget = StartBudget(longest_seconds=NEVER, stagger_seconds=0.0)
     starts = Starts(budget, count=2 * cpus + 2)
     await eventually(lambda: len(starts.began) == 2 * cpus)
     await asyncio.sleep(0)
@@ -66,18 +58,8 @@ async def test_without_a_number_two_start_at_once_for_each_processor(eventually:
     await starts.aclose()
 
 
-async def test_who_waits_starts_when_it_is_calmer_though_nobody_is_done(eventually: Eventually) -> None:
-    pressure = [1.0]
-    budget = StartBudget(at_once=3, longest_seconds=NEVER, stagger_seconds=0.0, pressure=lambda: pressure[0])
-    starts = Starts(budget, count=3)
-    await eventually(lambda: len(starts.began) == 1)
-    pressure[0] = 0.0
-    await eventually(lambda: len(starts.began) == 3)
-    await starts.aclose()
-
-
 async def test_there_is_some_time_between_any_two_starts(eventually: Eventually) -> None:
-    budget = StartBudget(at_once=9, longest_seconds=0.0, stagger_seconds=0.05, pressure=lambda: 0.0)
+    budget = StartBudget(at_once=9, longest_seconds=0.0, stagger_seconds=0.05)
     starts = Starts(budget, count=4)
     await eventually(lambda: len(starts.began) == 4)
     assert all(later - earlier >= 0.049 for earlier, later in zip(starts.began, starts.began[1:], strict=False))
@@ -85,7 +67,7 @@ async def test_there_is_some_time_between_any_two_starts(eventually: Eventually)
 
 
 async def test_nobody_holds_a_turn_for_long(eventually: Eventually) -> None:
-    budget = StartBudget(at_once=1, longest_seconds=0.05, stagger_seconds=0.0, pressure=lambda: 0.0)
+    budget = StartBudget(at_once=1, longest_seconds=0.05, stagger_seconds=0.0)
     starts = Starts(budget, count=3)
     await eventually(lambda: len(starts.began) == 3)
     assert starts.began[2] - starts.began[0] >= 0.09
@@ -95,7 +77,7 @@ async def test_nobody_holds_a_turn_for_long(eventually: Eventually) -> None:
 async def test_what_takes_long_within_a_turn_makes_it_no_longer(
     eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    budget = StartBudget(at_once=1, longest_seconds=NEVER, stagger_seconds=0.0, pressure=lambda: 0.0)
+    budget = StartBudget(at_once=1, longest_seconds=NEVER, stagger_seconds=0.0)
     loop = asyncio.get_running_loop()
     real, slept = loop.time, [0.0]
     monkeypatch.setattr(loop, "time", lambda: real() + slept[0])
@@ -110,7 +92,7 @@ async def test_what_takes_long_within_a_turn_makes_it_no_longer(
 
 
 async def test_one_that_gives_up_waiting_leaves_the_turn_to_the_others(eventually: Eventually) -> None:
-    budget = StartBudget(at_once=1, longest_seconds=NEVER, stagger_seconds=0.0, pressure=lambda: 0.0)
+    budget = StartBudget(at_once=1, longest_seconds=NEVER, stagger_seconds=0.0)
     starts = Starts(budget, count=3)
     await eventually(lambda: len(starts.began) == 1)
     starts.tasks[1].cancel()
@@ -118,25 +100,6 @@ async def test_one_that_gives_up_waiting_leaves_the_turn_to_the_others(eventuall
     starts.tasks[0].cancel()
     await eventually(lambda: len(starts.began) == 2)
     await starts.aclose()
-
-
-def test_pressure_is_that_since_the_last_look_and_of_10_s_where_that_was_long_ago(tmp_path: Path) -> None:
-    place, now = tmp_path / "cpu.pressure", [100.0]
-    pressure = CpuPressure([tmp_path / "none", place], now=lambda: now[0])
-    assert pressure.look() == 0.0  # no kernel that tells it
-    place.write_text(psi(average=25.0, total=1_000_000))
-    assert pressure.look() == 0.25
-    place.write_text(psi(average=30.0, total=1_750_000))
-    now[0] += 0.1
-    assert pressure.look() == 0.25
-    now[0] += 0.9
-    assert pressure.look() == 0.75
-    now[0] += 3600.0
-    assert pressure.look() == 0.3
-
-
-def test_this_machine_tells_it_or_it_is_0() -> None:
-    assert 0.0 <= CpuPressure().look() <= 1.0
 
 
 def test_a_quota_of_cpu_counts(tmp_path: Path) -> None:

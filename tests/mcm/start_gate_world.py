@@ -12,15 +12,15 @@ import orjson
 
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
 from kplane.mcm.fleet import Instances
-from kplane.mcm.instance.start_gate import GuardPace
+from kplane.mcm.instance.start_gate import GatePace
 from kplane.mcm.instance.turns import StartBudget
-from kplane.mcm.status.overview import ClusterSummary, Overview
-from kplane.mcm.status.report import Reason
+from kplane.mcm.reasons import Reason
+from kplane.mcm.serving.overview import ClusterSummary, Overview
 from kplane.provider import Cluster, ClusterConfig
 from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import ProcessRuntime
 
-PACE = GuardPace(look=0.05, timeout=0.5, fresh=0.0, grace=0.5, retry_initial=0.05, retry_maximum=0.2, stable=60.0)
+PACE = GatePace(look=0.05, timeout=0.5, fresh=0.0, grace=0.5, retry_initial=0.05, retry_maximum=0.2, stable=60.0)
 NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}"
 
 
@@ -87,10 +87,10 @@ class Heard:
 
     async def announce(self, cluster: Cluster, *, version: str | None) -> None: ...
 
-    def say(self, name: str, reason: Reason, *, message: str = "") -> None:
+    def update(self, name: str, reason: Reason, *, message: str = "") -> None:
         self.told.append((name, reason, message))
 
-    def say_failure(self, cluster: Cluster, message: str) -> None: ...
+    def report_failure(self, cluster: Cluster, message: str) -> None: ...
 
     async def end(self, name: str) -> None: ...
 
@@ -99,12 +99,12 @@ class Heard:
 
 
 class World:
-    def __init__(self, runtime: ProcessRuntime, directory: Path, *, pace: GuardPace = PACE) -> None:
+    def __init__(self, runtime: ProcessRuntime, directory: Path, *, pace: GatePace = PACE) -> None:
         self.heard = Heard()
         self.server = FaultServer(directory)
-        self.budget = StartBudget(at_once=1, longest_seconds=pace.timeout, stagger_seconds=0.0, pressure=lambda: 0.0)
+        self.budget = StartBudget(at_once=1, longest_seconds=pace.timeout, stagger_seconds=0.0)
         self.runtime = runtime
-        self.instances = Instances(runtime, witness=self.heard, guard_pace=pace, budget=self.budget)
+        self.instances = Instances(runtime, observer=self.heard, gate_pace=pace, budget=self.budget)
         self.clusters = Clusters(awares=[self.instances], retry_initial_seconds=0.1)
         self.overview = Overview(self.clusters, instances=self.instances)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from kplane.api import KubernetesVersion
-from kplane.mcm.describe.flag_check import ask
+from kplane.mcm.describe.flag_check import dry_run
 from kplane.mcm.errors import ConfigurationError
 from kplane.provider import Cluster
 from kplane.provider.providers.kplane import VERSION_ATTRIBUTE
@@ -92,7 +92,7 @@ class Programs:
         key = str(path), changed, names
         async with self._asking:
             if key not in self._answers:
-                answer = await ask(path, [f"--controllers={','.join(names)}"])
+                answer = await dry_run(path, [f"--controllers={','.join(names)}"])
                 while len(self._answers) >= _ANSWERS:
                     del self._answers[next(iter(self._answers))]
                 self._answers[key] = answer

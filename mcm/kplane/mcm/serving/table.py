@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from kplane.mcm.status.overview import ClusterSummary, State
+from kplane.mcm.serving.overview import ClusterSummary, State
 
 __all__ = ["ClusterDetails", "render_checks", "render_table"]
 

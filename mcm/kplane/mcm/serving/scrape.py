@@ -13,32 +13,17 @@ import aiohttp
 
 from kplane.mcm.describe.certificate import ReaderCertificate
 from kplane.mcm.errors import McmError
+from kplane.mcm.instance.lifecycle import Origin, Target
 from kplane.provider import ClusterConfig
 from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.client.tls import ssl_context
 from kplane.provider.errors import KubeconfigError
 
-__all__ = ["Origin", "ScrapeLimits", "Scraper", "Target"]
+__all__ = ["ScrapeLimits", "Scraper"]
 
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-
-
-class Origin(NamedTuple):
-    """Whose metrics they are."""
-
-    cluster: str
-    program: str
-
-
-class Target(NamedTuple):
-    """Where the metrics of one instance are."""
-
-    origin: Origin
-    url: str
-    authority: bytes
-    """Of its serving certificate, in PEM."""
 
 
 class ScrapeLimits(NamedTuple):

@@ -11,8 +11,8 @@ import pytest
 
 from kplane.mcm.describe.certificate import ServingCertificate
 from kplane.mcm.describe.flags import NO_FLAGS, Flags
-from kplane.mcm.instance.programs import Programs
-from kplane.mcm.source.debounce import Settling, effective
+from kplane.mcm.describe.programs import Programs
+from kplane.mcm.source.debounce import DebouncingProvider, effective
 from kplane.provider import Cluster, ClusterConfig, Engagement, Fleet, ProviderError
 from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import ProcessRuntime
@@ -46,13 +46,13 @@ def programs(root: Path, *versions: str) -> Programs:
 
 
 class World:
-    """A fleet behind `Settling`, and everything that was engaged."""
+    """A fleet behind `DebouncingProvider`, and everything that was engaged."""
 
     def __init__(self, directory: Path, *, seconds: float) -> None:
         self.engaged: list[Cluster] = []
         self.clusters = Clusters(awares=[self])
         self._fleet: asyncio.Future[Fleet] = asyncio.get_running_loop().create_future()
-        self._settling = Settling(self, programs=programs(directory), seconds=seconds)
+        self._settling = DebouncingProvider(self, programs=programs(directory), seconds=seconds)
         self._task = asyncio.create_task(self._settling.run(self.clusters))
 
     name = "by hand"
@@ -147,15 +147,15 @@ async def test_a_key_that_no_instance_could_start_with_holds_back_nothing_but_it
     present = world.engaged[1]
     assert (present.attributes["profile"], present.config.token) == ("Full", "renewed")
     assert present.credentials == {"sa.key": first, "other": b"new"}
-    assert caplog.text.count("key 'sa.key' of its Secret has no RSA or ECDSA key") == 1
-    assert caplog.text.count("key 'signing-ca.crt' of its Secret is not one certificate") == 1
+    assert caplog.text.count("invalid key sa.key of its Secret") == 1
+    assert caplog.text.count("invalid key signing-ca.crt and signing-ca.key of its Secret") == 1
     assert "garbage" not in caplog.text
     await world.tell(cluster(credentials={"sa.key": second}, profile="Full", token="renewed"))
     await eventually(lambda: world.clusters.get("a").credentials == {"sa.key": second})
     await world.tell(cluster(credentials={"sa.key": b"garbage"}, profile="Full", token="again"))
     await eventually(lambda: world.clusters.get("a").config.token == "again")
     assert world.clusters.get("a").credentials == {"sa.key": second}
-    assert caplog.text.count("key 'sa.key' of its Secret has no RSA or ECDSA key") == 2
+    assert caplog.text.count("invalid key sa.key of its Secret") == 2
     assert len(world.engaged) == 2
 
 

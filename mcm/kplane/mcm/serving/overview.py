@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from kplane.mcm.describe.fingerprint import fingerprint
+from kplane.mcm.describe.kinds import fingerprint
 from kplane.mcm.fleet import Instances
-from kplane.mcm.instance.lifecycle import Instance
-from kplane.mcm.metrics.scrape import Target
-from kplane.mcm.status.report import Reason, shorten
-from kplane.mcm.status.summary import foremost
+from kplane.mcm.instance.lifecycle import Instance, Target
+from kplane.mcm.reasons import Reason
+from kplane.mcm.status.report import foremost, shorten
 from kplane.provider import LOCAL
 from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import Phase
@@ -117,24 +116,24 @@ class Overview:
         first, shown = instances[0], foremost(instances)
         message = shown.message
         if message and shown is not first:
-            message = f"{shown.service.program}: {message}"
+            message = f"{shown.kind.program}: {message}"
         exits: Counter[Reason] = Counter()
         for each in instances:
             exits.update(each.exits)
         return ClusterSummary(
             name=first.cluster.name,
-            state=_STATES[shown.state.phase],
+            state=_STATES[shown.process.phase],
             profile=self._instances.profile(first.cluster),
             server=first.cluster.config.server,
             version=first.version,
             generation=first.generation,
             configuration=_configuration(instances),
-            pid=first.state.pid,
-            restarts=sum(each.state.restarts for each in instances),
+            pid=first.process.pid,
+            restarts=sum(each.process.restarts for each in instances),
             message=shorten(message, length=_MESSAGE_LENGTH),
             last_error=shorten(shown.message or shown.last_error, length=_MESSAGE_LENGTH),
             exits={str(reason): count for reason, count in sorted(exits.items())},
-            others=tuple((each.service.program, each.state.pid) for each in instances[1:]),
+            others=tuple((each.kind.program, each.process.pid) for each in instances[1:]),
         )
 
 

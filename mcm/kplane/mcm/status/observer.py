@@ -1,0 +1,81 @@
+"""Who gets reports of instances, and whether a registration wants one at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from kplane.api import RegistrationMode
+from kplane.mcm.errors import RegistrationWithdrawn
+from kplane.mcm.reasons import Reason
+from kplane.provider import Cluster
+from kplane.provider.providers.kplane import UID_ATTRIBUTE, is_occupied, is_served
+
+__all__ = ["InstanceObserver", "NullReporter", "Object", "check_wanted", "wants_instance"]
+
+Object = Mapping[str, Any]
+
+
+class InstanceObserver(Protocol):
+    """Who is told what becomes of instances, by the name of their cluster."""
+
+    async def announce(self, cluster: Cluster, *, version: str | None) -> None:
+        """One is about to start, of that version where one was chosen.
+
+        Raises RegistrationWithdrawn or NotAnnounced: it must not, or not now.
+        """
+
+    def update(self, name: str, reason: Reason, *, message: str = "") -> None:
+        """It changed."""
+
+    def report_failure(self, cluster: Cluster, message: str) -> None:
+        """It cannot start, and will be tried again."""
+
+    async def end(self, name: str) -> None:
+        """It has ended, and nothing of it is left."""
+
+
+class NullReporter:
+    """Stands in for `StatusReporter` without writing: it only checks whether a registration still wants an instance."""
+
+    def __init__(
+        self, *, registration: Callable[[str], Object | None] | None, mode: RegistrationMode = RegistrationMode.SHARED
+    ) -> None:
+        """`registration` and `mode` are as in StatusReporter; without `registration`, clusters come from elsewhere."""
+        self._registration = registration
+        self._mode = mode
+
+    async def announce(self, cluster: Cluster, *, version: str | None = None) -> None:  # noqa: ARG002
+        """See `InstanceObserver.announce`."""
+        if self._registration is not None:
+            uid = cluster.attributes.get(UID_ATTRIBUTE, "")
+            check_wanted(cluster.name, self._registration(cluster.name), uid=uid, mode=self._mode)
+
+    def update(self, name: str, reason: Reason, *, message: str = "") -> None:
+        """See `InstanceObserver.update`."""
+
+    def report_failure(self, cluster: Cluster, message: str) -> None:
+        """See `InstanceObserver.report_failure`."""
+
+    async def end(self, name: str) -> None:
+        """See `InstanceObserver.end`."""
+
+
+def check_wanted(name: str, registration: Object | None, *, uid: str, mode: RegistrationMode) -> None:
+    """Raise RegistrationWithdrawn where a registration wants no instance for a control plane, as it was last seen.
+
+    So it does where it wants none of this mode, or has one of the other.
+    """
+    if not wants_instance(registration, uid=uid, mode=mode):
+        raise RegistrationWithdrawn(f"registration {name} wants no instance for control plane {uid} any more")
+    if registration is not None and is_occupied(registration, mode=mode):
+        raise RegistrationWithdrawn(f"registration {name} has an instance of the other mode, which has not ended yet")
+
+
+def wants_instance(registration: Object | None, *, uid: str, mode: RegistrationMode) -> bool:
+    if registration is None or registration["metadata"].get("deletionTimestamp"):
+        return False
+    if not is_served(registration, mode=mode):
+        return False
+    status = registration.get("status") or {}
+    return status.get("ready") is True and str(status.get("controlPlaneUID") or "") == uid

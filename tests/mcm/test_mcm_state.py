@@ -1,0 +1,122 @@
+"""The states of an instance, without any process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kplane.mcm.instance.exits import OomKills
+from kplane.mcm.instance.state import BlockingReason, InstanceState, Stage
+from kplane.mcm.reasons import Reason
+from kplane.workloads import ComponentState, Phase
+
+AWAY = BlockingReason(Reason.API_SERVER_UNREACHABLE, "its API server does not answer")
+HUNG = BlockingReason(Reason.KILLED, "it did not answer its health check")
+
+
+def machine() -> InstanceState:
+    return InstanceState(OomKills(Path("/nonexistent")))
+
+
+def observe(state: InstanceState, *phases: Phase, message: str = "", exit_code: int | None = None) -> list[bool]:
+    return [
+        state.observe(ComponentState(name="a", phase=phase, message=message, exit_code=exit_code)) for phase in phases
+    ]
+
+
+@pytest.mark.parametrize(
+    ("phases", "stage", "reason"),
+    [
+        ([], Stage.STARTING, Reason.STARTING),
+        ([Phase.STARTING], Stage.STARTING, Reason.STARTING),
+        ([Phase.READY], Stage.READY, Reason.INSTANCE_RUNNING),
+        ([Phase.READY, Phase.UNREADY], Stage.UNREADY, Reason.UNREADY),
+        ([Phase.READY, Phase.STOPPING], Stage.REPLACING, None),
+        ([Phase.READY, Phase.STOPPING, Phase.ABSENT], Stage.STARTING, Reason.STARTING),
+        ([Phase.BACKOFF], Stage.BACKOFF, Reason.BACKOFF),
+        ([Phase.BACKOFF, Phase.STARTING], Stage.RESTARTING, Reason.BACKOFF),
+        ([Phase.BACKOFF, Phase.STARTING, Phase.STOPPING, Phase.ABSENT], Stage.RESTARTING, Reason.BACKOFF),
+        ([Phase.BACKOFF, Phase.STARTING, Phase.READY], Stage.READY, Reason.INSTANCE_RUNNING),
+        ([Phase.ENDED], Stage.BACKOFF, Reason.BACKOFF),
+    ],
+)
+def test_phases_of_the_process_move_an_instance_that_runs(
+    phases: list[Phase], stage: Stage, reason: Reason | None
+) -> None:
+    state = machine()
+    state.start()
+    observe(state, *phases)
+    assert (state.stage, state.reason) == (stage, reason)
+    assert state.failed is (stage in {Stage.BACKOFF, Stage.RESTARTING})
+    assert (state.unready_since is not None) is (stage is Stage.UNREADY)
+
+
+def test_what_is_in_the_way_counts_until_the_next_start() -> None:
+    state = machine()
+    assert not state.block(AWAY)
+    assert (state.stage, state.reason, state.message) == (Stage.BLOCKED, *AWAY)
+    state.start()
+    assert (state.reason, state.message) == (Reason.STARTING, "")
+    observe(state, Phase.READY)
+    assert state.block(AWAY)
+    observe(state, Phase.STOPPING, Phase.ABSENT)
+    assert (state.stage, state.running) == (Stage.STOPPING, True)
+    state.stop()
+    assert (state.stage, state.running, state.reason) == (Stage.BLOCKED, False, AWAY.reason)
+
+
+def test_an_end_is_counted_once_and_its_message_stays_until_the_instance_is_ready() -> None:
+    state = machine()
+    state.start()
+    observe(state, Phase.BACKOFF, message="ended with exit code 3", exit_code=3)
+    observe(state, Phase.BACKOFF, message="cannot be started")  # no process came of the next start
+    assert (state.exits, state.message) == ({Reason.BACKOFF: 1}, "cannot be started")
+    observe(state, Phase.STARTING)
+    assert state.message == "cannot be started"
+    observe(state, Phase.READY)
+    assert (state.message, state.last_error) == ("", "cannot be started")
+
+
+def test_the_end_of_what_hung_does_not_end_the_turn_of_its_next_start() -> None:
+    state = machine()
+    state.start()
+    observe(state, Phase.READY, Phase.UNREADY)
+    state.kill(HUNG)
+    assert observe(state, Phase.BACKOFF, message="was ended", exit_code=-9) == [False]
+    assert (state.exits, state.message) == ({Reason.KILLED: 1}, f"{HUNG.message}; it was ended")
+    assert observe(state, Phase.STARTING, Phase.READY) == [False, True]
+
+
+ACTIONS = st.sampled_from(["start", "fail", "block", "stop", "kill", "follow", *Phase])
+
+
+@given(st.lists(ACTIONS))
+def test_whatever_happens_the_state_is_sound(actions: list[str]) -> None:
+    state, ends = machine(), 0
+    for action in actions:
+        match action:
+            case "start":
+                state.start()
+            case "fail":
+                state.fail_to_start(AWAY)
+            case "block":
+                assert state.block(AWAY) is (state.stage is Stage.STOPPING)
+            case "stop":
+                state.block(AWAY)
+                state.stop()
+            case "kill":
+                state.kill(HUNG)
+            case "follow":
+                state.follow("changes are not followed")
+            case _:
+                ends += action == Phase.BACKOFF
+                observe(state, Phase(action))
+        assert state.running is (state.stage not in {Stage.PENDING, Stage.BLOCKED})
+        blocked = state.stage in {Stage.BLOCKED, Stage.STOPPING}
+        assert (state.reason is AWAY.reason) is blocked
+        assert (state.reason is None) is (state.stage is Stage.REPLACING)
+        assert (state.unready_since is not None) is (state.stage is Stage.UNREADY)
+        assert sum(state.exits.values()) <= ends
