@@ -1,4 +1,4 @@
-"""The real etcdctl, run with one client certificate."""
+"""Runs the real etcdctl with one client certificate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Etcdctl"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Etcdctl:
-    """etcdctl as one user of one etcd. Its methods raise `workloads.ProgramFailed` and `workloads.ProgramTimedOut`."""
+    """Runs etcdctl as one user of one etcd. Raises `workloads.ProgramFailed` and `workloads.ProgramTimedOut`."""
 
     program: Path
     endpoint: str
@@ -27,7 +27,7 @@ class Etcdctl:
     timeout_seconds: float = 20.0
 
     async def run(self, *args: str) -> bytes:
-        """Run etcdctl with these arguments and return what it printed."""
+        """Run etcdctl with these arguments and return its output."""
         connection = [
             f"--endpoints={self.endpoint}",
             f"--cacert={self.ca}",
@@ -42,12 +42,12 @@ class Etcdctl:
         return answer
 
     async def count(self, prefix: str) -> int:
-        """Tell how many keys there are below a prefix."""
+        """Count the keys below a prefix."""
         answer = await self.json("get", prefix, "--prefix", "--keys-only", "--limit=1")
         return int(answer.get("count", 0))
 
     async def digests(self, prefix: str, *, of_interest: Callable[[str], bool]) -> Mapping[str, str]:
-        """Hash value and modification revision of each key below a prefix that is of interest."""
+        """Hash value and modification revision of each key below a prefix that `of_interest` accepts."""
         answer = await self.json("get", prefix, "--prefix")
         found: dict[str, str] = {}
         for pair in answer.get("kvs", ()):
