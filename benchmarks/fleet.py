@@ -4,9 +4,12 @@ Creates N ControlPlanes with their ControlPlaneEndpoints and ControlPlaneRegistr
 of a plain etcd and kube-apiserver. Each endpoint leads through one Envoy to one other kube-apiserver, so the operator
 is the bottleneck. It runs as its real program, with its own identity and rights. `--operator` runs another operator.
 
-Prints JSON: seconds until all are Ready and all registrations are resolved, processor time and memory of the operator,
-requests to both API servers for each control plane, and the processor time of the fleet at rest. All programs run on
-this machine, so the result includes its load.
+Prints JSON:
+- seconds until all are Ready and all registrations are resolved;
+- processor time and memory of the operator, also at rest;
+- requests to both API servers for each control plane.
+
+All programs run on this machine, so the result includes its load.
 """
 
 from __future__ import annotations

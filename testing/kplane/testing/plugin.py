@@ -53,8 +53,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--k8s",
         choices=OPTIONS,
-        help="backend of the cluster: kind, local (embedded, without nodes), existing (the current context), none, or "
-        "auto (default: the backend that the environment names, or local, if a test needs a cluster)",
+        help="backend of the cluster: kind, local (embedded, without nodes), existing (the current context) or none; "
+        "auto (default) reads the environment and falls back to local",
     )
     group.addoption("--k8s-required", action="store_true", help="fail if no cluster is available")
     group.addoption("--k8s-report-dir", metavar="DIR", help="keep the cluster's logs of each failed test in DIR")
