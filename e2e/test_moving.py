@@ -20,7 +20,7 @@ def pair(platform: Platform, unregistered: str) -> tuple[Tenant, Tenant]:
 
 
 @pytest.mark.smoke(
-    "dedicated: with an etcd of its own",
+    "dedicated (with its own etcd)",
     "moves the controllers: they end at the old one before they start at the new one",
 )
 def test_the_controllers_follow_the_registration(platform: Platform, pair: tuple[Tenant, Tenant]) -> None:
