@@ -3,8 +3,8 @@
 Runs an embedded management cluster with both operators, and one control plane behind an Envoy that serves it below each
 path. Good control planes adopt it. Silent control planes adopt endpoints that accept connections and never answer.
 
-Each round creates the good ones at once and measures the seconds to Ready, three times: alone, beside silent ones, and
-together with new silent ones. Prints JSON: seconds, and their ratios to the seconds alone in the same round.
+Each round creates the good ones at once and measures the seconds to Ready: alone, beside silent ones, and together
+with new silent ones. Prints JSON: seconds, and their ratios to the seconds alone in the same round.
 All programs run on this machine, so ratios carry over better than seconds.
 """
 
