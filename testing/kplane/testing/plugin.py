@@ -175,13 +175,13 @@ def k8s(pytestconfig: pytest.Config, k8s_operators: bool) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def clean_api_server_manifests() -> Sequence[Path]:
-    """Override it in a conftest with files that kubectl applies first: what every test is to find, as CRDs."""
+    """Override with manifests, for example CRDs, that kubectl applies first and that each test finds."""
     return ()
 
 
 @pytest.fixture
 def clean_api_server(pytestconfig: pytest.Config, clean_api_server_manifests: Sequence[Path]) -> Cluster:
-    """A Kubernetes API without a trace of earlier tests, used as `k8s`; no controllers run. See docs/testing.md."""
+    """A Kubernetes API without objects of earlier tests, used as `k8s`. No controllers run. See docs/testing.md."""
     try:
         choice = _choice(pytestconfig)
     except Misconfigured as error:
@@ -238,7 +238,7 @@ def _skip_unmet(items: list[pytest.Item], *, config: pytest.Config) -> None:
 
 
 def _used(item: pytest.Item) -> list[Cluster]:
-    """Give the clusters that run and that a test has a fixture of."""
+    """List the running clusters that a test uses."""
     fixtures = getattr(item, "fixturenames", ())
     cluster = item.config.stash.get(_CLUSTER, None)
     used = [cluster] if "k8s" in fixtures and cluster is not None else []
