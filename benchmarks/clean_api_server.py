@@ -1,7 +1,7 @@
-"""How long a clean API server takes: `python -m benchmarks.clean_api_server --rounds 20`.
+"""Measures the reset of an API server: `python -m benchmarks.clean_api_server --rounds 20`.
 
-Starts etcd and kube-apiserver as the fixture `clean_api_server` does, fills the API server as a test might,
-resets it, and prints JSON: seconds of a fresh start beside seconds of a reset.
+Starts etcd and kube-apiserver as the fixture `clean_api_server` does, fills the API server as a test would, and resets
+it. Prints JSON: seconds of a fresh start, and of a reset.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a process costs, and what was asked of an API server: read from outside, by nobody's leave."""
+"""Measures memory and processor time of processes, and counts the requests to an API server, from outside."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process and of the children that it awaited, of all their threads."""
-    # The name, in parentheses, may hold spaces; utime to cstime are fields 14 to 17 (proc(5)).
+    """Return the processor time of a process and of its awaited children, in all threads."""
+    # The name, in parentheses, can have spaces. utime to cstime are fields 14 to 17 (proc(5)).
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(int(field) for field in fields[11:15]) / _TICKS
 
 
 class Memory(NamedTuple):
-    """Of a process, in MiB: its share of all that it has mapped, and of that what is its own."""
+    """Holds the memory of a process in MiB: its share of the mapped memory, and the anonymous part of it."""
 
     pss: float
     anonymous: float
 
 
 def memory_of(pid: int) -> Memory:
-    """Memory of a process as it is now."""
+    """Read the memory of a process."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     fields = {name: int(value.split()[0]) / 1024 for name, _, value in (line.partition(":") for line in lines)}
     return Memory(fields["Pss"], fields["Pss_Anon"])
@@ -46,14 +46,14 @@ def memory_of(pid: int) -> Memory:
 
 @dataclass(slots=True)
 class PeakMemory:
-    """The most memory that a process had, in MiB: resident, and its share of that (PSS, sampled)."""
+    """Finds the peak memory of a process in MiB: resident (by the kernel), and PSS (sampled)."""
 
     pid: int
     pss: float = 0.0
 
     @property
     def rss(self) -> float:
-        """The kernel's own high-water mark."""
+        """High-water mark of the kernel."""
         return self._field("status", "VmHWM")
 
     async def watch(self) -> None:
@@ -70,9 +70,9 @@ class PeakMemory:
 
 
 async def requests_by_kind(config: ClusterConfig) -> Counter[str]:
-    """Count the requests that an API server has answered since it started, as `VERB resource/subresource`.
+    """Count the requests that an API server has answered since its start, by `VERB resource/subresource`.
 
-    What the API server counts by itself: not /version, and watches when they end.
+    Reads the API server's own metrics. They omit /version, and count a watch at its end.
     """
     connector = aiohttp.TCPConnector(ssl=ssl_context(config))
     async with aiohttp.ClientSession(connector=connector) as session, session.get(f"{config.server}/metrics") as answer:

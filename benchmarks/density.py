@@ -1,13 +1,17 @@
-"""How many control planes mcm serves on a machine: `python -m benchmarks.density --control-planes 10 30 60`.
+"""Measures how many control planes mcm serves: `python -m benchmarks.density --control-planes 10 30 60`.
 
-Runs an embedded management cluster with both operators in a temporary directory, and virtual control planes on its one
-shared etcd. Where memory is short, `--api-servers 4` makes four of them, and N registrations that share them: what mcm
-and its instances take is the same, as each registration has instances of its own. After mcm without clusters, for each
-N: all instances at rest with each profile; registrations of one more control plane, created one after the other, each
-followed until its instance has written; and, with mcm's instances ended, N instances of kube-controller-manager with
-default flags on the same control planes. Those elect leaders by Leases of different names, so that all of them work.
-Prints JSON: memory (PSS, and what a process has alone) and processor time for each instance, mcm's own, and the ratio
-to stock instances. Everything runs on this machine, so its load counts, and is noted.
+Runs an embedded management cluster with both operators, and virtual control planes on its shared etcd. If memory is
+short, `--api-servers 4` creates four API servers for all N registrations. Each registration still has its own instance,
+so the memory of mcm and its instances is the same.
+
+For each N it measures, after mcm without clusters:
+1. all instances at rest, with each profile;
+2. the time from a registration to the first write of its instance, in one more control plane;
+3. N instances of kube-controller-manager with default flags on the same control planes. They use Leases of different
+   names, so that all of them work.
+
+Prints JSON: memory (PSS and anonymous) and processor time of each instance and of mcm, and the ratio to stock
+instances. All programs run on this machine, so the result includes its load.
 """
 
 from __future__ import annotations
@@ -44,15 +48,15 @@ _POLL_SECONDS: Final = 0.2
 _DEADLINE_SECONDS: Final = 300.0
 _START_SECONDS: Final = 240.0
 _AT_ONCE: Final = 2
-"""Programs that start at the same time: what makes them ready is processor time."""
+"""Programs that start at the same time. Each start needs processor time."""
 _STOCK: Final = "Stock"
 _SAMPLED: Final = "sampled"
-"""The control plane, and the registration, by which first writes are measured."""
+"""Control plane and registration for the measurement of first writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is measured, and how long."""
+    """Holds the options of a measurement."""
 
     control_planes: tuple[int, ...]
     api_servers: int
@@ -63,20 +67,20 @@ class Target:
 
     @property
     def servers(self) -> list[str]:
-        """Of the control planes that have an API server each."""
+        """Names of the control planes with an API server."""
         return [f"server-{index:03d}" for index in range(self.api_servers)]
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What is there to measure with."""
+    """Holds the running programs of a measurement."""
 
     client: Client
     handle: Handle
     mcm: Sequence[int]
-    """Processes of mcm itself, without its instances."""
+    """Processes of mcm without its instances."""
     kubeconfigs: Mapping[str, bytes]
-    """By the names of the control planes."""
+    """Kubeconfig by control plane."""
 
 
 async def _until(what: str, probe: Callable[[], Awaitable[bool]]) -> None:
@@ -85,11 +89,11 @@ async def _until(what: str, probe: Callable[[], Awaitable[bool]]) -> None:
             while not await probe():  # noqa: ASYNC110 - a few times in a run
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
-        raise TimeoutError(f"{what}: not within {_DEADLINE_SECONDS:.0f} s") from None
+        raise TimeoutError(f"failed to wait for {what}: not within {_DEADLINE_SECONDS:.0f} s") from None
 
 
 async def _create_control_planes(client: Client, names: Sequence[str]) -> dict[str, bytes]:
-    """Create them, and return their kubeconfigs when all are ready."""
+    """Create control planes, and return their kubeconfigs when all are Ready."""
     at_once = asyncio.Semaphore(_AT_ONCE)
 
     async def create(name: str) -> bytes:
@@ -111,7 +115,7 @@ async def _create_control_planes(client: Client, names: Sequence[str]) -> dict[s
 async def _first(
     client: Client, resource: Resource, *, accept: Any, name: str | None = None, namespace: str | None = None
 ) -> AsyncIterator[asyncio.Future[float]]:
-    """Watch within for an object that is accepted, and give when it was seen, in seconds of the monotonic clock."""
+    """Watch for an accepted object within the context. Yields the time of its event, on the monotonic clock."""
     seen: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
     def look(event: Event) -> None:
@@ -127,7 +131,7 @@ async def _first(
 
 
 async def _register(client: Client, names: Mapping[str, str], *, profile: str) -> None:
-    """Create registrations, each for a control plane."""
+    """Create registrations for these control planes."""
     for name, control_plane in names.items():
         spec = {
             "controlPlaneRef": {"name": control_plane},
@@ -138,12 +142,12 @@ async def _register(client: Client, names: Mapping[str, str], *, profile: str) -
 
 
 async def _first_writes(target: Target, fleet: Fleet, *, profile: str) -> list[float]:
-    """Measure the seconds from a registration's being ready to the first object that its instance wrote."""
+    """Measure the seconds from a ready registration to the first object of its instance."""
     config = ClusterConfig.from_kubeconfig(fleet.kubeconfigs[_SAMPLED])
     seconds = []
     async with Client(config) as tenant:
         for _ in range(target.samples):
-            # Without controllers a namespace has no ServiceAccount: whoever gives it one has just begun.
+            # Only controllers create the ServiceAccount of a namespace, so it is the first write of the instance.
             created = await tenant.create(NAMESPACES, {"metadata": {"generateName": "sample-"}})
             seconds.append(await _first_write(fleet, tenant, profile=profile, namespace=created["metadata"]["name"]))
             await _unregister(fleet, [_SAMPLED])
@@ -167,14 +171,14 @@ async def _first_write(fleet: Fleet, tenant: Client, *, profile: str, namespace:
 
 
 def _instances(handle: Handle) -> dict[str, dict[str, Any]]:
-    """What mcm says of each cluster."""
+    """Read mcm's report of each cluster."""
     with urllib.request.urlopen(f"{handle.mcm_url}/clusters", timeout=10.0) as answer:  # noqa: S310 - it is http
         found: dict[str, dict[str, Any]] = json.load(answer)["clusters"]
     return found
 
 
 async def _switch(fleet: Fleet, names: Collection[str], *, profile: str) -> list[int]:
-    """Have all instances run with a profile; gives their pids when they do."""
+    """Switch all instances to a profile, and return their pids when they run with it."""
     body = {"spec": {"controllers": {"profile": profile}}}
     for name in names:
         await fleet.client.patch(CONTROL_PLANE_REGISTRATIONS, name, body)
@@ -207,7 +211,7 @@ async def _unregister(fleet: Fleet, names: Collection[str]) -> None:
 
 
 def _mcm_pids(handle: Handle) -> list[int]:
-    """Processes of mcm itself, without its instances."""
+    """Find the processes of mcm without its instances."""
     found = []
     for pid in find_processes(handle.directory):
         with contextlib.suppress(FileNotFoundError):
@@ -218,9 +222,9 @@ def _mcm_pids(handle: Handle) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def _stock_instances(fleet: Fleet, names: Mapping[str, str]) -> AsyncIterator[list[int]]:
-    """Run kube-controller-manager with default flags for each, and give the pids when all are leaders and so at work.
+    """Run one kube-controller-manager with default flags for each name, and yield the pids when all are leaders.
 
-    `names` has the control plane of each.
+    `names` maps each to its control plane.
     """
     at_once = asyncio.Semaphore(_AT_ONCE)
     with tempfile.TemporaryDirectory(prefix="kplane-stock-") as directory:
@@ -269,7 +273,7 @@ def _summary(values: Sequence[float]) -> dict[str, float]:
 
 
 async def _at_rest(target: Target, pids: Collection[int], *, mcm: Collection[int]) -> dict[str, Any]:
-    """Let them come to rest, and measure: memory at the end, processor time for each second of the rest."""
+    """Wait until the processes are at rest. Then measure processor time for each second, and memory at the end."""
     await asyncio.sleep(target.settle_seconds)
     everybody = {*pids, *mcm}
     before = {pid: cpu_seconds(pid) for pid in everybody}
@@ -308,7 +312,7 @@ def _ratios(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 async def _measure(target: Target, fleet: Fleet, *, control_planes: int) -> dict[str, Any]:
-    """Measure with so many control planes; in the end none is registered, as before."""
+    """Measure with this number of control planes, and delete their registrations."""
     servers = itertools.cycle(target.servers)
     names = {f"tenant-{index:03d}": next(servers) for index in range(control_planes)}
     first = target.profiles[0]
@@ -347,16 +351,17 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--control-planes", type=int, nargs="+", default=[10], metavar="N", help="how many, one run each (default: 10)")
-    add("--api-servers", type=int, help="how many they share, 175 MiB each (default: each has its own)")
-    add("--samples", type=int, default=15, help="so many first writes are measured in each run (default: 15)")
-    add("--settle-seconds", type=float, default=30.0, help="between a change and the rest (default: 30)")
-    add("--rest-seconds", type=float, default=30.0, help="so long processor time is measured (default: 30)")
-    add("--profile", action="append", choices=[str(each) for each in ControllersProfile], help="default: all of them")
+    text = "numbers of control planes, one run for each (default: 10)"
+    add("--control-planes", type=int, nargs="+", default=[10], metavar="N", help=text)
+    add("--api-servers", type=int, help="number of shared API servers, 175 MiB each (default: one each)")
+    add("--samples", type=int, default=15, help="number of measured first writes in each run (default: 15)")
+    add("--settle-seconds", type=float, default=30.0, help="pause after a change (default: 30)")
+    add("--rest-seconds", type=float, default=30.0, help="duration of a measurement at rest (default: 30)")
+    add("--profile", action="append", choices=[str(each) for each in ControllersProfile], help="default: all profiles")
     given = parser.parse_args()
     api_servers = max(given.control_planes) if given.api_servers is None else given.api_servers
     if min(*given.control_planes, api_servers, given.samples) < 1:
-        parser.error("--control-planes, --api-servers and --samples have to be 1 or more")
+        parser.error("--control-planes, --api-servers and --samples must be 1 or more")
     profiles = tuple(ControllersProfile(each) for each in given.profile or ControllersProfile)
     target = Target(
         control_planes=tuple(given.control_planes),

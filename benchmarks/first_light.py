@@ -1,8 +1,8 @@
-"""How long a control plane takes, and what it costs in memory: `python -m benchmarks.first_light --control-planes 5`.
+"""Measures the start and the memory of a control plane: `python -m benchmarks.first_light --control-planes 5`.
 
-Runs an embedded management cluster with both operators in a temporary directory, creates control planes one after the
-other and then as many at once, and prints JSON: seconds from create to Ready, from a ready registration to the first
-object that the instance wrote, and the memory (PSS) of every process. Everything runs on this machine.
+Runs an embedded management cluster with both operators. Creates control planes one by one, and then the same number at
+once. Prints JSON: seconds from create to Ready, from a ready registration to the first object of the instance, and the
+memory (PSS) of each process. All programs run on this machine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def _until(client: Client, resource: Resource, name: str, *, accept: Any) 
         except NotFound:
             pass
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{resource.kind} {name} did not get ready within {_DEADLINE_SECONDS} s")
+            raise TimeoutError(f"failed to wait for {resource.kind} {name}: not ready within {_DEADLINE_SECONDS} s")
         await asyncio.sleep(_POLL_SECONDS)
 
 
@@ -55,7 +55,7 @@ def _is_ready(status: dict[str, Any]) -> bool:
 
 
 async def _measure(client: Client, name: str) -> dict[str, float]:
-    """Create one control plane and follow it until its instance has written something."""
+    """Create one control plane, and wait for the first object of its instance."""
     began = time.monotonic()
     spec = {"classRef": {"name": _CLASS}}
     await client.create(CONTROL_PLANES, {"metadata": {"name": name}, "spec": spec})
@@ -79,7 +79,7 @@ async def _measure(client: Client, name: str) -> dict[str, float]:
 
 
 def _memory(handle: Handle) -> dict[str, list[Memory]]:
-    """Memory of each process, grouped by what it is."""
+    """Read the memory of each process, grouped by program."""
     found: dict[str, list[Memory]] = {}
     for pid in find_processes(handle.directory):
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -103,7 +103,7 @@ def _memory(handle: Handle) -> dict[str, list[Memory]]:
 
 @asynccontextmanager
 async def _stock_instance(handle: Handle, tenant: bytes) -> AsyncIterator[int]:
-    """Run a kube-controller-manager with default flags on a control plane; gives its pid."""
+    """Run a kube-controller-manager with default flags on a control plane, and yield its pid."""
     with tempfile.TemporaryDirectory(prefix="kplane-stock-") as directory:
         async with ProcessRuntime(Path(directory), programs=handle.programs) as runtime:
             address = await runtime.reserve("stock", ports=["https"])
@@ -170,8 +170,8 @@ async def _run(handle: Handle, *, number: int, settle_seconds: float) -> dict[st
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--control-planes", type=int, default=5, help="how many one by one, and again at once")
-    parser.add_argument("--settle-seconds", type=float, default=20.0, help="idle time before memory is read")
+    parser.add_argument("--control-planes", type=int, default=5, help="number one by one, and again at once")
+    parser.add_argument("--settle-seconds", type=float, default=20.0, help="idle time before the memory is read")
     arguments = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="kplane-benchmark-") as directory,

@@ -1,11 +1,15 @@
-"""How fast a fleet of control planes becomes ready, and what it costs: `python -m benchmarks.fleet`.
+"""Measures the operator with a fleet of control planes: `python -m benchmarks.fleet`.
 
 Creates N ControlPlanes with their ControlPlaneEndpoints and ControlPlaneRegistrations at once, on a management cluster
-of a plain etcd and kube-apiserver. Every endpoint leads through one Envoy to one other kube-apiserver, so that what is
-measured is the operator. It is a process of its own, with its real program, its own identity and its own rights;
-`--operator` runs another one in its place. Prints JSON: seconds until all are Ready and all registrations resolved,
-processor time and memory of the operator, requests to both API servers for each control plane, and the processor time
-of the fleet at rest. Everything runs on this machine, so its load counts, and is noted.
+of a plain etcd and kube-apiserver. Each endpoint leads through one Envoy to one other kube-apiserver, so the operator
+is the bottleneck. It runs as its real program, with its own identity and rights. `--operator` runs another operator.
+
+Prints JSON:
+- seconds until all are Ready and all registrations are resolved;
+- processor time and memory of the operator, also at rest;
+- requests to both API servers for each control plane.
+
+All programs run on this machine, so the result includes its load.
 """
 
 from __future__ import annotations
@@ -53,7 +57,7 @@ _LOG_BYTES: Final = 4000
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is measured, and how long."""
+    """Holds the options of a measurement."""
 
     control_planes: int
     operator: str
@@ -64,7 +68,7 @@ class Target:
 
 @dataclass(slots=True)
 class Progress:
-    """When each object got where it should, in seconds of the monotonic clock."""
+    """Records when each object reached its state, on the monotonic clock."""
 
     expected: int
     accept: Any
@@ -72,14 +76,14 @@ class Progress:
     complete: asyncio.Event = field(default_factory=asyncio.Event)
 
     def saw(self, event: Event) -> None:
-        """Take in an event of a watch."""
+        """Handle an event of a watch."""
         if event.kind != "DELETED" and event.name not in self.reached and self.accept(event.object):
             self.reached[event.name] = time.monotonic()
             if len(self.reached) == self.expected:
                 self.complete.set()
 
     def report(self, began: float) -> dict[str, Any]:
-        """Seconds since `began`; of those that got there."""
+        """Summarize the seconds since `began` of the objects that reached their state."""
         seconds = sorted(each - began for each in self.reached.values())
         if not seconds:
             return {"n": 0}
@@ -106,7 +110,7 @@ def _is_resolved(obj: dict[str, Any]) -> bool:
 async def _running(
     target: Target, *, directory: Path, management: ApiServer, tenants: ClusterConfig, programs: tuple[Path, ...]
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run the operator within; what it logged goes to standard error where it ended by itself."""
+    """Run the operator within the context. If it ends by itself, copy its log to standard error."""
     kubeconfig, cluster_kubeconfig = directory / "operator.kubeconfig", directory / "tenants.kubeconfig"
     write_private(kubeconfig, content=management.kubeconfig(OPERATOR_USER, groups=SERVICE_ACCOUNT_GROUPS))
     write_private(cluster_kubeconfig, content=json.dumps(tenants.to_kubeconfig()).encode())
@@ -133,7 +137,7 @@ async def _running(
 
 
 async def _until_served(client: Client) -> None:
-    """Return once the operator acts: it says something about a class."""
+    """Wait until the operator works: until it writes the status of a class."""
     await client.create(CONTROL_PLANE_CLASSES, {"metadata": {"name": _CLASS}, "spec": {"deletionPolicy": "Retain"}})
     async with asyncio.timeout(_READY_SECONDS):
         while not (await client.get(CONTROL_PLANE_CLASSES, _CLASS)).get("status"):  # noqa: ASYNC110 - once in a run
@@ -242,15 +246,15 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--control-planes", type=int, default=200, help="how many at once")
-    add("--repeat", type=int, default=1, help="how many runs, each with everything anew")
-    add("--deadline-seconds", type=float, default=300.0, help="so long a run waits for all of them")
-    add("--settle-seconds", type=float, default=10.0, help="between that and the rest")
-    add("--rest-seconds", type=float, default=60.0, help="so long the fleet at rest is measured")
+    add("--control-planes", type=int, default=200, help="number of control planes at once")
+    add("--repeat", type=int, default=1, help="number of runs, each with new programs")
+    add("--deadline-seconds", type=float, default=300.0, help="time until all must be Ready")
+    add("--settle-seconds", type=float, default=10.0, help="pause before the measurement at rest")
+    add("--rest-seconds", type=float, default=60.0, help="duration of the measurement at rest")
     add(
         "--operator",
         default=_OPERATOR,
-        help="command line; {kubeconfig}, {cluster_kubeconfig}, {directory}, {programs} and {port} are filled in",
+        help="command line of the operator, with {kubeconfig}, {cluster_kubeconfig}, {directory}, {programs}, {port}",
     )
     given = parser.parse_args()
     target = Target(

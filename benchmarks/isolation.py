@@ -1,11 +1,11 @@
-"""Whether silent endpoints delay others: `python -m benchmarks.isolation --silent 50 --good 20 --rounds 3`.
+"""Measures whether silent endpoints delay others: `python -m benchmarks.isolation --silent 50 --good 20 --rounds 3`.
 
-Runs an embedded management cluster with both operators in a temporary directory, and a control plane of its own that
-stands for somebody's API server, behind an Envoy that serves it below each path. In each round, control planes that
-adopt it are created at once and measured from the first create to Ready: alone; beside silent ones, whose endpoints
-accept connections and never say a word, and which are there already; at the same moment as silent ones. Prints JSON:
-seconds, and their ratios to those alone in the same round. Everything runs on this machine, so ratios carry over better
-than seconds.
+Runs an embedded management cluster with both operators, and one control plane behind an Envoy that serves it below each
+path. Good control planes adopt it. Silent control planes adopt endpoints that accept connections and never answer.
+
+Each round creates the good ones at once and measures the seconds to Ready: alone, beside silent ones, and together
+with new silent ones. Prints JSON: seconds, and their ratios to the seconds alone in the same round.
+All programs run on this machine, so ratios carry over better than seconds.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ def _reason(obj: dict[str, Any]) -> str:
 
 
 class _Field:
-    """The management cluster, and an API server that is there already."""
+    """Creates and deletes control planes that adopt one API server."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self.server = ""
 
     async def prepare(self) -> ClusterConfig:
-        """Make an API server, and return how its administrator connects."""
+        """Create an API server, and return its administrator's access."""
         await self._client.create(CONTROL_PLANES, {"metadata": {"name": "host"}, "spec": {"deletionPolicy": "Destroy"}})
         await self._until({"host": "Reconciled"})
         return ClusterConfig.from_kubeconfig(await kubeconfig_of(self._client, "host"))
 
     async def share(self, address: ClusterConfig) -> None:
-        """Have all good ones adopt what is at an address, by its credentials, which no deletion takes back."""
+        """Make all good control planes adopt this address. No deletion revokes its credentials."""
         metadata = {**_SECRET, "labels": {ALLOW_ENDPOINT_LABEL: "true"}}
         data = {"kubeconfig": base64.b64encode(json.dumps(address.to_kubeconfig()).encode()).decode()}
         await self._client.create(SECRETS, {"metadata": metadata, "data": data})
         self.server = address.server
 
     async def adopt(self, name: str, url: str) -> None:
-        """Create a control plane whose API server is at a URL, below a path of its own."""
+        """Create a control plane that adopts the API server at a URL."""
         door = {"endpoint": url, "credentialsSecretRef": _SECRET}
         await self._client.create(CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": name}, "spec": door})
         spec = {"endpointRef": {"name": name}}
@@ -75,9 +75,9 @@ class _Field:
     async def measure(
         self, number: int, *, beside: Sequence[str] = (), at_once: Sequence[str] = ()
     ) -> dict[str, float]:
-        """Return the seconds until `number` good ones, created now, are Ready.
+        """Create `number` good control planes, and return the seconds until they are Ready.
 
-        URLs `beside` are adopted before, and waited for; those `at_once` are adopted first, and not waited for.
+        The URLs `beside` are adopted before the clock starts, the URLs `at_once` at the same time.
         """
         silent = {f"silent-{index}": url for index, url in enumerate([*beside, *at_once])}
         good = [f"good-{index}" for index in range(number)]
@@ -94,7 +94,7 @@ class _Field:
         return {"p50": round(statistics.median(seconds), 2), "all": round(seconds[-1], 2)}
 
     async def _until(self, wanted: dict[str, str]) -> dict[str, float]:
-        """Wait until each control plane has said its word; returns when."""
+        """Wait until each control plane has its reason, and return the times."""
         reached: dict[str, float] = {}
         async with asyncio.timeout(_DEADLINE_SECONDS):
             while len(reached) < len(wanted):
@@ -139,7 +139,7 @@ async def _run(handle: Handle, directory: Path, *, silent: int, good: int, round
         field = _Field(client)
         backend = await field.prepare()
         await field.share(await stack.enter_async_context(shared_address(backend, directory=directory)))
-        await field.measure(good)  # the first ones make what later ones find
+        await field.measure(good)  # a warm-up
         found = [
             {
                 "alone": await field.measure(good),
@@ -163,16 +163,16 @@ async def _run(handle: Handle, directory: Path, *, silent: int, good: int, round
 
 
 def _ratio(rounds: Sequence[dict[str, dict[str, float]]], name: str, measure: str) -> float:
-    """Return the median over the rounds of one figure to that of the run alone next to it."""
+    """Return the median ratio of a figure to the run alone in the same round."""
     return round(statistics.median(each[name][measure] / each["alone"][measure] for each in rounds), 2)
 
 
 def main() -> None:
     """Parse the command line, measure, print JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--silent", type=int, default=50, help="endpoints that never say a word (default: 50)")
-    parser.add_argument("--good", type=int, default=20, help="control planes that are measured (default: 20)")
-    parser.add_argument("--rounds", type=int, default=3, help="how often (default: 3)")
+    parser.add_argument("--silent", type=int, default=50, help="number of endpoints without answers (default: 50)")
+    parser.add_argument("--good", type=int, default=20, help="number of measured control planes (default: 20)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: 3)")
     arguments = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="kplane-benchmark-") as directory,

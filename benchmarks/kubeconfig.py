@@ -1,4 +1,4 @@
-"""The administrator's kubeconfig of a control plane that a benchmark has made."""
+"""Reads the administrator's kubeconfig of a control plane."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ __all__ = ["kubeconfig_of"]
 
 
 async def kubeconfig_of(client: Client, name: str) -> bytes:
-    """Read it by a client of the management cluster. Raises NotFound where it is not there yet."""
+    """Read the kubeconfig with a client of the management cluster. Raises NotFound if it is not published yet."""
     secret = await client.get(SECRETS, kubeconfig_secret_name(name), namespace=management_namespace(name))
     return base64.b64decode(secret["data"]["kubeconfig"])

@@ -1,8 +1,8 @@
-"""How long kplane takes on a cluster that runs pods: `python -m benchmarks.on_cluster --kind-cluster NAME ...`.
+"""Measures kplane on a cluster that runs pods: `python -m benchmarks.on_cluster --kind-cluster NAME ...`.
 
-Creates a kind cluster of that name, loads the images, installs the chart, and creates and deletes control planes one
-after the other; then prints JSON: seconds of each step up to the first tenant that is Ready, and from create to Ready
-of each control plane. The cluster is deleted at the end. Only kind, docker, helm and kubectl are used, as by a user.
+Creates a kind cluster, loads the images, installs the chart, and creates and deletes control planes one by one. Deletes
+the cluster at the end. Uses kind, docker, helm and kubectl only, as a user does. Prints JSON: seconds of each step up
+to the first Ready tenant, and from create to Ready of each control plane.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _READY_SECONDS: Final = 120
 
 
 class Cluster:
-    """A kind cluster and the programs that a user has."""
+    """Runs the programs of a user on one kind cluster."""
 
     def __init__(self, name: str, *, kubeconfig: Path) -> None:
         binaries = resolve(programs=("helm", "kind", "kubectl"))
@@ -39,7 +39,7 @@ class Cluster:
         self._environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
 
     def run(self, *command: str, given: str | None = None) -> str:
-        """Run a command; raises CalledProcessError, with what it said on standard error."""
+        """Run a command. Raises CalledProcessError; the error output goes to standard error."""
         done = subprocess.run(
             command,
             input=given,
@@ -65,7 +65,7 @@ class Cluster:
         self.run(self._kind, "load", "docker-image", "--name", self.name, *images)
 
     def install(self, *, operator: str, mcm: str) -> None:
-        """Install the chart, and wait until everything is ready."""
+        """Install the chart, and wait until all its pods are ready."""
         settings = []
         for part, image in (("operator", operator), ("mcm", mcm)):
             repository, _, tag = image.rpartition(":")
@@ -100,7 +100,7 @@ def _object(kind: str, name: str, *, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _create_and_delete(cluster: Cluster, name: str, *, mode: str) -> float:
-    """Return the seconds from create to Ready; then it makes room for the next one, as nodes have so many cores."""
+    """Return the seconds from create to Ready, and delete the control plane to free the node for the next."""
     seconds = _create_and_wait(cluster, name, mode=mode)
     cluster.kubectl("delete", f"controlplane/{name}", f"--timeout={_READY_SECONDS}s")
     return seconds
@@ -164,13 +164,14 @@ def _measure(cluster: Cluster, given: argparse.Namespace) -> dict[str, Any]:
 def main() -> int:
     """Measure, and print the result."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.on_cluster", description=__doc__)
-    parser.add_argument("--kind-cluster", default="kplane-benchmark", help="name of the cluster to create")
-    parser.add_argument("--node-image", default=os.environ.get("KIND_NODE_IMAGE"), help="default: kind's own")
-    parser.add_argument("--kind-config", type=Path, default=os.environ.get("KIND_CONFIG"), help="kind's configuration")
-    parser.add_argument("--operator-image", default="kplane-operator:dev")
-    parser.add_argument("--mcm-image", default="kplane-mcm:dev")
-    parser.add_argument("--control-planes", type=int, default=10, help="of mode Virtual, one after the other")
-    parser.add_argument("--dedicated", type=int, default=10, help="of mode Dedicated, one after the other")
+    add = parser.add_argument
+    add("--kind-cluster", default="kplane-benchmark", help="name of the new cluster; default: %(default)s")
+    add("--node-image", default=os.environ.get("KIND_NODE_IMAGE"), help="default: $KIND_NODE_IMAGE, or kind's own")
+    add("--kind-config", type=Path, default=os.environ.get("KIND_CONFIG"), help="default: $KIND_CONFIG, or none")
+    add("--operator-image", default="kplane-operator:dev", help="default: %(default)s")
+    add("--mcm-image", default="kplane-mcm:dev", help="default: %(default)s")
+    add("--control-planes", type=int, default=10, help="number with mode Virtual; default: %(default)s")
+    add("--dedicated", type=int, default=10, help="number with mode Dedicated; default: %(default)s")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kplane-benchmark-") as directory:
         cluster = Cluster(given.kind_cluster, kubeconfig=Path(directory) / "kubeconfig")

@@ -1,16 +1,14 @@
-"""What it costs to follow a fleet of clusters: `python -m benchmarks.provider --clusters 100 500`.
+"""Measures a controller on a fleet of clusters: `python -m benchmarks.provider --clusters 100 500`.
 
-Starts one kube-apiserver on a plain etcd and has N clusters engaged with it, each with a connection, a client and a
-cache of its own, by one controller for ConfigMaps that does nothing. For each N another process is measured
-(`benchmarks.provider_worker`), or as many as `--processes` says, which share the clusters by Leases. Prints JSON:
+Starts one kube-apiserver on a plain etcd. It stands for N clusters, each with its own connection, client and cache. One
+controller for ConfigMaps does nothing with their events. For each N a new process runs it
+(`benchmarks.provider_worker`), or `--processes` processes, which divide the clusters by Leases. Prints JSON:
 
-- `engaged`: seconds from the first cluster to the reconcile of the last ConfigMap of the last one; memory of the
-  process before and after.
-- `burst`: ConfigMaps created at once, each of which every cluster sees; reconciles per second.
-- `churn`: one ConfigMap after the other; milliseconds from before its creation is sent to the reconcile.
+- `engaged`: seconds from the first cluster to the reconcile of the last ConfigMap, and memory before and after;
+- `burst`: reconciles per second for ConfigMaps that are created at once and seen in each cluster;
+- `churn`: milliseconds from the create request of a ConfigMap to its reconcile, one by one.
 
-Everything runs on this machine, so its load counts, and is noted. The API server gets less of it the more processes
-share it.
+All programs run on this machine, so the result includes its load. More processes leave less of it to the API server.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ _LINE_BYTES: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is measured: how many clusters, ConfigMaps in each, creations, processes."""
+    """Holds the options of a measurement."""
 
     objects: int
     burst: int
@@ -59,7 +57,7 @@ class Target:
 
 
 class Worker:
-    """A process that follows clusters, told what to do by lines on its standard input, and answering in JSON lines."""
+    """Controls the measured process with lines of JSON on its standard input and output."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.pid: Final = process.pid
@@ -74,7 +72,7 @@ class Worker:
         await stdin.drain()
         line = await stdout.readline()
         if not line:
-            raise RuntimeError(f"the worker ended, with status {await self._process.wait()}")
+            raise RuntimeError(f"failed to ask the worker: it ended with status {await self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -122,7 +120,7 @@ async def _measure(client: Client, kubeconfig: Path, *, clusters: int, target: T
 
 
 async def _shared_out(workers: Sequence[Worker], *, target: Target) -> None:
-    """Wait until every shard has its owner: the first time of all that takes as long as a Lease lasts."""
+    """Wait until each shard has an owner. The first time, this takes the duration of a Lease."""
     async with asyncio.timeout(target.deadline_seconds):
         while True:
             shards = [await worker.ask(do="shards") for worker in workers]
@@ -199,7 +197,7 @@ async def _churn(client: Client, workers: Sequence[Worker], *, clusters: int, ta
 
 
 async def _reconciled(workers: Sequence[Worker], *, until: int, target: Target) -> float:
-    """Wait until so many reconciles were done in all; returns the time of the last one, of the monotonic clock."""
+    """Wait for this number of reconciles, and return the time of the last one, on the monotonic clock."""
     async with asyncio.timeout(target.deadline_seconds):
         while True:
             counts = [await worker.ask(do="count") for worker in workers]
@@ -240,13 +238,13 @@ async def run(clusters: Sequence[int], *, target: Target) -> list[dict[str, Any]
 def main() -> None:
     """Measure, and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clusters", type=int, nargs="+", default=[100, 500])
+    parser.add_argument("--clusters", type=int, nargs="+", default=[100, 500], help="numbers of clusters, one run each")
     parser.add_argument("--objects", type=int, default=11, help="ConfigMaps in each cluster")
-    parser.add_argument("--burst", type=int, default=200, help="ConfigMaps created at once")
-    parser.add_argument("--churn", type=int, default=50, help="ConfigMaps created one after the other")
-    parser.add_argument("--churn-per-second", type=float, default=5.0)
-    parser.add_argument("--processes", type=int, default=1, help="that share the clusters")
-    parser.add_argument("--deadline-seconds", type=float, default=300.0, help="of each part")
+    parser.add_argument("--burst", type=int, default=200, help="ConfigMaps to create at once")
+    parser.add_argument("--churn", type=int, default=50, help="ConfigMaps to create one by one")
+    parser.add_argument("--churn-per-second", type=float, default=5.0, help="rate of that")
+    parser.add_argument("--processes", type=int, default=1, help="number of processes that divide the clusters")
+    parser.add_argument("--deadline-seconds", type=float, default=300.0, help="time limit of each part")
     given = parser.parse_args()
     target = Target(
         objects=given.objects,

@@ -1,4 +1,4 @@
-"""The process that `benchmarks.provider` measures: a manager, told by lines of JSON on standard input what to do."""
+"""Runs the manager that `benchmarks.provider` measures, controlled by lines of JSON on standard input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kplane.provider.providers.clusters import ClustersProvider
 
 
 class Meter:
-    """Reconciles nothing, and counts."""
+    """Counts reconciles, and does nothing else."""
 
     def __init__(self) -> None:
         self.manager: Manager | None = None
@@ -27,7 +27,7 @@ class Meter:
         self.milliseconds: list[float] = []
 
     async def reconcile(self, request: Request) -> None:
-        """Note that it was called; of an object that says when it was sent, how long that took."""
+        """Count the call. If the object has the time of its creation, record the latency."""
         self.reconciles += 1
         self.last = time.monotonic()
         if request.name.startswith("churn-") and self.manager is not None:

@@ -1,4 +1,4 @@
-"""What a fleet of adopted control planes needs around it: API servers of their own, and a shared address before one."""
+"""Starts API servers, and an Envoy that serves one of them at many paths, for a fleet of adopted control planes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["ApiServer", "free_port", "shared_address", "start_api_server"]
 
 _HOST: Final = "127.0.0.1"
 _PORTS: Final = range(10240, 16384)
-"""Below those that components reserve, and those that the kernel gives to outgoing connections."""
+"""Below the ports of components, and below the kernel's ports for outgoing connections."""
 _READY_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.05
 _LIFETIME: Final = dt.timedelta(hours=24)
@@ -44,22 +44,22 @@ _ACCOUNT_NAMESPACE: Final = "kplane-system"
 
 @dataclass(frozen=True, slots=True)
 class ApiServer:
-    """A plain etcd and kube-apiserver: no controllers."""
+    """Gives access to a plain etcd and kube-apiserver, without controllers."""
 
     url: str
     credentials: Credentials
 
     def kubeconfig(self, user: str = "kubernetes-admin", *, groups: tuple[str, ...] = ADMINISTRATOR_GROUPS) -> bytes:
-        """Issue a kubeconfig for a user; by default one who may do everything."""
+        """Issue a kubeconfig for a user, by default an administrator."""
         return self.credentials.kubeconfig(self.url, user=user, groups=groups)
 
     def administrator(self) -> ClusterConfig:
-        """Return how somebody with all rights connects."""
+        """Return an administrator's access."""
         return ClusterConfig.from_kubeconfig(self.kubeconfig())
 
 
 async def start_api_server(runtime: ProcessRuntime, name: str, *, directory: Path) -> ApiServer:
-    """Run an API server with an etcd that keeps nothing safe (no fsync), until the runtime ends."""
+    """Run an API server with an etcd without fsync, until the runtime ends."""
     credentials = Credentials(directory / f"{name}-credentials", host=_HOST)
     etcd_at = await runtime.reserve(f"{name}-etcd", ports=ETCD_PORTS)
     served_at = await runtime.reserve(name, ports=API_SERVER_PORTS)
@@ -91,10 +91,10 @@ async def _run(runtime: ProcessRuntime, component: Component) -> None:
 
 @contextlib.asynccontextmanager
 async def shared_address(backend: ClusterConfig, *, directory: Path) -> AsyncIterator[ClusterConfig]:
-    """Serve an API server below every /clusters/<path>/control-plane, by Envoy; gives the address and credentials.
+    """Serve an API server below each /clusters/<path>/control-plane with Envoy, and yield its address and credentials.
 
-    `backend` is its administrator, and names its CA. The credentials are a token: a client certificate does not get
-    through a proxy that ends TLS.
+    `backend` is the administrator's access, with the CA. The credentials are a token, because a client certificate does
+    not pass a proxy that ends TLS.
     """
     authority = create_authority("shared-address")
     serving = issue_serving(authority, common_name="envoy", hosts=[_HOST])
@@ -145,12 +145,12 @@ async def _answers(config: ClusterConfig) -> None:
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on now, nor comes to by chance before it is used."""
+    """Find a free port. A random choice makes a conflict before its use improbable."""
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((_HOST, port))
             return port
-    raise OSError(f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free on {_HOST}")
+    raise OSError(f"failed to find a free port on {_HOST}: {_PORTS.start} to {_PORTS.stop - 1} are in use")
 
 
 def _envoy(port: int, *, backend: str, directory: Path) -> dict[str, Any]:

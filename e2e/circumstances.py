@@ -1,4 +1,4 @@
-"""What has happened to a reader, or what they have, where a part of a document begins."""
+"""Prepares the circumstances that a section of a document expects."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _ANYBODY_MAY_WRITE: Final = "chmod 0777 /files"
 
 @contextlib.contextmanager
 def shared_files(kubectl: Kubectl, _: Path) -> Iterator[None]:
-    """A volume of StorageClass `shared-files` that all pods can mount: a directory of the only node."""
-    assert len(kubectl.names("nodes")) == 1, "a directory of a node is no volume for several of them"
+    """Provide a volume of StorageClass `shared-files` that all pods can mount: a directory of the only node."""
+    assert len(kubectl.names("nodes")) == 1, "failed to share a node's directory: the cluster has several nodes"
     labels = {"app": _FILES}
     host_path = {"path": f"/var/lib/{_FILES}", "type": "DirectoryOrCreate"}
     volume = {
@@ -62,7 +62,7 @@ def shared_files(kubectl: Kubectl, _: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def etcd_of_their_own(kubectl: Kubectl, directory: Path) -> Iterator[None]:
-    """An etcd as docs/install.md demands it, Service `etcd` of namespace `databases`; files in the directory."""
+    """Run an etcd as docs/install.md demands it: Service `etcd` of namespace `databases`."""
     _make_certificates(directory, host=f"etcd.{_DATABASES}.svc")
     kubectl("create", "namespace", _DATABASES)
     try:
@@ -75,7 +75,7 @@ def etcd_of_their_own(kubectl: Kubectl, directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lost_credentials(kubectl: Kubectl, _: Path) -> Iterator[None]:
-    """The Secret with the shared etcd's CA was deleted while the operator was away, which is back now."""
+    """Delete the Secret with the shared etcd's CA while the operator is stopped, and start the operator."""
     operator = ("deployment/kplane-operator", "-n", NAMESPACE)
     kubectl("scale", *operator, "--replicas=0")
     pods = ("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator")
@@ -89,7 +89,7 @@ def lost_credentials(kubectl: Kubectl, _: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lost_namespace(kubectl: Kubectl, _: Path) -> Iterator[None]:
-    """Somebody deleted the operators' namespace, and there are control planes."""
+    """Delete the operators' namespace while there are control planes."""
     kubectl("delete", "namespace", NAMESPACE, "--timeout=200s", timeout_seconds=210)
     yield
 

@@ -1,4 +1,4 @@
-"""What the tests share: the installation, names of their own, tenants to look at."""
+"""Fixtures of the suite: the installation, platforms that clean up, and shared tenants."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NUMBERS: Final = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each test its deadline, without what fixtures take; what takes kplane away comes last."""
+    """Give each test a deadline, without its fixtures. Run the tests that uninstall kplane last."""
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_TEST_SECONDS, func_only=True))
@@ -35,13 +35,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def k8s_operators() -> bool:
-    """Where the backend is made of processes, both operators are among them."""
+    """Start both operators on the backend `local`."""
     return True
 
 
 @pytest.fixture(scope="session")
 def kubectl(k8s: Any) -> Kubectl:
-    """kubectl as administrator of the management cluster."""
+    """Kubectl as administrator of the management cluster."""
     return Kubectl(str(k8s.kubectl_program), k8s.kubeconfig, k8s.context)
 
 
@@ -53,14 +53,12 @@ def helm(kubectl: Kubectl) -> Helm:
 
 @pytest.fixture(scope="session")
 def installation(k8s: Any, kubectl: Kubectl, request: pytest.FixtureRequest) -> None:
-    """kplane is installed, and its kinds are served."""
+    """Install kplane, and wait until its kinds are served."""
     if "pods" in k8s.capabilities:
         require_unused(kubectl)
         helm: Helm = request.getfixturevalue("helm")
         if k8s.name == "existing" and helm.status() is not None:
-            pytest.fail(
-                "kplane is installed here already; the suite would change and uninstall it: use another cluster"
-            )
+            pytest.fail("failed to install kplane: the cluster has it already; use another cluster")
         if "images" in k8s.capabilities:
             k8s.load_images(*images())
         helm.install()
@@ -84,7 +82,7 @@ def _platform(kubectl: Kubectl, *, prefix: str, directory: Path) -> Iterator[Pla
 def platform(
     installation: None, kubectl: Kubectl, request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[Platform]:
-    """What a test creates is deleted afterwards, and awaited."""
+    """A platform for one test. Deletes what the test created, and waits for the end of it."""
     yield from _platform(kubectl, prefix=_slug(request.node.name), directory=tmp_path)
 
 
@@ -92,7 +90,7 @@ def platform(
 def module_platform(
     installation: None, kubectl: Kubectl, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Platform]:
-    """The same for what the tests of one file share."""
+    """A platform for the tests of one file."""
     name = _slug(request.path.stem)
     yield from _platform(kubectl, prefix=name, directory=tmp_path_factory.mktemp(name))
 
@@ -101,13 +99,13 @@ def module_platform(
 def session_platform(
     installation: None, kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Platform]:
-    """The same for what all tests share."""
+    """A platform for all tests."""
     yield from _platform(kubectl, prefix=_slug("e2e"), directory=tmp_path_factory.mktemp("e2e"))
 
 
 @pytest.fixture(scope="session")
 def tenants(session_platform: Platform) -> tuple[Tenant, Tenant]:
-    """Two control planes of one class, with controllers. Tests put things into them, and change nothing about them."""
+    """Two control planes of one class, with controllers. Tests create objects in them, and do not change them."""
     platform = session_platform
     standard = platform.name("standard")
     platform.create(
@@ -129,19 +127,19 @@ def tenants(session_platform: Platform) -> tuple[Tenant, Tenant]:
 
 @pytest.fixture
 def acme(tenants: tuple[Tenant, Tenant]) -> Tenant:
-    """One of the tenants that the tests share."""
+    """The first shared tenant."""
     return tenants[0]
 
 
 @pytest.fixture
 def globex(tenants: tuple[Tenant, Tenant]) -> Tenant:
-    """The other one."""
+    """The second shared tenant."""
     return tenants[1]
 
 
 @pytest.fixture(scope="module")
 def unregistered(module_platform: Platform) -> str:
-    """A class whose control planes get no registration by themselves; their data go with them."""
+    """A class without default registrations. Its control planes are deleted with their data."""
     name = module_platform.name("unregistered")
     module_platform.create("ControlPlaneClass", name, deletionPolicy="Destroy")
     return name
@@ -151,11 +149,11 @@ def unregistered(module_platform: Platform) -> str:
 def reader_environment(
     k8s: Any, kubectl: Kubectl, helm: Helm, tmp_path_factory: pytest.TempPathFactory
 ) -> Mapping[str, str]:
-    """kubectl, helm and kind on PATH, with the cluster as the current one."""
+    """The environment of a reader's shell: kubectl, helm and kind on PATH, and the cluster as current context."""
     programs = tmp_path_factory.mktemp("bin")
     for name, program in (("kubectl", kubectl.program), ("helm", helm.program), ("kind", k8s.kind.program)):
         (programs / name).symlink_to(program)
-    # What a reader's shell does not have either: the settings of the make that runs this.
+    # A reader's shell does not have the settings of the make that runs this.
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "IMAGE_TAG")}
     return {
         **environment,
@@ -167,7 +165,7 @@ def reader_environment(
 
 @pytest.fixture(scope="module")
 def nodes(kubectl: Kubectl) -> Nodes:
-    """Of a kind cluster."""
+    """The nodes of a kind cluster."""
     return Nodes(sorted(kubectl.names("nodes")))
 
 
@@ -178,7 +176,7 @@ def released(k8s: Any, kubectl: Kubectl, helm: Helm) -> Iterator[None]:
     On this machine the names mean afterwards what they meant before.
     """
     require_unused(kubectl)
-    assert helm.status() is None, "kplane is installed already: run test_uninstall.py first"
+    assert helm.status() is None, "failed to prepare the cluster: kplane is installed; run test_uninstall.py first"
     with contextlib.ExitStack() as afterwards:
         for image, name in zip(images(), released_images(), strict=True):
             before = docker("image", "ls", "--no-trunc", "--quiet", name).strip()

@@ -1,9 +1,8 @@
-"""Documents whose commands are run as they are written.
+"""Reads the commands of documents, which the suite runs.
 
-A block ```sh is run; ```console, ```yaml, ```text and others are for reading. A block ```yaml whose first line is
-`# file: NAME` is written to that file before the blocks after it are run. There is no way to keep a block from being
-run: `<!-- e2e: route: NAME -->` right before a block says that it is not for who reads from the first line to the last
-one, but for who goes that route (test_document_routes.py).
+The suite runs each block ```sh. Blocks ```console, ```yaml, ```text and others are for reading. A block ```yaml that
+begins with `# file: NAME` is written to that file first. `<!-- e2e: route: NAME -->` before a block moves it from the
+main route to the named one (test_document_routes.py). Each block ```sh runs on one of the routes.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ _END: Final = "END_OF_FILE_OF_DOCUMENT"
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block that is run or written."""
+    """Holds a fenced block that the suite runs or writes."""
 
     line: int
-    """Of its first line, for people."""
+    """Number of its first line."""
     section: str
-    """The heading that it stands below."""
+    """Heading above it."""
     text: str
     file: str | None
-    """Name of the file that it is; None for commands."""
+    """Name of the file; None for commands."""
     route: str | None
-    """The only route that it is part of; None for a block that is on every route through its section."""
+    """Its only route; None for a block of all routes through its section."""
 
 
 def blocks(document: Path) -> Iterator[Block]:
-    """Find what is to be done, in order. Raises AssertionError where something would silently not be done."""
+    """Find the blocks in order. Raises AssertionError if the suite would skip a block without notice."""
     section, before = "", ""
     lines = iter(enumerate(document.read_text().splitlines(), start=1))
     for number, line in lines:
@@ -77,7 +76,7 @@ def blocks(document: Path) -> Iterator[Block]:
 
 
 def script(name: str, chosen: Iterable[Block]) -> str:
-    """Write blocks of the document `name` as one bash script, which says where it is."""
+    """Write blocks of the document `name` as one bash script, which prints each block's line."""
     parts = ["set -euo pipefail\n"]
     for block in chosen:
         parts.append(f"echo {shlex.quote(f'== {name}:{block.line}')}\n")

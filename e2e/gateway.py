@@ -16,7 +16,7 @@ _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\
 
 
 def rewritten(head: bytes, *, prefix: str, host: str) -> bytes | None:
-    """Return the head of a request without the path's prefix; None where it has another one."""
+    """Return the head of a request without the path's prefix; None if the path has another prefix."""
     request, *headers = head.decode("latin-1").rstrip("\r\n").split("\r\n")
     method, target, version = request.split(" ", 2)
     if not target.startswith(f"{prefix}/"):
@@ -42,7 +42,7 @@ async def serve(port: int, certificate: str, key: str, prefix: str, backend: str
     for_clients.load_cert_chain(certificate, key)
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Clients and the backend go away as they like: that ends the one request, and nothing else.
+        # Clients and the backend can disconnect at any time. That ends this one request.
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, ssl.SSLError):
             head = rewritten(await reader.readuntil(b"\r\n\r\n"), prefix=prefix, host=f"{host}:{number}")
             if head is None:

@@ -1,4 +1,4 @@
-"""kplane as it is installed on the backend: by its chart where Pods run, with the backend itself elsewhere."""
+"""Installs kplane on a backend that runs Pods, with its chart and helm."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _READY_SECONDS: Final = 600
 
 
 def images() -> tuple[str, str]:
-    """Names of the images of both operators, that of controlplane-operator first."""
+    """Return the images of controlplane-operator and mcm."""
     return (
         os.environ.get("KPLANE_OPERATOR_IMAGE", "kplane-operator:dev"),
         os.environ.get("KPLANE_MCM_IMAGE", "kplane-mcm:dev"),
@@ -48,13 +48,13 @@ def images() -> tuple[str, str]:
 
 
 def chart_values() -> dict[str, Any]:
-    """The chart's values as they are by themselves."""
+    """Read the default values of the chart."""
     values: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
     return values
 
 
 def released_images() -> tuple[str, str]:
-    """Names that the chart has for the images of both operators by itself, that of controlplane-operator first."""
+    """Return the chart's default images of controlplane-operator and mcm."""
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
     values = chart_values()
     operator, mcm = values["operator"]["image"], values["mcm"]["image"]
@@ -73,13 +73,13 @@ def require_unused(kubectl: Kubectl) -> None:
     if kubectl.find("customresourcedefinition", kind) is not None:
         names = sorted(kubectl.names(kind))
         assert not names, (
-            f"the cluster of context {kubectl.context} has control planes: {', '.join(names)}. The suite would change "
-            f"and uninstall the kplane that runs them: use another cluster, or delete them if nobody needs them."
+            f"failed to use context {kubectl.context}: it has control planes: {', '.join(names)}. The suite would "
+            f"change and uninstall the kplane that runs them: use another cluster, or delete the control planes."
         )
 
 
 def require_nothing_left(kubectl: Kubectl) -> None:
-    """Raise AssertionError where something of kplane is still there after its uninstallation."""
+    """Raise AssertionError if an object of kplane is left after its uninstallation."""
     cluster_wide = (
         "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings,priorityclasses"
     )
@@ -87,25 +87,25 @@ def require_nothing_left(kubectl: Kubectl) -> None:
     left |= kubectl.names(cluster_wide, "-l", "app.kubernetes.io/part-of=kplane")
     left |= kubectl.names("roles,rolebindings", "-A", "-l", "app.kubernetes.io/part-of=kplane")
     left |= {name for name in kubectl.names("customresourcedefinitions") if name.endswith(f".{GROUP}")}
-    assert not left, f"kplane is uninstalled, and these are still there: {', '.join(sorted(left))}"
+    assert not left, f"failed to uninstall kplane: {', '.join(sorted(left))} still exist"
 
 
 @dataclass(frozen=True, slots=True)
 class Helm:
-    """The real helm on the backend's cluster."""
+    """Runs the real helm on the backend's cluster."""
 
     program: str
     kubectl: Kubectl
 
     @classmethod
     def on(cls, kubectl: Kubectl) -> Helm:
-        """Find helm: the one that HELM names, else that of PATH. Raises AssertionError where there is none."""
+        """Find helm by HELM, or on PATH. Raises AssertionError if there is none."""
         program = os.environ.get("HELM") or shutil.which("helm")
-        assert program, "helm is not on PATH: install it, or name it by HELM=..."
+        assert program, "failed to find helm on PATH: install it, or set HELM to its path"
         return cls(program, kubectl)
 
     def __call__(self, *args: str, timeout_seconds: float = 120.0) -> str:
-        """Run helm with these arguments and return what it printed. Raises AssertionError with its words."""
+        """Run helm with these arguments and return its output. Raises AssertionError with helm's errors."""
         command = [self.program, f"--kubeconfig={self.kubectl.kubeconfig}", f"--namespace={NAMESPACE}"]
         command += [f"--kube-context={self.kubectl.context}"] if self.kubectl.context else []
         done = subprocess.run(
@@ -115,12 +115,12 @@ class Helm:
         return done.stdout
 
     def status(self) -> Object | None:
-        """Say what is installed; None where nothing is."""
+        """Return the status of the release; None if there is none."""
         found: list[Object] = json.loads(self("list", f"--filter=^{RELEASE}$", "--output=json"))
         return found[0] if found else None
 
     def install(self, *settings: str) -> None:
-        """Install or upgrade kplane with the suite's values and more settings, and wait until all of it is ready."""
+        """Install or upgrade kplane with the suite's values and these settings, and wait until it is ready."""
         host = self.kubectl(
             "get", "nodes", "-o", "jsonpath={.items[0].status.addresses[?(@.type=='InternalIP')].address}"
         )
@@ -135,6 +135,6 @@ def _image_settings() -> Sequence[str]:
     for program, image in zip(("operator", "mcm"), images(), strict=True):
         repository, _, tag = image.rpartition(":")
         settings += [f"{program}.image.repository={repository}", f"{program}.image.tag={tag}"]
-        # Where images are not loaded into the nodes, they come from a registry.
+        # Images that are not loaded into the nodes come from a registry.
         settings += [f"{program}.image.pullPolicy=IfNotPresent"]
     return settings

@@ -1,4 +1,4 @@
-"""The real kubectl, as one user of one API server."""
+"""Runs the real kubectl as one user of one API server."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Object = Mapping[str, Any]
 
 
 class KubectlFailed(AssertionError):
-    """kubectl ended with an error; the text has the command and kubectl's own words."""
+    """kubectl failed. The message has the command and kubectl's errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kubectl:
-    """kubectl with one kubeconfig. Every method raises `KubectlFailed`."""
+    """Runs kubectl with one kubeconfig. Each method raises `KubectlFailed`."""
 
     program: str
     kubeconfig: Path
     context: str | None = None
-    """Of the kubeconfig; None for its current one."""
+    """Context of the kubeconfig; None for the current one."""
 
     def __call__(self, *args: str, stdin: str | None = None, timeout_seconds: float = 130.0) -> str:
-        """Run kubectl with these arguments and return what it printed."""
+        """Run kubectl with these arguments and return its output."""
         command = [self.program, f"--kubeconfig={self.kubeconfig}"]
-        # Addresses are used again by later API servers: what one serves must not be taken for what another does.
+        # Later API servers reuse addresses, so each kubeconfig has its own discovery cache.
         command += [f"--cache-dir={self.kubeconfig.parent / f'.{self.kubeconfig.name}.cache'}"]
         command += [f"--context={self.context}"] if self.context else []
         try:
@@ -39,28 +39,32 @@ class Kubectl:
                 [*command, *args], input=stdin, capture_output=True, text=True, check=False, timeout=timeout_seconds
             )
         except subprocess.TimeoutExpired:
-            raise KubectlFailed(f"`kubectl {' '.join(args)}` took more than {timeout_seconds:.0f} s") from None
+            raise KubectlFailed(
+                f"failed to run `kubectl {' '.join(args)}`: not done after {timeout_seconds:.0f} s"
+            ) from None
         if done.returncode:
-            raise KubectlFailed(f"`kubectl {' '.join(args)}`: {done.stderr.strip() or done.stdout.strip()}")
+            raise KubectlFailed(
+                f"failed to run `kubectl {' '.join(args)}`: {done.stderr.strip() or done.stdout.strip()}"
+            )
         return done.stdout
 
     def get(self, *args: str) -> Object:
-        """Run `kubectl get ARGS -o json`: the object, or the list of objects."""
+        """Run `kubectl get ARGS -o json`, and return the object or the list."""
         found: Object = json.loads(self("get", *args, "-o", "json"))
         return found
 
     def find(self, *args: str) -> Object | None:
-        """Run `kubectl get ARGS` for one object; None where it is not there."""
+        """Run `kubectl get ARGS` for one object; None if it does not exist."""
         printed = self("get", *args, "-o", "json", "--ignore-not-found")
         return json.loads(printed) if printed.strip() else None
 
     def items(self, *args: str) -> list[Object]:
-        """Run `kubectl get ARGS` for several objects: what is in the list."""
+        """Run `kubectl get ARGS`, and return the items of the list."""
         found: list[Object] = self.get(*args)["items"]
         return found
 
     def names(self, *args: str) -> set[str]:
-        """Names of the objects that `kubectl get ARGS` lists."""
+        """Return the names of the objects that `kubectl get ARGS` lists."""
         return {item["metadata"]["name"] for item in self.items(*args)}
 
     def apply(self, *objects: Object) -> None:
@@ -68,7 +72,7 @@ class Kubectl:
         self("apply", "-f", "-", stdin=manifest(*objects))
 
     def refuses(self, *args: str, stdin: str | None = None) -> str:
-        """Run what has to fail, and return kubectl's words. Raises AssertionError where it does not fail."""
+        """Run a command that must fail, and return kubectl's errors. Raises AssertionError if it succeeds."""
         try:
             printed = self(*args, stdin=stdin)
         except KubectlFailed as error:

@@ -1,4 +1,4 @@
-"""The nodes of a kind cluster: containers of this machine, into which images are put from outside."""
+"""Changes the nodes of a kind cluster, which are containers of this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DOCKER_SECONDS = 120.0
 
 
 def docker(*args: str) -> str:
-    """Run docker with these arguments and return what it printed. Raises AssertionError with its words."""
+    """Run docker with these arguments and return its output. Raises AssertionError with docker's errors."""
     done = subprocess.run(["docker", *args], capture_output=True, text=True, check=False, timeout=_DOCKER_SECONDS)
     assert done.returncode == 0, f"`docker {' '.join(args)}`: {done.stderr.strip()}"
     return done.stdout
@@ -21,13 +21,13 @@ def docker(*args: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """All nodes of the cluster."""
+    """Manages all nodes of the cluster."""
 
     names: Sequence[str]
 
     @contextlib.contextmanager
     def image_named(self, image: str, *, also: str) -> Iterator[None]:
-        """Let an image that the nodes have go by a second name, as long as the context lasts."""
+        """Give an image on the nodes a second name within the context."""
         with contextlib.ExitStack() as afterwards:
             for name in self.names:
                 images = ("exec", name, "ctr", "--namespace=k8s.io", "images")

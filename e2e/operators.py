@@ -1,4 +1,4 @@
-"""The two operators, to be killed: as Pods, or as processes of an embedded cluster."""
+"""Kills the two operators, which are Pods or processes of an embedded cluster."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _WORKLOADS: Final = ("kplane-operator", "kplane-mcm")
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """Both operators of a backend."""
+    """Finds and kills both operators of a backend."""
 
     kubectl: Kubectl
     directory: Path | None
-    """Of the embedded cluster; None where the operators are Pods."""
+    """Directory of the embedded cluster; None if the operators are Pods."""
 
     @classmethod
     def of(cls, k8s: Any, kubectl: Kubectl) -> Operators:
@@ -32,7 +32,7 @@ class Operators:
         return cls(kubectl, None if "pods" in k8s.capabilities else k8s.directory)
 
     def kill(self) -> None:
-        """End both at once, without a chance to put anything in order."""
+        """Kill both at once, without a graceful shutdown."""
         if self.directory is not None:
             for module in _MODULES:
                 for pid in self._processes(module):
@@ -41,7 +41,7 @@ class Operators:
             self.kubectl("delete", "pod", *self._pods(), "-n", NAMESPACE, "--grace-period=0", "--force")
 
     def wait_back(self, former: frozenset[str]) -> None:
-        """Wait until others run in the place of the former ones."""
+        """Wait until new ones run in place of the former."""
         eventually(
             "both operators run again",
             self.running,
@@ -50,13 +50,13 @@ class Operators:
         )
 
     def running(self) -> frozenset[str]:
-        """Uids of the Pods that are ready, or ids of the processes."""
+        """Return the uids of the ready Pods, or the ids of the processes."""
         if self.directory is not None:
             return frozenset(str(pid) for module in _MODULES for pid in self._processes(module))
         return frozenset(self._pods(ready=True).values())
 
     def _pods(self, *, ready: bool = False) -> dict[str, str]:
-        """Return the uid of each Pod by its name, which a StatefulSet gives to the next one too."""
+        """Return the uid of each Pod by name. A StatefulSet reuses the names."""
         found = {}
         for pod in self.kubectl.items("pods", "-n", NAMESPACE):
             conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", ())}
@@ -67,7 +67,7 @@ class Operators:
         return found
 
     def _processes(self, module: str) -> list[int]:
-        """Find processes of this embedded cluster alone: others may run on the same machine."""
+        """Find processes of this embedded cluster only, because others can run on the same machine."""
         parents: dict[int, int] = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal():
@@ -78,5 +78,5 @@ class Operators:
                     continue  # it has ended meanwhile
                 if module in arguments and any(str(self.directory) in argument for argument in arguments):
                     parents[int(entry.name)] = parent
-        # A child has its parent's arguments until it becomes the program that it is for.
+        # A child has its parent's arguments between fork and exec.
         return [pid for pid, parent in parents.items() if parent not in parents]

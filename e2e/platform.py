@@ -1,4 +1,4 @@
-"""The management cluster as its administrator sees it: kplane's objects, and what they say of themselves."""
+"""Gives tests the administrator's view of the management cluster: kplane's objects and their status."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["API_VERSION", "Platform", "condition", "described"]
 API_VERSION: Final = "controlplane.kplane.dev/v1alpha1"
 
 _ORDER: Final = ("ControlPlane", "ControlPlaneRegistration", "ControlPlaneEndpoint", "ControlPlaneClass", "Secret")
-"""Of deletion: a class makes the registrations of its control planes again as long as those are there."""
+"""Order of deletion: a class recreates the registrations of its control planes while these exist."""
 
 _DELETION_SECONDS: Final = 240.0
 
@@ -33,7 +33,7 @@ def described(kind: str, name: str, *, annotations: Mapping[str, str] | None = N
 
 
 def condition(found: Object | None, kind: str = "Ready") -> Object:
-    """Return the object's condition of this type; an empty one where it has none for its present generation."""
+    """Return the object's condition of this type; empty if there is none for the present generation."""
     if found is None:
         return {}
     generation = found["metadata"]["generation"]
@@ -44,26 +44,26 @@ def condition(found: Object | None, kind: str = "Ready") -> Object:
 
 @dataclass(slots=True)
 class Platform:
-    """What a test works with. Everything that is created through it is deleted by `clean_up`."""
+    """Creates objects for a test, and deletes them in `clean_up`."""
 
     kubectl: Kubectl
     prefix: str
-    """Of the names that a test gives."""
+    """Prefix of the objects' names."""
     directory: Path
-    """For the tenants' kubeconfigs."""
+    """Directory of the tenants' kubeconfigs."""
     created: dict[str, list[str]] = field(default_factory=dict)
 
     def name(self, stem: str) -> str:
-        """Return a name that nobody else uses."""
+        """Return a name that no other test has."""
         return f"{self.prefix}-{stem}"
 
     def create(self, kind: str, name: str, *, annotations: Mapping[str, str] | None = None, **spec: Any) -> None:
-        """Create an object, or change the one of that name."""
+        """Create or change an object."""
         self.created.setdefault(kind, []).append(name)
         self.kubectl.apply(described(kind, name, annotations=annotations, **spec))
 
     def create_secret(self, name: str, *, allow: str | None = None, **data: str) -> dict[str, str]:
-        """Create a Secret, opened to `endpoint` or `registration` where wished, and return the reference to it."""
+        """Create a Secret and return its reference. `endpoint` or `registration` may read it if given."""
         self.created.setdefault("Secret", []).append(name)
         reference = {"name": name, "namespace": "default"}
         labels = {f"controlplane.kplane.dev/allow-{allow}": "true"} if allow is not None else {}
@@ -76,7 +76,7 @@ class Platform:
         return self.kubectl.get(_resource(kind), name)
 
     def find(self, kind: str, name: str) -> Object | None:
-        """Return an object; None where it is not there."""
+        """Return an object; None if it does not exist."""
         return self.kubectl.find(_resource(kind), name)
 
     def patch(self, kind: str, name: str, patch: Object) -> None:
@@ -102,7 +102,7 @@ class Platform:
         return status
 
     def becomes(self, kind: str, name: str, reason: str, *, timeout_seconds: float = 120.0) -> str:
-        """Wait until an object is not Ready for this reason, and return what it says to people."""
+        """Wait until an object is not Ready for this reason, and return the message."""
         found = eventually(
             f"{kind} {name} not Ready because of {reason}",
             lambda: condition(self.find(kind, name)),
@@ -112,7 +112,7 @@ class Platform:
         return str(found["message"])
 
     def resolves(self, registration: str, *, control_plane: str | None = None, timeout_seconds: float = 60.0) -> Object:
-        """Wait until a registration has what its services need of the control plane it names, and return its status."""
+        """Wait until a registration is resolved, and return its status."""
         uid = self.get("ControlPlane", control_plane or registration)["metadata"]["uid"]
 
         def resolved(found: Object | None) -> bool:
@@ -136,28 +136,28 @@ class Platform:
         return self.secret(self.get("ControlPlane", name)["status"]["kubeconfigSecretRef"])
 
     def tenant(self, name: str) -> Tenant:
-        """Get into a control plane from here, by the kubeconfig for people that it publishes now."""
+        """Open a control plane with the external kubeconfig that it publishes now."""
         number = sum(1 for _ in self.directory.glob("*.kubeconfig"))
         content = self.kubeconfigs(name)["kubeconfig-external"]
         file = self.private_file(f"{number}-{name}.kubeconfig", content=content)
         return Tenant(name, Kubectl(self.kubectl.program, file))
 
     def private_file(self, name: str, *, content: bytes) -> Path:
-        """Write a file that nobody else can read."""
+        """Write a file that only this user can read."""
         file = self.directory / name
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
             opened.write(content)
         return file
 
     def clean_up(self) -> None:
-        """Delete what was created, with its data, and wait until it is gone."""
+        """Delete the created objects with their data, and wait until they are gone."""
         if self.kubectl.find("customresourcedefinition", "controlplanes.controlplane.kplane.dev") is None:
-            return  # uninstalled, with all of it
+            return  # uninstalled together with the objects
         planes = self.created.get("ControlPlane", [])
         present = [found for name in dict.fromkeys(planes) if (found := self.find("ControlPlane", name)) is not None]
         for found in present:
             self.patch("ControlPlane", found["metadata"]["name"], {"spec": {"deletionPolicy": "Destroy"}})
-        # While the API servers that they use are still there.
+        # First, while the API servers that they adopt still run.
         self.delete("ControlPlane", *(found["metadata"]["name"] for found in present if "endpointRef" in found["spec"]))
         for kind in _ORDER:
             self.delete(kind, *dict.fromkeys(self.created.pop(kind, ())))

@@ -1,4 +1,4 @@
-"""Somebody who has a checkout of the project and a cluster, and copies the commands of its documents."""
+"""Runs the commands of documents as a reader does who has a checkout and a cluster."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _CHECKOUT = ("crds", "deploy", "examples")
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Where the commands are run. What they write stays here from one document to the next."""
+    """Runs commands in one directory. Their files stay from one document to the next."""
 
     directory: Path
     environment: Mapping[str, str]
 
     @classmethod
     def in_checkout(cls, directory: Path, *, environment: Mapping[str, str]) -> Reader:
-        """Make of an empty directory what a checkout is for who only installs kplane."""
+        """Put into an empty directory the part of a checkout that an installation needs."""
         for name in _CHECKOUT:
             (directory / name).symlink_to(ROOT / name)
-        # The images are built where their sources are.
+        # The images are built in the real checkout.
         (directory / "Makefile").write_text(f"images:\n\t$(MAKE) -C {ROOT} images\n")
         return cls(directory, environment)
 
     def follow(self, document: str, chosen: Iterable[Block]) -> None:
-        """Run blocks of docs/`document`.md, one after the other. Raises AssertionError with what was printed."""
+        """Run blocks of docs/`document`.md in order. Raises AssertionError with their output."""
         file, log = self.directory / "script.sh", self.directory / "script.log"
         file.write_text(script(f"{document}.md", chosen))
         with log.open("w") as output:

@@ -1,4 +1,4 @@
-"""Runs the gateway of a user in front of an API server: as a process here, or as a Pod where Pods run."""
+"""Runs a user's gateway in front of an API server, as a process or as a Pod."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _FILES: Final = "/gateway"
 
 @dataclass(frozen=True, slots=True)
 class SharedAddress:
-    """Where the gateway is, without the path of the tenant."""
+    """Holds the addresses of the gateway, without the path of the tenant."""
 
     internal: str
-    """For programs in the management cluster."""
+    """URL for programs in the management cluster."""
     external: str
-    """For people."""
+    """URL for users."""
     ca: bytes
 
 
 def _certificate(platform: Platform, *, names: str) -> tuple[Path, Path]:
-    """Make a certificate that is its own CA, and its key."""
+    """Make a self-signed certificate and its key."""
     return make_certificate(platform.directory, "gateway", "-subj", "/CN=gateway", "-addext", f"subjectAltName={names}")
 
 
 @contextlib.contextmanager
 def _held_port() -> Iterator[int]:
-    """Keep a port for a server with SO_REUSEADDR, as asyncio's are: the kernel gives it to nobody else meanwhile."""
+    """Reserve a port for a server with SO_REUSEADDR, as asyncio's servers are."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
@@ -49,7 +49,7 @@ def _held_port() -> Iterator[int]:
 
 @contextlib.contextmanager
 def as_process(platform: Platform, *, path: str, backend: str, ca: bytes) -> Iterator[SharedAddress]:
-    """Run the gateway here."""
+    """Run the gateway as a process."""
     certificate, key = _certificate(platform, names="IP:127.0.0.1")
     backend_ca = platform.private_file("backend-ca.crt", content=ca)
     with _held_port() as port:
@@ -65,7 +65,7 @@ def as_process(platform: Platform, *, path: str, backend: str, ca: bytes) -> Ite
 
 @contextlib.contextmanager
 def as_pod(platform: Platform, *, path: str, backend: str, ca: bytes) -> Iterator[SharedAddress]:
-    """Run the gateway in the management cluster, in a namespace of its own."""
+    """Run the gateway as a Pod in its own namespace of the management cluster."""
     kubectl, namespace = platform.kubectl, platform.name("gateway")
     host = kubectl("get", "nodes", "-o", "jsonpath={.items[0].status.addresses[?(@.type=='InternalIP')].address}")
     service = f"gateway.{namespace}.svc"

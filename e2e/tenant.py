@@ -1,4 +1,4 @@
-"""A control plane as its owner sees it: through the published kubeconfig."""
+"""Gives tests the owner's view of a control plane, with the published kubeconfig."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["Tenant", "widgets"]
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One control plane and its administrator's kubectl."""
+    """Uses one control plane with its administrator's kubectl."""
 
     name: str
     kubectl: Kubectl
 
     def answers(self, *, timeout_seconds: float = 120.0) -> None:
-        """Wait until the API server says that it is ready."""
+        """Wait until the API server is ready."""
         eventually(
             f"{self.name}: /readyz", lambda: self.kubectl("get", "--raw=/readyz"), timeout_seconds=timeout_seconds
         )
 
     def wait_shut_out(self) -> None:
-        """Wait until these credentials are worth nothing: an API server hears of what is taken back a moment later."""
+        """Wait until the API server refuses these credentials. It learns of a revocation with a delay."""
 
         def is_refused() -> bool:
             try:
@@ -34,15 +34,15 @@ class Tenant:
                 return True
             return False
 
-        eventually(f"{self.name}: nobody is let in by its former kubeconfig", is_refused)
+        eventually(f"{self.name}: the former kubeconfig is refused", is_refused)
 
     def add_namespace(self, name: str) -> None:
-        """Create a namespace, and wait until the controllers have made it complete."""
+        """Create a namespace, and wait until the controllers have completed it."""
         self.kubectl("create", "namespace", name)
         self.wait_account(name)
 
     def wait_account(self, namespace: str) -> None:
-        """Wait for the ServiceAccount `default`, without which no Pod can be made: controllers are at work."""
+        """Wait for the ServiceAccount `default`, which shows that controllers run."""
         eventually(
             f"{self.name}: ServiceAccount default in {namespace}",
             lambda: self.kubectl.names("serviceaccounts", "-n", namespace),
@@ -54,11 +54,11 @@ class Tenant:
         self.kubectl("create", "deployment", name, "-n", namespace, "--image=web:1", f"--replicas={replicas}")
 
     def pods(self, deployment: str, *, namespace: str = "default") -> list[Object]:
-        """Pods of a Deployment."""
+        """Return the Pods of a Deployment."""
         return self.kubectl.items("pods", "-n", namespace, "-l", f"app={deployment}")
 
     def wait_pods(self, deployment: str, *, namespace: str = "default", replicas: int = 2) -> None:
-        """Wait until a Deployment has so many Pods: its controllers are at work."""
+        """Wait until a Deployment has this number of Pods, which shows that controllers run."""
         eventually(
             f"{self.name}: {replicas} Pods of Deployment {deployment}",
             lambda: len(self.pods(deployment, namespace=namespace)),
@@ -66,13 +66,13 @@ class Tenant:
         )
 
     def unattended(self, deployment: str, *, namespace: str = "default") -> None:
-        """Create a Deployment, and see that it gets no ReplicaSet: no controllers are at work."""
+        """Create a Deployment, and check that it gets no ReplicaSet, because no controllers run."""
         self.deploy(deployment, namespace=namespace)
         selector = ("-n", namespace, "-l", f"app={deployment}")
         quiet(f"{self.name}: ReplicaSet for {deployment}", lambda: self.kubectl.names("replicasets", *selector))
 
     def wait_unattended(self, stem: str, *, attempts: int = 6) -> str:
-        """Wait until a new Deployment is left alone, and return its name: the controllers have come to their end."""
+        """Wait until a new Deployment gets no ReplicaSet, because the controllers have ended. Returns its name."""
         for attempt in range(1, attempts):
             with contextlib.suppress(AssertionError):
                 self.unattended(f"{stem}-{attempt}")
@@ -81,12 +81,12 @@ class Tenant:
         return f"{stem}-{attempts}"
 
     def keep(self, key: str, value: str) -> None:
-        """Write something down, for `kept`."""
+        """Store a value for `kept`."""
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"kept-{key}", "namespace": "default"}}
         self.kubectl.apply({**body, "data": {"value": value}})
 
     def kept(self, key: str) -> str | None:
-        """Read what `keep` wrote; None where there is nothing of that key."""
+        """Read a value that `keep` stored; None if there is none."""
         found = self.kubectl.find("configmap", f"kept-{key}", "-n", "default")
         return found["data"]["value"] if found is not None else None
 

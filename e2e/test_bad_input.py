@@ -1,4 +1,4 @@
-"""Mistakes: each gets a sentence that says what to do, in the place where its author looks, and harms nobody else."""
+"""Each mistake gets a message for its author, with a way out, and leaves other tenants unchanged."""
 
 from __future__ import annotations
 
@@ -57,26 +57,26 @@ _REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_kubectl_apply_says_what_is_wrong(
     installation: None, kubectl: Kubectl, kind: str, spec: dict[str, Any], says: str
 ) -> None:
-    """What cannot be right is refused at once, by the API server, with the field and the way out."""
+    """The API server refuses an invalid object, with the field and a way out."""
     body = json.dumps(described(kind, "mistake", **spec))
     assert says in kubectl.refuses("apply", "--dry-run=server", "-f", "-", stdin=body)
 
 
 def test_a_typing_error_is_refused(installation: None, kubectl: Kubectl) -> None:
-    """A field that does not exist is not silently dropped."""
+    """An unknown field is refused with its name."""
     body = json.dumps(described("ControlPlane", "mistake", modus="Virtual"))
     assert 'unknown field "spec.modus"' in kubectl.refuses("apply", "--dry-run=server", "-f", "-", stdin=body)
 
 
 def test_the_path_of_data_is_not_changed(acme: Tenant, session_platform: Platform) -> None:
-    """An edit that would leave the data behind is refused, with the reason."""
+    """An edit that would leave the data behind is refused with the reason."""
     patch = '--patch={"spec":{"virtual":{"clusterPath":"elsewhere"}}}'
     said = session_platform.kubectl.refuses("patch", "controlplane", acme.name, "--type=merge", patch)
     assert "spec.virtual.clusterPath cannot be changed, because the data lies under it" in said
 
 
 def test_conditions_say_what_to_do(platform: Platform, acme: Tenant, session_platform: Platform) -> None:
-    """What only the operator can know is told in the condition Ready; the neighbours' status does not even move."""
+    """The operator reports other mistakes in the condition Ready. The status of the neighbours does not change."""
     before = session_platform.get("ControlPlane", acme.name)["status"]
     secret = platform.create_secret(platform.name("no-kubeconfig"), allow="endpoint", other="key")
     mistakes: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -144,14 +144,14 @@ def test_conditions_say_what_to_do(platform: Platform, acme: Tenant, session_pla
     assert session_platform.get("ControlPlane", acme.name)["status"] == before
     acme.wait_account("default")
 
-    # What was told is right: with the class there is a control plane.
+    # The message was right: with the class, the control plane becomes Ready.
     platform.create("ControlPlaneClass", platform.name("absent"), deletionPolicy="Destroy")
     platform.becomes_ready("ControlPlane", platform.name("class-missing"))
     platform.tenant(platform.name("class-missing")).answers()
 
 
 def test_a_registration_says_what_it_waits_for(platform: Platform, acme: Tenant) -> None:
-    """A wrong reference, or a Secret that nobody released, is told; nothing runs with half of it."""
+    """The status names a wrong reference, or a Secret without the label for it. No controllers start."""
     absent, curious = platform.name("absent"), platform.name("curious")
     platform.create("ControlPlaneRegistration", absent, controlPlaneRef={"name": absent}, services=["Controllers"])
     assert f"control plane {absent} does not exist" in platform.becomes(

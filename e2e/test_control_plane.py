@@ -1,4 +1,4 @@
-"""A control plane of a class: what its owner gets, and what nobody else does."""
+"""A control plane of a class: what its owner gets, and what other tenants do not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from e2e.tenant import Tenant, widgets
 
 
 def test_the_status_says_where_it_is(acme: Tenant, session_platform: Platform) -> None:
-    """Everything that somebody needs to use a control plane is in its status."""
+    """The status has all that a user needs to use the control plane."""
     found = session_platform.get("ControlPlane", acme.name)
     status = found["status"]
     assert status["phase"] == "Ready"
@@ -34,7 +34,7 @@ def test_the_status_says_where_it_is(acme: Tenant, session_platform: Platform) -
 
 
 def test_kubectl_get_shows_what_matters(acme: Tenant, session_platform: Platform) -> None:
-    """`kubectl get controlplanes` answers the usual questions, `-o wide` the others."""
+    """`kubectl get controlplanes` shows the main columns, `-o wide` the others."""
     kubectl = session_platform.kubectl
     header, line = kubectl("get", "controlplane", acme.name).splitlines()
     assert header.split() == ["NAME", "MODE", "PHASE", "READY", "AGE"]
@@ -46,7 +46,7 @@ def test_kubectl_get_shows_what_matters(acme: Tenant, session_platform: Platform
 
 @pytest.mark.smoke("A kubeconfig for it lies in a Secret")
 def test_the_published_kubeconfig_is_an_administrators(acme: Tenant) -> None:
-    """Whoever has the kubeconfig may do everything in the control plane, with nothing but kubectl."""
+    """The holder of the kubeconfig may do everything in the control plane with plain kubectl."""
     assert acme.kubectl("auth", "can-i", "*", "*", "--all-namespaces").strip() == "yes"
     acme.add_namespace("kubeconfig-works")
     assert "kubeconfig-works" in acme.kubectl.names("namespaces")
@@ -54,7 +54,7 @@ def test_the_published_kubeconfig_is_an_administrators(acme: Tenant) -> None:
 
 
 def test_the_secret_has_every_key_it_promises(acme: Tenant, session_platform: Platform) -> None:
-    """One kubeconfig for programs in the management cluster, one for people elsewhere, and the CA by itself."""
+    """The Secret has a kubeconfig for programs in the management cluster, one for users elsewhere, and the CA."""
     published = session_platform.kubeconfigs(acme.name)
     assert set(published) == {"kubeconfig", "kubeconfig-external", "ca.crt"}
     status = session_platform.get("ControlPlane", acme.name)["status"]
@@ -66,7 +66,7 @@ def test_the_secret_has_every_key_it_promises(acme: Tenant, session_platform: Pl
 
 @pytest.mark.smoke("own CRDs")
 def test_types_of_ones_own_are_ones_own(acme: Tenant, globex: Tenant) -> None:
-    """A tenant adds a CustomResourceDefinition and uses it; no other tenant sees that it exists."""
+    """A tenant adds a CustomResourceDefinition and uses it. Other tenants do not see it."""
     acme.kubectl.apply(widgets("acme.example.com"))
     acme.kubectl("wait", "--for=condition=Established", "crd/widgets.acme.example.com", "--timeout=120s")
     body = {
@@ -82,7 +82,7 @@ def test_types_of_ones_own_are_ones_own(acme: Tenant, globex: Tenant) -> None:
 
 
 def test_the_same_name_is_another_object_elsewhere(acme: Tenant, globex: Tenant) -> None:
-    """Two tenants use the same names, and neither sees the other's content."""
+    """Two tenants use the same names with different content."""
     for tenant in (acme, globex):
         tenant.keep("owner", tenant.name)
     assert (acme.kept("owner"), globex.kept("owner")) == (acme.name, globex.name)
@@ -90,7 +90,7 @@ def test_the_same_name_is_another_object_elsewhere(acme: Tenant, globex: Tenant)
 
 @pytest.mark.smoke("own certificates")
 def test_credentials_of_one_tenant_open_no_other(acme: Tenant, globex: Tenant, session_platform: Platform) -> None:
-    """A kubeconfig that leaks is good for its own control plane alone."""
+    """A leaked kubeconfig opens its own control plane only."""
     ours, theirs = (
         yaml.safe_load(session_platform.kubeconfigs(tenant.name)["kubeconfig-external"]) for tenant in (acme, globex)
     )
@@ -102,7 +102,7 @@ def test_credentials_of_one_tenant_open_no_other(acme: Tenant, globex: Tenant, s
 
 @pytest.mark.parametrize("mode", ["Virtual", "Dedicated"])
 def test_a_control_plane_needs_no_class(platform: Platform, mode: str) -> None:
-    """A name and a mode are enough for an API server; its controllers wait until somebody registers it."""
+    """A name and a mode are enough for an API server. Its controllers wait for a registration."""
     name = platform.name("plain")
     platform.create("ControlPlane", name, mode=mode, deletionPolicy="Destroy")
     platform.becomes_ready("ControlPlane", name)

@@ -1,4 +1,4 @@
-"""Registrations of mode Dedicated: controllers in a Pod of their own, in the namespace of the control plane."""
+"""Registrations of mode Dedicated run the controllers in a separate Pod in the control plane's namespace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KIND = "ControlPlaneRegistration"
 
 
 def _mcms(kubectl: Kubectl, namespace: str) -> list[Object]:
-    """The Pods of mcm in a namespace."""
+    """Return the Pods of mcm in a namespace."""
     labels = "app.kubernetes.io/managed-by=kplane"
     pods = kubectl.items("pods", "-n", namespace, "-l", labels)
     return [pod for pod in pods if pod["spec"]["containers"][0]["name"] == "mcm"]
@@ -33,7 +33,7 @@ def _runs(platform: Platform, name: str, *, mode: str | None) -> None:
 
 
 def test_it_has_a_pod_of_its_own_until_it_is_shared(platform: Platform, unregistered: str) -> None:
-    """Controllers work in both modes; the Pod has limits, an identity that may do little, and goes with the mode."""
+    """Controllers work in both modes. The Pod has limits and few rights, and ends with the mode."""
     name = platform.name("own-mcm")
     namespace = f"kplane-cp-{name}"
     platform.create("ControlPlane", name, classRef={"name": unregistered}, deletionPolicy="Destroy")
@@ -65,7 +65,7 @@ def test_it_has_a_pod_of_its_own_until_it_is_shared(platform: Platform, unregist
 
 
 def test_it_goes_with_its_registration(platform: Platform, unregistered: str) -> None:
-    """Nothing of it is left in the namespace of the control plane, nor in the cluster."""
+    """After the deletion, no object of it is left in the namespace or the cluster."""
     name = platform.name("no-mcm")
     namespace = f"kplane-cp-{name}"
     platform.create("ControlPlane", name, classRef={"name": unregistered}, deletionPolicy="Destroy")

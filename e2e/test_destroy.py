@@ -1,4 +1,4 @@
-"""deletionPolicy Destroy: a control plane goes with all of its data, and with nothing of anybody else's."""
+"""deletionPolicy Destroy deletes all data of the control plane, and no data of other tenants."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KEPT = ("namespaces", "configmaps", "secrets", "customresourcedefinitions", "cl
 
 
 def _objects(tenant: Tenant) -> dict[tuple[str, str, str], tuple[str, str]]:
-    """Identity and version of what a tenant has: equal before and after if nothing was deleted, made or written."""
+    """Return identity and version of a tenant's objects. Any deletion, creation or write changes them."""
 
     def key(found: Object) -> tuple[str, str, str]:
         return found["kind"], found["metadata"].get("namespace", ""), found["metadata"]["name"]
@@ -23,7 +23,7 @@ def _objects(tenant: Tenant) -> dict[tuple[str, str, str], tuple[str, str]]:
 
 @pytest.fixture
 def neighbours(platform: Platform, unregistered: str) -> dict[str, Tenant]:
-    """Three tenants whose names are beginnings of each other, each with something in it."""
+    """Three tenants whose names begin alike, each with objects."""
     stems = {"a": platform.name("a"), "a-b": platform.name("a-b"), "aa": platform.name("aa")}
     for name in stems.values():
         platform.create("ControlPlane", name, classRef={"name": unregistered})
@@ -33,14 +33,14 @@ def neighbours(platform: Platform, unregistered: str) -> dict[str, Tenant]:
         tenants[stem] = tenant = platform.tenant(name)
         tenant.keep("owner", name)
         tenant.kubectl.apply(widgets("example.com"))
-        # Its status is written by the API server itself, which is no trace of anybody else.
+        # The API server itself writes its status, so a change is no trace of another tenant.
         tenant.kubectl("wait", "--for=condition=Established", "crd/widgets.example.com", "--timeout=120s")
     return tenants
 
 
 @pytest.mark.smoke("its data below its own prefix of a shared etcd")
 def test_nothing_of_others_goes_with_it(platform: Platform, neighbours: dict[str, Tenant], unregistered: str) -> None:
-    """The neighbours' objects are the same ones in the same version; the next control plane of the name is empty."""
+    """The neighbours keep their objects in the same version. A new control plane of the same name is empty."""
     destroyed = neighbours.pop("a")
     before = {stem: _objects(tenant) for stem, tenant in neighbours.items()}
     platform.delete("ControlPlane", destroyed.name)
@@ -56,5 +56,5 @@ def test_nothing_of_others_goes_with_it(platform: Platform, neighbours: dict[str
     assert "widgets.example.com" not in again.kubectl.names("customresourcedefinitions")
     again.keep("owner", "the next one")
     assert neighbours["aa"].kept("owner") == neighbours["aa"].name
-    # Who was let in to the old one is not let in to the new one, which may even have its address.
+    # The new control plane refuses the former credentials, even if it has the same address.
     destroyed.kubectl.refuses("get", "namespaces")

@@ -1,4 +1,4 @@
-"""Routes through the documents that not every reader goes, each from an installation to an uninstallation."""
+"""Runs the alternative routes through the documents, each from an installation to an uninstallation."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from e2e.reader import Reader
 _SECONDS: Final = 1800
 
 Circumstance = Callable[[Kubectl, Path], AbstractContextManager[None]]
-"""Takes the reader's directory, too; ends with the route."""
+"""A context manager that also takes the reader's directory, and ends with the route."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A section of a document that lies on a route."""
+    """Names a section of a document on a route."""
 
     document: str
     section: str
     where: Circumstance | None = None
-    """What has to be so when it begins."""
+    """Circumstances at its beginning."""
 
     def blocks(self, route: str) -> list[Block]:
-        """Find what whoever goes this route does here."""
+        """Find the blocks that a reader on this route runs here."""
         found = blocks(ROOT / "docs" / f"{self.document}.md")
         return [block for block in found if block.section == self.section and block.route in (None, route)]
 
@@ -69,7 +69,7 @@ _ROUTES: Final[Mapping[str, tuple[Stop, ...]]] = {
 
 
 def test_each_block_of_a_route_is_on_it() -> None:
-    """A block for some readers only is run by the route that it names; and each stop of a route has something to do."""
+    """Each block of a route is run by the route that it names, and each stop of a route has a block."""
     documents = (ROOT / "docs").glob("*.md")
     marked = {
         (document.stem, block.section, block.route)
@@ -89,9 +89,11 @@ def test_each_block_of_a_route_is_on_it() -> None:
 def test_whoever_goes_it_gets_to_its_end(
     released: None, reader_environment: Mapping[str, str], kubectl: Kubectl, helm: Helm, route: str, tmp_path: Path
 ) -> None:
-    """From a cluster without kplane to one where nothing of it is left."""
+    """The route starts on a cluster without kplane, and leaves no object of kplane."""
     require_unused(kubectl)
-    assert helm.status() is None, "kplane is installed: what ran before did not get to its end"
+    assert helm.status() is None, (
+        "failed to start the route: kplane is installed, because an earlier test did not finish"
+    )
     reader = Reader.in_checkout(tmp_path, environment=reader_environment)
     with contextlib.ExitStack() as circumstances:
         for stop in _ROUTES[route]:

@@ -1,4 +1,4 @@
-"""What the documents tell to do, done: installation to uninstallation, on a cluster without kplane."""
+"""Runs the commands of the documents, from installation to uninstallation, on a cluster without kplane."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ echo $name
 
 @pytest.mark.parametrize("name", _DOCUMENTS)
 def test_commands_are_well_formed(name: str) -> None:
-    """Each document has commands, and bash can read them."""
+    """Each document has commands, and bash can parse them."""
     found = list(blocks(ROOT / "docs" / f"{name}.md"))
     assert any(block.file is None for block in found)
     done = subprocess.run(["bash", "-n"], input=script(name, found), capture_output=True, text=True, check=False)
@@ -59,7 +59,7 @@ def test_commands_are_well_formed(name: str) -> None:
 
 
 def test_documents_are_all_of_those_with_commands() -> None:
-    """A block `sh` in another document would not be run."""
+    """No other document has a block `sh`, because the suite would not run it."""
     found = {document.stem for document in (ROOT / "docs").glob("*.md") if any(blocks(document))}
     assert found == set(_DOCUMENTS)
 
@@ -75,7 +75,7 @@ def test_documents_are_all_of_those_with_commands() -> None:
     ],
 )
 def test_what_would_not_be_run_is_told(text: str, complaint: str, tmp_path: Path) -> None:
-    """A block that its author believes to be tested, and is not, is an error."""
+    """A block that looks tested and is not is an error."""
     document = tmp_path / "x.md"
     document.write_text(text)
     with pytest.raises(AssertionError, match=complaint):
@@ -83,7 +83,7 @@ def test_what_would_not_be_run_is_told(text: str, complaint: str, tmp_path: Path
 
 
 def test_blocks_are_run_as_one_shell_would(tmp_path: Path) -> None:
-    """Files are written as they are shown, and variables last to the end of the document."""
+    """Files are written as shown, and variables last to the end of the document."""
     document = tmp_path / "x.md"
     document.write_text(_DOCUMENT)
     found = list(blocks(document))
@@ -101,15 +101,15 @@ def test_blocks_are_run_as_one_shell_would(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def reader(reader_environment: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Reader:
-    """One for all documents: they go on where the one before ended."""
+    """One reader for all documents: each continues after the one before."""
     return Reader.in_checkout(tmp_path_factory.mktemp("documents"), environment=reader_environment)
 
 
 @pytest.fixture(scope="module")
 def next_version(nodes: Nodes) -> Iterator[None]:
-    """The image of the next version of Kubernetes, which docs/upgrade.md names.
+    """Provide the image of the next Kubernetes version, which docs/upgrade.md names.
 
-    What is in it is the version that there is: what is tried is the replacement of one image by another.
+    It holds the present version, because the test is about the replacement of an image.
     """
     named = re.search(r"^image=(\S+)$", (ROOT / "docs" / "upgrade.md").read_text(), re.MULTILINE)
     assert named is not None
@@ -121,5 +121,5 @@ def next_version(nodes: Nodes) -> Iterator[None]:
 @pytest.mark.timeout(_SECONDS, func_only=True)
 @pytest.mark.parametrize("name", _DOCUMENTS)
 def test_every_command_works(released: None, next_version: None, reader: Reader, name: str) -> None:
-    """Whoever copies the commands of the document one after the other gets to its end."""
+    """The commands of the document work in their order."""
     reader.follow(name, [block for block in blocks(ROOT / "docs" / f"{name}.md") if block.route is None])

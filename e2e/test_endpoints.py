@@ -1,4 +1,4 @@
-"""Endpoints of both styles: of API servers that kplane runs, and of API servers that are there already."""
+"""Endpoints of API servers that kplane runs, and of adopted API servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from e2e.tenant import Tenant
 
 
 def test_kplane_writes_the_endpoint_of_what_it_runs(acme: Tenant, session_platform: Platform) -> None:
-    """Without `endpointRef` the ControlPlaneEndpoint appears by itself, is probed, and goes with the control plane."""
+    """Without `endpointRef` the operator creates, probes and deletes the ControlPlaneEndpoint."""
     control_plane = session_platform.get("ControlPlane", acme.name)
     session_platform.becomes_ready("ControlPlaneEndpoint", acme.name)
     endpoint = session_platform.get("ControlPlaneEndpoint", acme.name)
@@ -29,10 +29,10 @@ def test_kplane_writes_the_endpoint_of_what_it_runs(acme: Tenant, session_platfo
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """An API server that is somebody else's, as far as the control planes that adopt it can tell."""
+    """Gives access to an API server that control planes adopt."""
 
     tenant: Tenant
-    """Of an administrator of its own, whose credentials kplane neither made nor takes back."""
+    """Kubeconfig of an administrator whose credentials the user made."""
     kubeconfig: dict[str, Any]
     internal: str
     external: str
@@ -47,7 +47,7 @@ class Host:
 
 @pytest.fixture(scope="module")
 def host(module_platform: Platform) -> Host:
-    """An API server with something in it."""
+    """An API server with objects."""
     platform, name = module_platform, module_platform.name("host")
     platform.create("ControlPlane", name, mode="Dedicated", deletionPolicy="Destroy")
     status = platform.becomes_ready("ControlPlane", name)
@@ -67,7 +67,7 @@ def host(module_platform: Platform) -> Host:
 
 
 def _serves(platform: Platform, name: str, *, host: Host) -> None:
-    """Have controllers run for an adopted control plane, use it, and see that its deletion leaves the host alone."""
+    """Run controllers for an adopted control plane, use it, and check that its deletion leaves the host unchanged."""
     platform.create("ControlPlaneRegistration", name, controlPlaneRef={"name": name}, services=["Controllers"])
     platform.becomes_ready("ControlPlane", name)
     platform.resolves(name)
@@ -80,16 +80,16 @@ def _serves(platform: Platform, name: str, *, host: Host) -> None:
     platform.delete("ControlPlane", name)
     assert host.tenant.kept("owner") == "somebody else"
     assert len(host.tenant.pods("web")) == 2
-    # What kplane let in is out again.
+    # The host refuses the credentials that kplane issued.
     adopted.wait_shut_out()
     host.tenant.kubectl("delete", "deployment,replicaset,pods", "--all", "-n", "default", "--force", "--grace-period=0")
 
 
-@pytest.mark.smoke("adopted: somebody else's API server")
+@pytest.mark.smoke("adopted (an API server that you run)")
 def test_an_existing_api_server_is_adopted(platform: Platform, host: Host) -> None:
-    """With `endpointRef` kplane publishes kubeconfigs for an API server that it does not run, and runs its controllers.
+    """With `endpointRef` kplane publishes kubeconfigs for an adopted API server, and runs its controllers.
 
-    The data are not kplane's: they stay, even with deletionPolicy Destroy.
+    The data stay, even with deletionPolicy Destroy.
     """
     name = platform.name("adopted")
     kubeconfig = host.kubeconfig_at(host.internal, ca=host.ca)
@@ -107,17 +107,17 @@ def test_an_existing_api_server_is_adopted(platform: Platform, host: Host) -> No
 
 @pytest.fixture
 def shared(platform: Platform, host: Host, k8s: Any) -> Iterator[SharedAddress]:
-    """A gateway of the user's, which serves the host's API below the path of one tenant."""
+    """A user's gateway that serves the host's API below the path of one tenant."""
     run = as_pod if "pods" in k8s.capabilities else as_process
     path = f"/clusters/{platform.name('routed')}/control-plane"
     with run(platform, path=path, backend=host.internal, ca=host.ca) as address:
         yield address
-        # While there is an address to take leave through.
+        # First, while the gateway still serves the deletion.
         platform.clean_up()
 
 
 def test_a_shared_address_is_adopted_by_path(platform: Platform, host: Host, shared: SharedAddress) -> None:
-    """A gateway that routes by path: the tenant's path comes after its address, and everything works through it."""
+    """All requests work through a gateway that routes by path."""
     name = platform.name("routed")
     kubeconfig = host.kubeconfig_at(shared.internal, ca=shared.ca)
     credentials = platform.create_secret(name, allow="endpoint", kubeconfig=kubeconfig)

@@ -1,4 +1,4 @@
-"""The example of a multicluster reconciler over a fleet of kind clusters: the one that these tests run on."""
+"""Runs the example of a multicluster reconciler on the kind cluster of the suite."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def example(k8s: Any, reader_environment: Mapping[str, str], tmp_path: Path) -> Iterator[None]:
-    """`python examples/configmaps.py kind`, which has to end well when it is asked to."""
+    """Run `python examples/configmaps.py kind`, and check its exit status after SIGTERM."""
     command = [sys.executable, "examples/configmaps.py", "kind", "--prefix", k8s.kind.cluster]
     log = tmp_path / "log"
     with log.open("wb") as errors:
@@ -31,7 +31,7 @@ def example(k8s: Any, reader_environment: Mapping[str, str], tmp_path: Path) -> 
         try:
             status = running.wait(120)
         finally:
-            running.kill()  # which does nothing to what has ended
+            running.kill()  # no effect if it has ended
     assert status == 0, log.read_text()
 
 

@@ -1,4 +1,4 @@
-"""What there is after the one command that installs kplane."""
+"""Checks the installation after `helm install`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KINDS = ("controlplanes", "controlplaneclasses", "controlplaneendpoints", "cont
 
 @pytest.mark.parametrize("plural", _KINDS)
 def test_kubectl_knows_the_kinds(installation: None, kubectl: Kubectl, plural: str) -> None:
-    """The four kinds are there, and `kubectl explain` tells what their fields mean."""
+    """The four kinds are served, and `kubectl explain` documents their fields."""
     resource = f"{plural}.controlplane.kplane.dev"
     kubectl("wait", "--for=condition=Established", f"crd/{resource}", "--timeout=120s")
     explained = kubectl("explain", f"{resource}.spec", "--recursive=false")
@@ -26,20 +26,20 @@ def test_kubectl_knows_the_kinds(installation: None, kubectl: Kubectl, plural: s
 
 @pytest.mark.parametrize(("short", "kind"), [("cp", "ControlPlane"), ("cpclass", "ControlPlaneClass")])
 def test_kinds_have_short_names(installation: None, kubectl: Kubectl, short: str, kind: str) -> None:
-    """`kubectl get cp` saves typing."""
+    """`kubectl get cp` is short for `kubectl get controlplanes`."""
     assert {found["kind"] for found in kubectl.items(short)} <= {kind}
 
 
 def test_both_operators_are_at_work_together(tenants: tuple[Tenant, Tenant], session_platform: Platform) -> None:
-    """One operator has an API server run, the other has its controllers run, with nothing said but `ControlPlane`."""
+    """A ControlPlane alone makes one operator run an API server, and the other its controllers."""
     for tenant in tenants:
         assert session_platform.resolves(tenant.name)["ready"] is True
         tenant.wait_account("default")
 
 
 def test_a_cluster_with_control_planes_is_not_taken_for_tests(tenants: tuple[Tenant, Tenant], kubectl: Kubectl) -> None:
-    """The suite ends before it changes a kplane that somebody uses."""
-    with pytest.raises(AssertionError, match=f"has control planes: .*{tenants[0].name}.* use another cluster"):
+    """The suite refuses a cluster with control planes."""
+    with pytest.raises(AssertionError, match=f"it has control planes: .*{tenants[0].name}.* use another cluster"):
         require_unused(kubectl)
 
 
@@ -50,7 +50,7 @@ def test_a_cluster_with_control_planes_is_not_taken_for_tests(tenants: tuple[Ten
 def test_operators_are_available_and_say_so(
     installation: None, kubectl: Kubectl, kind: str, name: str, port: int
 ) -> None:
-    """Both are rolled out, and /readyz answers to whoever wants to probe it."""
+    """Both operators are rolled out, and /readyz answers."""
     kubectl("rollout", "status", f"{kind}/{name}", "-n", NAMESPACE, "--timeout=120s")
     selector = kubectl.get(kind, name, "-n", NAMESPACE)["spec"]["selector"]["matchLabels"]
     labels = ",".join(f"{key}={value}" for key, value in selector.items())
@@ -61,7 +61,7 @@ def test_operators_are_available_and_say_so(
 
 @pytest.mark.k8s_needs("pods")
 def test_helm_says_deployed(installation: None, helm: Helm) -> None:
-    """`helm status` calls the release deployed: nothing is left half done."""
+    """`helm status` reports the release as deployed."""
     found = helm.status()
     assert found is not None
     assert found["status"] == "deployed"

@@ -1,4 +1,4 @@
-"""A tenant moves from a virtual control plane to a dedicated one: its controllers follow its registration."""
+"""Moves a tenant's controllers from a virtual to a dedicated control plane by its registration."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def pair(platform: Platform, unregistered: str) -> tuple[Tenant, Tenant]:
 
 
 @pytest.mark.smoke(
-    "dedicated: with an etcd of its own",
+    "dedicated (with its own etcd)",
     "moves the controllers: they end at the old one before they start at the new one",
 )
 def test_the_controllers_follow_the_registration(platform: Platform, pair: tuple[Tenant, Tenant]) -> None:
-    """One edit of `spec.controlPlaneRef` ends the controllers at the old control plane and starts them at the new."""
+    """One edit of `spec.controlPlaneRef` ends the controllers at the old control plane, then starts them at the new."""
     virtual, dedicated = pair
     name = platform.name("moved")
     platform.create("ControlPlaneRegistration", name, controlPlaneRef={"name": virtual.name}, services=["Controllers"])
@@ -37,14 +37,14 @@ def test_the_controllers_follow_the_registration(platform: Platform, pair: tuple
     after = platform.resolves(name, control_plane=dedicated.name)
     assert after["resolvedEndpoint"] != before["resolvedEndpoint"]
     dedicated.wait_pods("web")
-    # Never at both: where they run now, they do not run any more there.
+    # They never run at both.
     virtual.unattended("after-the-move")
-    # Both go on to serve what they have.
+    # Both control planes still serve their data.
     assert len(virtual.pods("web")) == len(dedicated.pods("web")) == 2
 
 
 def test_the_mode_is_not_switched_in_place(acme: Tenant, session_platform: Platform) -> None:
-    """An edit of `spec.mode` would lose the data, so it is refused, with the way to go instead."""
+    """An edit of `spec.mode` would lose the data, so it is refused with the alternative."""
     patch = ("patch", "controlplane", acme.name, "--type=merge", '--patch={"spec":{"mode":"Dedicated"}}')
     said = session_platform.kubectl.refuses(*patch)
     assert "create a second ControlPlane of the other mode" in said

@@ -1,4 +1,4 @@
-"""Control planes as Pods: what is made for them, with which rights, and what happens when Pods go."""
+"""Control planes as Pods: their objects, their rights, and the loss of Pods."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from e2e.waiting import eventually
 pytestmark = pytest.mark.k8s_needs("pods")
 
 _PASSING = frozenset({"events", "events.events.k8s.io", "leases.coordination.k8s.io", "pods.metrics.k8s.io"})
-"""Kinds whose objects come and go by themselves."""
+"""Kinds whose objects other controllers create and delete."""
 
 
 @pytest.fixture(scope="module")
 def dedicated(module_platform: Platform) -> Tenant:
-    """A control plane with an etcd of its own."""
+    """A dedicated control plane."""
     name = module_platform.name("own")
     module_platform.create("ControlPlane", name, mode="Dedicated", deletionPolicy="Destroy")
     module_platform.becomes_ready("ControlPlane", name)
@@ -39,7 +39,7 @@ def _namespace(tenant: Tenant) -> str:
 
 
 def test_pods_have_no_rights_that_they_do_not_need(kubectl: Kubectl, tenant: Tenant) -> None:
-    """The namespace enforces the standard `restricted`, and no Pod of it could ask the management cluster anything."""
+    """The namespace enforces the standard `restricted`, and its Pods have no token of the management cluster."""
     namespace = kubectl.get("namespace", _namespace(tenant))
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
     pods = kubectl.items("pods", "-n", _namespace(tenant))
@@ -57,12 +57,12 @@ def test_pods_have_no_rights_that_they_do_not_need(kubectl: Kubectl, tenant: Ten
             assert context["readOnlyRootFilesystem"] is True
             assert context["capabilities"]["drop"] == ["ALL"]
             assert {"cpu", "memory"} <= set(container["resources"]["requests"])
-            # Keys are in files of Secrets, never where `kubectl describe` shows them.
+            # Keys are in files of Secrets, because `kubectl describe` shows arguments and variables.
             assert "PRIVATE KEY" not in str(container)
 
 
 def test_each_program_has_what_keeps_it_safe(kubectl: Kubectl, tenant: Tenant) -> None:
-    """A NetworkPolicy bounds each program, and a PodDisruptionBudget has drains take one Pod at a time."""
+    """Each program has a NetworkPolicy and a PodDisruptionBudget, so a drain takes one Pod at a time."""
     where = ("-n", _namespace(tenant))
     programs = kubectl.names("deployments,statefulsets", *where)
     assert "kube-apiserver" in programs
@@ -74,14 +74,14 @@ def test_each_program_has_what_keeps_it_safe(kubectl: Kubectl, tenant: Tenant) -
 
 
 def test_etcd_keeps_its_data_on_a_volume(kubectl: Kubectl, dedicated: Tenant) -> None:
-    """The data of a dedicated control plane are on a PersistentVolumeClaim, which is bound."""
+    """The data of a dedicated control plane are on a bound PersistentVolumeClaim."""
     [claim] = kubectl.items("persistentvolumeclaims", "-n", _namespace(dedicated))
     assert claim["metadata"]["name"] == "data-etcd-0"
     assert claim["status"]["phase"] == "Bound"
 
 
 def _namespaced(kubectl: Kubectl, *, but: str) -> set[tuple[str, str, str]]:
-    """Everything in every namespace but one."""
+    """List the objects of all namespaces but one."""
     printed = kubectl("api-resources", "--namespaced", "--verbs=list", "--output=name")
     resources = sorted(set(printed.split()) - _PASSING)
     found = kubectl.items(",".join(resources), "--all-namespaces")
@@ -90,7 +90,7 @@ def _namespaced(kubectl: Kubectl, *, but: str) -> set[tuple[str, str, str]]:
 
 
 def test_nothing_is_made_outside_of_its_namespace(platform: Platform) -> None:
-    """A control plane is in one namespace, all of it, and when it is gone nothing is left."""
+    """All objects of a control plane are in one namespace, and its deletion removes them."""
     name = platform.name("bounded")
     before = _namespaced(platform.kubectl, but=f"kplane-cp-{name}")
     platform.create("ControlPlane", name, mode="Dedicated", deletionPolicy="Destroy")
@@ -107,9 +107,9 @@ def test_nothing_is_made_outside_of_its_namespace(platform: Platform) -> None:
 
 @contextmanager
 def _asking(tenant: Tenant) -> Iterator[list[str]]:
-    """Ask the tenant's API server all the time, each time by a new connection; gives the errors.
+    """Ask the tenant's API server again and again, each time on a new connection, and yield the errors.
 
-    No answer within 20 s is one: that is an outage, and no matter of a busy machine. What has patience is the rollout.
+    No answer within 20 s counts as an outage, even on a busy machine. Only the rollout may take long.
     """
     errors: list[str] = []
     answers, end = 0, threading.Event()
@@ -118,7 +118,7 @@ def _asking(tenant: Tenant) -> Iterator[list[str]]:
         nonlocal answers
         while not end.is_set():
             try:
-                # kubectl tries some failures again by itself: all of that together has its limit too.
+                # kubectl retries some failures, so the whole command has a limit too.
                 tenant.kubectl("get", "--raw=/api/v1/namespaces/default", "--request-timeout=20s", timeout_seconds=30.0)
                 answers += 1
             except KubectlFailed as error:
@@ -138,7 +138,7 @@ def _asking(tenant: Tenant) -> Iterator[list[str]]:
 
 
 def test_an_api_server_is_replaced_without_an_outage(kubectl: Kubectl, tenant: Tenant) -> None:
-    """`kubectl rollout restart`, or a new version: the next Pod serves before the old one goes, no request fails."""
+    """During `kubectl rollout restart` the new Pod serves before the old one ends, and no request fails."""
     tenant.keep("before", "the rollout")
     where = ("deployment/kube-apiserver", "-n", _namespace(tenant))
     with _asking(tenant) as errors:
@@ -158,7 +158,7 @@ def _identities(pods: list[Object]) -> set[str]:
 
 
 def test_a_lost_api_server_comes_back(kubectl: Kubectl, acme: Tenant, session_platform: Platform) -> None:
-    """A Pod that somebody deletes, or that a node takes along, is made again; controllers and tenants go on."""
+    """A deleted Pod is replaced. Controllers and tenants continue."""
     acme.keep("before", "the loss")
     status = session_platform.get("ControlPlane", acme.name)["status"]
     former = _identities(kubectl.items("pods", *_api_servers(acme)))
@@ -168,7 +168,7 @@ def test_a_lost_api_server_comes_back(kubectl: Kubectl, acme: Tenant, session_pl
         lambda: _identities(kubectl.items("pods", *_api_servers(acme))),
         lambda found: bool(found) and not found & former,
     )
-    # The container of a Pod that was deleted by force answers a little longer than the Pod is there.
+    # The container answers a little longer than its Pod exists, if the Pod was deleted by force.
     kubectl("wait", "pods", *_api_servers(acme), "--for=condition=Ready", "--timeout=120s", timeout_seconds=130)
     acme.answers()
     assert acme.kept("before") == "the loss"
@@ -179,7 +179,7 @@ def test_a_lost_api_server_comes_back(kubectl: Kubectl, acme: Tenant, session_pl
 
 
 def test_data_survive_the_loss_of_an_etcd(kubectl: Kubectl, dedicated: Tenant) -> None:
-    """The Pod of etcd is made again on the same volume."""
+    """A deleted Pod of etcd is replaced on the same volume."""
     dedicated.keep("before", "the loss")
     where = ("-n", _namespace(dedicated))
     former = kubectl.get("pod", "etcd-0", *where)["metadata"]["uid"]
@@ -193,7 +193,7 @@ def test_data_survive_the_loss_of_an_etcd(kubectl: Kubectl, dedicated: Tenant) -
     kubectl("wait", "pod/etcd-0", *where, "--for=condition=Ready", "--timeout=180s", timeout_seconds=190)
 
     def is_kept_on() -> bool:
-        # The Service has no address for as long as a probe of the only API server still finds it without its etcd.
+        # The Service has no address until a probe finds the only API server with its etcd.
         dedicated.keep("after", "the loss")
         return True
 

@@ -1,4 +1,4 @@
-"""Registrations: controllers run for a control plane where one asks for them, and nowhere else."""
+"""Controllers run for a control plane exactly if a registration asks for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from e2e.platform import Platform
 from e2e.tenant import Tenant
 
 _SECONDS = 30.0
-"""So soon a registration has to follow what it names."""
+"""Time limit for a registration to follow its control plane."""
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def alone(module_platform: Platform, unregistered: str) -> Tenant:
 
 @pytest.mark.smoke("resolves registrations")
 def test_a_class_registers_its_control_planes(acme: Tenant, session_platform: Platform) -> None:
-    """With `defaultServices` in the class nobody writes registrations; they come and go with the control plane."""
+    """With `defaultServices` in the class, the operator creates and deletes the registration."""
     found = session_platform.get("ControlPlaneRegistration", acme.name)
     owner = session_platform.get("ControlPlane", acme.name)
     assert [each["uid"] for each in found["metadata"]["ownerReferences"]] == [owner["metadata"]["uid"]]
@@ -37,7 +37,7 @@ def test_a_class_registers_its_control_planes(acme: Tenant, session_platform: Pl
 
 
 def test_a_registration_may_come_before_its_control_plane(platform: Platform, unregistered: str) -> None:
-    """The order in which manifests are applied does not matter: what is missing is named, and awaited."""
+    """Manifests can be applied in any order: the status names a missing object, and the operator waits for it."""
     name = platform.name("early")
     platform.create("ControlPlaneRegistration", name, controlPlaneRef={"name": name}, services=["Controllers"])
     assert name in platform.becomes("ControlPlaneRegistration", name, "ControlPlaneNotFound")
@@ -48,7 +48,7 @@ def test_a_registration_may_come_before_its_control_plane(platform: Platform, un
 
 
 def test_a_registration_by_hand_starts_the_controllers(platform: Platform, alone: Tenant) -> None:
-    """Until then a Deployment just lies there; then it gets its Pods. Without the registration that ends again."""
+    """A Deployment gets Pods after the registration, and not before. Without it the controllers end."""
     alone.unattended("before")
     name = platform.name("by-hand")
     platform.create("ControlPlaneRegistration", name, controlPlaneRef={"name": alone.name}, services=["controllers"])
@@ -62,7 +62,7 @@ def test_a_registration_by_hand_starts_the_controllers(platform: Platform, alone
 
 
 def test_services_are_switched_on_and_off(platform: Platform, alone: Tenant) -> None:
-    """An edit of `spec.services` is enough to end the controllers, and to have them again."""
+    """An edit of `spec.services` ends the controllers, and starts them again."""
     name = platform.name("switched")
     platform.create("ControlPlaneRegistration", name, controlPlaneRef={"name": alone.name}, services=["Controllers"])
     platform.resolves(name, control_plane=alone.name, timeout_seconds=_SECONDS)

@@ -1,4 +1,4 @@
-"""deletionPolicy Retain: the data outlive the control plane, and only who knows of them gets them back."""
+"""deletionPolicy Retain keeps the data after the control plane. Only the holder of a token gets them back."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _ADOPTION = "controlplane.kplane.dev/adoption-token"
 
 @pytest.mark.parametrize("mode", ["Virtual", "Dedicated"])
 def test_data_are_kept_and_handed_to_who_asks_for_them(platform: Platform, mode: str) -> None:
-    """Delete a control plane by mistake, create it again with one annotation, and everything is as it was.
+    """A deleted control plane comes back with its data by one annotation.
 
-    Who just takes the name gets a sentence and no data. Destroyed at last, nothing is left.
+    The name alone gives a message and no data. After Destroy, the data are gone.
     """
     name, namespace = platform.name("kept"), f"kplane-cp-{platform.name('kept')}"
     platform.create("ControlPlane", name, mode=mode, deletionPolicy="Retain")
@@ -38,7 +38,7 @@ def test_data_are_kept_and_handed_to_who_asks_for_them(platform: Platform, mode:
     said = platform.becomes("ControlPlane", name, "DataRetained")
     assert _ADOPT in said
     assert token not in said
-    # Whoever lists control planes or reads their Events knows that.
+    # A reader of ControlPlanes or Events knows the uid.
     platform.kubectl("annotate", "controlplane", name, f"{_ADOPT}={uid}")
     eventually("another sentence", lambda: "does not match" in platform.becomes("ControlPlane", name, "DataRetained"))
 
@@ -48,7 +48,7 @@ def test_data_are_kept_and_handed_to_who_asks_for_them(platform: Platform, mode:
     assert again.kept("promise") == mode
     assert "widgets.example.com" in again.kubectl.names("customresourcedefinitions")
     assert again.kubectl.get("namespace", "kube-system")["metadata"]["uid"] == identity
-    # The data are handed over, and not what had been let in to them before.
+    # The former credentials stay revoked.
     tenant.kubectl.refuses("get", "namespaces")
     labels = platform.kubectl.get("namespace", namespace)["metadata"].get("labels", {})
     assert _RETAINED not in labels

@@ -1,4 +1,4 @@
-"""Two operators: the one that works is lost, and the other one goes on."""
+"""Two operators: the standby takes over if the leader is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PODS = ("-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator")
 
 @pytest.fixture
 def two_operators(kubectl: Kubectl) -> Iterator[None]:
-    """One more operator, for one test."""
+    """Run a second operator for one test."""
     _scale(kubectl, 2)
     yield
     _scale(kubectl, 1)
@@ -36,19 +36,19 @@ def _scale(kubectl: Kubectl, replicas: int) -> None:
 
 
 def _holder(kubectl: Kubectl) -> str:
-    """Return the name of the Pod that works; nothing while none does."""
+    """Return the name of the leader's Pod; empty if there is none."""
     spec = kubectl.get("lease", "kplane-operator", "-n", NAMESPACE).get("spec", {})
     return str(spec.get("holderIdentity") or "").partition("_")[0]
 
 
 @pytest.mark.usefixtures("two_operators")
 def test_a_standby_takes_over(platform: Platform, kubectl: Kubectl) -> None:
-    """The Pod that works is deleted without a chance to give its Lease back."""
+    """The standby takes over after the leader's Pod was deleted without releasing its Lease."""
     former = eventually("an operator that works", lambda: _holder(kubectl))
     others = set(kubectl.names("pods", *_PODS)) - {former}
     kubectl("delete", "pod", former, "-n", NAMESPACE, "--grace-period=0", "--force")
     name = platform.name("taken-over")
     platform.create("ControlPlane", name, deletionPolicy="Destroy")
     platform.becomes_ready("ControlPlane", name)
-    # Not the one that was made in the place of the former: there was one that waited.
+    # The former standby leads, not the replacement of the deleted Pod.
     assert {_holder(kubectl)} == others

@@ -1,4 +1,4 @@
-"""The end: in the documented order nothing hangs, and nothing is left."""
+"""Uninstalls kplane in the documented order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.k8s_needs("pods"), pytest.mark.timeout(900, func_only=
 def test_control_planes_then_release_then_kinds(
     tenants: tuple[Tenant, Tenant], session_platform: Platform, kubectl: Kubectl, helm: Helm
 ) -> None:
-    """Control planes first, while the operator is there to take them down; then the release; then the kinds."""
+    """Delete control planes while the operator runs, then the release, then the kinds. No object is left."""
     dedicated = session_platform.name("last")
     session_platform.create("ControlPlane", dedicated, mode="Dedicated", deletionPolicy="Destroy")
     session_platform.becomes_ready("ControlPlane", dedicated)

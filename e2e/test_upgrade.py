@@ -1,4 +1,4 @@
-"""An upgrade of the installation: tenants stay, with their data and credentials."""
+"""Upgrades the installation. Tenants keep their data and credentials."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NETWORK = "198.51.100.0/24"
 
 @pytest.fixture
 def upgraded(helm: Helm) -> Iterator[Helm]:
-    """Helm, and the suite's own settings again afterwards."""
+    """Helm, with the suite's settings restored afterwards."""
     yield helm
     helm.install()
 
@@ -28,7 +28,7 @@ def upgraded(helm: Helm) -> Iterator[Helm]:
 def test_changed_values_keep_the_tenants(
     platform: Platform, session_platform: Platform, acme: Tenant, upgraded: Helm
 ) -> None:
-    """`helm upgrade` replaces the operators; tenants are served meanwhile, and get what was changed for them."""
+    """`helm upgrade` replaces the operators. Tenants are served meanwhile, and get the new settings."""
     acme.keep("before", "the upgrade")
     published = session_platform.kubeconfigs(acme.name)
     operators = Operators(platform.kubectl, None)

@@ -1,4 +1,4 @@
-"""The controllers of workloads, for a tenant whose class asks for profile Nodeless."""
+"""Controllers of workloads work for a tenant with profile Nodeless."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from e2e.waiting import eventually
 
 @pytest.mark.smoke("an unmodified kube-controller-manager works for it")
 def test_a_deployment_gets_its_replicas(acme: Tenant) -> None:
-    """A Deployment becomes a ReplicaSet and Pods, is scaled, and takes both along when it goes."""
+    """A Deployment gets a ReplicaSet and Pods, scales, and its deletion removes both."""
     acme.add_namespace("shop")
     acme.deploy("web", namespace="shop", replicas=3)
     acme.wait_pods("web", namespace="shop", replicas=3)
     assert len(acme.kubectl.names("replicasets", "-n", "shop")) == 1
-    # There are no nodes: what matters here is that the objects are there.
+    # Without nodes the Pods stay Pending; the test is about their objects.
     assert {pod["status"]["phase"] for pod in acme.pods("web", namespace="shop")} == {"Pending"}
 
     acme.kubectl("scale", "deployment", "web", "-n", "shop", "--replicas=1")
@@ -27,7 +27,7 @@ def test_a_deployment_gets_its_replicas(acme: Tenant) -> None:
 
 
 def test_a_namespace_has_what_every_namespace_has(acme: Tenant) -> None:
-    """ServiceAccount `default` and the root CA that Pods trust, made by the controllers and repaired by them."""
+    """Controllers create and restore ServiceAccount `default` and the root CA."""
     acme.add_namespace("complete")
 
     def root_ca() -> str:
@@ -39,7 +39,7 @@ def test_a_namespace_has_what_every_namespace_has(acme: Tenant) -> None:
 
 
 def test_a_namespace_ends_with_all_that_is_in_it(acme: Tenant) -> None:
-    """`kubectl delete namespace` comes to an end, also with workloads in it."""
+    """`kubectl delete namespace` finishes, also with workloads in the namespace."""
     acme.add_namespace("temporary")
     acme.deploy("web", namespace="temporary", replicas=2)
     acme.wait_pods("web", namespace="temporary", replicas=2)
@@ -49,7 +49,7 @@ def test_a_namespace_ends_with_all_that_is_in_it(acme: Tenant) -> None:
 
 
 def test_a_job_and_a_stateful_set_get_their_pods(acme: Tenant) -> None:
-    """Not only Deployments: the other workloads have their controllers too."""
+    """Jobs and StatefulSets get their Pods too."""
     acme.add_namespace("others")
     acme.kubectl("create", "job", "once", "--image=job:1", "-n", "others")
     labels = {"app": "db"}

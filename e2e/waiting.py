@@ -1,4 +1,4 @@
-"""Waits for what a user was promised, and says what there was instead."""
+"""Waits for an expected state, and reports the last state if it does not come."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 def eventually(
     what: str, probe: Callable[[], _T], accept: Callable[[_T], bool] = bool, *, timeout_seconds: float = 120.0
 ) -> _T:
-    """Probe until the answer is accepted, and return it. An error of kubectl is an answer that is not accepted.
+    """Probe until the answer is accepted, and return it. Retry after errors of kubectl.
 
     Raises AssertionError with the last answer or error after `timeout_seconds`.
     """
@@ -31,17 +31,14 @@ def eventually(
         except KubectlFailed as error:
             last = error
         if time.monotonic() > deadline:
-            raise AssertionError(f"{what}: not so after {timeout_seconds:.0f} s. Last seen: {last}")
+            raise AssertionError(f"failed to wait for {what}: not after {timeout_seconds:.0f} s; last seen: {last}")
         time.sleep(_POLL_SECONDS)
 
 
 def quiet(what: str, probe: Callable[[], object], *, seconds: float = 5.0) -> None:
-    """See that nothing happens for a while: the probe has to give something false until the end of it.
-
-    Raises AssertionError with what it gave instead.
-    """
+    """Check that the probe stays false for some seconds. Raises AssertionError with any other answer."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := probe():
-            raise AssertionError(f"{what}: happened nevertheless: {found}")
+            raise AssertionError(f"failed to keep quiet: {what}: {found}")
         time.sleep(_POLL_SECONDS)

@@ -1,10 +1,10 @@
-"""One reconciler for the ConfigMaps of a fleet, wherever its clusters are found.
+"""Reconciles the ConfigMaps of a fleet of clusters.
 
     python examples/configmaps.py kind --prefix fleet-
     python examples/configmaps.py files ~/clusters prod.kubeconfig
     python examples/configmaps.py registrations --kubeconfig management.kubeconfig
 
-It logs each ConfigMap that it sees, and writes the cluster's name into those with the label `demo: stamp`.
+It logs each ConfigMap, and writes the name of the cluster into each ConfigMap with the label `demo: stamp`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ STAMP = "demo/cluster"
 
 
 class ConfigMaps:
-    """Brings one ConfigMap of one cluster in line."""
+    """Reconciles one ConfigMap of one cluster."""
 
     def __init__(self, manager: Manager) -> None:
         self.manager = manager
 
     async def reconcile(self, request: Request) -> None:
-        """Called for each ConfigMap that is there, is new, or has changed, and again later where it raises."""
+        """Stamp the ConfigMap if it asks for a stamp. The manager calls this after each event, and retries errors."""
         cluster = self.manager.get_cluster(request.cluster)
         try:
             found = await cluster.cache.get(CONFIG_MAPS, request.name, namespace=request.namespace)
@@ -56,7 +56,7 @@ class ConfigMaps:
 
 
 async def run(provider: Provider) -> None:
-    """Follow the provider's clusters until SIGINT or SIGTERM."""
+    """Run the controller on the provider's clusters until SIGINT or SIGTERM."""
     manager = Manager(None, provider)
     controller(manager).named("configmaps").for_(CONFIG_MAPS).build(ConfigMaps(manager).reconcile)
     stop = asyncio.Event()
@@ -67,7 +67,7 @@ async def run(provider: Provider) -> None:
 
 @contextlib.asynccontextmanager
 async def chosen(given: argparse.Namespace) -> AsyncIterator[Provider]:
-    """The provider that the command line asks for."""
+    """Open the provider that the command line names."""
     if given.source == "kind":
         yield KindProvider(prefix=given.prefix)
     elif given.source == "files":
@@ -84,13 +84,13 @@ async def main() -> None:
     """Read the command line, and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sources = parser.add_subparsers(dest="source", required=True, metavar="SOURCE")
-    kind = sources.add_parser("kind", help="clusters of kind on this machine")
-    kind.add_argument("--prefix", default="", help="only those whose name begins so")
-    files = sources.add_parser("files", help="every context of kubeconfig files")
-    files.add_argument("paths", nargs="*", type=Path, help="files, and directories of files; default: as kubectl")
-    registrations = sources.add_parser("registrations", help="control planes that are registered for a service")
-    registrations.add_argument("--kubeconfig", type=Path, required=True, help="of the management cluster")
-    registrations.add_argument("--service", default="controllers")
+    kind = sources.add_parser("kind", help="kind clusters on this machine")
+    kind.add_argument("--prefix", default="", help="use only clusters whose name starts with this")
+    files = sources.add_parser("files", help="each context of kubeconfig files")
+    files.add_argument("paths", nargs="*", type=Path, help="files, or directories of files; default: as kubectl")
+    registrations = sources.add_parser("registrations", help="control planes with a registration for a service")
+    registrations.add_argument("--kubeconfig", type=Path, required=True, help="kubeconfig of the management cluster")
+    registrations.add_argument("--service", default="controllers", help="name of the service; default: %(default)s")
     given = parser.parse_args()
     with json_logging("INFO"):
         async with chosen(given) as provider:

@@ -78,7 +78,7 @@ def test_is_interrupted_without_leaving_anything(directory: Path, environment: d
         demo.send_signal(signal.SIGINT)
         rest = output.read()
     assert demo.wait(200) == 130, rest
-    assert "Nothing is left running" in rest
+    assert "All processes have ended" in rest
     assert find_processes(directory) == []
 
 

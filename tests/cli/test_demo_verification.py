@@ -27,7 +27,7 @@ async def test_waiting_ends_with_the_last_thing_seen() -> None:
     async def probe() -> list[str]:
         return ["Pending"]
 
-    with pytest.raises(DemoFailed, match=r"Pods: not so after 0 s\. Last seen: \['Pending'\]"):
+    with pytest.raises(DemoFailed, match=r"failed to wait for Pods: not after 0 s; last seen: \['Pending'\]"):
         await wait_for("Pods", probe, lambda found: not found, timeout_seconds=0.0)
 
 

@@ -78,7 +78,7 @@ async def test_etcd_does_not_start_before_its_restore_has_ended(
         install(chart, api_server)
     assert f"Job {restore} has not succeeded. See kubectl logs -n {chart.namespace} job/{restore}" in str(caught.value)
     # What corrects the restore is let through, and so is another release.
-    assert "goes back to b.db" in install(chart, api_server, "--set=etcd.restore.snapshot=b.db")
+    assert "a Job restores b.db" in install(chart, api_server, "--set=etcd.restore.snapshot=b.db")
     assert "kubectl rollout status" in install(chart, api_server, release="other")
 
     done = '{"status": {"succeeded": 1}}'

@@ -42,5 +42,5 @@ async def test_waits_through_every_state_before_service(monkeypatch: pytest.Monk
 
 
 async def test_says_what_was_not_served_in_time() -> None:
-    with pytest.raises(NotReadyInTime, match=r"CRDs .* were not served"):
+    with pytest.raises(NotReadyInTime, match=r"CRDs .* were not served after"):
         await install(_Slow(_REFUSED), timeout_seconds=0.1)

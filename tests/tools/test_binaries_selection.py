@@ -48,16 +48,18 @@ def test_what_was_not_asked_for_is_refused_even_where_it_is_cached(machine: Any)
 
     binaries = machine.resolve("helm", "kubectl")
 
-    with pytest.raises(BinariesError, match="kind was not asked for, only kubectl, helm; name it in resolve"):
+    with pytest.raises(
+        BinariesError, match="failed to find kind: only kubectl, helm was requested; name it in resolve"
+    ):
         binaries.path("kind")
-    with pytest.raises(BinariesError, match="etcd was not asked for"):
+    with pytest.raises(BinariesError, match=r"failed to find etcd: only .* was requested"):
         _ = binaries.etcd
 
 
 def test_unknown_program_is_refused_before_anything_is_obtained(machine: Any) -> None:
     machine.install_go()
     with pytest.raises(
-        BinariesError, match=r"kubelet is none of the programs that kplane uses: .*kubectl.*helm, kind\."
+        BinariesError, match=r"failed to find kubelet: unknown program; choose from .*kubectl.*helm, kind$"
     ):
         machine.resolve("helm", "kubelet")
     assert machine.built == []
@@ -81,7 +83,7 @@ def test_explicit_directory_need_not_hold_what_is_not_asked_for(machine: Any, tm
     environment = {"KPLANE_BINARIES_DIR": str(tmp_path / "explicit")}
 
     assert machine.resolve("etcdctl", environment=environment).directories == (tmp_path / "explicit",)
-    with pytest.raises(BinariesError, match="which lacks kubectl;"):
+    with pytest.raises(BinariesError, match="it lacks kubectl;"):
         machine.resolve("etcdctl", "kubectl", environment=environment)
 
 
@@ -106,7 +108,9 @@ def test_other_platform_is_built_for_and_kept_apart(machine: Any, tmp_path: Path
 
 def test_platforms_are_read_as_images_name_them() -> None:
     assert parse_platform("linux/arm64") == Platform("linux", "arm64")
-    with pytest.raises(BinariesError, match=r"'linux/riscv64' is no platform .* say linux/amd64 or linux/arm64"):
+    with pytest.raises(
+        BinariesError, match=r"'linux/riscv64': kplane does not run on it; use linux/amd64 or linux/arm64"
+    ):
         parse_platform("linux/riscv64")
 
 
@@ -149,7 +153,10 @@ def test_command_line_prints_where_the_programs_are(
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [(["kubelet"], "kubelet is none of the programs"), (["--platform", "plan9/mips"], "'plan9/mips' is no platform")],
+    [
+        (["kubelet"], "failed to find kubelet: unknown program"),
+        (["--platform", "plan9/mips"], "failed to read platform 'plan9/mips'"),
+    ],
 )
 def test_command_line_refuses_what_it_does_not_know(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]

@@ -1,1 +1,1 @@
-"""Finds the programs of Kubernetes, etcd, Helm and kind, and obtains those that are absent."""
+"""Finds the programs of Kubernetes, etcd, Helm and kind, and obtains the missing ones."""

@@ -1,4 +1,4 @@
-"""`python -m kplane.binaries [PROGRAM...]` prints the directories of the programs."""
+"""Runs the command `python -m kplane.binaries`."""
 
 import sys
 

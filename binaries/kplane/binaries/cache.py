@@ -1,6 +1,6 @@
-"""The user's cache of programs: one directory per upstream, version and platform.
+"""Keeps programs in the user's cache: one directory for each upstream, version and platform.
 
-Programs appear there whole or not at all, and one process at a time puts them there.
+A program appears there only when it is complete. One process at a time adds programs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _LOCK_DEADLINE_SECONDS = 2 * 3600.0
 
 
 def cache_root(environment: Mapping[str, str]) -> Path:
-    """Where the programs are kept, by XDG_CACHE_HOME or HOME."""
-    # The XDG specification tells to ignore relative paths.
+    """Return the root of the cache, from XDG_CACHE_HOME or HOME."""
+    # The XDG specification demands that relative paths are ignored.
     base = Path(environment.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():
         home = environment.get("HOME")
@@ -36,17 +36,17 @@ def cache_root(environment: Mapping[str, str]) -> Path:
 
 
 def lacking(directory: Path, *, programs: Sequence[str]) -> tuple[str, ...]:
-    """Which of the programs are not in the directory as executable files."""
+    """List the programs that are not executable files in the directory."""
     return tuple(p for p in programs if not ((directory / p).is_file() and os.access(directory / p, os.X_OK)))
 
 
 def describe_lacking(directory: Path, *, programs: Sequence[str]) -> str:
-    """Say for people why each of these lacking programs counts as lacking."""
+    """Name the lacking programs, with the reason if a file exists."""
     return ", ".join(f"{p} (not executable)" if (directory / p).exists() else p for p in programs)
 
 
 def publish(staged: Path, *, directory: Path) -> None:
-    """Move a finished program into the directory, on disk before it is seen under its name."""
+    """Move a finished program into the directory. It is on disk before it has its name."""
     directory.mkdir(parents=True, exist_ok=True)
     staged.chmod(0o755)
     _flush(staged)
@@ -56,28 +56,30 @@ def publish(staged: Path, *, directory: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """The cache below one root directory."""
+    """Manages the cache below one root directory."""
 
     root: Path
 
     def directory(self, upstream: Upstream, *, platform: Platform) -> Path:
-        """Where the programs of the pinned version are, or would be. Raises BinariesError when go.mod does not say."""
+        """Return the directory for the pinned version. Raises BinariesError if go.mod pins none."""
         return self.root / f"{upstream.name}-v{upstream.version}-{platform.os}-{platform.arch}"
 
     @contextmanager
     def exclusive(self, name: str, *, report: Report) -> Iterator[Path]:
-        """Be the only process that fills the entry `name`; yields an empty directory on the same file system.
+        """Lock the entry `name` for this process, and yield an empty directory on the same file system.
 
-        Waits for a process that is at it already, and tells `report` for whom. The kernel drops the lock of a process
-        that dies; what a killed one left half-done is removed here. Raises BinariesError when the cache can't be
-        written, or the other process takes hours.
+        Waits for a process that holds the lock, and names it to `report`. The kernel releases the lock of a process
+        that dies, and the files that it left are removed here. Raises BinariesError if the cache cannot be written,
+        or if the other process takes hours.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            # Lock files stay: to remove one would let two processes hold "the" lock on two different files.
+            # Lock files stay: after a removal, two processes could hold the lock on two different files.
             lock = os.open(self.root / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise BinariesError(f"the cache {self.root} cannot be written: {error.strerror}.") from error
+            raise BinariesError(
+                f"failed to write the cache {self.root}: {error.strerror}; make it writable, or set XDG_CACHE_HOME"
+            ) from error
         try:
             _acquire(lock, name=name, report=report)
             for leftover in self.root.glob(f".{name}.staging-*"):
@@ -99,10 +101,10 @@ def _acquire(lock: int, *, name: str, report: Report) -> None:
             owner = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
             if waiting is None:
                 waiting = Heartbeat(report, what=f"{name}: waiting for process {owner}")
-                report(f"{name}: waiting for process {owner}, which is obtaining it already")
+                report(f"{name}: waiting for process {owner}, which already obtains it")
             elif waiting.elapsed_seconds > _LOCK_DEADLINE_SECONDS:
                 raise BinariesError(
-                    f"process {owner} has been obtaining {name} for hours; look what it does, end it and try again."
+                    f"failed to obtain {name}: process {owner} has held its lock for hours; end it and retry"
                 ) from None
             waiting.beat()
             time.sleep(_LOCK_POLL_SECONDS)

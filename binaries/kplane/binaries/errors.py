@@ -1,4 +1,4 @@
-"""What can go wrong while the programs are obtained."""
+"""Errors of finding and obtaining programs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ __all__ = ["BinariesError", "WayError"]
 
 
 class BinariesError(Exception):
-    """The programs cannot be had; the message says which, what was tried, and what to do."""
+    """Programs cannot be obtained. The message names them, each attempt, and a way out."""
 
 
 class WayError(BinariesError):
-    """One way of obtaining programs failed; the next one may still work."""
+    """One way of obtaining programs failed. The next way can still work."""

@@ -1,4 +1,4 @@
-"""Programs built from the pinned source by `go build`."""
+"""Builds programs from the pinned source with `go build`."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def build(
     environment: Mapping[str, str],
     report: Report,
 ) -> Iterator[Path]:
-    """Build programs of the pinned version into `staging`, which takes minutes each; yields each once it is built.
+    """Build programs of the pinned version in `staging`, and yield each when it is built, after minutes.
 
-    Raises WayError when no Go can be had, or a build fails.
+    Raises WayError if there is no Go, or if a build fails.
     """
     go = find_go(upstream.go_version, cache=cache, environment=environment, report=report)
-    # In the staging directory, so that what a killed build leaves is found and removed by the next.
+    # In the staging directory, so that the next build removes the files of a killed one.
     temporary = staging / "tmp"
     temporary.mkdir()
     target = {"GOOS": platform.os, "GOARCH": platform.arch, "GOTMPDIR": str(temporary)}
@@ -80,11 +80,11 @@ def _run(command: list[str], *, go: Go, directory: Path, output: Path, program: 
                 preexec_fn=_die_with_parent(),  # noqa: PLW1509 - one prctl by a library that is loaded before the fork
             )
         except OSError as error:
-            raise WayError(f"{go.command} cannot be run: {error.strerror}") from error
+            raise WayError(f"failed to run {go.command}: {error.strerror}") from error
     try:
         while process.poll() is None:
             if heartbeat.elapsed_seconds > _BUILD_DEADLINE_SECONDS:
-                raise WayError(f"{program} was not built within {_BUILD_DEADLINE_SECONDS:.0f} s")
+                raise WayError(f"failed to build {program}: not done after {_BUILD_DEADLINE_SECONDS:.0f} s")
             heartbeat.beat()
             try:
                 process.wait(timeout=0.5)
@@ -96,11 +96,11 @@ def _run(command: list[str], *, go: Go, directory: Path, output: Path, program: 
             process.wait()
     if process.returncode != 0:
         last = "\n".join(output.read_text(errors="replace").splitlines()[-_OUTPUT_LINES:])
-        raise WayError(f"go build of {program} ended with exit status {process.returncode}:\n{last}".rstrip(":\n"))
+        raise WayError(f"failed to build {program}: go ended with status {process.returncode}:\n{last}".rstrip(":\n"))
 
 
 def _die_with_parent() -> Callable[[], None]:
-    """For the child: end when this process is killed, or a second build would run beside an orphaned one."""
+    """Make a function for the child that ends it with this process. An orphan would compete with the next build."""
     libc = ctypes.CDLL(None)
     parent = os.getpid()
 

@@ -1,7 +1,7 @@
-"""Finds the programs that kplane uses, and obtains them where they are not there yet.
+"""Finds the programs that kplane uses, and obtains the missing ones.
 
-For each upstream, in this order: the directory that KPLANE_BINARIES_DIR names; the user's cache; the official release;
-a build from source. `python -m kplane.binaries [PROGRAM...]` prints the directories of the programs.
+For each upstream it tries KPLANE_BINARIES_DIR, the cache, the official release and a build from source, in this order.
+`python -m kplane.binaries [PROGRAM...]` prints the directories of the programs.
 """
 
 from __future__ import annotations
@@ -36,52 +36,52 @@ __all__ = ["RUNTIME_PROGRAMS", "Binaries", "BinariesError", "resolve"]
 EXPLICIT_DIRECTORY = "KPLANE_BINARIES_DIR"
 
 RUNTIME_PROGRAMS = tuple(program for upstream in RUNTIME for program in upstream.programs)
-"""What kplane needs to run: all programs of Kubernetes and etcd."""
+"""Programs that kplane needs to run: those of Kubernetes and etcd."""
 
 _Way = Callable[..., Iterator[Path]]
 
 
 @dataclass(frozen=True, slots=True)
 class Binaries:
-    """Where the programs are that were asked for."""
+    """Maps each requested program to its file."""
 
     paths: Mapping[str, Path]
-    """The file by the name of the program."""
+    """File by program."""
 
     @classmethod
     def of_runtime(cls, *, kubernetes: Path, etcd: Path) -> Binaries:
-        """What kplane needs to run, from these two directories, which are taken as they are."""
+        """Take the programs that kplane needs to run from these two directories, unchecked."""
         return cls(_paths(kubernetes, KUBERNETES.programs) | _paths(etcd, ETCD.programs))
 
     @property
     def directories(self) -> tuple[Path, ...]:
-        """The directories that hold the programs, each once."""
+        """Directories of the programs, each once."""
         return tuple(dict.fromkeys(path.parent for path in self.paths.values()))
 
     @property
     def kubernetes(self) -> Path:
-        """The directory of kube-apiserver and its like. Raises BinariesError where they were not asked for."""
+        """Directory of kube-apiserver and its like. Raises BinariesError if they were not requested."""
         return self.path("kube-apiserver").parent
 
     @property
     def etcd(self) -> Path:
-        """The directory of etcd. Raises BinariesError where it was not asked for."""
+        """Directory of etcd. Raises BinariesError if it was not requested."""
         return self.path("etcd").parent
 
     def path(self, program: str) -> Path:
-        """Where a program is. Raises BinariesError for one that kplane does not use, or that was not asked for."""
+        """Return the file of a program. Raises BinariesError if it is unknown or was not requested."""
         if program not in self.paths:
             _require_known([program])
+            requested = ", ".join(self.paths) or "nothing"
             raise BinariesError(
-                f"{program} was not asked for, only {', '.join(self.paths) or 'nothing'}; "
-                f"name it in resolve(programs=...)."
+                f"failed to find {program}: only {requested} was requested; name it in resolve(programs=...)"
             )
         return self.paths[program]
 
     def copy(self, into: Path) -> None:
-        """Put a copy of each program into a directory, which is made where it is not there. Raises OSError."""
+        """Copy each program into a directory, and create the directory if it does not exist. Raises OSError."""
         into.mkdir(parents=True, exist_ok=True)
-        # Copies, not hard links: what is done to them there must not be done to the cache.
+        # Copies, not hard links: a change to them must not change the cache.
         with tempfile.TemporaryDirectory(prefix=".staging-", dir=into) as staging:
             for program, path in self.paths.items():
                 publish(Path(shutil.copyfile(path, Path(staging) / program)), directory=into)
@@ -95,11 +95,10 @@ def resolve(
     environment: Mapping[str, str] | None = None,
     sites: ReleaseSites = OFFICIAL,
 ) -> Binaries:
-    """Find programs, and obtain those that are missing: at once where they are cached, minutes where not.
+    """Find `programs`, and obtain the missing ones, which takes minutes.
 
-    `programs` are obtained and no others. `platform` is what they shall run on, by default this machine. `report` is
-    called with lines of progress for people; `environment` stands for os.environ. Raises BinariesError, which says
-    what is missing and why each way of getting it failed.
+    `platform` is their target, by default this machine. `report` receives lines of progress. `environment` replaces
+    os.environ. Raises BinariesError, which names the missing programs and why each way to obtain them failed.
     """
     _require_known(programs)
     environment = os.environ if environment is None else environment
@@ -133,11 +132,11 @@ def _require_known(programs: Iterable[str]) -> None:
     known = [program for upstream in UPSTREAMS for program in upstream.programs]
     for program in programs:
         if program not in known:
-            raise BinariesError(f"{program} is none of the programs that kplane uses: {', '.join(known)}.")
+            raise BinariesError(f"failed to find {program}: unknown program; choose from {', '.join(known)}")
 
 
 def _explicit_directory(programs: Sequence[str], *, platform: Platform, environment: Mapping[str, str]) -> Path | None:
-    """The directory that the user names, if it is for this platform; it may lack what kplane runs without."""
+    """Return the directory that the user names, if it is for this platform. Only programs of the runtime must exist."""
     explicit = environment.get(EXPLICIT_DIRECTORY)
     if not explicit or platform != this_platform():
         return None
@@ -145,9 +144,10 @@ def _explicit_directory(programs: Sequence[str], *, platform: Platform, environm
     required = [program for program in RUNTIME_PROGRAMS if program in programs]
     missing = lacking(directory, programs=required)
     if missing:
+        lacks = describe_lacking(directory, programs=missing)
         raise BinariesError(
-            f"{EXPLICIT_DIRECTORY} is {directory}, which lacks {describe_lacking(directory, programs=missing)}; "
-            f"put all of {', '.join(required)} there, or unset {EXPLICIT_DIRECTORY}."
+            f"failed to use {EXPLICIT_DIRECTORY}={directory}: it lacks {lacks}; "
+            f"put all of {', '.join(required)} there, or unset {EXPLICIT_DIRECTORY}"
         )
     return directory
 
@@ -186,13 +186,13 @@ def _obtain(
                 report(f"{upstream.name}: {title}: {error}")
                 failures.append(f"{title}: {error}")
             except OSError as error:
-                raise BinariesError(f"{upstream.title} cannot be put into the cache {cache.root}: {error}") from error
+                raise BinariesError(f"failed to write {upstream.title} to {cache.root}: {error}") from error
     missing = lacking(directory, programs=programs)
     if missing:
         tried = "".join(f"\n- {failure}" for failure in failures)
         raise BinariesError(
-            f"{', '.join(missing)} of {upstream.title} v{upstream.version} cannot be had. What was tried:{tried}\n"
-            f"Get one of these ways to work, or name a directory with all programs by {EXPLICIT_DIRECTORY}."
+            f"failed to obtain {', '.join(missing)} of {upstream.title} v{upstream.version}:{tried}\n"
+            f"Repair one of these ways, or set {EXPLICIT_DIRECTORY} to a directory with all programs."
         )
     return directory
 
@@ -207,15 +207,15 @@ def _why_not_explicit(platform: Platform, *, programs: Sequence[str], environmen
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Print the directories of the programs, one a line; progress and errors go to standard error."""
+    """Print the directories of the programs, one a line. Progress and errors go to standard error."""
     parser = argparse.ArgumentParser(
         prog="python -m kplane.binaries",
-        description="Find programs, obtain those that are missing, and print the directories that hold them.",
+        description="Finds programs, obtains the missing ones, and prints their directories.",
         allow_abbrev=False,
     )
     parser.add_argument("programs", nargs="*", metavar="PROGRAM", help="default: all of Kubernetes and etcd")
-    parser.add_argument("--platform", metavar="OS/ARCH", help="what they shall run on; default: this machine")
-    parser.add_argument("--into", type=Path, metavar="DIRECTORY", help="copy them there, and print that directory")
+    parser.add_argument("--platform", metavar="OS/ARCH", help="platform of the programs; default: this machine")
+    parser.add_argument("--into", type=Path, metavar="DIRECTORY", help="copy the programs there, and print it")
     given = parser.parse_args(list(arguments))
     try:
         binaries = resolve(
@@ -228,7 +228,7 @@ def main(arguments: Sequence[str] = ()) -> int:
         print_line(f"error: {error}")
         return 1
     except KeyboardInterrupt:
-        print_line("interrupted; what was finished is kept")
+        print_line("interrupted; finished programs are kept")
         return 130
     for directory in binaries.directories if given.into is None else [given.into]:
         print(directory)

@@ -1,4 +1,4 @@
-"""Telling a person what takes so long."""
+"""Reports the progress of long work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def print_line(line: str) -> None:
 
 
 class Heartbeat:
-    """Reports every now and then that something long is still going on."""
+    """Reports at intervals that long work continues."""
 
     def __init__(self, report: Report, *, what: str, every_seconds: float = 15.0) -> None:
         self._report = report
@@ -30,8 +30,8 @@ class Heartbeat:
         return time.monotonic() - self._started
 
     def beat(self, *, detail: str = "") -> None:
-        """Report `detail` and the seconds since the start, if the last report is long enough ago. Call it often."""
+        """Report `detail` and the seconds since the start, at most once in `every_seconds`. Call it often."""
         now = time.monotonic()
         if now - self._last >= self._every_seconds:
             self._last = now
-            self._report(f"{self._what}: {detail + ', ' if detail else ''}{self.elapsed_seconds:.0f} s so far")
+            self._report(f"{self._what}: {detail + ', ' if detail else ''}{self.elapsed_seconds:.0f} s elapsed")

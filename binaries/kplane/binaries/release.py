@@ -1,4 +1,4 @@
-"""Programs from the official releases: downloaded, and compared with the checksums that the project publishes."""
+"""Downloads programs of the official releases, and verifies the checksums that the projects publish."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _CHECKSUMS_BYTES_AT_MOST = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSites:
-    """Where to download from, and how long to wait for a connection before a site counts as out of reach."""
+    """Names the site of the downloads, and the time that a connection may take."""
 
     mirror: str | None = None
-    """Stands for the site of every project; None: each project's own."""
+    """Replaces the site of each project."""
     connect_seconds: float = 2.5
 
 
@@ -51,10 +51,10 @@ def download(
     sites: ReleaseSites,
     report: Report,
 ) -> Iterator[Path]:
-    """Download programs of the pinned version into `staging`; yields each once its checksum was found right.
+    """Download programs of the pinned version into `staging`, and yield each when its checksum is verified.
 
-    Raises WayError when the site can't be reached (within `sites.connect_seconds`), has no such release, breaks off,
-    or when a checksum differs.
+    Raises WayError if the site does not answer within `sites.connect_seconds` or lacks the release, if the download
+    breaks off, or if a checksum differs.
     """
     release = upstream.release
     site = sites.mirror or release.site
@@ -78,7 +78,7 @@ def download(
 
 
 def _require_reachable(url: str, *, timeout_seconds: float) -> None:
-    # Not left to the download itself: name resolution knows no time-out, and a redirect would start the clock again.
+    # A separate check, because name resolution has no time-out and each redirect would restart the clock.
     host, port = _first_hop(url)
     outcome: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
 
@@ -96,7 +96,7 @@ def _require_reachable(url: str, *, timeout_seconds: float) -> None:
     except queue.Empty:
         error = TimeoutError(f"no answer within {timeout_seconds:g} s")
     if error is not None:
-        raise WayError(f"{host}:{port} cannot be reached: {error.strerror or error}")
+        raise WayError(f"failed to reach {host}:{port}: {error.strerror or error}")
 
 
 def _first_hop(url: str) -> tuple[str, int]:
@@ -108,7 +108,7 @@ def _first_hop(url: str) -> tuple[str, int]:
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
-    # One that starts with https knows no http: a redirect that drops the encryption fails.
+    # An opener for https has no handler for http, so a redirect to http fails.
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
@@ -127,9 +127,9 @@ def _open(url: str) -> http.client.HTTPResponse:
         response: http.client.HTTPResponse = _opener(url).open(url, timeout=_STALL_SECONDS)
     except urllib.error.HTTPError as error:
         error.close()
-        raise WayError(f"{url} answers {error.code} {error.reason}") from error
+        raise WayError(f"failed to download {url}: {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException) as error:
-        raise WayError(f"{url} cannot be downloaded: {getattr(error, 'reason', error)}") from error
+        raise WayError(f"failed to download {url}: {getattr(error, 'reason', error)}") from error
     return response
 
 
@@ -138,11 +138,11 @@ def _read(url: str) -> str:
         with _open(url) as response:
             return response.read(_CHECKSUMS_BYTES_AT_MOST).decode("ascii", errors="replace")
     except (OSError, http.client.HTTPException) as error:
-        raise WayError(f"{url} broke off: {error}") from error
+        raise WayError(f"failed to download {url}: it broke off: {error}") from error
 
 
 def _find_checksum(text: str, *, name: str) -> str:
-    """The checksum of `name` in the text: lines "<checksum>  <name>", or one bare checksum."""
+    """Find the checksum of `name` in lines "<checksum>  <name>", or in one bare checksum."""
     for line in text.splitlines():
         fields = line.split()
         if (
@@ -151,7 +151,7 @@ def _find_checksum(text: str, *, name: str) -> str:
             and (len(fields) == 1 or fields[1].lstrip("*") == name)
         ):
             return fields[0].lower()
-    raise WayError(f"the published checksums have none for {name}")
+    raise WayError(f"failed to verify {name}: the published checksums do not list it")
 
 
 def _fetch(url: str, *, into: Path, sha256: str, report: Report) -> Path:
@@ -168,11 +168,11 @@ def _fetch(url: str, *, into: Path, sha256: str, report: Report) -> Path:
                 received += len(chunk)
                 heartbeat.beat(detail=f"{received / 1e6:.0f} MB")
                 if time.monotonic() > deadline:
-                    raise WayError(f"{url} was not complete within {_DOWNLOAD_DEADLINE_SECONDS:.0f} s")
+                    raise WayError(f"failed to download {url}: not done after {_DOWNLOAD_DEADLINE_SECONDS:.0f} s")
     except (OSError, http.client.HTTPException) as error:
-        raise WayError(f"{url} broke off after {received} bytes: {error}") from error
+        raise WayError(f"failed to download {url}: it broke off after {received} bytes: {error}") from error
     if digest.hexdigest() != sha256:
-        raise WayError(f"{url} has SHA-256 {digest.hexdigest()}, but {sha256} is published; it was thrown away")
+        raise WayError(f"failed to verify {url}: its SHA-256 is {digest.hexdigest()}, but {sha256} is published")
     return into
 
 
@@ -182,10 +182,10 @@ def _unpack(archive: Path, *, members: Mapping[str, str]) -> Iterator[Path]:
             for program, name in members.items():
                 member = tar.extractfile(name)
                 if member is None:
-                    raise WayError(f"{archive.name} holds no file {name}")
+                    raise WayError(f"failed to unpack {archive.name}: it has no file {name}")
                 target = archive.parent / program
                 with member, target.open("wb") as file:
                     shutil.copyfileobj(member, file)
                 yield target
     except (tarfile.TarError, KeyError, EOFError) as error:
-        raise WayError(f"{archive.name} cannot be unpacked: {error}") from error
+        raise WayError(f"failed to unpack {archive.name}: {error}") from error

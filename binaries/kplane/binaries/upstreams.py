@@ -1,4 +1,4 @@
-"""The upstreams whose programs kplane uses. Their versions are pinned by a go.mod each, and nowhere else."""
+"""Lists the upstreams whose programs kplane uses. One go.mod for each pins its version."""
 
 from __future__ import annotations
 
@@ -29,61 +29,62 @@ _ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm6
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """An operating system and a processor, by the names that Go uses."""
+    """Names an operating system and a processor as Go does."""
 
     os: str
     arch: str
 
 
 def this_platform() -> Platform:
-    """The machine this runs on. Raises BinariesError where upstream has no programs for it."""
+    """Return the platform of this machine. Raises BinariesError if upstream has no programs for it."""
     arch = _ARCHITECTURES.get(platform.machine().lower())
     if platform.system() != "Linux" or arch is None:
         raise BinariesError(
-            f"kplane runs on Linux, on amd64 or arm64, and this is {platform.system()} on {platform.machine()}."
+            f"failed to find programs for {platform.system()} on {platform.machine()}: kplane runs on Linux, on amd64 "
+            f"or arm64"
         )
     return Platform("linux", arch)
 
 
 def parse_platform(text: str) -> Platform:
-    """Read a platform as container images name it, "linux/arm64". Raises BinariesError for one without programs."""
+    """Read a platform as container images name it, for example "linux/arm64". Raises BinariesError for any other."""
     known = {f"linux/{arch}": Platform("linux", arch) for arch in _ARCHITECTURES.values()}
     if text not in known:
-        raise BinariesError(f"{text!r} is no platform that kplane runs on; say {' or '.join(known)}.")
+        raise BinariesError(f"failed to read platform {text!r}: kplane does not run on it; use {' or '.join(known)}")
     return known[text]
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Where a project publishes its programs: a site, and templates of what is below it.
+    """Holds the site of a project's releases, and templates of the paths there.
 
-    The templates may name {version}, {os}, {arch} and {program}.
+    The templates can use {version}, {os}, {arch} and {program}.
     """
 
     site: str
     file: str
-    """A program, or the archive of all of them."""
+    """A program, or the archive of all programs."""
     checksums: str
-    """Lines "<SHA-256>  <name of the file>", or one bare checksum."""
+    """Lines "<SHA-256>  <file>", or one bare checksum."""
     member: str | None = None
-    """A program in the archive; None where the file is the program."""
+    """A program in the archive; None if the file is the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """A project that programs come from."""
+    """Describes a project and its programs."""
 
     name: str
     title: str
     directory: Path
-    """Holds the go.mod that pins the version."""
+    """Directory of the go.mod that pins the version."""
     module: str
-    """The Go module whose version is the version of the programs."""
+    """Go module that has the version of the programs."""
     packages: Mapping[str, str]
     """Go package by program."""
     release: Release
     stamps: Mapping[str, str] = field(default_factory=dict)
-    """Go variables that are set when the programs are linked; may name {version}, {major} and {minor}."""
+    """Go variables for the linker. Values can use {version}, {major} and {minor}."""
 
     @property
     def programs(self) -> tuple[str, ...]:
@@ -95,23 +96,23 @@ class Upstream:
 
     @property
     def version(self) -> str:
-        """The pinned version, without "v". Raises BinariesError when go.mod does not say."""
+        """The pinned version, without "v". Raises BinariesError if go.mod has none."""
         return self._read(
             rf"^(?:require)?\s+{re.escape(self.module)}\s+v(\d+\.\d+\.\d+\S*)", what=f"a version of {self.module}"
         )
 
     @property
     def go_version(self) -> str:
-        """The oldest Go that can build the programs. Raises BinariesError when go.mod does not say."""
+        """The oldest Go that can build the programs. Raises BinariesError if go.mod has none."""
         return self._read(r"^go\s+(\d+\.\d+(?:\.\d+)?)", what="a version of Go")
 
     def _read(self, pattern: str, *, what: str) -> str:
         try:
             found = re.search(pattern, self.go_mod.read_text(), re.MULTILINE)
         except OSError as error:
-            raise BinariesError(f"{self.go_mod}, which pins {self.title}, cannot be read: {error.strerror}.") from error
+            raise BinariesError(f"failed to read the version of {self.title}: {error}; restore it from git") from error
         if found is None:
-            raise BinariesError(f"{self.go_mod} does not require {what}; restore it from git.")
+            raise BinariesError(f"failed to read {self.go_mod}: it does not require {what}; restore it from git")
         return found[1]
 
 
@@ -193,7 +194,7 @@ KIND = Upstream(
 )
 
 RUNTIME = (KUBERNETES, ETCD)
-"""What kplane needs to run."""
+"""Upstreams that kplane needs to run."""
 
 UPSTREAMS = (*RUNTIME, HELM, KIND)
-"""What its developers use as well."""
+"""All upstreams, also those that only developers use."""

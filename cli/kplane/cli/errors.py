@@ -1,4 +1,4 @@
-"""What goes wrong with a command."""
+"""Errors of the commands."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ __all__ = ["CliError", "DemoFailed", "DemoRefused"]
 
 
 class CliError(Exception):
-    """Root of this package's errors."""
+    """Base class of this package's errors."""
 
 
 class DemoRefused(CliError):
-    """The demo does not begin: one runs already, or the directory is not one of its own."""
+    """The demo does not start: a demo runs already, or the directory holds other files."""
 
 
 class DemoFailed(CliError):

@@ -1,4 +1,4 @@
-"""`kplane`, and `kubectl kplane`. Commands import what they need themselves, so that `--help` answers at once."""
+"""The commands `kplane` and `kubectl kplane`. Each imports its modules when it runs, so that `--help` stays fast."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ _Directory = Annotated[
     Path | None,
     typer.Option(
         "--directory",
-        help="Where the demo keeps data and logs.  [default: $XDG_STATE_HOME/kplane/demo]",
+        help="Directory for data and logs.  [default: $XDG_STATE_HOME/kplane/demo]",
         show_default=False,
         file_okay=False,
     ),
 ]
 
 
-@app.command(short_help="Show the whole suite at work.")
+@app.command(short_help="Run the whole suite on this machine.")
 def demo(
     *,
     keep: Annotated[bool, typer.Option("--keep", help="Leave everything running; `kplane demo-down` ends it.")] = False,
     directory: _Directory = None,
 ) -> None:
-    """Show the whole suite at work on an embedded management cluster, each step verified."""
+    """Run the whole suite on an embedded management cluster, and verify each step."""
     from kplane.cli.demo.run import run_demo
     from kplane.cli.demo.site import default_directory
 
     raise typer.Exit(run_demo(directory or default_directory(), keep=keep))
 
 
-@app.command(short_help="End a demo that was kept.")
+@app.command(short_help="End a kept demo.")
 def demo_down(*, directory: _Directory = None) -> None:
-    """End a demo that was kept, or what a crashed one left, and remove its directory."""
+    """End a kept demo, or the processes of a crashed demo, and remove its directory."""
     from kplane.cli.demo.down import end_demo
     from kplane.cli.demo.site import default_directory
 
     raise typer.Exit(end_demo(directory or default_directory()))
 
 
-@app.command(short_help="Get the Kubernetes programs.")
+@app.command(short_help="Obtain the Kubernetes programs.")
 def binaries() -> None:
-    """Get the Kubernetes and etcd programs where they are missing, and print the directories they are in."""
+    """Obtain the Kubernetes and etcd programs if they are missing, and print their directories."""
     from kplane.binaries.programs import main as print_directories
 
     raise typer.Exit(print_directories())

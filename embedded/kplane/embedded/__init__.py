@@ -1,5 +1,5 @@
-"""A management cluster of plain processes: for the demo, for tests, for a laptop.
+"""Runs a management cluster of plain processes for the demo, for tests and on a laptop.
 
-`kplane.embedded.cluster.ManagementCluster` runs one in this process. `kplane.embedded.daemon.Daemon` runs one in a
-process of its own. `kplane.embedded.handle.Handle` tells how to reach it.
+`kplane.embedded.cluster.ManagementCluster` runs the cluster in this process, `kplane.embedded.daemon.Daemon` in a child
+process. `kplane.embedded.handle.Handle` holds its addresses and the paths of its credentials.
 """

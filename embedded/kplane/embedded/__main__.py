@@ -1,4 +1,4 @@
-"""`python -m embedded --directory D`: runs a management cluster in the foreground until SIGTERM."""
+"""Runs a management cluster in the foreground until SIGTERM."""
 
 from __future__ import annotations
 
@@ -26,20 +26,8 @@ logger = logging.getLogger("embedded")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM or SIGINT (status 0), or until something fails (status 1, the cause on standard error)."""
-    parser = argparse.ArgumentParser(prog="python -m embedded", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--directory", type=Path, required=True, help="for data, credentials, logs and ready.json")
-    parser.add_argument("--kubernetes-programs", type=Path, help="where kube-apiserver and others are; default: found")
-    parser.add_argument("--etcd-programs", type=Path, help="where etcd is; default: found")
-    parser.add_argument("--no-operators", action="store_true", help="only etcd, kube-apiserver and its controllers")
-    parser.add_argument("--no-manifests", action="store_true", help="no CRDs, RBAC and tenants' etcd of kplane's")
-    parser.add_argument("--no-fsync", action="store_true", help="faster; a crash of the machine loses data")
-    parser.add_argument(
-        "--until-stdin-closes", action="store_true", help="end when the process at the other end of it does"
-    )
-    given = parser.parse_args(arguments)
-    if given.no_manifests and not given.no_operators:
-        parser.error("--no-manifests needs --no-operators as well: the operators work with what the manifests install")
+    """Run until SIGTERM or SIGINT (status 0), or until a failure (status 1, the cause on standard error)."""
+    given = _parse(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     status = 0
     try:
@@ -59,6 +47,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m kplane.embedded", description=__doc__, allow_abbrev=False)
+    for name, text in (
+        ("--kubernetes-programs", "directory of kube-apiserver, kubectl and others; default: as kplane.binaries"),
+        ("--etcd-programs", "directory of etcd; default: as kplane.binaries"),
+    ):
+        parser.add_argument(name, type=Path, metavar="DIRECTORY", help=text)
+    for name, text in (
+        ("--no-operators", "start only etcd, kube-apiserver and its controllers"),
+        ("--no-manifests", "install no CRDs and no RBAC; needs --no-operators"),
+        ("--no-fsync", "write faster; a crash of the machine can lose data"),
+        ("--until-stdin-closes", "end when standard input closes"),
+    ):
+        parser.add_argument(name, action="store_true", help=text)
+    text = "directory for data, credentials, logs and ready.json"
+    parser.add_argument("--directory", type=Path, required=True, help=text)
+    given = parser.parse_args(arguments)
+    if given.no_manifests and not given.no_operators:
+        parser.error("--no-manifests needs --no-operators: the operators need the CRDs and the RBAC")
+    return given
+
+
 def _programs(kubernetes: Path | None, etcd: Path | None) -> Binaries:
     if kubernetes is not None and etcd is not None:
         return Binaries.of_runtime(kubernetes=kubernetes, etcd=etcd)
@@ -76,10 +86,10 @@ async def _serve(cluster: ManagementCluster, *, until_stdin_closes: bool) -> Non
     running = asyncio.create_task(_run(cluster), name="management cluster")
     asked = asyncio.create_task(stop.wait(), name="wait for the request to stop")
     await asyncio.wait((running, asked), return_when=asyncio.FIRST_COMPLETED)
-    # Closed, standard input stays readable for ever.
+    # A closed standard input stays readable forever.
     if until_stdin_closes:
         loop.remove_reader(sys.stdin.fileno())
-    # Once and no more: a second one would interrupt the clean-up that the first one begins.
+    # Cancel once: a second cancellation would interrupt the clean-up that the first one starts.
     for task in (running, asked):
         task.cancel()
     await asyncio.wait((running, asked))

@@ -1,4 +1,4 @@
-"""The management cluster: what runs in it, in which order it starts and ends."""
+"""Starts and ends the parts of a management cluster in order."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _TENANT_GRACE_SECONDS: Final = 3.0
 
 
 class ManagementCluster:
-    """A management cluster of plain processes, as an async context manager.
+    """Runs a management cluster of plain processes, as an async context manager.
 
-    Its data and credentials are in `directory`: over the same directory it comes back as it was. `operators` adds
-    controlplane-operator and mcm, which need `manifests`: the CRDs and RBAC of kplane, and an etcd for control planes.
-    Without `fsync` a crash of the machine loses data: for tests.
-    On exit everything is ended, the tenants' components too, and that is verified (`LeftRunning`).
-    Entering raises `DirectoryInUse`, `NotReadyInTime`, `workloads.WorkloadsError`, `provider.ProviderError`, and
-    `kplane.controlplane_operator.errors.OperatorError`, in an ExceptionGroup where parts start at the same time.
+    `directory` keeps data and credentials: a cluster that starts there again has both. `operators` adds
+    controlplane-operator and mcm. Both need `manifests`: the CRDs and RBAC of kplane, and an etcd for control planes.
+    Without `fsync`, which suits tests, a crash of the machine can lose data.
+    Exiting ends all processes, those of the tenants too, and raises `LeftRunning` if one is left.
+    Entering raises `DirectoryInUse`, `NotReadyInTime`, `workloads.WorkloadsError`, `provider.ProviderError` and
+    `kplane.controlplane_operator.errors.OperatorError`. Parts that start together raise them in an ExceptionGroup.
     """
 
     def __init__(
@@ -75,20 +75,20 @@ class ManagementCluster:
         self._operator: Component | None = None
         self._mcm: Component | None = None
         self.runtime = ProcessRuntime(self._directory / "runtime", programs=binaries.directories, host=_HOST)
-        """Runs the parts; their names are constants of `kplane.embedded.components`."""
+        """Runs the parts under the names in `kplane.embedded.components`."""
 
     @property
     def handle(self) -> Handle:
-        """How to reach the cluster. Raises `EmbeddedError` before it is ready."""
+        """Addresses and credentials of the cluster. Raises `EmbeddedError` before it is ready."""
         if self._handle is None:
-            raise EmbeddedError(f"The management cluster over {self._directory} is not ready.")
+            raise EmbeddedError(f"failed to use the management cluster in {self._directory}: it is not ready")
         return self._handle
 
     @property
     def client(self) -> Client:
         """Client with the administrator's rights. Raises `EmbeddedError` before the cluster is ready."""
         if self._client is None:
-            raise EmbeddedError(f"The management cluster over {self._directory} is not ready.")
+            raise EmbeddedError(f"failed to use the management cluster in {self._directory}: it is not ready")
         return self._client
 
     async def __aenter__(self) -> Self:
@@ -96,7 +96,7 @@ class ManagementCluster:
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(lock.hold(self._directory))
             stack.push_async_callback(self._end_what_is_left)
-            # Where an earlier run was killed, its tenants live on for an operator to adopt. Without one, nobody would.
+            # Tenants of a killed run live on, and an operator would adopt them. Without operators, end them.
             if not self._operators:
                 await end_processes(self._directory, grace_seconds=_TENANT_GRACE_SECONDS)
             await stack.enter_async_context(self.runtime)
@@ -150,7 +150,7 @@ class ManagementCluster:
         self, credentials: Credentials, certificates: TenantCertificates, addresses: Mapping[str, Address]
     ) -> None:
         if certificates.etcd_server is None:
-            raise EmbeddedError("The management etcd has no serving certificate.")
+            raise EmbeddedError("failed to start etcd: it has no serving certificate")
         component = etcd_component(
             components.ETCD,
             address=addresses[components.ETCD],
@@ -268,7 +268,7 @@ class ManagementCluster:
         )
 
     async def _run(self, component: Component) -> None:
-        """Have a component run, and wait until it is ready."""
+        """Start a component, and wait until it is ready."""
         changed = asyncio.Event()
         unsubscribe = self.runtime.subscribe(lambda name: changed.set() if name == component.name else None)
         try:
@@ -276,7 +276,7 @@ class ManagementCluster:
             async with asyncio.timeout(_READY_SECONDS):
                 while self.runtime.state(component.name).phase is not Phase.READY:
                     if self.runtime.state(component.name).restarts >= _HOPELESS_RESTARTS:
-                        raise self._not_ready(component.name, since="several attempts")
+                        raise self._not_ready(component.name, since=f"{_HOPELESS_RESTARTS} restarts")
                     await changed.wait()
                     changed.clear()
         except TimeoutError:
@@ -287,11 +287,11 @@ class ManagementCluster:
     def _not_ready(self, name: str, *, since: str) -> NotReadyInTime:
         state = self.runtime.state(name)
         return NotReadyInTime(
-            f"{name} is {state.phase} after {since}: {state.message}\nIts log is {self.runtime.log_path(name)}."
+            f"failed to start {name}: {state.phase} after {since}: {state.message}; see {self.runtime.log_path(name)}"
         )
 
     async def _stop(self) -> None:
-        """End everything, those that use others first."""
+        """End all parts, clients before servers."""
         self._handle = None
         (self._directory / READY_FILE).unlink(missing_ok=True)
         await self._stop_all(components.OPERATOR, components.MCM)
@@ -309,7 +309,7 @@ class ManagementCluster:
     async def _end_what_is_left(self) -> None:
         if left := find_processes(self._directory):
             await end_processes(self._directory, grace_seconds=_TENANT_GRACE_SECONDS)
-            raise LeftRunning(f"Processes {left} of {self._directory} were left running; they were ended now.")
+            raise LeftRunning(f"failed to stop {self._directory} in order: processes {left} had to be killed")
 
     @contextlib.asynccontextmanager
     async def _timed(self, part: str) -> AsyncIterator[None]:
@@ -324,5 +324,5 @@ def _url(address: Address) -> str:
 
 def _described(component: Component | None) -> Component:
     if component is None:
-        raise EmbeddedError("This management cluster was started without operators.")
+        raise EmbeddedError("failed to find the operators: the management cluster was started without them")
     return component

@@ -1,4 +1,4 @@
-"""Descriptions of the programs that make up a management cluster, as far as the operator has none of its own."""
+"""Describes the programs of a management cluster that controlplane-operator does not describe."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ _CONTROLLERS: Final = (
     "root-ca-certificate-publisher-controller",
     "clusterrole-aggregation-controller",
 )
-"""What a cluster without workloads needs: namespaces that end, ServiceAccounts, garbage that is collected."""
+"""The controllers of a cluster without workloads: deletion of namespaces, ServiceAccounts, garbage collection."""
 
 
 def bound(component: Component, *, args: Sequence[str] = ()) -> Component:
-    """Return the component with more arguments, and with a life that ends with ours."""
+    """Return the component with more arguments and with a lifetime bound to this process."""
     return dataclasses.replace(component, args=(*component.args, *args), lifetime=Lifetime.BOUND)
 
 
 def controller_manager(
     *, address: Address, kubeconfig: bytes, ca: bytes, server: KeyPair, service_account_key: bytes
 ) -> Component:
-    """Describe kube-controller-manager with the controllers that every Kubernetes API needs."""
+    """Describe a kube-controller-manager that runs the controllers of `_CONTROLLERS`."""
     port = address.ports[_HTTPS]
     return Component(
         name=CONTROLLER_MANAGER,
@@ -92,7 +92,7 @@ def controller_manager(
 
 
 def python_program(directory: Path, *, module: str) -> Path:
-    """Write a program that runs a module as `python` does, for others to start; returns where it is."""
+    """Write a program that runs a module as `python -m` does, and return its path."""
     directory.mkdir(mode=0o700, exist_ok=True)
     program = directory / module.split(".")[-2]
     lines = (
@@ -107,7 +107,7 @@ def python_program(directory: Path, *, module: str) -> Path:
 
 
 def python(name: str, *, module: str, args: Sequence[str], address: Address, kubeconfig: bytes) -> Component:
-    """Describe one of our operators: the same interpreter and packages as here, and a kubeconfig of its own."""
+    """Describe one of the two operators, with this interpreter, these packages and its own kubeconfig."""
     port = address.ports[_HTTP]
     return Component(
         name=name,

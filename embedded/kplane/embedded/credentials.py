@@ -1,4 +1,4 @@
-"""Everything secret of a management cluster, kept in one directory."""
+"""Keeps the secrets of a management cluster in one directory."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def write_private(file: Path, *, content: bytes) -> None:
 
 
 class Credentials:
-    """Authorities stay for the life of the directory, so that data and kubeconfigs do; certificates are issued anew."""
+    """Keeps the CAs for the life of the directory, so that kubeconfigs stay valid. Issues new certificates."""
 
     def __init__(self, directory: Path, *, host: str) -> None:
-        """Read what is in the directory, and make what is missing. `host` is where everything listens.
+        """Read the files of the directory, and create the missing ones. `host` is the address of all servers.
 
-        Raises OSError, and `kplane.controlplane_operator.errors.CredentialsInvalid` where a file was damaged.
+        Raises OSError, and `kplane.controlplane_operator.errors.CredentialsInvalid` for a damaged file.
         """
         self.directory = directory
         self.tenants_etcd_directory = directory / "tenants-etcd"
@@ -58,7 +58,7 @@ class Credentials:
         write_private(self.tenants_etcd_directory / "client.key", content=root.key)
 
     def certificates(self, *, hosts: tuple[str, ...]) -> TenantCertificates:
-        """Issue the certificates of the API server, under these hosts, and of its etcd."""
+        """Issue the certificates of the API server, for these hosts, and of its etcd."""
         return TenantCertificates.renewed(
             None,
             authorities=self.authorities,
@@ -87,7 +87,7 @@ class Credentials:
         directory = self.directory / "authorities"
         complete = directory / "complete"
         if not complete.exists():
-            # What an interrupted attempt left has issued nothing yet.
+            # CAs of an interrupted attempt have issued no certificate yet, so replacing them is safe.
             directory.mkdir(mode=0o700, exist_ok=True)
             for name, content in TenantAuthorities.create("management").to_secret().items():
                 write_private(directory / name, content=content)
@@ -97,7 +97,7 @@ class Credentials:
     def _keep_tenants_etcd_authority(self) -> KeyPair:
         certificate, key = (self.tenants_etcd_directory / name for name in ("ca.crt", "ca.key"))
         if not certificate.exists():
-            # The certificate comes last: where it is, its key is.
+            # Write the certificate last: if it exists, its key exists.
             authority = create_authority("kplane-tenants-etcd")
             write_private(key, content=authority.key)
             write_private(certificate, content=authority.certificate)

@@ -1,4 +1,4 @@
-"""A management cluster in a process of its own: started, waited for and ended from elsewhere. Synchronous."""
+"""Runs a management cluster in a child process: starts it, waits for it, ends it. Synchronous."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = ["Daemon", "end", "start_cluster", "tail"]
 
 _POLL_SECONDS = 0.05
 _TEST_READY_SECONDS = 240.0
-"""Generous: test processes start their clusters at the same time on a machine of few cores."""
+"""Generous, because several test processes start their clusters at the same time."""
 
 
 def tail(log: Path, *, lines: int = 25) -> str:
-    """Give the last lines of a log file; empty where there is none."""
+    """Return the last lines of a log file; empty if there is none."""
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -42,7 +42,7 @@ def tail(log: Path, *, lines: int = 25) -> str:
 
 
 class Daemon:
-    """`python -m embedded`, as a child. A context manager that ends it; raises what `stop` raises."""
+    """Runs `python -m kplane.embedded` as a child. As a context manager, calls `stop` on exit."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class Daemon:
         fsync: bool = True,
         bound: bool = True,
     ) -> None:
-        """Start the daemon over a directory, which is made where it is not there.
+        """Start the daemon in a directory, and create the directory if it does not exist.
 
         `operators`, `manifests` and `fsync` are those of `kplane.embedded.cluster.ManagementCluster`.
-        `bound`: it ends by itself when this process ends, in whatever way. Otherwise it goes on until `end`.
-        Raises `EmbeddedError` and `OSError` where it cannot be started.
+        A `bound` daemon ends when this process ends or is killed. Any other runs until `end`.
+        Raises `EmbeddedError` and `OSError` if the start fails.
         """
         self.directory = directory
         self.log = directory / LOG_FILE
@@ -86,18 +86,18 @@ class Daemon:
         return self._process.pid
 
     def wait_ready(self, *, timeout_seconds: float, pause: Callable[[float], None] = time.sleep) -> Handle:
-        """Wait until the cluster is ready. Raises `DaemonFailed` with the log's tail where it does not get so."""
+        """Wait until the cluster is ready. Raises `DaemonFailed` with the tail of the log if it is not in time."""
         deadline = time.monotonic() + timeout_seconds
         while not (self.directory / READY_FILE).exists():
             if (status := self._process.poll()) is not None:
-                raise self._failure(f"ended with status {status} before it was ready")
+                raise self._failure("start", f"it ended with status {status} before it was ready")
             if time.monotonic() > deadline:
-                raise self._failure(f"was not ready after {timeout_seconds:.0f} s")
+                raise self._failure("start", f"it was not ready after {timeout_seconds:.0f} s")
             pause(_POLL_SECONDS)
         return Handle.load(self.directory)
 
     def stop(self, *, timeout_seconds: float = 60.0) -> None:
-        """End the daemon and all that it runs. Raises `DaemonFailed` and `LeftRunning` where that needed force."""
+        """End the daemon and its processes. Raises `DaemonFailed` or `LeftRunning` if a process had to be killed."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._process.send_signal(signal.SIGTERM)
@@ -107,12 +107,12 @@ class Daemon:
             self._process.kill()
             self._process.wait()
             asyncio.run(end_processes(self.directory, grace_seconds=1.0))
-            raise self._failure(f"did not stop within {timeout_seconds:.0f} s and was killed") from None
+            raise self._failure("stop", f"it ran for {timeout_seconds:.0f} s more and was killed") from None
         left = asyncio.run(end_processes(self.directory, grace_seconds=5.0))
         if left:
-            raise LeftRunning(f"The management cluster over {self.directory} left processes {left}; they were ended.")
+            raise LeftRunning(f"failed to stop {self.directory} in order: processes {left} had to be killed")
         if status != 0:
-            raise self._failure(f"ended with status {status}")
+            raise self._failure("stop", f"it ended with status {status}")
 
     def __enter__(self) -> Self:
         return self
@@ -122,18 +122,14 @@ class Daemon:
     ) -> None:
         self.stop()
 
-    def _failure(self, what: str) -> DaemonFailed:
-        return DaemonFailed(
-            f"The management cluster over {self.directory} {what}. End of {self.log}:\n{tail(self.log)}"
-        )
+    def _failure(self, verb: str, cause: str) -> DaemonFailed:
+        end_of_log = f"end of {self.log}:\n{tail(self.log)}"
+        return DaemonFailed(f"failed to {verb} the management cluster in {self.directory}: {cause}; {end_of_log}")
 
 
 @contextlib.contextmanager
 def start_cluster(binaries: Binaries, *, operators: bool, manifests: bool = True) -> Iterator[Handle]:
-    """Run a management cluster for tests in a directory of its own, which goes with it. Its data is not kept: no fsync.
-
-    Raises what `Daemon` raises, and its methods.
-    """
+    """Run a management cluster for tests in a temporary directory, without fsync. Raises as `Daemon` does."""
     directory = Path(tempfile.mkdtemp(prefix="kplane-test-"))
     try:
         with Daemon(directory, binaries=binaries, operators=operators, manifests=manifests, fsync=False) as daemon:
@@ -143,10 +139,10 @@ def start_cluster(binaries: Binaries, *, operators: bool, manifests: bool = True
 
 
 def end(directory: Path, *, timeout_seconds: float = 60.0) -> list[int]:
-    """End the management cluster over a directory, whoever started it, and whatever a crashed one left.
+    """End the management cluster in a directory, and the processes that a crashed cluster left.
 
-    Returns the ids of the processes that had to be ended one by one: none after a clean stop.
-    Raises `LeftRunning` where some are still there.
+    Returns the ids of the processes that outlived the daemon: none after a graceful shutdown.
+    Raises `LeftRunning` if a process does not end.
     """
     deadline = time.monotonic() + timeout_seconds
     asked: int | None = None
@@ -159,5 +155,5 @@ def end(directory: Path, *, timeout_seconds: float = 60.0) -> list[int]:
         time.sleep(_POLL_SECONDS)
     ended = asyncio.run(end_processes(directory, grace_seconds=5.0))
     if left := find_processes(directory):
-        raise LeftRunning(f"Processes of {directory} are still running: {left}.")
+        raise LeftRunning(f"failed to end the management cluster in {directory}: processes {left} still run")
     return ended

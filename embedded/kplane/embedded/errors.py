@@ -1,4 +1,4 @@
-"""What goes wrong with an embedded management cluster."""
+"""Errors of an embedded management cluster."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = [
 
 
 class EmbeddedError(Exception):
-    """Root of this package's errors."""
+    """Base class of this package's errors."""
 
 
 class DirectoryInUse(EmbeddedError):
-    """Another management cluster runs over the same directory."""
+    """Another management cluster runs in the same directory."""
 
 
 class NotReadyInTime(EmbeddedError):
@@ -26,19 +26,19 @@ class NotReadyInTime(EmbeddedError):
 
 
 class DaemonFailed(EmbeddedError):
-    """The daemon ended, or did not get ready in time; the message carries the tail of its log."""
+    """The daemon ended, or was not ready in time. The message has the tail of its log."""
 
 
 class LeftRunning(EmbeddedError):
-    """Processes of a management cluster are still there after it was stopped."""
+    """Processes of a management cluster still ran after its end."""
 
 
 class KubectlFailed(EmbeddedError):
-    """kubectl exited with an error, which is the message."""
+    """kubectl failed. The message has its output."""
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    """Give the errors in a group, and in the groups in it, one by one."""
+    """List the errors in a group and in its nested groups."""
     found: list[BaseException] = []
     for error in group.exceptions:
         found += leaves(error) if isinstance(error, BaseExceptionGroup) else [error]

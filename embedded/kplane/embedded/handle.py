@@ -1,4 +1,4 @@
-"""What others need to know of a running management cluster, kept in a file beside it."""
+"""Describes a running management cluster to other processes, through a file in its directory."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ READY_FILE = "ready.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handle:
-    """How to reach a management cluster from any process. Holds paths of credentials, never credentials."""
+    """Holds the addresses of a management cluster and the paths of its credentials, never the credentials."""
 
     directory: Path
     pid: int
-    """Of the process that runs the cluster."""
+    """Process that runs the cluster."""
     server: str
     """URL of the management API server."""
     admin_kubeconfig: Path
     operator_kubeconfig: Path
-    """Of controlplane-operator's identity."""
+    """Identity of controlplane-operator."""
     mcm_kubeconfig: Path
-    """Of mcm's identity."""
+    """Identity of mcm."""
     programs: tuple[Path, ...]
     """Directories of the Kubernetes and etcd programs."""
     kubectl_program: Path
     tenants_etcd_endpoint: str | None
     """Of the shared etcd of the virtual control planes; None where it was not started."""
     tenants_etcd_credentials: Path
-    """Directory with `ca.crt`, `ca.key`, `client.crt`, `client.key`, as the operator takes it."""
+    """Directory with `ca.crt`, `ca.key`, `client.crt`, `client.key`, for --shared-etcd-credentials."""
     operator_directory: Path
-    """Where controlplane-operator keeps its state; the tenants' processes carry its marker."""
+    """State of controlplane-operator. The tenants' processes carry its marker."""
     mcm_directory: Path
-    """Where mcm keeps its state; the instances carry its marker."""
+    """State of mcm. The instances carry its marker."""
     operator_url: str | None
-    """Of its /healthz, /readyz and /metrics; None where the operators were not started."""
+    """Base URL of its /healthz, /readyz and /metrics; None if the operators were not started."""
     mcm_url: str | None
     seconds: Mapping[str, float]
-    """How long each part of the start took; `total` is all of it."""
+    """Duration of each part of the start, and `total`."""
 
     @property
     def tenants_etcd(self) -> TenantsEtcd:
@@ -59,12 +59,12 @@ class Handle:
 
     @property
     def kubectl(self) -> Kubectl:
-        """kubectl as administrator of the management cluster."""
+        """Kubectl as administrator of the management cluster."""
         return Kubectl(program=self.kubectl_program, kubeconfig=self.admin_kubeconfig)
 
     @property
     def logs(self) -> tuple[Path, ...]:
-        """Log files of everything that runs here, the tenants' and instances' included, that are not empty."""
+        """Log files of all processes, also of tenants and instances, that are not empty."""
         return log_files(self.directory)
 
     def save(self) -> None:
@@ -76,14 +76,16 @@ class Handle:
 
     @classmethod
     def load(cls, directory: Path) -> Handle:
-        """Read the handle of the cluster that runs over a directory. Raises `EmbeddedError` where none is ready."""
+        """Read the handle of the cluster in a directory. Raises `EmbeddedError` if no cluster is ready there."""
         file = directory / READY_FILE
         try:
             return _ADAPTER.validate_json(file.read_bytes())
         except FileNotFoundError:
-            raise EmbeddedError(f"No management cluster is ready over {directory}: {file} is not there.") from None
+            raise EmbeddedError(
+                f"failed to find a management cluster in {directory}: {file.name} does not exist; is the cluster ready?"
+            ) from None
         except ValueError as error:
-            raise EmbeddedError(f"{file} is not what a management cluster writes: {error}") from error
+            raise EmbeddedError(f"failed to read {file}: {error}; restart the management cluster") from error
 
 
 def log_files(directory: Path) -> tuple[Path, ...]:

@@ -1,4 +1,4 @@
-"""The real kubectl, run with one kubeconfig."""
+"""Runs the real kubectl with one kubeconfig."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Kubectl"]
 
 @dataclass(frozen=True, slots=True)
 class Kubectl:
-    """kubectl as one identity on one cluster. Every method raises `KubectlFailed` with kubectl's own words."""
+    """Runs kubectl as one identity on one cluster. Each method raises `KubectlFailed` with kubectl's output."""
 
     program: Path
     kubeconfig: Path
     timeout_seconds: float = 150.0
 
     async def run(self, *args: str, stdin: str | None = None) -> str:
-        """Run kubectl with these arguments and return what it printed."""
+        """Run kubectl with these arguments and return its output."""
         cache = self.kubeconfig.parent / f".{self.kubeconfig.name}.cache"
         command = [f"--kubeconfig={self.kubeconfig}", f"--cache-dir={cache}", *args]
         try:
@@ -33,21 +33,21 @@ class Kubectl:
                 stdin=None if stdin is None else stdin.encode(),
             )
         except (ProgramFailed, ProgramTimedOut) as error:
-            raise KubectlFailed(f"`kubectl {' '.join(args)}` with {self.kubeconfig}: {error}") from error
+            raise KubectlFailed(f"failed to run `kubectl {' '.join(args)}` with {self.kubeconfig}: {error}") from error
         return output.decode()
 
     async def get(self, *args: str) -> dict[str, Any]:
-        """Run `kubectl get ARGS -o json`: the object, or the list of objects."""
+        """Run `kubectl get ARGS -o json`, and return the object or the list."""
         found: dict[str, Any] = json.loads(await self.run("get", *args, "-o", "json"))
         return found
 
     async def items(self, *args: str) -> list[dict[str, Any]]:
-        """Run `kubectl get ARGS -o json` for several objects: what is in the list."""
+        """Run `kubectl get ARGS -o json`, and return the items of the list."""
         items: list[dict[str, Any]] = (await self.get(*args))["items"]
         return items
 
     async def names(self, *args: str) -> list[str]:
-        """Names of the objects that `kubectl get ARGS` finds, sorted."""
+        """Return the sorted names of the objects that `kubectl get ARGS` finds."""
         return sorted(item["metadata"]["name"] for item in await self.items(*args))
 
     async def apply(self, manifest: str) -> str:

@@ -1,4 +1,4 @@
-"""One management cluster for each directory: a lock that the kernel drops with its holder."""
+"""Locks a directory for one management cluster. The kernel releases the lock when its holder ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FILE = "lock"
 
 @contextlib.contextmanager
 def hold(directory: Path) -> Iterator[None]:
-    """Keep the directory for this process. Raises `DirectoryInUse` where another process has it."""
+    """Hold the lock of the directory. Raises `DirectoryInUse` if another process holds it."""
     descriptor = os.open(directory / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -25,8 +25,8 @@ def hold(directory: Path) -> Iterator[None]:
         except BlockingIOError:
             pid = os.pread(descriptor, 32, 0).decode().strip()
             raise DirectoryInUse(
-                f"A management cluster runs over {directory} already (process {pid or 'unknown'}). "
-                f"Choose another directory, or end it first."
+                f"failed to lock {directory}: process {pid or 'unknown'} already runs a management cluster there; "
+                f"end it, or choose another directory"
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
@@ -36,7 +36,7 @@ def hold(directory: Path) -> Iterator[None]:
 
 
 def holder(directory: Path) -> int | None:
-    """Tell which process holds the directory; None where none does. 0: one does that has not said its id yet."""
+    """Return the process that holds the directory; None if it is free, 0 if the holder has not written its id yet."""
     try:
         descriptor = os.open(directory / _FILE, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

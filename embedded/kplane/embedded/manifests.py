@@ -1,4 +1,4 @@
-"""Installs what kplane needs in a management cluster: CRDs, a namespace, and RBAC."""
+"""Installs the CRDs, the namespace and the RBAC of kplane in a management cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kplane.provider.client.resources import CUSTOM_RESOURCE_DEFINITIONS
 __all__ = ["crd_manifests", "install", "rbac_manifests"]
 
 _DATA: Final = Path(__file__).parent / "data"
-"""Links to `crds/` and `deploy/rbac/` of the repository; the wheel holds copies."""
+"""Links to `crds/` and `deploy/rbac/` of the repository. The wheel holds copies."""
 
 _RESOURCES: Final[Mapping[str, Resource]] = {
     resource.kind: resource
@@ -42,14 +42,14 @@ def crd_manifests() -> list[dict[str, Any]]:
 def rbac_manifests(*, pods: bool = False) -> list[dict[str, Any]]:
     """Return the namespace, the identities of both operators and their rights, in the order of creation.
 
-    `pods` says whether components run as pods or as processes: the operator needs different rights for each.
+    With `pods`, the operator gets the rights to run components as pods, otherwise as processes.
     """
     names = ("namespace.yaml", "operator.yaml", f"operator-{'pods' if pods else 'processes'}.yaml", "mcm.yaml")
     return [document for name in names for document in yaml.safe_load_all((_DATA / "rbac" / name).read_text())]
 
 
 async def install(client: Client, *, timeout_seconds: float) -> None:
-    """Apply everything, and wait until the CRDs are served. Raises `NotReadyInTime`, and what `client` raises."""
+    """Apply all manifests, and wait until the CRDs are served. Raises `NotReadyInTime` and the client's errors."""
     crds = crd_manifests()
     async with asyncio.TaskGroup() as tasks:
         for crd in crds:
@@ -61,7 +61,9 @@ async def install(client: Client, *, timeout_seconds: float) -> None:
             for name in names:
                 await _wait_established(client, name)
     except TimeoutError:
-        raise NotReadyInTime(f"The CRDs {', '.join(names)} were not served after {timeout_seconds:.0f} s.") from None
+        raise NotReadyInTime(
+            f"failed to install CRDs {', '.join(names)}: they were not served after {timeout_seconds:.0f} s"
+        ) from None
 
 
 async def _install_rbac(client: Client) -> None:
@@ -69,7 +71,9 @@ async def _install_rbac(client: Client) -> None:
     for manifest in rbac_manifests():
         resource = _RESOURCES.get(manifest["kind"])
         if resource is None:
-            raise EmbeddedError(f"deploy/rbac has a {manifest['kind']}, which is not known here.")
+            raise EmbeddedError(
+                f"failed to install deploy/rbac: unknown kind {manifest['kind']}; add it to manifests.py"
+            )
         await client.apply(resource, manifest)
 
 
@@ -82,6 +86,6 @@ async def _wait_established(client: Client, name: str) -> None:
 
 
 def _is_established(crd: Mapping[str, Any]) -> bool:
-    # `conditions` is null until the API server has looked at the CRD: the field has no omitempty (apiextensions/v1).
+    # `conditions` is null until the API server has processed the CRD: the field has no omitempty (apiextensions/v1).
     conditions = crd.get("status", {}).get("conditions") or ()
     return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)

@@ -1,4 +1,4 @@
-"""PYTHONPATH for child processes: they import the same `kplane` as this process, installed or not."""
+"""Sets PYTHONPATH for child processes, so that they import this `kplane`, installed or not."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ __all__ = ["python_path"]
 
 
 def python_path() -> str:
-    """Return the value of PYTHONPATH: the directories that hold a part of `kplane`, then those set already."""
+    """Return a PYTHONPATH: the directories that hold a part of `kplane`, then the present value."""
     directories = [str(Path(part).resolve().parent) for part in kplane.__path__]
     return os.pathsep.join(filter(None, [*directories, os.environ.get("PYTHONPATH")]))

@@ -1,4 +1,4 @@
-"""A Kubernetes cluster in tests: a pytest plugin for whoever writes an operator. docs/testing.md tells how to use it.
+"""Gives tests a Kubernetes cluster, through a pytest plugin. docs/testing.md is the guide.
 
-pytest loads `kplane.testing.plugin` in every run, so nothing is imported here, and little there.
+pytest loads `kplane.testing.plugin` in each run, so this module imports nothing, and the plugin little.
 """

@@ -1,4 +1,4 @@
-"""Brings the chosen backend up for tests, and takes away what was made for them."""
+"""Starts the chosen backend for tests, and removes it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _KUBECTL_SECONDS = 30.0
 
 @contextlib.contextmanager
 def start(choice: Choice, *, shared: Path, operators: bool, environment: Mapping[str, str]) -> Iterator[Cluster]:
-    """Give the cluster of a choice other than `none`.
+    """Yield the cluster of a choice other than `none`.
 
-    local: one of this process's own, which ends with the context; `operators` adds kplane's. kind and existing: one for
-    all processes that name the same directory `shared`; what was created for them goes by `remove`.
-    Raises `EmbeddedError` and `kplane.binaries.errors.BinariesError`.
+    The backend `local` starts a cluster for this process, which ends with the context. `operators` adds kplane's.
+    The backends `kind` and `existing` give one cluster to all processes with the same directory `shared`; call `remove`
+    after the last. Raises `EmbeddedError` and `kplane.binaries.errors.BinariesError`.
     """
     match choice.backend:
         case "local":
@@ -45,9 +45,9 @@ def start(choice: Choice, *, shared: Path, operators: bool, environment: Mapping
 
 
 def remove(choice: Choice, *, shared: Path, environment: Mapping[str, str]) -> None:
-    """Delete the cluster of kind that was created for this directory, if one was.
+    """Delete the kind cluster that was created for this directory, if there is one. Raises `KindFailed`.
 
-    KIND_KEEP keeps it, if it is whole. Raises `KindFailed`.
+    With KIND_KEEP a complete cluster stays.
     """
     kept = is_true("KIND_KEEP", environment=environment) and (shared / _KUBECONFIG).exists()
     if (shared / _CREATED).exists() and not kept:
@@ -73,7 +73,7 @@ def _local(choice: Choice, *, operators: bool) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def safe_path() -> Iterator[None]:
-    """Have what is started by `python -m` not import packages of the directory that pytest runs in for kplane's."""
+    """Keep `python -m` from importing packages of pytest's working directory in place of kplane's."""
     name = "PYTHONSAFEPATH"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -108,12 +108,12 @@ def _kind(choice: Choice, *, environment: Mapping[str, str]) -> Kind:
 def _kind_kubeconfig(kind: Kind, *, choice: Choice, shared: Path, environment: Mapping[str, str]) -> str:
     created = shared / _CREATED
     if created.exists():
-        # By another process of this run, which did not get to its end: what there is cannot be used.
+        # Another process of this run was interrupted during the creation, so the cluster is not usable.
         kind.delete(kubeconfig=shared / _KIND_KUBECONFIG)
         created.unlink()
-    # Asked again: what somebody else created meanwhile is used, and not deleted.
+    # Ask again: a cluster that the user created meanwhile is used, and not deleted.
     if not choice.exists and not kind.exists():
-        # Before it is: where this process is ended halfway, what there is by then goes too.
+        # Before the creation, so that `remove` deletes the cluster if this process is interrupted.
         created.touch()
         try:
             kind.create(
@@ -122,7 +122,7 @@ def _kind_kubeconfig(kind: Kind, *, choice: Choice, shared: Path, environment: M
                 kubeconfig=shared / _KIND_KUBECONFIG,
             )
         except KindTimedOut:
-            raise  # what there is stays marked, to be deleted
+            raise  # the partial cluster stays marked for deletion
         except KindFailed:
             created.unlink()
             raise
@@ -130,7 +130,7 @@ def _kind_kubeconfig(kind: Kind, *, choice: Choice, shared: Path, environment: M
 
 
 def _existing_kubeconfig(kubectl: Path, *, context: str, environment: Mapping[str, str]) -> str:
-    # A copy with this context alone: what becomes of the user's kubeconfig meanwhile leads no test to another cluster.
+    # A copy with one context: a later change of the user's kubeconfig leads no test to another cluster.
     args = ("config", "view", "--raw", "--flatten", "--minify", f"--context={context}")
     return run(
         kubectl,

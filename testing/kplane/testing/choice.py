@@ -1,4 +1,4 @@
-"""Which cluster the tests get: decided from the option, the environment, and what the machine has."""
+"""Chooses the cluster of the tests from the option, the environment and the programs of this machine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["BACKENDS", "CAPABILITIES", "DEFAULT_KIND_CLUSTER", "OPTIONS", "Choic
 BACKENDS: Final = ("kind", "local", "existing")
 OPTIONS: Final = ("auto", *BACKENDS, "none")
 CAPABILITIES: Final[Mapping[str, str]] = {
-    "api": "an API server; every backend has one",
-    "gc": "the controllers of kube-controller-manager: namespaces end, what nobody owns any more goes",
+    "api": "an API server; each backend has one",
+    "gc": "the controllers of kube-controller-manager: deletion of namespaces, garbage collection",
     "pods": "a kubelet, which runs pods",
-    "images": "k8s.load_images() brings an image of this machine to the nodes",
-    "reset": "the fixture clean_api_server, for which an API server's data are put back in etcd",
+    "images": "k8s.load_images() loads an image of this machine into the nodes",
+    "reset": "the fixture clean_api_server, which resets an API server's data in etcd",
 }
 DEFAULT_KIND_CLUSTER: Final = "kplane-e2e"
 
@@ -31,24 +31,24 @@ _FALSE: Final = ("false", "0", "no", "")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A backend, and why it is this one."""
+    """Names a backend and the reason for it."""
 
     backend: str
     """One of `BACKENDS`, or "none"."""
     reason: str
     capabilities: frozenset[str] = frozenset()
     target: str = ""
-    """existing: the context; kind: the name of the cluster."""
+    """Context (existing) or name of the cluster (kind)."""
     exists: bool = True
-    """Whether the cluster of kind is there already."""
+    """False if the kind cluster must be created."""
 
     @property
     def summary(self) -> str:
-        """The backend and the reason, for people."""
+        """The backend and the reason, as one line."""
         return f"{self.backend} ({self.reason})"
 
     def dump(self) -> dict[str, Any]:
-        """Give it as what xdist can send to its workers."""
+        """Convert to values that xdist can send to its workers."""
         return {
             "backend": self.backend,
             "reason": self.reason,
@@ -59,38 +59,38 @@ class Choice:
 
     @classmethod
     def load(cls, sent: Mapping[str, Any]) -> Self:
-        """Make it of what `dump` gave."""
+        """Read the values that `dump` returned."""
         return cls(**{**sent, "capabilities": frozenset(sent["capabilities"])})
 
 
 class Probes(Protocol):
-    """What can be found out about the machine. Each raises `Unavailable` with a sentence where the answer is no."""
+    """Finds facts about the machine. Each method raises `Unavailable` with a reason if it finds nothing."""
 
     def current_context(self) -> str:
-        """Name of the kubeconfig's current context."""
+        """Return the name of the kubeconfig's current context."""
         ...
 
     def capabilities(self, context: str) -> AbstractSet[str]:
-        """What the cluster of a context can do. Asks the cluster."""
+        """Ask the cluster of a context for its capabilities."""
         ...
 
     def has_kind_cluster(self, name: str) -> bool:
-        """Whether kind runs a cluster of this name; an answer says that kind and its container engine work."""
+        """Report whether kind runs a cluster of this name. Raises `Unavailable` without kind or a container engine."""
         ...
 
     def kind(self) -> str:
-        """The directory of the program kind, which may be downloaded or built for it."""
+        """Return the directory of the program kind. Downloads or builds it if necessary."""
         ...
 
     def programs(self, *, obtain: bool) -> str:
-        """Where the programs of an embedded cluster are. `obtain`: they may be downloaded or built for it."""
+        """Return the directories of an embedded cluster's programs. With `obtain`, download or build them."""
         ...
 
 
 def choose(option: str, *, environment: Mapping[str, str], probes: Probes) -> Choice:
-    """Choose the backend. `none`, with the reason, where the one that was asked for cannot be had.
+    """Choose the backend. Returns `none` with a reason if the requested backend is not available.
 
-    Raises `Misconfigured` for a context that no test may touch, and for a variable whose value means nothing.
+    Raises `Misconfigured` for a context that tests must not use, and for an invalid variable.
     """
     try:
         match option:
@@ -109,13 +109,13 @@ def choose(option: str, *, environment: Mapping[str, str], probes: Probes) -> Ch
 
 
 def is_true(name: str, *, environment: Mapping[str, str]) -> bool:
-    """Read a variable that says yes or no; not set is no. Raises `Misconfigured` for what is neither."""
+    """Read a boolean variable, by default false. Raises `Misconfigured` for any other value."""
     value = environment.get(name, "")
     if value.lower() in _TRUE:
         return True
     if value.lower() in _FALSE:
         return False
-    raise Misconfigured(f"{name}={value} is neither true nor false; set it to true, or unset it.")
+    raise Misconfigured(f"failed to read {name}={value}: expected true or false; set it to true, or unset it")
 
 
 def _automatic(*, environment: Mapping[str, str], probes: Probes) -> Choice:
@@ -144,22 +144,22 @@ def _existing(asked: str, *, environment: Mapping[str, str], probes: Probes) -> 
     if not matching:
         allows = f"allows {', '.join(allowed)}" if allowed else "is not set"
         raise Misconfigured(
-            f"{asked}: the current context is {context}, and K8S_ALLOWED_CONTEXTS {allows}. Tests create and delete "
-            f"objects, so they use only a cluster that is named for it. If {context} is for tests, set "
-            f"K8S_ALLOWED_CONTEXTS={context} (several with commas, patterns with *); else choose another context "
-            f"by `kubectl config use-context`."
+            f"{asked}: failed to use the current context {context}: K8S_ALLOWED_CONTEXTS {allows}. Tests create and "
+            f"delete objects, so they need an allowed context. If {context} is for tests, set "
+            f"K8S_ALLOWED_CONTEXTS={context} (several with commas, patterns with *). If not, choose another context "
+            f"with `kubectl config use-context`."
         )
     try:
         capabilities = frozenset(probes.capabilities(context))
     except Unavailable as error:
         raise Unavailable(f"{asked}; {error}") from error
-    reason = f"{asked}; context {context} is allowed by {matching[0]}; can {', '.join(sorted(capabilities))}"
+    reason = f"{asked}; context {context} is allowed by {matching[0]}; has {', '.join(sorted(capabilities))}"
     return Choice(backend="existing", reason=reason, capabilities=capabilities, target=context)
 
 
 def _kind(before: Sequence[str], *, environment: Mapping[str, str], probes: Probes, create: bool) -> Choice:
     name = environment.get("KIND_CLUSTER") or DEFAULT_KIND_CLUSTER
-    is_true("KIND_KEEP", environment=environment)  # said now, not at the end, where it is needed
+    is_true("KIND_KEEP", environment=environment)  # fail before the tests, not after them
     try:
         found = probes.kind()
         exists = probes.has_kind_cluster(name)
@@ -169,9 +169,9 @@ def _kind(before: Sequence[str], *, environment: Mapping[str, str], probes: Prob
         reason = f"cluster {name} exists"
     elif create:
         image = environment.get("KIND_NODE_IMAGE")
-        reason = f"cluster {name} will be created" + (f" of {image}" if image else "")
+        reason = f"cluster {name} will be created" + (f" from {image}" if image else "")
     else:
-        raise Unavailable(_sentence(before, f"KIND_CLUSTER={name} is not there, and KIND_NODE_IMAGE is not set"))
+        raise Unavailable(_sentence(before, f"KIND_CLUSTER={name} does not exist and KIND_NODE_IMAGE is not set"))
     reason = f"{_sentence(before, reason)}; kind found in {found}"
     return Choice(backend="kind", reason=reason, capabilities=_KIND, target=name, exists=exists)
 

@@ -1,4 +1,4 @@
-"""The cluster that tests use: what the fixture `k8s` gives."""
+"""Gives tests access to a cluster, as the value of the fixture `k8s`."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ __all__ = ["Cluster"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A cluster for tests, whatever runs it."""
+    """Holds the credentials and the capabilities of a cluster for tests, and runs kubectl on it."""
 
     name: str
-    """Of the backend: kind, local or existing."""
+    """Backend: kind, local or existing."""
     reason: str
-    """Why it is this backend, for people."""
+    """Why the run has this backend, as one line."""
     kubeconfig: Path
-    """Holds one context: no other cluster can be reached by it."""
+    """Has one context, so it reaches no other cluster."""
     context: str
     capabilities: frozenset[str]
-    """What it can do: the words that the marker `k8s_needs` takes."""
+    """Words that the marker `k8s_needs` takes."""
     kubectl_program: Path
-    """What `kubectl` runs, for whoever runs it otherwise."""
+    """Path of the program kubectl."""
     directory: Path | None = None
-    """Of an embedded cluster: data and logs."""
+    """Data and logs of an embedded cluster."""
     kind: Kind | None = None
 
     def kubectl(self, *args: str, stdin: str | None = None, check: bool = True, timeout_seconds: float = 60.0) -> str:
-        """Run the real kubectl on this cluster and return what it printed.
+        """Run the real kubectl on this cluster and return its output.
 
-        Raises `KubectlFailed` with kubectl's own words where it ends with an error. With `check=False` it returns them
-        instead, after what it printed otherwise; one that takes too long is an error all the same.
+        Raises `KubectlFailed` with the error output if kubectl fails or times out. With `check=False` a failure raises
+        nothing, and the error output follows the output. A time-out still raises.
         """
         __tracebackhide__ = True  # pytest shows where a test called it
         cache = self.kubeconfig.parent / f".{self.kubeconfig.name}.cache"
@@ -52,10 +52,12 @@ class Cluster:
         return ended.output if check else ended.output + ended.errors
 
     def load_images(self, *names: str) -> None:
-        """Bring container images of this machine to the nodes, where pods find them without a registry.
+        """Load container images of this machine into the nodes. Pods then need no registry for them.
 
-        Raises `BackendError` where the backend cannot: a test that does this is marked `k8s_needs("images")`.
+        Raises `BackendError` if the backend cannot load images. Mark such a test `k8s_needs("images")`.
         """
         if self.kind is None:
-            raise BackendError(f'The backend {self.name} loads no images; mark the test with k8s_needs("images").')
+            raise BackendError(
+                f'failed to load images: backend {self.name} cannot load them; mark the test with k8s_needs("images")'
+            )
         self.kind.load(*names)

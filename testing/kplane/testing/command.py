@@ -1,4 +1,4 @@
-"""A program that is run to its end, from code that is not async."""
+"""Runs a program to its end, from code that is not async."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Ended", "run"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """What a program left behind."""
+    """Holds the status and the output of a program that has ended."""
 
     status: int
     output: str
@@ -33,16 +33,16 @@ def run(
     check: bool = True,
     environment: Mapping[str, str] | None = None,
 ) -> Ended:
-    """Run a program; `title` is what errors call it.
+    """Run a program. Errors call it `title`.
 
-    Raises `failure` with the program's own words where it cannot be run, takes too long, or (`check`) has a status
-    other than 0; `timed_out` stands for it where it takes too long. `environment` stands for os.environ.
+    Raises `failure` with the program's output if it cannot start or, with `check`, has a status other than 0. Raises
+    `timed_out`, by default `failure`, if it takes too long. `environment` replaces os.environ.
     """
     __tracebackhide__ = True  # pytest shows where a test called it
     try:
         ended = subprocess.run(
             [str(program), *args],
-            # Never the terminal: a plugin for credentials would wait there for a person.
+            # Never the terminal: a credential plugin would wait there for input.
             stdin=subprocess.DEVNULL if stdin is None else None,
             input=stdin,
             capture_output=True,
@@ -53,10 +53,10 @@ def run(
             env=environment,
         )
     except subprocess.TimeoutExpired as error:
-        raise (timed_out or failure)(f"`{title}` was not done after {timeout_seconds:g} s and was ended.") from error
+        raise (timed_out or failure)(f"failed to run `{title}`: not done after {timeout_seconds:g} s") from error
     except OSError as error:
-        raise failure(f"`{title}` cannot be run: {error}") from error
+        raise failure(f"failed to run `{title}`: {error}") from error
     if check and ended.returncode != 0:
         words = ended.stderr.strip() or ended.stdout.strip()
-        raise failure(f"`{title}` ended with status {ended.returncode}: {words}")
+        raise failure(f"failed to run `{title}`: status {ended.returncode}: {words}")
     return Ended(status=ended.returncode, output=ended.stdout, errors=ended.stderr)

@@ -1,4 +1,4 @@
-"""What can go wrong before a test has its cluster."""
+"""Errors of choosing and starting a cluster for tests."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ __all__ = ["BackendError", "KindFailed", "KindTimedOut", "Misconfigured", "Unava
 
 
 class BackendError(EmbeddedError):
-    """Root of this package's errors."""
+    """Base class of this package's errors."""
 
 
 class Unavailable(BackendError):
-    """A backend cannot be had on this machine; the message says why, and what would make it so."""
+    """A backend is not available on this machine. The message has the reason and a way out."""
 
 
 class Misconfigured(BackendError):
-    """An option, a marker or a variable says what cannot be done, or what is refused; no test is run."""
+    """An option, a marker or a variable is invalid or refused. No test runs."""
 
 
 class KindFailed(BackendError):
-    """kind exited with an error, which is the message."""
+    """kind failed. The message has its output."""
 
 
 class KindTimedOut(KindFailed):
-    """kind took too long and was ended: what it was at is done in part."""
+    """kind took too long and was ended. Its work is done in part."""

@@ -1,4 +1,4 @@
-"""A cluster of kind: Kubernetes nodes as containers."""
+"""Creates and deletes a kind cluster, whose nodes are containers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _NODES_READY = "180s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A cluster of kind, there or not.
+    """Manages one kind cluster, which need not exist.
 
-    Every method raises `KindFailed` with kind's own words, and `KindTimedOut`, which is one.
+    Each method raises `KindFailed` with kind's output, or its subclass `KindTimedOut`.
     """
 
     program: Path
@@ -28,17 +28,17 @@ class Kind:
 
     @property
     def context(self) -> str:
-        """How kind names the context of its kubeconfigs."""
+        """Name of the context in kind's kubeconfigs."""
         return f"kind-{self.cluster}"
 
     def exists(self) -> bool:
-        """Whether the cluster is there. Asks the container engine."""
+        """Ask the container engine whether the cluster exists."""
         return self.cluster in self._run("get", "clusters").split()
 
     def create(self, *, image: str | None, config: str | None, kubeconfig: Path) -> None:
-        """Create the cluster and wait for its nodes. The kubeconfig goes into a file of its own, not the user's.
+        """Create the cluster and wait for its nodes. Leaves the user's kubeconfig unchanged.
 
-        kind itself takes away what it could not finish, but not where it takes too long.
+        If the creation fails, kind removes the partial cluster. After a time-out it stays.
         """
         args = [f"--name={self.cluster}", f"--kubeconfig={kubeconfig}", f"--wait={_NODES_READY}"]
         args += [f"--image={image}"] if image else []
@@ -46,15 +46,15 @@ class Kind:
         self._run("create", "cluster", *args, timeout_seconds=_CREATION_SECONDS)
 
     def kubeconfig(self) -> str:
-        """The administrator's kubeconfig."""
+        """Return the administrator's kubeconfig."""
         return self._run("get", "kubeconfig", f"--name={self.cluster}")
 
     def load(self, *images: str) -> None:
-        """Bring images from the container engine to all nodes."""
+        """Load images from the container engine into all nodes."""
         self._run("load", "docker-image", f"--name={self.cluster}", *images, timeout_seconds=_SLOW_SECONDS)
 
     def delete(self, *, kubeconfig: Path) -> None:
-        """Delete the cluster, and its context from this kubeconfig. Does nothing where there is none."""
+        """Delete the cluster, and its context from this kubeconfig, if they exist."""
         self._run(
             "delete", "cluster", f"--name={self.cluster}", f"--kubeconfig={kubeconfig}", timeout_seconds=_SLOW_SECONDS
         )

@@ -1,4 +1,4 @@
-"""What a cluster can tell of a failed test: logs, events, and pods that are not ready."""
+"""Collects logs, events and pods that are not ready for the report of a failed test."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _NAME_AT_MOST: Final = 150
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """A text for whoever looks for the cause."""
+    """Holds one text for the report of a failed test."""
 
     name: str
-    """Path of its file in the directory of the test."""
+    """Path in the directory of the test."""
     text: str
 
 
 def collect(cluster: Cluster, *, namespaces: Sequence[str], whole: bool) -> Iterator[Log]:
-    """Read what there is, what probably tells most first. Raises nothing: what cannot be read says why instead.
+    """Read the logs, the most useful first. A log that cannot be read holds the error instead.
 
-    `namespaces` are patterns: of the pods there, all logs. Without `whole` only the ends.
+    `namespaces` are patterns: the pods there give all their logs. Without `whole`, read only the ends.
     """
     if cluster.directory is not None:
         yield from _of_files(cluster.directory, whole=whole)
@@ -43,7 +43,7 @@ def collect(cluster: Cluster, *, namespaces: Sequence[str], whole: bool) -> Iter
 
 
 def ends(logs: Sequence[Log]) -> list[tuple[str, str]]:
-    """Make sections of a test report: the ends of those that say anything, and no more than a person reads."""
+    """Make sections of a test report from the ends of the first logs that are not empty."""
     shown = [log for log in logs if log.text.strip()]
     sections = [(log.name, _tail(log.text)) for log in shown[:_SHOWN_AT_MOST]]
     if left := [log.name for log in shown[_SHOWN_AT_MOST:]]:
@@ -52,7 +52,7 @@ def ends(logs: Sequence[Log]) -> list[tuple[str, str]]:
 
 
 def directory_name(nodeid: str) -> str:
-    """Make the name of a directory of the id of a test."""
+    """Make the name of a directory from the id of a test."""
     return re.sub(r"[^\w.=-]+", "-", nodeid).strip("-")[-_NAME_AT_MOST:]
 
 
@@ -71,7 +71,7 @@ def _of_pods(cluster: Cluster, *, namespaces: Sequence[str], whole: bool) -> Ite
     try:
         pods = json.loads(cluster.kubectl("get", "pods", "-A", "-o=json", timeout_seconds=_KUBECTL_SECONDS))["items"]
     except KubectlFailed as error:
-        # Whatever else is asked of this cluster would take as long to fail.
+        # Each further request would take as long to fail.
         yield Log(name="pods.txt", text=str(error))
         return
     yield _said(cluster, "events", "-A", name="events.txt", whole=whole)
@@ -80,7 +80,7 @@ def _of_pods(cluster: Cluster, *, namespaces: Sequence[str], whole: bool) -> Ite
         namespace, name = _place(pod)
         yield _said(cluster, "describe", "pod", "-n", namespace, name, name=f"{namespace}/{name}/pod.txt", whole=True)
     ranked = [(_is_well(pod), rank, pod) for pod in pods if (rank := _rank(pod, namespaces)) is not None]
-    # What is not well tells most, then the namespaces that were named first.
+    # Unhealthy pods first, then in the order of the patterns.
     for _, _, pod in sorted(ranked, key=lambda each: each[:2]):
         yield from _of_containers(cluster, pod, whole=whole)
     yield _said(cluster, "get", "pods", "-A", "-o=wide", name="pods.txt", whole=whole)

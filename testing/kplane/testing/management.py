@@ -1,7 +1,7 @@
-"""pytest fixtures: management clusters of real programs, one of each kind for each test process.
+"""Fixtures of management clusters with real programs, one of each kind for each test process.
 
-The clusters are processes of their own, so that tests in any event loop use them, through kubeconfigs.
-Imports are inside the fixtures, because every run of pytest loads this module, those of unit tests too.
+The clusters are separate processes, so tests in any event loop can use them through kubeconfigs.
+The fixtures import inside, because each run of pytest loads this module, also of unit tests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CLUSTERS = pytest.StashKey[dict[str, "Handle"]]()
 
 @pytest.fixture(scope="session")
 def binaries() -> Binaries:
-    """Where the real Kubernetes and etcd programs are. An error where they cannot be had."""
+    """Directories of the real Kubernetes and etcd programs. Fails if they cannot be obtained."""
     from kplane.binaries.programs import resolve
 
     return resolve()
@@ -41,7 +41,7 @@ def management_cluster(binaries: Binaries, pytestconfig: pytest.Config) -> Itera
 
 @pytest.fixture(scope="session")
 def api_server(binaries: Binaries, pytestconfig: pytest.Config) -> Iterator[Handle]:
-    """A management cluster without operators: etcd, kube-apiserver, kube-controller-manager, our CRDs and RBAC."""
+    """A management cluster without operators: etcd, kube-apiserver, kube-controller-manager, kplane's CRDs and RBAC."""
     from kplane.embedded.daemon import start_cluster
 
     with start_cluster(binaries, operators=False) as handle:
@@ -51,7 +51,7 @@ def api_server(binaries: Binaries, pytestconfig: pytest.Config) -> Iterator[Hand
 
 @pytest.fixture
 def kubectl(binaries: Binaries) -> Callable[..., Awaitable[str]]:
-    """`await kubectl(kubeconfig, *args, stdin=None)`: what kubectl prints; raises `KubectlFailed` on errors."""
+    """`await kubectl(kubeconfig, *args, stdin=None)` returns the output, or raises `KubectlFailed`."""
     from kplane.embedded.kubectl import Kubectl
 
     async def run(kubeconfig: Path, *args: str, stdin: str | None = None) -> str:
@@ -62,7 +62,7 @@ def kubectl(binaries: Binaries) -> Callable[..., Awaitable[str]]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show the ends of a cluster's logs with each failure of a test that uses it."""
+    """Add the ends of the cluster's logs to the report of a failed test."""
     report = yield
     used = set(getattr(item, "fixturenames", ()))
     if report.failed:

@@ -1,8 +1,7 @@
 """The pytest plugin: options, the marker `k8s_needs`, fixtures `k8s` and `clean_api_server`, logs of a failed test.
 
-pytest loads it wherever kplane is installed, for tests without a cluster too. In their runs it does nothing: a backend
-is chosen where a test that was collected wants one, or an option asks for it; and what takes time to import, or is of
-a package whose name a project may have as well, is imported where it is used.
+pytest loads it if kplane is installed, also for tests without a cluster. It chooses a backend only if a collected test
+needs a cluster, or if an option asks for one. Slow imports are inside functions.
 """
 
 from __future__ import annotations
@@ -54,14 +53,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--k8s",
         choices=OPTIONS,
-        help="what runs the cluster: kind, local (embedded, without nodes), existing (by the current context), none; "
-        "auto, the default, takes what the environment names, else local, if a test wants a cluster",
+        help="backend of the cluster: kind, local (embedded, without nodes), existing (the current context) or none; "
+        "auto (default) reads the environment and falls back to local",
     )
-    group.addoption("--k8s-required", action="store_true", help="end with an error where no cluster can be had")
-    group.addoption("--k8s-report-dir", metavar="DIR", help="keep the cluster's logs of each failed test there")
+    group.addoption("--k8s-required", action="store_true", help="fail if no cluster is available")
+    group.addoption("--k8s-report-dir", metavar="DIR", help="keep the cluster's logs of each failed test in DIR")
     parser.addini(
         _LOG_NAMESPACES,
-        "namespaces whose pods' logs are gathered where a test fails; patterns with *",
+        "namespaces whose pods' logs are collected for a failed test; patterns with *",
         type="args",
         default=["kplane-system", "kplane-cp-*"],
     )
@@ -69,11 +68,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     known = ", ".join(CAPABILITIES)
-    config.addinivalue_line("markers", f"{_MARKER}(*capabilities): skipped where the cluster lacks one of {known}")
+    config.addinivalue_line("markers", f"{_MARKER}(*capabilities): skip if the cluster lacks one of {known}")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Choose now where an option asks for it: what cannot be had is said before anything is collected."""
+    """Choose now if an option asks for a cluster, so that a failure comes before the collection."""
     config = session.config
     asked = config.getoption("--k8s") is not None or config.getoption("--k8s-required")
     if not asked or _is_worker(config) or config.option.collectonly:
@@ -83,12 +82,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     except Misconfigured as error:
         raise pytest.UsageError(str(error)) from error
     if choice.backend == "none" and config.getoption("--k8s-required"):
-        raise pytest.UsageError(f"--k8s-required, and there is no cluster for the tests: {choice.reason}")
+        raise pytest.UsageError(f"--k8s-required: failed to find a cluster for the tests: {choice.reason}")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a worker of xdist where it finds, or leaves, the choice."""
+    """Send the directory of the run to an xdist worker."""
     node.workerinput["k8s"] = str(_run(node.config).directory)
 
 
@@ -100,7 +99,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     except Misconfigured as error:
         if not _is_worker(config):
             raise pytest.UsageError(str(error)) from error
-        # A worker of xdist that ends here says nothing but that it crashed: have the controller end the run.
+        # An error in an xdist worker looks like a crash, so the controller reports it and ends the run.
         _run(config).refuse(error)
 
 
@@ -111,7 +110,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any) -> None:
-    """Say what a worker of xdist chose, or why no test may run: none does before all workers have come so far."""
+    """Report the choice of an xdist worker, or end the run. Tests start after all workers have collected."""
     config: pytest.Config = node.config
     try:
         choice = _chosen(config)
@@ -135,7 +134,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
             remove(choice, shared=run.directory, environment=os.environ)
     except Misconfigured:
-        pass  # No test has run, and pytest has said why.
+        pass  # No test has run, and pytest has reported the error.
     finally:
         shutil.rmtree(run.directory, ignore_errors=True)
 
@@ -152,7 +151,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session")
 def k8s_operators() -> bool:
-    """Override it in a conftest with True to have the backend `local` run kplane's operators, and install its CRDs."""
+    """Override with True to make the backend `local` install kplane's CRDs and run its operators."""
     return False
 
 
@@ -176,13 +175,13 @@ def k8s(pytestconfig: pytest.Config, k8s_operators: bool) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def clean_api_server_manifests() -> Sequence[Path]:
-    """Override it in a conftest with files that kubectl applies first: what every test is to find, as CRDs."""
+    """Override with manifests, for example CRDs, that kubectl applies first and that each test finds."""
     return ()
 
 
 @pytest.fixture
 def clean_api_server(pytestconfig: pytest.Config, clean_api_server_manifests: Sequence[Path]) -> Cluster:
-    """A Kubernetes API without a trace of earlier tests, used as `k8s`; no controllers run. See docs/testing.md."""
+    """A Kubernetes API without objects of earlier tests, used as `k8s`. No controllers run. See docs/testing.md."""
     try:
         choice = _choice(pytestconfig)
     except Misconfigured as error:
@@ -239,7 +238,7 @@ def _skip_unmet(items: list[pytest.Item], *, config: pytest.Config) -> None:
 
 
 def _used(item: pytest.Item) -> list[Cluster]:
-    """Give the clusters that run and that a test has a fixture of."""
+    """List the running clusters that a test uses."""
     fixtures = getattr(item, "fixturenames", ())
     cluster = item.config.stash.get(_CLUSTER, None)
     used = [cluster] if "k8s" in fixtures and cluster is not None else []
@@ -256,15 +255,15 @@ def _needs(item: pytest.Item) -> set[str]:
     for mark in item.iter_markers(_MARKER):
         unknown = [repr(each) for each in mark.args if each not in tuple(CAPABILITIES)]
         if unknown or mark.kwargs or not mark.args:
-            wrong = f"{', '.join(unknown)} is no capability" if unknown else "it takes the names of capabilities"
+            wrong = f"unknown capability {', '.join(unknown)}" if unknown else "expected names of capabilities"
             known = "; ".join(f"{name}: {meaning}" for name, meaning in CAPABILITIES.items())
-            raise Misconfigured(f"{item.nodeid}: the marker `{_MARKER}`: {wrong}. Known are {known}.")
+            raise Misconfigured(f"{item.nodeid}: failed to read the marker `{_MARKER}`: {wrong}; use {known}")
         needs.update(mark.args)
     return needs
 
 
 def _gather(cluster: Cluster, item: pytest.Item) -> list[tuple[str, str]]:
-    """Write the logs into the directory for reports, if there is one, and give the ends of those that tell most."""
+    """Return the ends of the most useful logs. With --k8s-report-dir, write all logs there."""
     from kplane.testing.logs import collect, directory_name, ends
 
     reports = item.config.getoption("--k8s-report-dir")

@@ -1,4 +1,4 @@
-"""What this machine has: the answers that the choice of a backend needs."""
+"""Finds the facts about this machine that the choice of a backend needs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _KUBECTL_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Finds things out by asking this machine; `kplane.testing.choice.Probes` says what the methods do."""
+    """Implements `kplane.testing.choice.Probes` with the programs of this machine."""
 
     environment: Mapping[str, str]
     report: Report
-    """Is called with lines of progress where programs are obtained."""
+    """Receives lines of progress if programs are obtained."""
 
     def current_context(self) -> str:
         return self._kubectl("config", "current-context").strip()
 
     def capabilities(self, context: str) -> frozenset[str]:
         asked = (f"--context={context}", "--request-timeout=10s")
-        # Its publisher is one of the controllers: a bare API server does not have it.
+        # A controller publishes this ConfigMap, so a bare API server does not have it.
         published = self._kubectl(
             *asked, "get", "cm", "kube-root-ca.crt", "-n=default", "--ignore-not-found", "-o=name"
         )
@@ -47,7 +47,7 @@ class Machine:
             program = programs.kind(environment=self.environment, report=self.report)
             return Kind(program=program, cluster=name).exists()
         except (BinariesError, KindFailed) as error:
-            raise Unavailable(f"kind does not work here, or its container engine does not: {error}") from error
+            raise Unavailable(f"failed to use kind or its container engine: {error}") from error
 
     def kind(self) -> str:
         from kplane.binaries.errors import BinariesError
@@ -56,7 +56,7 @@ class Machine:
         try:
             return str(programs.kind(environment=self.environment, report=self.report).parent)
         except BinariesError as error:
-            raise Unavailable(f"no kind: {error}") from error
+            raise Unavailable(f"failed to find kind: {error}") from error
 
     def programs(self, *, obtain: bool) -> str:
         from kplane.binaries.errors import BinariesError
@@ -69,10 +69,10 @@ class Machine:
 
                 directories = resolve(environment=self.environment, report=self.report).directories
         except BinariesError as error:
-            raise Unavailable(f"no embedded cluster: {error}") from error
+            raise Unavailable(f"failed to find the programs of an embedded cluster: {error}") from error
         if directories is None:
             raise Unavailable(
-                "no embedded cluster, as its programs are not here; `python -m kplane.binaries` obtains them"
+                "no embedded cluster, because its programs are missing; `python -m kplane.binaries` obtains them"
             )
         return " and ".join(str(directory) for directory in directories)
 
@@ -83,7 +83,7 @@ class Machine:
         try:
             program = programs.kubectl(environment=self.environment, report=self.report)
         except BinariesError as error:
-            raise Unavailable(f"no kubectl: {error}") from error
+            raise Unavailable(f"failed to find kubectl: {error}") from error
         title = " ".join(("kubectl", *args))
         environment = dict(self.environment)
         return run(

@@ -1,4 +1,4 @@
-"""Where the programs are that a backend needs: what this project has cached, else PATH, else obtained for it."""
+"""Finds the programs of a backend in the cache of kplane, then on PATH. Obtains the missing ones."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["kind", "kubectl", "local"]
 
 
 def local(*, environment: Mapping[str, str]) -> tuple[Path, ...] | None:
-    """Find the directories of all that an embedded cluster runs; None where something must be obtained for it.
+    """Find the directories of an embedded cluster's programs; None if one is missing.
 
-    Raises `BinariesError` on a platform that there are no programs for.
+    Raises `BinariesError` on a platform without programs.
     """
     kubernetes = _cached(KUBERNETES, programs=KUBERNETES.programs, environment=environment)
     etcd = _cached(ETCD, programs=ETCD.programs, environment=environment)
@@ -25,14 +25,14 @@ def local(*, environment: Mapping[str, str]) -> tuple[Path, ...] | None:
 
 
 def kubectl(*, environment: Mapping[str, str], report: Report) -> Path:
-    """Find kubectl. Raises `BinariesError` where it is nowhere and cannot be obtained."""
+    """Find kubectl. Raises `BinariesError` if it is missing and cannot be obtained."""
     return _find("kubectl", upstream=KUBERNETES, environment=environment, report=report)
 
 
 def kind(*, environment: Mapping[str, str], report: Report) -> Path:
-    """Find kind: the pinned version, where it is cached, as a node image is made for a version of kind.
+    """Find kind, the pinned version if it is cached, because a node image is made for one version of kind.
 
-    Raises `BinariesError` where it is nowhere and cannot be obtained.
+    Raises `BinariesError` if it is missing and cannot be obtained.
     """
     return _find("kind", upstream=KIND, environment=environment, report=report)
 
@@ -41,7 +41,7 @@ def _find(program: str, *, upstream: Upstream, environment: Mapping[str, str], r
     try:
         directory = _cached(upstream, programs=[program], environment=environment)
     except BinariesError:
-        # A platform that this project has no programs for: PATH may have this one all the same.
+        # A platform without programs of this project can still have this one on PATH.
         directory = None
     if directory is not None:
         return directory / program
@@ -49,9 +49,9 @@ def _find(program: str, *, upstream: Upstream, environment: Mapping[str, str], r
 
 
 def _cached(upstream: Upstream, *, programs: Sequence[str], environment: Mapping[str, str]) -> Path | None:
-    # Not by kplane.binaries.programs: it takes many times as long to import as this takes to run.
+    # Without kplane.binaries.programs, whose import takes many times as long as this function.
     explicit = environment.get("KPLANE_BINARIES_DIR")
-    # As kplane.binaries.programs does: what kplane runs must be there; its developers' programs may be there.
+    # As in kplane.binaries.programs: programs of the runtime must be there, those of developers can be there.
     if explicit and (upstream in RUNTIME or not lacking(Path(explicit), programs=programs)):
         directory = Path(explicit).absolute()
     else:

@@ -1,4 +1,4 @@
-"""One run of pytest, of however many processes: the directory that they share, and the choice that they make once."""
+"""Shares a directory and one choice between the processes of a pytest run."""
 
 from __future__ import annotations
 
@@ -22,29 +22,26 @@ _VERDICT = "verdict"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What the processes of one run know of each other.
-
-    With xdist it is the workers that learn which tests there are: the first that needs a cluster chooses for all.
-    """
+    """Connects the processes of one run. The first xdist worker whose tests need a cluster chooses for all."""
 
     directory: Path
     mine: bool
-    """False in a worker of xdist."""
+    """False in an xdist worker."""
 
     @classmethod
     def begin(cls) -> Self:
-        """Make the directory of a new run."""
+        """Create the directory of a new run."""
         return cls(directory=Path(tempfile.mkdtemp(prefix="k8s-test-")), mine=True)
 
     @classmethod
     def join(cls, directory: str) -> Self:
-        """Be one of the processes of a run."""
+        """Join the run that has this directory."""
         return cls(directory=Path(directory), mine=False)
 
     def choose(self, decide: Callable[[], Choice]) -> Choice:
-        """Give the choice of this run; where nobody has made it, `decide` does.
+        """Return the choice of this run; call `decide` if there is none yet.
 
-        Raises `Misconfigured` where that, or `refuse`, said that the run cannot be.
+        Raises `Misconfigured` if `decide` does, or if another process has called `refuse`.
         """
         with exclusive(self.directory):
             choice = self.chosen()
@@ -58,11 +55,11 @@ class Run:
             return choice
 
     def refuse(self, error: Misconfigured) -> None:
-        """Have every process raise this error: no test is to run."""
+        """Make each process raise this error, so that no test runs."""
         self._write({"wrong": str(error)})
 
     def chosen(self) -> Choice | None:
-        """Give the choice, if it has been made. Raises `Misconfigured` where the run has been refused."""
+        """Return the choice, if there is one. Raises `Misconfigured` if the run was refused."""
         file = self.directory / _VERDICT
         if not file.exists():
             return None
@@ -77,14 +74,14 @@ class Run:
 
 @contextlib.contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Be the only process that is at the directory."""
+    """Hold the lock of the directory."""
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def write_private(file: Path, *, content: str) -> None:
-    """Write a file that nobody else can read, and that is there whole or not at all."""
+    """Write a file atomically, readable for this user only."""
     partial = file.with_name(f".{file.name}.{os.getpid()}")
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as written:
         written.write(content)

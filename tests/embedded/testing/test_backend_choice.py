@@ -75,9 +75,9 @@ ASKED_FOR = [
         "kind",
         IMAGE,
         Found(clusters=("a",)),
-        "kind (--k8s=kind; cluster kplane-e2e will be created of node:1; kind found in /kind)",
+        "kind (--k8s=kind; cluster kplane-e2e will be created from node:1; kind found in /kind)",
     ),
-    ("existing", ALLOWED, EVERYTHING, "existing (--k8s=existing; context test is allowed by te*; can api, gc)"),
+    ("existing", ALLOWED, EVERYTHING, "existing (--k8s=existing; context test is allowed by te*; has api, gc)"),
 ]
 NOT_THERE = [
     ("local", {}, NOTHING, "none (--k8s=local; no programs)"),
@@ -86,19 +86,19 @@ NOT_THERE = [
     ("existing", ALLOWED, Found(context="test", can=None), "none (--k8s=existing; connection refused)"),
 ]
 NAMED_BY_THE_ENVIRONMENT = [
-    (EXISTING, EVERYTHING, "existing (auto: USE_EXISTING_CLUSTER; context test is allowed by te*; can api, gc)"),
+    (EXISTING, EVERYTHING, "existing (auto: USE_EXISTING_CLUSTER; context test is allowed by te*; has api, gc)"),
     (EXISTING, Found(context="test", can=None, cached="/bin"), "none (auto: USE_EXISTING_CLUSTER; connection refused)"),
     ({"KIND_CLUSTER": "other"}, EVERYTHING, f"kind ({NO_NAMES}; cluster other exists; kind found in /kind)"),
     (IMAGE, EVERYTHING, f"kind ({NO_NAMES}; cluster kplane-e2e exists; kind found in /kind)"),
     (
         IMAGE,
         Found(clusters=()),
-        f"kind ({NO_NAMES}; cluster kplane-e2e will be created of node:1; kind found in /kind)",
+        f"kind ({NO_NAMES}; cluster kplane-e2e will be created from node:1; kind found in /kind)",
     ),
     (
         {"KIND_CLUSTER": "gone"},
         EVERYTHING,
-        f"local ({NO_NAMES}; KIND_CLUSTER=gone is not there, and KIND_NODE_IMAGE is not set; programs found in /bin)",
+        f"local ({NO_NAMES}; KIND_CLUSTER=gone does not exist and KIND_NODE_IMAGE is not set; programs found in /bin)",
     ),
     (
         {"KIND_CLUSTER": "other", "USE_EXISTING_CLUSTER": "false"},
@@ -154,7 +154,7 @@ def test_touches_no_context_that_is_not_allowed(option: str, allowed: Mapping[st
         def current_context(self) -> str:
             return "production"
 
-    with pytest.raises(Misconfigured, match=f"context is production, and K8S_ALLOWED_CONTEXTS {says}") as refused:
+    with pytest.raises(Misconfigured, match=f"current context production: K8S_ALLOWED_CONTEXTS {says}") as refused:
         choose(option, environment={"USE_EXISTING_CLUSTER": "true", **allowed}, probes=Production())
     assert "set K8S_ALLOWED_CONTEXTS=production" in str(refused.value)
 
@@ -173,7 +173,7 @@ def test_takes_no_pattern_for_another(allowed: str) -> None:
 
 @pytest.mark.parametrize(("option", "name"), [("auto", "USE_EXISTING_CLUSTER"), ("kind", "KIND_KEEP")])
 def test_says_which_variable_means_nothing(option: str, name: str) -> None:
-    with pytest.raises(Misconfigured, match=f"{name}=maybe is neither true nor false"):
+    with pytest.raises(Misconfigured, match=f"failed to read {name}=maybe: expected true or false"):
         choose(option, environment={name: "maybe"}, probes=EVERYTHING)
 
 

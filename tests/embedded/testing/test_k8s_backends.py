@@ -135,14 +135,14 @@ def test_uses_an_existing_cluster_that_is_allowed(
     """)
     refused = pytester.runpytest_subprocess()
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
-    refused.stderr.fnmatch_lines(["ERROR: auto: USE_EXISTING_CLUSTER: the current context is *"])
+    refused.stderr.fnmatch_lines(["ERROR: auto: USE_EXISTING_CLUSTER: failed to use the current context *"])
 
-    context = re.search(r"the current context is (\S+),", refused.stderr.str())
+    context = re.search(r"the current context (\S+): ", refused.stderr.str())
     assert context is not None
     monkeypatch.setenv("K8S_ALLOWED_CONTEXTS", f"other-*,{context[1]}")
     outcome = pytester.runpytest_subprocess("-rs", "-n2")
     outcome.assert_outcomes(passed=1, skipped=1)
-    outcome.stdout.fnmatch_lines([f"k8s: existing (*; context {context[1]} is allowed by {context[1]}; can api, gc)"])
+    outcome.stdout.fnmatch_lines([f"k8s: existing (*; context {context[1]} is allowed by {context[1]}; has api, gc)"])
 
 
 def test_a_cluster_that_cannot_be_reached_is_none(
@@ -157,4 +157,6 @@ def test_a_cluster_that_cannot_be_reached_is_none(
     pytester.runpytest_subprocess("--k8s=existing").assert_outcomes(skipped=1)
     outcome = pytester.runpytest_subprocess("--k8s=existing", "--k8s-required")
     assert outcome.ret == pytest.ExitCode.USAGE_ERROR
-    outcome.stderr.fnmatch_lines(["ERROR: --k8s-required, *--k8s=existing; `kubectl *127.0.0.1:1*refused*"])
+    outcome.stderr.fnmatch_lines(
+        ["ERROR: --k8s-required: *--k8s=existing; failed to run `kubectl *127.0.0.1:1*refused*"]
+    )

@@ -124,7 +124,7 @@ def test_leaves_tests_without_a_cluster_alone(stand_ins, pytester: pytest.Pytest
     outcome.assert_outcomes(passed=1, skipped=2)
     outcome.stdout.fnmatch_lines(
         [
-            "k8s: none (auto: *; no embedded cluster, as its programs are not here; `python -m kplane.binaries` *",
+            "k8s: none (auto: *; no embedded cluster, because its programs are missing; `python -m kplane.binaries` *",
             "SKIPPED * k8s: none (auto: *",
         ]
     )
@@ -142,11 +142,11 @@ def test_skips_what_needs_more_than_there_is(stand_ins, pytester: pytest.Pyteste
 @pytest.mark.parametrize(
     ("mark", "says", "workers"),
     [
-        ('"nodes", "pods"', "'nodes' is no capability", ()),
-        ('"nodes", "pods"', "'nodes' is no capability", ("-n1",)),
-        ("", "it takes the names of capabilities", ()),
-        ("pods=True", "it takes the names of capabilities", ()),
-        ("['pods']", "['pods'] is no capability", ()),
+        ('"nodes", "pods"', "unknown capability 'nodes'", ()),
+        ('"nodes", "pods"', "unknown capability 'nodes'", ("-n1",)),
+        ("", "expected names of capabilities", ()),
+        ("pods=True", "expected names of capabilities", ()),
+        ("['pods']", "unknown capability ['pods']", ()),
     ],
 )
 def test_knows_its_capabilities(
@@ -157,14 +157,16 @@ def test_knows_its_capabilities(
     outcome = run(*workers)
     assert outcome.ret == pytest.ExitCode.USAGE_ERROR
     text = outcome.stderr.str()
-    assert f"test_knows_its_capabilities.py::test_wrong: the marker `k8s_needs`: {says}. Known are api: " in text
+    assert (
+        f"test_knows_its_capabilities.py::test_wrong: failed to read the marker `k8s_needs`: {says}; use api: " in text
+    )
 
 
 def test_ends_where_a_cluster_is_required_and_none_is_there(stand_ins, pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_nothing(): pass")
     outcome = pytester.runpytest("--k8s-required")
     assert outcome.ret == pytest.ExitCode.USAGE_ERROR
-    outcome.stderr.fnmatch_lines(["ERROR: --k8s-required, and there is no cluster for the tests: auto: *"])
+    outcome.stderr.fnmatch_lines(["ERROR: --k8s-required: failed to find a cluster for the tests: auto: *"])
     stand_ins.write_programs_of_local()
     assert pytester.runpytest("--k8s-required").ret == 0
 
@@ -181,7 +183,7 @@ def test_runs_no_test_where_the_context_is_refused(
     """)
     outcome = pytester.runpytest_subprocess(*workers)
     assert outcome.ret == pytest.ExitCode.USAGE_ERROR
-    outcome.stderr.fnmatch_lines(["ERROR: *current context is staging, and K8S_ALLOWED_CONTEXTS allows kind-*"])
+    outcome.stderr.fnmatch_lines(["ERROR: *current context staging: K8S_ALLOWED_CONTEXTS allows kind-*"])
     assert not (pytester.path / "ran").exists()
     assert stand_ins.calls("kubectl") == ["config current-context"]
 
@@ -189,7 +191,7 @@ def test_runs_no_test_where_the_context_is_refused(
 def test_finds_out_what_an_existing_cluster_can_do(on_cluster: None, pytester: pytest.Pytester) -> None:
     pytester.makepyfile(NEEDING)
     outcome = pytester.runpytest("-rs")
-    outcome.stdout.fnmatch_lines(["k8s: existing (*; context staging is allowed by staging; can api, gc, pods)"])
+    outcome.stdout.fnmatch_lines(["k8s: existing (*; context staging is allowed by staging; has api, gc, pods)"])
     outcome.stdout.fnmatch_lines(["SKIPPED * needs images; k8s: existing *"])
 
 
@@ -221,7 +223,7 @@ def test_shows_what_kubectl_says_and_where_the_test_called_it(on_cluster: None, 
     outcome.stdout.fnmatch_lines(
         [
             '>*k8s.kubectl("get", "nonsense")',
-            "E * `kubectl get nonsense` ended with status 3: no such thing",
+            "E * failed to run `kubectl get nonsense`: status 3: no such thing",
         ]
     )
     outcome.stdout.no_fnmatch_line("*subprocess.run*")
@@ -281,7 +283,7 @@ def test_creates_one_cluster_of_kind_for_all_workers_and_deletes_it(
     """)
     outcome = pytester.runpytest_subprocess("--dist=each", "--tx=2*popen", *args)
     outcome.assert_outcomes(passed=2)
-    outcome.stdout.fnmatch_lines(["k8s: kind (*; cluster kplane-e2e will be created of node:1; kind found in *)"])
+    outcome.stdout.fnmatch_lines(["k8s: kind (*; cluster kplane-e2e will be created from node:1; kind found in *)"])
     assert sum(line.startswith("k8s: ") for line in outcome.outlines) == 1
     calls = stand_ins.calls("kind")
     assert calls.count("get clusters") == 2, "once to choose, once to create"
@@ -319,7 +321,9 @@ def test_says_what_kind_said_and_deletes_nothing_where_it_creates_nothing(stand_
     pytester.makepyfile("def test_uses_it(k8s): pass")
     outcome = pytester.runpytest("--k8s=kind")
     outcome.assert_outcomes(errors=1)
-    outcome.stdout.fnmatch_lines(["E *`kind create cluster --name=kplane-e2e * ended with status 1: no such image"])
+    outcome.stdout.fnmatch_lines(
+        ["E *failed to run `kind create cluster --name=kplane-e2e *`: status 1: no such image"]
+    )
     assert not any(call.startswith("delete") for call in stand_ins.calls("kind"))
 
 

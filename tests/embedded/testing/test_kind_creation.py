@@ -22,7 +22,7 @@ def shared(stand_ins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     stand_ins.write_kind_that_hangs()
     directory = tmp_path / "shared"
     directory.mkdir()
-    took_too_long = pytest.raises(KindTimedOut, match=r"`kind create cluster .* was not done after 0\.5 s")
+    took_too_long = pytest.raises(KindTimedOut, match=r"failed to run `kind create cluster .*`: not done after 0\.5 s")
     with took_too_long, start(CHOICE, shared=directory, operators=False, environment=os.environ):
         pass
     return directory

@@ -1,1 +1,1 @@
-"""The demo: the main job of the suite, from nothing to nothing, each step verified."""
+"""The demo: starts the whole suite on this machine, verifies each step, and ends everything."""

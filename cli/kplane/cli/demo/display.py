@@ -1,4 +1,4 @@
-"""What a person sees of the demo: a progress display on a terminal, plain lines elsewhere."""
+"""Shows the progress of the demo: a spinner on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _INDENT: Final = " " * 8
 
 
 class Display:
-    """Prints steps, numbered, with what happened in each and how long it took."""
+    """Prints numbered steps with their notes and durations."""
 
     def __init__(self, console: Console, *, steps: int) -> None:
-        """`steps`: how many there will be."""
+        """Take the number of steps to come."""
         self._console = console
         self._steps = steps
         self._number = 0
@@ -52,7 +52,7 @@ class Display:
             self.line(f"{_INDENT}{line}", style="dim")
 
     def line(self, text: str, *, style: str = "") -> None:
-        """Print a line as it is."""
+        """Print a line unchanged."""
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def _ended(self, label: str, *, mark: str, style: str, begun: float) -> None:

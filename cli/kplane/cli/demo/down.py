@@ -1,4 +1,4 @@
-"""Ends a demo that was kept. Needs none of what the demo shows, so that it works when that does not."""
+"""Ends a kept demo. Imports nothing of the steps, so it works if they do not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["end_demo"]
 
 
 def end_demo(directory: Path) -> int:
-    """End what runs over the directory and remove it; return the exit status."""
+    """End the demo in the directory, remove the directory, and return the exit status."""
     display = Display(Console(), steps=1)
     directory = directory.absolute()
     if not directory.exists():
@@ -24,7 +24,7 @@ def end_demo(directory: Path) -> int:
     try:
         with display.step(f"End the demo in {directory}"):
             if ended := site.clear(directory):
-                display.note(f"processes {ended} were left by a crash and are ended now")
+                display.note(f"ended processes {ended}, which a crashed demo had left")
     except (CliError, EmbeddedError, OSError) as error:
         display.line(f"error: {error}", style="red")
         return 1

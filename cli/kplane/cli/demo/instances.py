@@ -1,4 +1,4 @@
-"""Which process is the instance of a registration, told by the system and not by mcm."""
+"""Finds the process of a registration's instance in the process table, independently of mcm's report."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ __all__ = ["instance_of"]
 
 
 async def instance_of(handle: Handle, registration: str) -> int | None:
-    """Find the process of a registration's instance; None where there is none."""
+    """Find the process of a registration's instance; None if there is none."""
     found = find_processes(handle.mcm_directory / component_name(registration))
     return found[0] if found else None

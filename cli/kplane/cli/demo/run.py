@@ -1,4 +1,4 @@
-"""Runs the demo from nothing to nothing, or to a cluster that is left for a person to look around."""
+"""Runs the demo, and ends it or, with `--keep`, leaves it running."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ERRORS: Final = (BinariesError, CliError, EmbeddedError, WorkloadsError, OSErro
 
 
 def run_demo(directory: Path, *, keep: bool) -> int:
-    """Run the demo and return the exit status: 0 only where each step was verified."""
+    """Run the demo and return the exit status: 0 only if each step was verified."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     display = Display(Console(), steps=len(STEPS) + _OWN_STEPS)
     directory = directory.absolute()
@@ -43,7 +43,7 @@ def run_demo(directory: Path, *, keep: bool) -> int:
     try:
         return _run_guarded(directory, display=display, keep=keep)
     except KeyboardInterrupt:
-        display.line("Interrupted; ending everything.", style="red")
+        display.line("Interrupted. Ending all processes.", style="red")
         return _give_up(directory, display=display, status=130)
 
 
@@ -63,7 +63,7 @@ def _run(directory: Path, *, display: Display, keep: bool) -> None:
         binaries = resolve(report=display.note)
         for programs in dict.fromkeys(binaries.directories):
             display.note(str(programs))
-    # Kept, it lives on without this process; otherwise it may not, however this process ends.
+    # A kept cluster outlives this process. Any other ends with it, even if this process is killed.
     daemon = Daemon(directory, binaries=binaries, bound=not keep)
     try:
         with display.step("Start the management cluster and both operators"):
@@ -73,7 +73,7 @@ def _run(directory: Path, *, display: Display, keep: bool) -> None:
         asyncio.run(_verify(demo, display=display))
     except BaseException as error:
         if not isinstance(error, KeyboardInterrupt):
-            # Now, because all that is stopped next says so at length.
+            # Before the stop: stopping the programs adds many lines to their logs.
             _show_logs(directory, display=display)
         with contextlib.suppress(EmbeddedError):
             daemon.stop()
@@ -95,7 +95,7 @@ def _stop(daemon: Daemon, *, display: Display) -> None:
     pids = [daemon.pid, *find_processes(daemon.directory)]
     daemon.stop()
     if left := sorted({pid for pid in pids if _alive(pid)} | set(find_processes(daemon.directory))):
-        raise DemoFailed(f"Processes are left running: {left}.")
+        raise DemoFailed(f"failed to stop the demo: processes {left} still run; end them by `kill`")
     shutil.rmtree(daemon.directory)
     display.note(f"{len(pids)} processes ended, 0 left; {daemon.directory} removed")
 
@@ -105,7 +105,7 @@ def _alive(pid: int) -> bool:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
-    # A zombie has ended; when it goes from the table is up to its parent, here often process 1.
+    # A zombie has ended. Its parent, here often process 1, removes it from the table later.
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
@@ -134,11 +134,11 @@ def _show_logs(directory: Path, *, display: Display) -> None:
 
 
 def _give_up(directory: Path, *, display: Display, status: int) -> int:
-    """End everything after a failure; the directory stays, for its logs, until the next demo."""
+    """End all processes after a failure. The directory with the logs stays until the next demo."""
     try:
         end(directory)
     except EmbeddedError as error:
         display.line(f"error: {error}", style="red")
     if lock.holder(directory) is None and not find_processes(directory):
-        display.line(f"Nothing is left running. Logs are in {directory} until the next demo.")
+        display.line(f"All processes have ended. The logs stay in {directory} until the next demo.")
     return status

@@ -1,4 +1,4 @@
-"""The directory of a demo: taken only where nothing of anybody else is in it, and removed with all that is."""
+"""Takes and removes the directory of a demo. Refuses a directory with other files."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _MARKER: Final = ".kplane-demo"
 
 
 def default_directory() -> Path:
-    """Where a demo is kept that was not told where."""
+    """Return the directory of a demo that was started without `--directory`."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "kplane" / "demo"
 
 
 def take(directory: Path) -> None:
-    """Make the directory a demo's, cleared of an earlier one that does not run any more.
+    """Prepare the directory for a demo, and clear it of an earlier demo that has ended.
 
-    Raises `DemoRefused` where a demo runs there, or where files are in it that no demo wrote.
+    Raises `DemoRefused` if a demo runs there, or if it holds files that no demo wrote.
     """
     if (pid := lock.holder(directory)) is not None:
         raise DemoRefused(
-            f"A demo runs over {directory} already (process {pid}). "
-            f"End it with `kplane demo-down --directory {directory}` (or `make demo-down`), or take another directory."
+            f"failed to start the demo: process {pid} already runs a demo in {directory}; "
+            f"end it by `kplane demo-down --directory {directory}` (or `make demo-down`), or choose another directory"
         )
     clear(directory)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -38,15 +38,15 @@ def take(directory: Path) -> None:
 
 
 def clear(directory: Path) -> list[int]:
-    """End whatever a demo has running there and remove the directory.
+    """End the processes of a demo, and remove its directory.
 
-    Returns the processes that no daemon was left to end. Raises `DemoRefused` where the directory is not a demo's, and
-    `embedded.LeftRunning` where something does not end.
+    Returns the processes that outlived the demo's daemon. Raises `DemoRefused` if no demo wrote the directory, and
+    `embedded.LeftRunning` if a process does not end.
     """
     if not directory.exists():
         return []
     if any(directory.iterdir()) and not (directory / _MARKER).exists():
-        raise DemoRefused(f"{directory} holds files that no demo wrote; choose another directory.")
+        raise DemoRefused(f"failed to clear {directory}: it holds files that no demo wrote; choose another directory")
     ended = end(directory)
     shutil.rmtree(directory)
     return ended

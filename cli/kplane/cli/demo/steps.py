@@ -1,4 +1,4 @@
-"""The steps of the demo. Each does one thing, verifies it, and says what was seen; or raises `DemoFailed`."""
+"""The steps of the demo. Each makes one change, verifies it and notes the result, or raises `DemoFailed`."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ __all__ = ["EXAMPLES", "STEPS", "Demo", "Step"]
 
 EXAMPLES: Final = Path(__file__).parent / "manifests"
 
-_NAMES: Final = ("a", "a-b", "aa")
-_DESTROYED: Final = "aa"
-_MOVED: Final = "a"
-_DEDICATED: Final = "a-dedicated"
+_NAMES: Final = ("acme", "acme-dev", "globex")
+_DESTROYED: Final = "acme"
+"""The beginning of another name: a prefix without its slash would destroy both."""
+_MOVED: Final = "globex"
+_DEDICATED: Final = "initech"
 _NAMESPACE: Final = "shop"
 _REPLICAS: Final = 3
 
 
 @dataclass(slots=True)
 class Demo:
-    """What the steps share."""
+    """Holds what the steps share."""
 
     handle: Handle
     note: Callable[[str], None]
     tenants: dict[str, Tenant] = field(default_factory=dict)
 
     async def each(self, action: Callable[[Tenant], Awaitable[str]]) -> None:
-        """Do something for every tenant at once, and note what each says, in order."""
+        """Run an action for all tenants at the same time, and note its results in order."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_awaited(action(tenant)), name=name) for name, tenant in self.tenants.items()]
         for task in tasks:
@@ -47,7 +48,7 @@ class Demo:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step and its title."""
+    """Pairs a step with its title."""
 
     title: str
     run: Callable[[Demo], Awaitable[None]]
@@ -68,7 +69,7 @@ async def create(demo: Demo) -> None:
 
 
 async def wait_ready(demo: Demo) -> None:
-    """Wait for each control plane and for its registration, and open each with the published kubeconfig."""
+    """Wait for each control plane and its registration, and open it with the published kubeconfig."""
     async with asyncio.TaskGroup() as group:
         for name in _NAMES:
             group.create_task(_wait_ready(demo, name), name=f"wait for {name}")
@@ -119,37 +120,39 @@ async def deploy(demo: Demo) -> None:
 
 
 async def check_namespaces(demo: Demo) -> None:
-    """Show what the controllers put into each new namespace."""
+    """Show the objects that the controllers put into each new namespace."""
     await demo.each(lambda tenant: tenant.check_namespace(_NAMESPACE))
 
 
 async def delete_namespaces(demo: Demo) -> None:
-    """Delete a namespace in each."""
+    """Delete a namespace in each control plane."""
     await demo.each(lambda tenant: tenant.delete_namespace("temporary"))
 
 
 async def destroy(demo: Demo) -> None:
-    """Delete one control plane, and verify that its data is gone and nobody else's was touched."""
+    """Delete one control plane. Verify that its data are gone, and that the data of the others are unchanged."""
     etcd = demo.handle.tenants_etcd
     victim = demo.tenants.pop(_DESTROYED)
     others = [tenant.cluster_path for tenant in demo.tenants.values()]
     keys = await count_keys(etcd, victim.cluster_path)
     if not keys:
-        raise DemoFailed(f"{victim.name} has no keys below /clusters/{victim.cluster_path}/ even before.")
+        raise DemoFailed(
+            f"failed to verify the deletion of {victim.name}: /clusters/{victim.cluster_path}/ held no keys before it"
+        )
     before = await _settled(demo, others)
     await demo.handle.kubectl.run("delete", "controlplane", victim.name, "--wait=true", "--timeout=120s")
     left = await count_keys(etcd, victim.cluster_path)
     if left:
-        raise DemoFailed(f"{victim.name} is deleted, and {left} of its {keys} keys are still in the shared etcd.")
+        raise DemoFailed(f"failed to destroy {victim.name}: {left} of its {keys} keys are still in the shared etcd")
     demo.note(f"{victim.name}: {keys} keys before, 0 after")
     for path in others:
         if changed := difference(before[path], await stored(etcd, path)):
-            raise DemoFailed(f"Destroying {victim.name} touched keys of {path}: {changed[:10]}")
-        demo.note(f"{path}: all {len(before[path])} keys untouched (keys, values and revisions compared)")
+            raise DemoFailed(f"failed to keep {path} apart: destroying {victim.name} changed keys {changed[:10]}")
+        demo.note(f"{path}: all {len(before[path])} keys unchanged (keys, values and revisions compared)")
 
 
 async def _settled(demo: Demo, paths: list[str]) -> dict[str, Mapping[str, str]]:
-    """Take the keys of these control planes once nothing is written any more by what happened before."""
+    """Read the keys of these control planes when two readings in a row are equal."""
     seen: list[dict[str, Mapping[str, str]]] = [{}]
 
     async def take() -> list[str]:
@@ -162,13 +165,13 @@ async def _settled(demo: Demo, paths: list[str]) -> dict[str, Mapping[str, str]]
 
 
 async def create_dedicated(demo: Demo) -> None:
-    """Create a control plane with an etcd of its own, for which no controllers run yet."""
+    """Create a control plane with its own etcd. No controllers run for it yet."""
     demo.note((await demo.handle.kubectl.apply(_example("dedicated.yaml"))).strip())
     endpoint = await _wait_condition(demo, _DEDICATED)
     tenant = await Tenant.open(demo.handle, _DEDICATED)
     await tenant.apply_deployment(_example("deployment.yaml"))
-    demo.note(f"{_DEDICATED}: Ready at {endpoint}, with an etcd and a kube-apiserver of its own")
-    demo.note(f"{_DEDICATED}: Deployment created; nothing acts on it, as no registration points here")
+    demo.note(f"{_DEDICATED}: Ready at {endpoint}, with its own etcd and kube-apiserver")
+    demo.note(f"{_DEDICATED}: Deployment created; it waits for controllers, as no registration names {_DEDICATED}")
     demo.tenants[_DEDICATED] = tenant
 
 
@@ -185,19 +188,19 @@ async def move(demo: Demo) -> None:
         lambda pid: pid is not None and pid != old,
     )
     if old in find_processes(demo.handle.directory):
-        raise DemoFailed(f"The instance of {_MOVED} has a new process {new}, and the old one {old} still runs.")
+        raise DemoFailed(f"failed to move {_MOVED}: instance {new} has started, and instance {old} still runs")
     demo.note(f"registration {_MOVED}: instance {old} ended at {_MOVED}, instance {new} runs at {_DEDICATED}")
     demo.note(await demo.tenants[_DEDICATED].wait_pods(namespace=_NAMESPACE, replicas=_REPLICAS))
     demo.note(await demo.tenants[_MOVED].check_unattended(namespace=_NAMESPACE, deployment="after-the-move"))
 
 
 STEPS: Final = (
-    Step("Create a class and three control planes: a, a-b, aa", create),
+    Step(f"Create a class and three control planes: {', '.join(_NAMES)}", create),
     Step("Wait until each is Ready and registered", wait_ready),
     Step("Deploy 3 replicas into each with its published kubeconfig", deploy),
-    Step("Look at what the controllers gave each namespace", check_namespaces),
+    Step("Find what the controllers put into each namespace", check_namespaces),
     Step("Delete a namespace in each", delete_namespaces),
-    Step("Destroy control plane aa", destroy),
-    Step("Create a dedicated control plane", create_dedicated),
-    Step("Move tenant a to it by its registration", move),
+    Step(f"Destroy control plane {_DESTROYED}", destroy),
+    Step(f"Create dedicated control plane {_DEDICATED}", create_dedicated),
+    Step(f"Move the controllers of {_MOVED} to {_DEDICATED}", move),
 )

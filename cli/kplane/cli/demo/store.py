@@ -1,4 +1,4 @@
-"""What a control plane has in the shared etcd."""
+"""Reads the keys of a control plane in the shared etcd."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from kplane.embedded.etcd import TenantsEtcd
 __all__ = ["count_keys", "difference", "prefix", "stored"]
 
 _MOVING = frozenset({"events", "leases", "masterleases", "peerserverleases"})
-"""Kinds of keys that come and go, or are renewed, without anybody's doing."""
+"""Kinds of keys that the API server itself adds, renews and expires."""
 
 
 def prefix(cluster_path: str) -> str:
-    """Where the keys of a virtual control plane are."""
+    """Return the key prefix of a virtual control plane."""
     return f"/clusters/{cluster_path}/"
 
 
@@ -23,11 +23,11 @@ async def count_keys(etcd: TenantsEtcd, cluster_path: str) -> int:
 
 
 async def stored(etcd: TenantsEtcd, cluster_path: str) -> Mapping[str, str]:
-    """Digest value and modification revision of each key of a control plane, but of those that move by themselves."""
+    """Digest value and modification revision of each key of a control plane, except those that change by themselves."""
     start = prefix(cluster_path)
     return await etcd.digests(start, of_interest=lambda key: key.removeprefix(start).split("/", 1)[0] not in _MOVING)
 
 
 def difference(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Keys that were added, removed or written."""
+    """List the keys that were added, removed or written."""
     return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))

@@ -1,4 +1,4 @@
-"""A control plane as its owner sees it: by the published kubeconfig, through the real kubectl."""
+"""Uses a control plane as its owner does: with the published kubeconfig and the real kubectl."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from kplane.embedded.kubectl import Kubectl
 __all__ = ["Tenant"]
 
 _QUIET_SECONDS = 4.0
-"""So long a Deployment has to stay untouched to show that no controllers run: they answer within a fraction of it."""
+"""How long a Deployment stays without a ReplicaSet to show that no controllers run. Controllers need less than 1 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One control plane and its administrator's access."""
+    """One control plane, with its administrator's access."""
 
     name: str
     cluster_path: str
@@ -47,7 +47,7 @@ class Tenant:
         await self.kubectl.apply(manifest)
 
     async def wait_pods(self, *, namespace: str, replicas: int) -> str:
-        """Wait until the Deployment has its ReplicaSet and Pods, and say what there is."""
+        """Wait until the Deployment has its ReplicaSet and Pods, and report them."""
         await wait_for(
             f"{self.name}: a ReplicaSet",
             lambda: self.kubectl.names("replicasets", "-n", namespace),
@@ -60,11 +60,11 @@ class Tenant:
         )
         phases = sorted({pod["status"]["phase"] for pod in pods})
         if phases != ["Pending"]:
-            raise DemoFailed(f"{self.name}: Pods are {phases}; Pending is right, as there are no nodes.")
-        return f"{self.name}: 1 ReplicaSet, {replicas} Pods (Pending: there are no nodes here)"
+            raise DemoFailed(f"failed to verify the Pods of {self.name}: {phases}, expected Pending without nodes")
+        return f"{self.name}: 1 ReplicaSet, {replicas} Pods (Pending, as there are no nodes)"
 
     async def check_namespace(self, namespace: str) -> str:
-        """Wait for what every namespace has to have, and say so."""
+        """Wait for the objects that every namespace must have, and report them."""
         await wait_for(
             f"{self.name}: ServiceAccount default in {namespace}",
             lambda: self.kubectl.names("serviceaccounts", "-n", namespace),
@@ -78,7 +78,7 @@ class Tenant:
         return f"{self.name}: ServiceAccount default and ConfigMap kube-root-ca.crt are in namespace {namespace}"
 
     async def delete_namespace(self, namespace: str) -> str:
-        """Make a namespace with something in it, delete it, and verify that both are gone."""
+        """Create a namespace with a ConfigMap, delete the namespace, and verify that both are gone."""
         await self.kubectl.run("create", "namespace", namespace)
         await self.kubectl.run("create", "configmap", "left-behind", "-n", namespace)
         await self.kubectl.run("delete", "namespace", namespace, "--wait=false")
@@ -89,8 +89,8 @@ class Tenant:
         )
         left = await self.kubectl.items("configmaps", "-A", "--field-selector", f"metadata.namespace={namespace}")
         if left:
-            raise DemoFailed(f"{self.name}: namespace {namespace} is gone, and {len(left)} ConfigMaps of it are not.")
-        return f"{self.name}: namespace {namespace} was deleted, and is really gone"
+            raise DemoFailed(f"failed to empty namespace {namespace} of {self.name}: {len(left)} ConfigMaps are left")
+        return f"{self.name}: namespace {namespace} and its ConfigMap are gone"
 
     async def check_unattended(self, *, namespace: str, deployment: str) -> str:
         """Create one more Deployment, and verify that no controllers act on it."""
@@ -99,9 +99,7 @@ class Tenant:
         found = await self.kubectl.items("replicasets", "-n", namespace)
         owned = [each["metadata"]["name"] for each in found if _is_owned(each, owner=deployment)]
         if owned:
-            raise DemoFailed(
-                f"{self.name}: controllers still act here: Deployment {deployment} got ReplicaSet {owned}."
-            )
+            raise DemoFailed(f"failed to end the controllers of {self.name}: Deployment {deployment} got {owned}")
         return f"{self.name}: a new Deployment gets no ReplicaSet (watched for {_QUIET_SECONDS:.0f} s)"
 
 

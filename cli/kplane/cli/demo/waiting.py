@@ -1,4 +1,4 @@
-"""Waits for what the demo says will happen."""
+"""Polls until a condition of the demo holds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kplane.embedded.errors import KubectlFailed
 __all__ = ["wait_for"]
 
 _POLL_SECONDS = 1.0
-"""Each look is a kubectl, whose start takes a core some tenths of a second from what is waited for."""
+"""Each probe starts kubectl, which takes some tenths of a second of one core."""
 _T = TypeVar("_T")
 
 
 async def wait_for(
     what: str, probe: Callable[[], Awaitable[_T]], accept: Callable[[_T], bool], *, timeout_seconds: float = 180.0
 ) -> _T:
-    """Probe until the answer is accepted, and return it. Errors of kubectl count as an answer not accepted.
+    """Probe until the answer is accepted, and return it. Retry after errors of kubectl.
 
     Raises `DemoFailed` with the last answer or error after `timeout_seconds`.
     """
@@ -34,5 +34,5 @@ async def wait_for(
         except KubectlFailed as error:
             last = error
         if time.monotonic() > deadline:
-            raise DemoFailed(f"{what}: not so after {timeout_seconds:.0f} s. Last seen: {last}")
+            raise DemoFailed(f"failed to wait for {what}: not after {timeout_seconds:.0f} s; last seen: {last}")
         await asyncio.sleep(_POLL_SECONDS)

@@ -1,1 +1,1 @@
-"""An API server that each test finds clean: etcd and kube-apiserver, reset between tests. See `clean_api_server`."""
+"""Runs etcd and kube-apiserver, and resets them between tests, for the fixture `clean_api_server`."""

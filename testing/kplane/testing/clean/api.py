@@ -1,4 +1,4 @@
-"""A small client of the API server that is reset: raw requests, and what is served."""
+"""Sends raw requests to the API server, and reads its discovery."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _DISCOVERY: Final = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDisc
 _NAMES_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 Discovery = Mapping[str, frozenset[str]]
-"""The resources of each group and version that the API server announces: `apps/v1`, `v1`."""
+"""Resources by group and version in the discovery, for example `apps/v1` or `v1`."""
 
 
 class Api:
-    """The API server, with the administrator's certificate. An async context manager.
+    """Sends requests with the administrator's certificate. An async context manager.
 
     Methods raise OSError and aiohttp.ClientError if there is no answer.
     """
@@ -47,12 +47,12 @@ class Api:
         return await self._request("POST", path, body=body, accept="application/json")
 
     async def revision(self, path: str) -> int:
-        """List a resource, which the API server does from its watch cache once that is up to date; 0 if it cannot."""
+        """List a resource from the up-to-date watch cache, and return its resource version; 0 if it fails."""
         status, answer = await self._request("GET", path, accept=_NAMES_ONLY)
         return int(answer["metadata"]["resourceVersion"]) if status == 200 else 0
 
     async def discovery(self) -> tuple[Discovery, Mapping[str, str]]:
-        """Return what is announced, and the path of each resource that can be listed, by its name or name.group."""
+        """Return the discovery, and the path of each resource that can be listed, by its name or group/name."""
         announced: dict[str, frozenset[str]] = {}
         paths: dict[str, str] = {}
         for root in ("/api", "/apis"):
@@ -73,7 +73,7 @@ class Api:
         self, method: str, path: str, *, accept: str, body: Mapping[str, Any] | None = None
     ) -> tuple[int, Any]:
         if self._session is None:
-            raise OSError("the client of the API server is closed")
+            raise OSError("failed to send a request: the client of the API server is closed")
         data = None if body is None else json.dumps(body).encode()
         headers = {"Accept": accept, "Content-Type": "application/json"}
         async with self._session.request(method, path, data=data, headers=headers) as response:

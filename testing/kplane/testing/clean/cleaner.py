@@ -1,4 +1,4 @@
-"""Makes a running API server clean: resets its keys in etcd, and waits until the API server has followed."""
+"""Resets the keys of a running API server in etcd, and waits until the API server has followed."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _NAMES: Final[Mapping[str, str]] = {
     "services/specs": "services",
     "services/endpoints": "endpoints",
 }
-"""Where resources have other names in etcd than in the API."""
+"""Names of resources in the API, if etcd has other names."""
 
 _CRDS: Final = "apiextensions.k8s.io/customresourcedefinitions/"
 _API_SERVICES: Final = "apiregistration.k8s.io/apiservices/"
 
 
 class Cleaner:
-    """An API server and its keys. `prepare` first, then `clean` as often as wanted."""
+    """Resets an API server: call `prepare` once, then `clean` any number of times."""
 
     def __init__(self, api: Api, *, etcd: Client, prefix: str) -> None:
         """Take the API server, its etcd, and the prefix of its keys there."""
@@ -61,7 +61,7 @@ class Cleaner:
         self._numbers = itertools.count()
 
     async def prepare(self) -> int:
-        """Take what there is now as what is clean, once the API server writes nothing more; return how many keys.
+        """Record the keys as the clean state when the API server has stopped writing, and return their number.
 
         Raises `NotReadyInTime`, and DataError of kplane.data.
         """
@@ -74,18 +74,20 @@ class Cleaner:
                 template, since = found, time.monotonic()
             if time.monotonic() > deadline:
                 missing = b", ".join(sorted(_WRITTEN_AT_START - template.values.keys())).decode()
-                raise NotReadyInTime(f"The API server has not finished its first start; missing: {missing or 'none'}.")
+                raise NotReadyInTime(
+                    f"failed to prepare the API server: its first start continues; missing: {missing or 'none'}"
+                )
         self._template = template
         self._announced, self._paths = await self._api.discovery()
         return len(template.values)
 
     async def clean(self) -> Mapping[str, float]:
-        """Reset the keys, and return when the API server shows nothing else: how many changes, and seconds.
+        """Reset the keys, and wait until the API server shows the reset. Returns the number of changes, and seconds.
 
         Raises `NotReadyInTime` if that takes too long, and DataError of kplane.data.
         """
         if self._template is None:
-            raise NotReadyInTime("The API server was not prepared.")
+            raise NotReadyInTime("failed to clean the API server: it was not prepared; call prepare first")
         began, changes, in_etcd = time.monotonic(), 0, 0.0
         waiting = "its keys"
         try:
@@ -102,14 +104,14 @@ class Cleaner:
                     await self._follow(keys, revision=changed.revision)
         except TimeoutError:
             raise NotReadyInTime(
-                f"The API server was not clean after {_CLEAN_SECONDS:.0f} s; last reset: {waiting}."
+                f"failed to clean the API server: not done after {_CLEAN_SECONDS:.0f} s; last reset: {waiting}"
             ) from None
         return {"changes": changes, "etcd_seconds": in_etcd, "seconds": time.monotonic() - began}
 
     async def _follow(self, keys: Collection[str], *, revision: int) -> None:
         """Wait until the API server has seen the changes of these keys."""
         await asyncio.gather(*(self._fresh(path, revision=revision) for path in self._lists(keys)))
-        # What markers leave has no effect on anything, so that no other marker is needed for it.
+        # Objects of markers have no effect, so they need no marker of their own.
         foreign = [key for key in keys if PREFIX not in key]
         kinds = {key.partition("/")[0] for key in foreign}
         waits = [self._marked(marker) for marker in MARKERS if marker.kinds & kinds]
@@ -119,7 +121,7 @@ class Cleaner:
         await asyncio.gather(*waits)
 
     def _lists(self, keys: Collection[str]) -> set[str]:
-        """Return the paths of the lists that these keys are in; all paths, if a key is of an unknown kind."""
+        """Return the paths of the lists with these keys; all paths if the kind of a key is unknown."""
         paths = set[str]()
         for key in keys:
             first, second, *_ = [*key.split("/"), ""]
@@ -138,9 +140,9 @@ class Cleaner:
         await _until(fresh)
 
     async def _served(self) -> None:
-        """Wait until exactly what was announced at first is so again.
+        """Wait until the discovery is as it was at first.
 
-        The OpenAPI documents are not waited for: the API server renews them by the second.
+        Does not wait for the OpenAPI documents, which the API server renews about once a second.
         """
 
         async def announced() -> bool:
@@ -149,7 +151,7 @@ class Cleaner:
         await _until(announced)
 
     async def _namespace(self, name: str) -> None:
-        """Wait until admission takes objects in a namespace, or refuses them because it does not exist."""
+        """Wait until admission accepts objects in a namespace, or refuses them because it does not exist."""
         exists = self._template is not None and f"namespaces/{name}".encode() in self._template.values
         path = f"/api/v1/namespaces/{name}/configmaps?dryRun=All"
 
@@ -164,7 +166,7 @@ class Cleaner:
         for path, body in marker.objects(name):
             status, answer = await self._api.create(path, body)
             if status != 201:
-                raise NotReadyInTime(f"The API server refused a marker at {path}: {answer}.")
+                raise NotReadyInTime(f"failed to create a marker at {path}: {answer}")
         await _until(lambda: marker.seen(self._api, name))
 
 

@@ -1,4 +1,4 @@
-"""The tests' side of `kplane.testing.clean.server`: starts it, and asks it for a clean API server. Synchronous."""
+"""Starts `kplane.testing.clean.server` for tests, and asks it for a clean API server. Synchronous."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _STOP_SECONDS: Final = 60.0
 
 
 class CleanServer:
-    """etcd and kube-apiserver in processes of their own, in a temporary directory. A context manager.
+    """Runs etcd and kube-apiserver in a temporary directory. A context manager.
 
-    Every method raises `DaemonFailed` with the end of the log.
+    Each method raises `DaemonFailed` with the end of the log.
     """
 
     def __init__(self, *, programs: Sequence[Path]) -> None:
-        """Start them, with the programs of these directories, and wait until the API server is ready."""
+        """Start both with the programs in these directories, and wait until the API server is ready."""
         self.directory: Final = Path(tempfile.mkdtemp(prefix="kplane-clean-"))
         self._log = self.directory / _LOG
         command = [sys.executable, "-P", "-m", "kplane.testing.clean.server", f"--directory={self.directory}"]
@@ -62,19 +62,19 @@ class CleanServer:
 
     @property
     def logs(self) -> tuple[Path, ...]:
-        """The log files that are not empty."""
+        """Log files that are not empty."""
         return log_files(self.directory)
 
     def prepare(self) -> int:
-        """Take what the API server has now as what is clean; return the number of its keys."""
+        """Record the API server's present data as the clean state, and return the number of its keys."""
         return int(self._ask("prepare")["keys"])
 
     def clean(self) -> dict[str, float]:
-        """Put the API server back; return the number of changes, and the seconds of that."""
+        """Reset the API server, and return the number of changes and the seconds."""
         return self._ask("clean")
 
     def stop(self) -> None:
-        """End everything, and remove the directory."""
+        """End both programs, and remove the directory."""
         process = self._process
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
@@ -106,7 +106,7 @@ class CleanServer:
         return self._read(timeout_seconds=_ANSWER_SECONDS)
 
     def _read(self, *, timeout_seconds: float) -> dict[str, Any]:
-        """Read one line: the process writes nothing but whole ones, and waits for a request after each."""
+        """Read one line. The process writes whole lines only, and waits for a request after each."""
         output = self._process.stdout
         if output is None:
             raise self._failure("has no standard output")
@@ -124,4 +124,4 @@ class CleanServer:
         return answer
 
     def _failure(self, what: str) -> DaemonFailed:
-        return DaemonFailed(f"The clean API server {what}. End of {self._log}:\n{tail(self._log)}")
+        return DaemonFailed(f"failed to use the clean API server: it {what}; end of {self._log}:\n{tail(self._log)}")

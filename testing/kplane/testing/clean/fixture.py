@@ -1,4 +1,4 @@
-"""The API servers that a process of pytest resets: one for each set of manifests, started when first needed."""
+"""Starts one API server for each set of manifests in a process of pytest, when a test first needs it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _ESTABLISHED_SECONDS = 60
 
 
 class CleanServers:
-    """Starts API servers and hands them out clean. Methods raise `EmbeddedError` and `BinariesError`."""
+    """Starts API servers, and resets them for tests. Methods raise `EmbeddedError` and `BinariesError`."""
 
     def __init__(self, choice: Choice) -> None:
-        """Take the choice that the run of pytest made, which is `local`. Nothing is started."""
+        """Take the choice of this run, which is `local`. Starts no program yet."""
         self._choice = choice
         self._servers: dict[tuple[Path, ...], tuple[CleanServer, Cluster]] = {}
         self.latest: Cluster | None = None
-        """The last one that a test got."""
+        """API server of the last test."""
 
     def clean(self, manifests: tuple[Path, ...]) -> Cluster:
-        """Give an API server that has these manifests and nothing else."""
+        """Return an API server with these manifests only."""
         if manifests in self._servers:
             server, cluster = self._servers[manifests]
             self.latest = cluster
@@ -39,7 +39,7 @@ class CleanServers:
         return self.latest
 
     def stop(self) -> None:
-        """End them."""
+        """End all API servers."""
         while self._servers:
             _, (server, _) = self._servers.popitem()
             server.stop()
@@ -47,7 +47,7 @@ class CleanServers:
     def _start(self, manifests: tuple[Path, ...]) -> Cluster:
         if missing := [name for name in _NEEDED if find_spec(name) is None]:
             raise BackendError(
-                f"The fixture clean_api_server needs {' and '.join(missing)}; install kplane with its extra `testing`."
+                f"failed to start clean_api_server: it needs {' and '.join(missing)}; install kplane[testing]"
             )
         binaries = resolve()
         with safe_path():

@@ -1,4 +1,4 @@
-"""Objects whose effect shows that the API server's authorization and admission have seen everything before them.
+"""Objects whose effect shows that the API server's authorization and admission have seen all earlier changes.
 
 Authorization and admission follow objects by watches of their own, some milliseconds after the watch caches, and
 policies by the second. So a marker is created after a reset. Once it has its effect, what was reset has none any more.
@@ -27,12 +27,12 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What to create after objects of these kinds were reset, and how to see that it has its effect."""
+    """Describes objects to create after a reset of these kinds, and a check that they have their effect."""
 
     kinds: frozenset[str]
-    """As in etcd's keys."""
+    """Names in the keys of etcd."""
     objects: Callable[[str], Sequence[tuple[str, Body]]]
-    """Paths and bodies, for a name."""
+    """Makes paths and bodies for a name."""
     seen: Callable[[Api, str], Awaitable[bool]]
 
 
@@ -74,7 +74,7 @@ def _webhook(kind: str) -> Callable[[str], Sequence[tuple[str, Body]]]:
             "name": f"{name}.kplane.dev",
             "admissionReviewVersions": ["v1"],
             "sideEffects": "None",
-            # Nobody listens there: the marker is seen as soon as the call fails.
+            # A closed port: the failing call shows that the marker has its effect.
             "clientConfig": {"url": "https://127.0.0.1:1/"},
             "rules": [_CREATES],
             "objectSelector": {"matchLabels": {name: kind}},

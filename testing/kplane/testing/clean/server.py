@@ -1,9 +1,9 @@
-"""`python -m kplane.testing.clean.server`: etcd and kube-apiserver, which are reset on request, until stdin closes.
+"""Runs etcd and kube-apiserver, and resets them on request, until standard input closes.
 
-Without kube-controller-manager: it would write at any time, also right after a reset. Each line on standard input is a
-request, `prepare` or `clean`; each is answered by a line of JSON on standard output. The first line on standard output
-comes without a request and says where the API server is. All of this is in a process of its own, so that the tests'
-process neither loads gRPC nor needs an event loop for it.
+There is no kube-controller-manager, because it would write at any time, also after a reset. Each line on standard input
+is a request, `prepare` or `clean`. The answer is a line of JSON on standard output. The first line there comes
+without a request and holds the address of the API server. A separate process keeps gRPC and
+its event loop out of the tests.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _HOPELESS_RESTARTS: Final = 4
 
 
 def main() -> int:
-    """Serve until standard input closes (status 0), or until something fails (status 1, the cause in the log)."""
+    """Serve until standard input closes (status 0), or until a failure (status 1, the cause in the log)."""
     parser = argparse.ArgumentParser(prog="python -m kplane.testing.clean.server", allow_abbrev=False)
     parser.add_argument("--directory", type=Path, required=True, help="for data, credentials and logs")
     parser.add_argument("--programs", type=Path, action="append", required=True, help="where the programs are")
@@ -77,7 +77,7 @@ async def _serve(directory: Path, *, programs: tuple[Path, ...]) -> None:
                 case "clean":
                     _answer(await cleaner.clean())
                 case _:
-                    raise EmbeddedError(f"{line!r} is no request")
+                    raise EmbeddedError(f"failed to read the request {line!r}: use prepare or clean")
 
 
 async def _lines() -> AsyncIterator[str]:
@@ -108,7 +108,7 @@ async def _running(directory: Path, *, programs: tuple[Path, ...]) -> AsyncItera
         address = await runtime.reserve(API_SERVER, ports=API_SERVER_PORTS)
         certificates = credentials.certificates(hosts=serving_hosts(address))
         if certificates.etcd_server is None:
-            raise EmbeddedError("The etcd has no serving certificate.")
+            raise EmbeddedError("failed to start etcd: it has no serving certificate")
         etcd = etcd_component(
             ETCD, address=etcd_address, ca=authorities.etcd.certificate, server=certificates.etcd_server
         )
@@ -126,7 +126,7 @@ async def _running(directory: Path, *, programs: tuple[Path, ...]) -> AsyncItera
         stack.push_async_callback(runtime.stop, ETCD)
         await _run(runtime, bound(etcd, args=("--unsafe-no-fsync",)))
         stack.push_async_callback(runtime.stop, API_SERVER)
-        # It lets nobody create Pods in a namespace without a ServiceAccount `default`, which a controller would make.
+        # The plugin refuses Pods in a namespace without a ServiceAccount `default`, which only a controller makes.
         await _run(runtime, bound(server, args=("--disable-admission-plugins=ServiceAccount",)))
 
         kubeconfig = directory / "kubeconfig"
@@ -169,11 +169,11 @@ async def _run(runtime: ProcessRuntime, component: Component) -> None:
         async with asyncio.timeout(_READY_SECONDS):
             while (state := runtime.state(component.name)).phase is not Phase.READY:
                 if state.restarts >= _HOPELESS_RESTARTS:
-                    raise NotReadyInTime(f"{component.name} does not start: {state.message}")
+                    raise NotReadyInTime(f"failed to start {component.name}: {state.message}")
                 await changed.wait()
                 changed.clear()
     except TimeoutError:
-        raise NotReadyInTime(f"{component.name} was not ready after {_READY_SECONDS:.0f} s.") from None
+        raise NotReadyInTime(f"failed to start {component.name}: not ready after {_READY_SECONDS:.0f} s") from None
     finally:
         unsubscribe()
 
