@@ -11,8 +11,8 @@ import pytest
 
 from kplane.api import ControlPlane
 from kplane.controlplane_operator.backends.base import Provision
-from kplane.controlplane_operator.context import Management
-from kplane.controlplane_operator.controlplanes.endpoint_switch import Pairs
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.endpoint_switch import EndpointSwitch
 from kplane.controlplane_operator.controlplanes.publish import Publication
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.pki.primitives import create_authority
@@ -28,8 +28,8 @@ def told(*, published: bytes, at: str, ca: bytes, named: str | None = _OLD) -> b
     stores = Stores()
     metadata = {"name": "controlplane-acme-kubeconfig", "namespace": "kplane-cp-acme", "resourceVersion": "1"}
     stores.secrets.apply({"metadata": metadata, "data": {"kubeconfig": base64.b64encode(published).decode()}})
-    management = cast("Management", SimpleNamespace(stores=stores))
-    publication = Publication(management, pairs=Pairs(stores, queues=Queues()), runtime=cast("Runtime", None))
+    context = cast("OperatorContext", SimpleNamespace(stores=stores))
+    publication = Publication(context, switch=EndpointSwitch(stores, queues=Queues()), runtime=cast("Runtime", None))
     status = {"endpoint": named} if named is not None else {}
     control_plane = ControlPlane.model_validate({"metadata": {"name": "acme"}, "spec": {}, "status": status})
     administrator = ClusterConfig(server=at, ca_data=ca, token="administrator")

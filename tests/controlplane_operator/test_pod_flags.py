@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kplane.controlplane_operator.config import EtcdBehind, parse_arguments
+from kplane.controlplane_operator.config import EtcdService, parse_arguments
 from kplane.controlplane_operator.errors import SettingsError
 from kplane.provider import KubeconfigError
 from kplane.workloads.pods import Expose, Image
@@ -42,7 +42,7 @@ def test_flags_become_settings(flags: list[str]) -> None:
     assert (pods.pull_secrets, pods.replicas) == (("one", "two"), 3)
     assert (pods.expose, pods.external_host) == (Expose.NODE_PORT, "nodes.example")
     assert (pods.storage_class, pods.storage_size, pods.allow_egress) == ("fast", "20Gi", ("203.0.113.0/24",))
-    assert settings.shared_etcd == EtcdBehind("kplane-etcd", "kplane")
+    assert settings.shared_etcd == EtcdService("kplane-etcd", "kplane")
 
 
 def test_who_reads_metrics_is_the_same_in_tenants_namespaces(flags: list[str]) -> None:

@@ -17,7 +17,7 @@ from kplane.controlplane_operator.pod_flags import add_pod_flags, pod_settings, 
 from kplane.provider import ClusterConfig
 from kplane.workloads.pods import PodSettings
 
-__all__ = ["EtcdAt", "EtcdBehind", "Settings", "parse_arguments"]
+__all__ = ["EtcdAt", "EtcdService", "Settings", "parse_arguments"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class EtcdAt:
 
 
 @dataclass(frozen=True, slots=True)
-class EtcdBehind:
+class EtcdService:
     """A shared etcd that was installed with the operator, which makes its certificates: Service and namespace."""
 
     service: str
@@ -50,7 +50,7 @@ class Settings:
     """How components run as pods; None: they are processes of this machine."""
     election: ElectionSettings | None = None
     """How it is made sure that one of several operators works; None: there is one."""
-    shared_etcd: EtcdAt | EtcdBehind | None = None
+    shared_etcd: EtcdAt | EtcdService | None = None
     cluster_kubeconfig: Path | None = None
     namespace: str = "kplane-system"
     """Where the operator is, and ConfigMaps with add-ons."""
@@ -203,7 +203,7 @@ def _directory(flag: str, path: Path) -> Path:
     return path.absolute()
 
 
-def _shared_etcd(given: argparse.Namespace) -> EtcdAt | EtcdBehind | None:
+def _shared_etcd(given: argparse.Namespace) -> EtcdAt | EtcdService | None:
     endpoint, credentials = given.shared_etcd_endpoint, given.shared_etcd_credentials
     if given.shared_etcd_service is not None:
         if endpoint is not None or credentials is not None:
@@ -211,7 +211,7 @@ def _shared_etcd(given: argparse.Namespace) -> EtcdAt | EtcdBehind | None:
                 "--shared-etcd-service stands alone: --shared-etcd-endpoint and --shared-etcd-credentials are for"
                 " another etcd"
             )
-        return EtcdBehind(given.shared_etcd_service, given.namespace)
+        return EtcdService(given.shared_etcd_service, given.namespace)
     if endpoint is None and credentials is None:
         return None
     if endpoint is None or credentials is None:

@@ -11,11 +11,11 @@ from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores
 from kplane.provider import Client, Connections
 
-__all__ = ["Management"]
+__all__ = ["OperatorContext"]
 
 
 @dataclass(frozen=True, slots=True)
-class Management:
+class OperatorContext:
     """Client, caches, queues and writers, shared by all reconcilers of one operator."""
 
     client: Client

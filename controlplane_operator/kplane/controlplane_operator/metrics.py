@@ -52,8 +52,8 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self.registry,
         )
-        self._troubles = Counter(
-            "kplane_reconcile_troubles",
+        self._failures = Counter(
+            "kplane_reconcile_failures",
             "Reconciliations that ended with something in the way, by the reason that the object's conditions say",
             ["controller", "reason"],
             registry=self.registry,
@@ -87,9 +87,9 @@ class Metrics:
         """Note that so many keys of a control plane were deleted."""
         self._deleted_keys.inc(count)
 
-    def troubled(self, controller: str, *, reason: str) -> None:
+    def condition_failed(self, controller: str, *, reason: str) -> None:
         """Note that a reconciliation found something in the way; reasons are words of ours, of which there are few."""
-        self._troubles.labels(controller, reason).inc()
+        self._failures.labels(controller, reason).inc()
 
     def failed(self, controller: str) -> None:
         """Note that a reconciliation failed, or took too long: what is cancelled sees no difference to our end."""

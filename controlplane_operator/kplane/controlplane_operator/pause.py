@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from kplane.api import Condition, ResourceModel
-from kplane.api.names import PAUSE_ANNOTATION
+from kplane.api.names import PAUSED_ANNOTATION
 from kplane.controlplane_operator.status.writer import with_condition
 
 __all__ = ["PAUSED", "is_paused", "with_pause", "without_pause"]
@@ -19,13 +19,13 @@ _REASON: Final = "PausedByAnnotation"
 
 def is_paused(of: ResourceModel) -> bool:
     """Tell whether the object carries the annotation that has it left alone."""
-    return of.metadata.annotations.get(PAUSE_ANNOTATION) == "true"
+    return of.metadata.annotations.get(PAUSED_ANNOTATION) == "true"
 
 
 def with_pause(conditions: Iterable[Condition], *, of: ResourceModel, left: str) -> list[Condition]:
     """Return the conditions with Paused=True; `left` says in a clause what is not done meanwhile."""
     waits = "; its deletion waits as well" if of.deleting else ""
-    message = f"annotation {PAUSE_ANNOTATION} is set, so {left}{waits}; remove the annotation to go on"
+    message = f"annotation {PAUSED_ANNOTATION} is set, so {left}{waits}; remove the annotation to go on"
     return with_condition(conditions, of=of, type=PAUSED, status="True", reason=_REASON, message=message)
 
 

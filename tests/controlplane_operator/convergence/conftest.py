@@ -27,7 +27,7 @@ from kplane.controlplane_operator.kinds import (
     CONTROL_PLANES,
 )
 from kplane.controlplane_operator.registrations import reconciler as control_plane_registration
-from kplane.controlplane_operator.watch import event_routing as fanout
+from kplane.controlplane_operator.watch import event_routing
 from kplane.controlplane_operator.watch.backoff import Backoff
 from kplane.embedded.handle import Handle
 from kplane.provider import (
@@ -305,8 +305,8 @@ def worlds(
     patches.setattr(Calls, "_once", fated)
     patches.setattr(control_plane_registration, "_RETRY_SECONDS", 0.2)
     patches.setattr(external, "_REVOKE_SECONDS", 1.0)
-    patches.setattr(fanout, "_CLASS_SECONDS", 0.2)
-    patches.setattr(fanout, "_WORDS_SECONDS", 0.2)
+    patches.setattr(event_routing, "_CLASS_SECONDS", 0.2)
+    patches.setattr(event_routing, "_WORDS_SECONDS", 0.2)
 
     async def begin() -> tuple[Client, dict[str, Any]]:
         administrator = ClusterConfig.load(api_server.admin_kubeconfig)

@@ -10,7 +10,7 @@ from kplane.controlplane_operator.backends.names import apiserver_name, etcd_nam
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms, account_of
 from kplane.controlplane_operator.registrations.identities import McmIdentities
-from kplane.controlplane_operator.watch.gc import Orphans
+from kplane.controlplane_operator.watch.gc import ComponentCollector
 from kplane.embedded.handle import Handle
 from kplane.provider import NAMESPACES, SERVICE_ACCOUNTS, Client, ClusterConfig, ProviderError
 from kplane.workloads import Component, Lifetime, Phase, ProcessRuntime
@@ -18,8 +18,8 @@ from kplane.workloads import Component, Lifetime, Phase, ProcessRuntime
 pytestmark = pytest.mark.integration
 
 
-def orphans_of(client: Client, runtime: ProcessRuntime) -> Orphans:
-    return Orphans(client, runtime=runtime, mcms=DedicatedMcms(runtime, identities=McmIdentities(client)))
+def orphans_of(client: Client, runtime: ProcessRuntime) -> ComponentCollector:
+    return ComponentCollector(client, runtime=runtime, mcms=DedicatedMcms(runtime, identities=McmIdentities(client)))
 
 
 async def test_components_without_a_control_plane_end_and_keep_their_data(api_server: Handle, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from kplane.provider import NAMESPACES, SECRETS, Client, NotFound, Resource
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
-PAUSE = "controlplane.kplane.dev/pause"
+PAUSE = "controlplane.kplane.dev/paused"
 
 
 Adopt = Callable[..., Awaitable[dict[str, Any]]]

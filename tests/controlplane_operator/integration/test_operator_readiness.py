@@ -14,7 +14,7 @@ import pytest
 
 from kplane.controlplane_operator.app import run_operator
 from kplane.controlplane_operator.config import EtcdAt, Settings
-from kplane.controlplane_operator.watch import relisting
+from kplane.controlplane_operator.watch import resync
 from kplane.embedded.handle import Handle
 from kplane.provider import ClusterConfig
 
@@ -36,8 +36,8 @@ async def url(
     api_server: Handle, line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold_port: Callable[[], int]
 ) -> AsyncIterator[str]:
     """Of an operator at the end of the line, whose minutes are seconds."""
-    monkeypatch.setattr(relisting, "_PERIOD_SECONDS", 0.4)
-    monkeypatch.setattr(relisting, "_STALE_SECONDS", 2.0)
+    monkeypatch.setattr(resync, "_PERIOD_SECONDS", 0.4)
+    monkeypatch.setattr(resync, "_STALE_SECONDS", 2.0)
     config = replace(ClusterConfig.load(api_server.operator_kubeconfig), server=f"https://127.0.0.1:{line.port}")
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(json.dumps(config.to_kubeconfig()))

@@ -19,14 +19,15 @@ from kplane.api.names import KUBECONFIG_KEY, controllers_secret_name, management
 from kplane.controlplane_operator.addons.builtin import TenantFacts
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts
-from kplane.controlplane_operator.addons.sync import Look
+from kplane.controlplane_operator.addons.sync import AddonSync
 from kplane.controlplane_operator.backends.apiserver import DNS_ADDRESS, SERVICE_RANGE
-from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.address_claims import MANAGED
 from kplane.controlplane_operator.controlplanes.policy import class_in_force
 from kplane.controlplane_operator.pause import is_paused
 from kplane.controlplane_operator.pki.secrets import data_of
-from kplane.controlplane_operator.status.errors import Trouble, trouble_with
+from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
+from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.status.writer import ADDONS_READY
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.watch.backoff import Backoff, jittered
@@ -56,15 +57,15 @@ class _Memory:
 class ControlPlaneAddonsReconciler:
     """Keeps add-ons installed."""
 
-    def __init__(self, management: Management, *, bundles: Bundles) -> None:
-        self._management = management
+    def __init__(self, context: OperatorContext, *, bundles: Bundles) -> None:
+        self._context = context
         self._bundles = bundles
         self._memory: dict[Key, _Memory] = {}
         self._backoff: Backoff[Key] = Backoff(first_seconds=1.0, limit_seconds=_MAX_BACKOFF_SECONDS)
 
     async def reconcile(self, key: Key) -> Result | None:
         """Bring the add-ons of one control plane in line, and say in its condition AddonsReady what is wrong."""
-        obj = self._management.stores.control_planes.get(key)
+        obj = self._context.stores.control_planes.get(key)
         if obj is None:
             self._memory.pop(key, None)
             self._backoff.forget(key)
@@ -89,12 +90,12 @@ class ControlPlaneAddonsReconciler:
         """Return the add-ons that are to be there; None where that is not known, so that nothing is removed."""
         if control_plane.spec.class_ref is None:
             return []
-        followed = class_in_force(control_plane, classes=self._management.stores.classes)
+        followed = class_in_force(control_plane, classes=self._context.stores.classes)
         return list(dict.fromkeys(followed.chosen.spec.addons)) if followed.chosen is not None else None
 
     def _credentials(self, control_plane: ControlPlane) -> ClusterConfig | None:
         key = management_namespace(control_plane.name), controllers_secret_name(control_plane.name)
-        secret = self._management.stores.secrets.get(key)
+        secret = self._context.stores.secrets.get(key)
         try:
             config = ClusterConfig.from_kubeconfig(data_of(secret)[KUBECONFIG_KEY]) if secret is not None else None
         except (KeyError, KubeconfigError):
@@ -113,18 +114,20 @@ class ControlPlaneAddonsReconciler:
             return Result(memory.until - time.monotonic())
         if find_condition(control_plane.status.conditions, ADDONS_READY) is None:
             # Before anything is made: where this condition is, there may be something to remove.
-            await self._tell(control_plane, Trouble("Installing", f"installing add-ons {', '.join(wanted)}"))
+            await self._tell(
+                control_plane, ConditionError(Reason.INSTALLING, f"installing add-ons {', '.join(wanted)}")
+            )
         memory.fingerprint = ""
         try:
             async with tenant_client(config, timeout_seconds=_CALL_SECONDS) as client:
-                look = Look(client, bundles=self._bundles, facts=facts)
-                troubles = await look.all(wanted, last=memory.failed)
+                look = AddonSync(client, bundles=self._bundles, facts=facts)
+                failures = await look.all(wanted, last=memory.failed)
         except ProviderError as error:
-            await self._tell(control_plane, _trouble(error))
+            await self._tell(control_plane, _failure(error))
             return Result(self._backoff.next(key, reason="unreachable"))
-        memory.failed = list(troubles)
-        await self._report(control_plane, wanted=wanted, troubles=troubles)
-        if any(not trouble.waits_for_event for trouble in troubles.values()):
+        memory.failed = list(failures)
+        await self._report(control_plane, wanted=wanted, failures=failures)
+        if any(not failure.waits_for_event for failure in failures.values()):
             return Result(self._backoff.next(key))
         self._backoff.forget(key)
         seconds = jittered(_SETTLED_SECONDS)
@@ -137,36 +140,36 @@ class ControlPlaneAddonsReconciler:
         parts = [config.server, repr(facts), *(f"{addon}={self._bundles.version(addon)}" for addon in wanted)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
-    async def _report(self, control_plane: ControlPlane, *, wanted: list[str], troubles: dict[str, Trouble]) -> None:
-        if troubles:
-            told = "; ".join(f"add-on {addon}: {trouble.message}" for addon, trouble in sorted(troubles.items()))
-            await self._tell(control_plane, Trouble(troubles[min(troubles)].reason, told))
+    async def _report(
+        self, control_plane: ControlPlane, *, wanted: list[str], failures: dict[str, ConditionError]
+    ) -> None:
+        if failures:
+            told = "; ".join(f"add-on {addon}: {failure.message}" for addon, failure in sorted(failures.items()))
+            await self._tell(control_plane, ConditionError(failures[min(failures)].reason, told))
         elif wanted:
             await self._tell(control_plane, None, message=f"installed: {', '.join(wanted)}")
         else:
-            await self._management.status.drop_apart(
-                self._management.stores.control_planes, control_plane, type=ADDONS_READY
-            )
+            await self._context.status.drop_apart(self._context.stores.control_planes, control_plane, type=ADDONS_READY)
 
-    async def _tell(self, control_plane: ControlPlane, trouble: Trouble | None, *, message: str = "") -> None:
-        if trouble is not None:
-            self._management.metrics.troubled("controlplaneaddons", reason=trouble.reason)
-        await self._management.status.write_apart(
-            self._management.stores.control_planes,
+    async def _tell(self, control_plane: ControlPlane, failure: ConditionError | None, *, message: str = "") -> None:
+        if failure is not None:
+            self._context.metrics.condition_failed("controlplaneaddons", reason=failure.reason)
+        await self._context.status.write_apart(
+            self._context.stores.control_planes,
             control_plane,
             type=ADDONS_READY,
-            status="True" if trouble is None else "False",
-            reason="Installed" if trouble is None else trouble.reason,
-            message=message if trouble is None else trouble.message,
+            status="True" if failure is None else "False",
+            reason=Reason.INSTALLED if failure is None else failure.reason,
+            message=message if failure is None else failure.message,
         )
 
 
-def _trouble(error: ProviderError) -> Trouble:
-    trouble = trouble_with("installing add-ons", error)
+def _failure(error: ProviderError) -> ConditionError:
+    failure = tenant_error("installing add-ons", error)
     return (
-        trouble
+        failure
         if isinstance(error, (Unreachable, Unauthorized, Forbidden))
-        else Trouble("AddonFailed", trouble.message)
+        else ConditionError(Reason.ADDON_FAILED, failure.message)
     )
 
 

@@ -7,35 +7,36 @@ from typing import Final
 
 from kplane.api import ControlPlane, ControlPlaneEndpoint, DeletionPolicy
 from kplane.controlplane_operator.backends.base import Provision
-from kplane.controlplane_operator.backends.published_identities import take_back_as_published
-from kplane.controlplane_operator.context import Management
-from kplane.controlplane_operator.controlplanes.address_claims import place_of
-from kplane.controlplane_operator.controlplanes.partial import understood_endpoint
-from kplane.controlplane_operator.controlplanes.retention import take_back
+from kplane.controlplane_operator.backends.published_identities import revoke_as_published
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.address_claims import normalized_address
+from kplane.controlplane_operator.controlplanes.partial import validated_endpoint
+from kplane.controlplane_operator.controlplanes.retention import revoke_issued
 from kplane.controlplane_operator.endpoints.addresses import Addresses, addresses_of
 from kplane.controlplane_operator.endpoints.credentials import EndpointCredentials, check_trust
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.reasons import Reason
 from kplane.provider import ClusterConfig, KubeconfigError
 
-__all__ = ["ExternalProvisioner"]
+__all__ = ["AdoptedProvisioner"]
 
 _REVOKE_SECONDS: Final = 20.0
 """So long after the deletion was asked for it is tried to take our identities back."""
 
 
-class ExternalProvisioner:
+class AdoptedProvisioner:
     """Adopts an API server by its ControlPlaneEndpoint."""
 
-    def __init__(self, management: Management, *, default_credentials: ClusterConfig | None) -> None:
+    def __init__(self, context: OperatorContext, *, default_credentials: ClusterConfig | None) -> None:
         """`default_credentials` are for endpoints that name no Secret themselves."""
-        self._management = management
-        self._credentials = EndpointCredentials(management, default=default_credentials)
+        self._context = context
+        self._credentials = EndpointCredentials(context, default=default_credentials)
 
-    def place(self, control_plane: ControlPlane) -> str | None:
+    def address(self, control_plane: ControlPlane) -> str | None:
         """Name the address that the endpoint leads to."""
         try:
-            return place_of(self._addresses(control_plane).internal)
-        except Trouble:
+            return normalized_address(self._addresses(control_plane).internal)
+        except ConditionError:
             return None
 
     async def ensure(self, control_plane: ControlPlane) -> Provision:
@@ -48,7 +49,7 @@ class ExternalProvisioner:
         try:
             administrator = credentials.with_server(addresses.internal)
         except KubeconfigError as error:
-            raise Trouble("EndpointInvalid", f"ControlPlaneEndpoint {endpoint.name}: {error}") from error
+            raise ConditionError(Reason.ENDPOINT_INVALID, f"ControlPlaneEndpoint {endpoint.name}: {error}") from error
         return Provision(addresses, administrator=administrator, authorities=None)
 
     async def has_data(self, control_plane: ControlPlane) -> bool:  # noqa: ARG002 - of none
@@ -61,41 +62,41 @@ class ExternalProvisioner:
     async def shut_down(self, control_plane: ControlPlane) -> None:
         """Take our identities back, with the credentials of the endpoint or else with what was published."""
         try:
-            await self._take_back(control_plane)
-        except Trouble as trouble:
+            await self._revoke_issued(control_plane)
+        except ConditionError as failure:
             if not _gives_up(control_plane):
                 raise
-            self._management.events.record(
+            self._context.events.record(
                 control_plane,
                 reason="CredentialsNotRevoked",
-                message=f"what was issued in the control plane stays valid there until it expires: {trouble.message}",
+                message=f"what was issued in the control plane stays valid there until it expires: {failure.message}",
                 warning=True,
             )
 
     async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
         """Leave the data, whatever the policy says, because they are not ours."""
         if policy is DeletionPolicy.DESTROY:
-            self._management.events.record(
+            self._context.events.record(
                 control_plane,
-                reason="DataRetained",
+                reason=Reason.DATA_RETAINED,
                 message="the data stays: the API server is run by somebody else, so Destroy does not reach it",
             )
 
-    async def _take_back(self, control_plane: ControlPlane) -> None:
+    async def _revoke_issued(self, control_plane: ControlPlane) -> None:
         try:
             provision = await self.ensure(control_plane)
             # Not at what the endpoint says by now, which may be another control plane's.
             for url in _addresses_held(control_plane):
                 check_trust(provision.administrator, url=url)
-                await take_back(provision.administrator.with_server(url))
-        except Trouble as trouble:
+                await revoke_issued(provision.administrator.with_server(url))
+        except ConditionError as failure:
             if control_plane.status.endpoint is None:
                 raise
             try:
-                await take_back_as_published(self._management, control_plane)
-            except Trouble as other:
-                told = f"{trouble.message}; nor by the published credentials: {other.message}"
-                raise Trouble(trouble.reason, told) from trouble
+                await revoke_as_published(self._context, control_plane)
+            except ConditionError as other:
+                told = f"{failure.message}; nor by the published credentials: {other.message}"
+                raise ConditionError(failure.reason, told) from failure
             if len(_addresses_held(control_plane)) > 1:
                 raise  # they are good at one of them only
 
@@ -105,20 +106,19 @@ class ExternalProvisioner:
     def _endpoint(self, control_plane: ControlPlane) -> ControlPlaneEndpoint:
         reference = control_plane.spec.endpoint_ref
         name = reference.name if reference is not None else ""
-        obj = self._management.stores.endpoints.get(("", name))
+        obj = self._context.stores.endpoints.get(("", name))
         if obj is None:
-            raise Trouble(
-                "EndpointPending",
+            raise ConditionError(
+                Reason.ENDPOINT_PENDING,
                 f"ControlPlaneEndpoint {name}, named by spec.endpointRef, does not exist; create it",
-                waits_for_event=True,
             )
-        return understood_endpoint(obj)
+        return validated_endpoint(obj)
 
 
 def _addresses_held(control_plane: ControlPlane) -> list[str]:
     """Return where identities of ours may be: where it is published last or about to be, and where it was before."""
     urls = (control_plane.status.claimed_address, control_plane.status.endpoint)
-    return list({place_of(url): url for url in urls if url is not None}.values())
+    return list({normalized_address(url): url for url in urls if url is not None}.values())
 
 
 def _gives_up(control_plane: ControlPlane) -> bool:

@@ -8,12 +8,13 @@ from typing import Final
 
 from kplane.api import ComputeResources, Condition, ControlPlane, ControlPlaneClass, KubernetesVersion, quantity
 from kplane.controlplane_operator.backends.apiserver import API_SERVER, API_SERVER_RESOURCES
-from kplane.controlplane_operator.backends.base import Behind, Provision
+from kplane.controlplane_operator.backends.base import Provision, VersionLag
 from kplane.controlplane_operator.backends.names import apiserver_name
 from kplane.controlplane_operator.backends.versions import why_not
-from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.policy import class_in_force
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.status.writer import with_condition
 from kplane.workloads import ComponentState, Phase, Resources, Runtime, RuntimeFailure
 
@@ -21,11 +22,6 @@ __all__ = ["UP_TO_DATE", "ApiServerPlan", "ApiServerPlanner", "not_held_to", "re
 
 UP_TO_DATE: Final = "UpToDate"
 """The condition that is there, and False, while an API server is not what its control plane asks for."""
-
-_DIFFERS: Final = "VersionDiffers"
-_NOT_ALLOWED: Final = "VersionNotAllowed"
-_NOT_AVAILABLE: Final = "VersionNotAvailable"
-_ROLLING: Final = "RollingOut"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,31 +33,33 @@ class ApiServerPlan:
     resources: Resources
     asked: KubernetesVersion | None = None
     """The version that somebody asked for, and that was not refused."""
-    refused: Behind | None = None
+    refused: VersionLag | None = None
     """Why the API server stays what it is."""
 
-    def behind(self, state: ComponentState) -> Behind | None:
+    def lag(self, state: ComponentState) -> VersionLag | None:
         """Say in what the API server, whose state this is, is not what the control plane asks for."""
         if self.refused is not None or not state.rolling:
             return self.refused
         way = f"; in its way: {state.message}" if state.message else ""
-        return Behind(_ROLLING, f"the next kube-apiserver is not ready yet, and the one before it serves on{way}")
+        return VersionLag(
+            Reason.ROLLING_OUT, f"the next kube-apiserver is not ready yet, and the one before it serves on{way}"
+        )
 
 
 class ApiServerPlanner:
     """Makes the plans."""
 
-    def __init__(self, management: Management, *, runtime: Runtime) -> None:
-        self._management = management
+    def __init__(self, context: OperatorContext, *, runtime: Runtime) -> None:
+        self._context = context
         self._runtime = runtime
 
     async def plan(self, control_plane: ControlPlane) -> ApiServerPlan:
         """Decide what the control plane's API server is to be.
 
-        One that runs already, and must not or cannot become what is wanted, is planned as it is. Raises Trouble where
-        there is none yet: VersionNotAllowed, VersionNotAvailable.
+        One that runs already, and must not or cannot become what is wanted, is planned as it is. Raises ConditionError
+        where there is none yet: VersionNotAllowed, VersionNotAvailable.
         """
-        chosen = class_in_force(control_plane, classes=self._management.stores.classes).chosen
+        chosen = class_in_force(control_plane, classes=self._context.stores.classes).chosen
         resources = resources_of(control_plane, chosen=chosen)
         running = KubernetesVersion.parse(control_plane.status.version)
         wanted = KubernetesVersion.parse(_asked(control_plane, chosen=chosen))
@@ -71,21 +69,22 @@ class ApiServerPlanner:
         if refused is None:
             return ApiServerPlan(await self._version(wanted), resources, asked=wanted)
         if running is None and control_plane.status.endpoint is None:
-            waits = refused.reason == _NOT_ALLOWED
-            raise Trouble(refused.reason, refused.message, waits_for_event=waits)
+            raise ConditionError(refused.reason, refused.message)
         present = self._runtime.state(apiserver_name(control_plane.name))
         absent = present.phase is Phase.ABSENT
         held = await self._held(running if absent else KubernetesVersion.parse(present.version))
         return ApiServerPlan(held, resources, refused=refused)
 
-    async def _refused(self, wanted: KubernetesVersion, *, running: KubernetesVersion | None) -> Behind | None:
+    async def _refused(self, wanted: KubernetesVersion, *, running: KubernetesVersion | None) -> VersionLag | None:
         if not_allowed := why_not(wanted, running=running):
-            return Behind(_NOT_ALLOWED, not_allowed)
+            return VersionLag(Reason.VERSION_NOT_ALLOWED, not_allowed)
         try:
             lacking = await self._runtime.lacks(API_SERVER, version=str(wanted))
         except RuntimeFailure as error:
             lacking = str(error)
-        return Behind(_NOT_AVAILABLE, f"version {wanted} cannot be had: {lacking}") if lacking else None
+        return (
+            VersionLag(Reason.VERSION_NOT_AVAILABLE, f"version {wanted} cannot be had: {lacking}") if lacking else None
+        )
 
     async def _default(
         self, control_plane: ControlPlane, *, running: KubernetesVersion | None, resources: Resources
@@ -97,7 +96,7 @@ class ApiServerPlanner:
         not_allowed = why_not(own, running=running, patches_back=True) if own is not None else None
         if not_allowed is None:
             return ApiServerPlan(None, resources)
-        refused = Behind(_NOT_ALLOWED, f"the operator's default is refused: {not_allowed}")
+        refused = VersionLag(Reason.VERSION_NOT_ALLOWED, f"the operator's default is refused: {not_allowed}")
         return ApiServerPlan(await self._held(present), resources, refused=refused)
 
     async def _held(self, version: KubernetesVersion | None) -> str | None:
@@ -127,19 +126,17 @@ def with_up_to_date(
 
     `version` is what the API server reports.
     """
-    behind = provision.behind or _differs(provision.asked, version=version)
-    if behind is None:
+    lag = provision.lag or _differs(provision.asked, version=version)
+    if lag is None:
         return [condition for condition in conditions if condition.type != UP_TO_DATE]
-    return with_condition(
-        conditions, of=of, type=UP_TO_DATE, status="False", reason=behind.reason, message=behind.message
-    )
+    return with_condition(conditions, of=of, type=UP_TO_DATE, status="False", reason=lag.reason, message=lag.message)
 
 
-def _differs(asked: KubernetesVersion | None, *, version: str) -> Behind | None:
+def _differs(asked: KubernetesVersion | None, *, version: str) -> VersionLag | None:
     if asked is None or KubernetesVersion.parse(version) == asked:
         return None
-    return Behind(
-        _DIFFERS,
+    return VersionLag(
+        Reason.VERSION_DIFFERS,
         f"the API server reports {version}, and {asked} is asked for: the image is not what its tag says, or the"
         " program was replaced and has not been started again",
     )

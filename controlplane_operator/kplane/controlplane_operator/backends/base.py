@@ -9,16 +9,17 @@ from kplane.api import ControlPlane, DeletionPolicy, KubernetesVersion
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities
 from kplane.controlplane_operator.pki.primitives import KeyPair
+from kplane.controlplane_operator.status.reasons import Reason
 from kplane.provider import ClusterConfig
 
-__all__ = ["Behind", "Provision", "Provisioner"]
+__all__ = ["Provision", "Provisioner", "VersionLag"]
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class VersionLag:
     """Why an API server that serves is not what its control plane asks for: a reason and a sentence."""
 
-    reason: str
+    reason: Reason
     message: str
 
 
@@ -38,32 +39,35 @@ class Provision:
     """
     asked: KubernetesVersion | None = None
     """The version that the API server is to have, where somebody asked for one."""
-    behind: Behind | None = None
+    lag: VersionLag | None = None
 
 
 class Provisioner(Protocol):
     """One way to an API server. Every call may be repeated, and goes on where an earlier one was cut off."""
 
-    def place(self, control_plane: ControlPlane) -> str | None:
+    def address(self, control_plane: ControlPlane) -> str | None:
         """Name what the control plane is to have for itself; None where nobody else could have it, or not known yet."""
         ...
 
     async def ensure(self, control_plane: ControlPlane) -> Provision:
-        """Have an API server run that answers. Raises Trouble while it does not."""
+        """Have an API server run that answers. Raises ConditionError while it does not."""
         ...
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
-        """Tell whether there are data that kplane keeps for the control plane. Raises Trouble where that is unknown."""
+        """Tell whether there are data that kplane keeps for the control plane. Raises ConditionError where that is
+        unknown."""
         ...
 
     async def shut_out(self, uid: str) -> None:
-        """Take away what access to the data an earlier control plane had, whose uid this is. Raises Trouble."""
+        """Take away what access to the data an earlier control plane had, whose uid this is. Raises ConditionError."""
         ...
 
     async def shut_down(self, control_plane: ControlPlane) -> None:
-        """Have what was issued be worth nothing, and what `ensure` started end. Raises Trouble while not done."""
+        """Have what was issued be worth nothing, and what `ensure` started end. Raises ConditionError while not
+        done."""
         ...
 
     async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
-        """After `shut_down`: delete the data, or leave them in order, by the policy. Raises Trouble while not done."""
+        """After `shut_down`: delete the data, or leave them in order, by the policy. Raises ConditionError while not
+        done."""
         ...

@@ -9,15 +9,16 @@ from typing import Final
 
 from kplane.api import KubernetesVersion
 from kplane.controlplane_operator.backends.apiserver import external_url, server_url
-from kplane.controlplane_operator.backends.base import Behind, Provision
+from kplane.controlplane_operator.backends.base import Provision, VersionLag
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.errors import KeyspaceError
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.reasons import Reason
 from kplane.provider import ClusterConfig
 from kplane.workloads import Address, ComponentState, Phase, Runtime, WorkloadsError
 
-__all__ = ["check_ready", "provision_at", "troubles"]
+__all__ = ["check_ready", "provision_at", "runtime_errors"]
 
 _PATIENCE_SECONDS: Final = 3.0
 
@@ -25,10 +26,11 @@ _PATIENCE_SECONDS: Final = 3.0
 async def check_ready(runtime: Runtime, component: str, *, what: str, published: bool) -> ComponentState:
     """Return the state of a component that is ready; `what` names it for people.
 
-    Raises Trouble (Provisioning) unless it is, and (Failed) where it never was and there is no program to run.
+    Raises ConditionError (Provisioning, or APIServerNotReady once published) while it is not ready, and (Failed) if it
+    never was and there is no program to run.
 
-    For one that was published before, a start is waited for a little: after a restart of ours every component is looked
-    at anew, and that must not make the control planes seem to be down.
+    Once published, wait a little for a start: after a restart of the operator it probes every component anew, and that
+    must not make the control planes seem to be down.
     """
     if published:
         await _settle(runtime, component)
@@ -36,8 +38,9 @@ async def check_ready(runtime: Runtime, component: str, *, what: str, published:
     if state.phase is not Phase.READY:
         told = f": {state.message}" if state.message else ""
         if state.unobtainable and not published:
-            raise Trouble("Failed", f"{what} cannot be started{told}")
-        raise Trouble("Provisioning", f"waiting for {what}, which is {state.phase}{told}")
+            raise ConditionError(Reason.FAILED, f"{what} cannot be started{told}")
+        reason = Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING
+        raise ConditionError(reason, f"waiting for {what}, which is {state.phase}{told}")
     return state
 
 
@@ -62,7 +65,7 @@ def provision_at(
     certificates: TenantCertificates,
     settled: bool,
     asked: KubernetesVersion | None,
-    behind: Behind | None,
+    lag: VersionLag | None,
 ) -> Provision:
     """Describe how to get in at the address of a kube-apiserver that kplane runs; the rest is that of Provision."""
     url, external = server_url(address), external_url(address)
@@ -79,14 +82,14 @@ def provision_at(
         controllers=certificates.controllers,
         settled=settled,
         asked=asked,
-        behind=behind,
+        lag=lag,
     )
 
 
 @contextmanager
-def troubles(reason: str) -> Iterator[None]:
-    """Turn failures of the runtime and of the shared etcd into Trouble with this reason."""
+def runtime_errors(reason: Reason) -> Iterator[None]:
+    """Turn failures of the runtime and of the shared etcd into ConditionError with this reason."""
     try:
         yield
     except (WorkloadsError, KeyspaceError) as error:
-        raise Trouble(reason, str(error)) from error
+        raise ConditionError(reason, str(error)) from error

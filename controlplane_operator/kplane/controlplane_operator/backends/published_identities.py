@@ -10,38 +10,40 @@ from typing import Final
 
 from kplane.api import ControlPlane
 from kplane.api.names import KUBECONFIG_KEY, controllers_secret_name, kubeconfig_secret_name, management_namespace
-from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.pki.secrets import data_of, find_secret
-from kplane.controlplane_operator.status.errors import Trouble, trouble_with
+from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
+from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.tenant.revocation import revoke_as_controllers
 from kplane.provider import ClusterConfig, KubeconfigError, ProviderError, Unauthorized
 
-__all__ = ["take_back_as_published"]
+__all__ = ["revoke_as_published"]
 
 _CALL_SECONDS: Final = 5.0
 
 
-async def take_back_as_published(management: Management, control_plane: ControlPlane) -> None:
-    """Have what was issued in the control plane be worth nothing, by means of that. Raises Trouble where it cannot."""
-    controllers = await _published(management, control_plane, name=controllers_secret_name(control_plane.name))
+async def revoke_as_published(context: OperatorContext, control_plane: ControlPlane) -> None:
+    """Have what was issued in the control plane be worth nothing, by means of that. Raises ConditionError where it
+    cannot."""
+    controllers = await _published(context, control_plane, name=controllers_secret_name(control_plane.name))
     if controllers is None:
-        raise Trouble("CredentialsMissing", "the published identity of the controllers is gone as well")
+        raise ConditionError(Reason.CREDENTIALS_MISSING, "the published identity of the controllers is gone as well")
     try:
         async with tenant_client(controllers, timeout_seconds=_CALL_SECONDS) as client:
             await revoke_as_controllers(client)
     except Unauthorized as error:
         # So it is after a call that succeeded, of which an operator that was killed has not told.
-        administrator = await _published(management, control_plane, name=kubeconfig_secret_name(control_plane.name))
+        administrator = await _published(context, control_plane, name=kubeconfig_secret_name(control_plane.name))
         if administrator is None or not await _is_refused(administrator):
-            raise trouble_with("taking back what was issued in the control plane", error) from error
+            raise tenant_error("taking back what was issued in the control plane", error) from error
     except ProviderError as error:
-        raise trouble_with("taking back what was issued in the control plane", error) from error
+        raise tenant_error("taking back what was issued in the control plane", error) from error
 
 
-async def _published(management: Management, control_plane: ControlPlane, *, name: str) -> ClusterConfig | None:
+async def _published(context: OperatorContext, control_plane: ControlPlane, *, name: str) -> ClusterConfig | None:
     namespace = management_namespace(control_plane.name)
-    secret = await find_secret(management, namespace=namespace, name=name, of=control_plane)
+    secret = await find_secret(context, namespace=namespace, name=name, of=control_plane)
     try:
         return ClusterConfig.from_kubeconfig(data_of(secret)[KUBECONFIG_KEY]) if secret is not None else None
     except (KeyError, KubeconfigError):

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from kplane.api import READY, AuthModel, ControlPlaneClass, ControlPlaneMode
+from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Change, Object
 
-__all__ = ["ROLE_NOT_FOUND", "concerned_classes", "named", "unserved"]
-
-ROLE_NOT_FOUND: Final = "RoleNotFound"
-"""Reason of a control plane that lacks the ClusterRole which its class wants the administrator to have."""
+__all__ = ["concerned_classes", "named", "unserved"]
 
 _NAMED_AT_MOST: Final = 5
 
@@ -61,4 +59,4 @@ def _is_adopted(obj: Object) -> bool:
 
 def _lacks_role(obj: Object) -> bool:
     conditions = obj.get("status", {}).get("conditions") or ()
-    return any(item["type"] == READY and item.get("reason") == ROLE_NOT_FOUND for item in conditions)
+    return any(item["type"] == READY and item.get("reason") == Reason.ROLE_NOT_FOUND for item in conditions)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from kplane.api import ControlPlane, ControlPlaneClass
-from kplane.controlplane_operator.controlplanes.partial import RegistrationAsWritten
+from kplane.controlplane_operator.controlplanes.partial import PartialRegistration
 from kplane.controlplane_operator.watch.cache import Change, Object
 from kplane.controlplane_operator.watch.event_routing import Stores
 
-__all__ = ["Departures", "instances_of", "registrations_of"]
+__all__ = ["DeletedRegistrations", "instances_of", "registrations_of"]
 
 
 def registrations_of(control_plane: ControlPlane, *, stores: Stores) -> list[str]:
@@ -28,7 +28,7 @@ def instances_of(control_plane: ControlPlane, *, stores: Stores) -> list[str]:
     ]
 
 
-class Departures:
+class DeletedRegistrations:
     """Default registrations that go before their control plane, and the instances that they leave behind.
 
     With `kubectl delete controlplane --cascade=foreground` garbage collection deletes them at once. Then nothing is
@@ -69,10 +69,10 @@ def _instance_uid(registration: Object) -> str | None:
     return uid
 
 
-def _of(control_plane: ControlPlane, stores: Stores) -> list[RegistrationAsWritten]:
+def _of(control_plane: ControlPlane, stores: Stores) -> list[PartialRegistration]:
     found = stores.registrations.by("served", control_plane.metadata.uid or "")
-    return [RegistrationAsWritten.of(obj) for obj in found]
+    return [PartialRegistration.of(obj) for obj in found]
 
 
-def _serves(registration: RegistrationAsWritten, control_plane: ControlPlane) -> bool:
+def _serves(registration: PartialRegistration, control_plane: ControlPlane) -> bool:
     return registration.status.control_plane_uid == control_plane.metadata.uid

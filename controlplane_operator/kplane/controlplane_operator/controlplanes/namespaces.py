@@ -12,17 +12,18 @@ from typing import Any, Final
 
 from kplane.api import ControlPlane
 from kplane.api.names import CONTROL_PLANE_LABEL, UID_ANNOTATION, label_value, management_namespace
-from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.record import (
     POD_SECURITY,
-    Record,
+    RetainedDataRecord,
     check_adoption,
     is_managed,
     owned_metadata,
     retained_metadata,
 )
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import NAMESPACES, AlreadyExists, NotFound
 
@@ -44,15 +45,16 @@ def owner_of(control_plane: ControlPlane) -> dict[str, Any]:
 class ManagementNamespaces:
     """Makes the namespaces of control planes, hands them on with the data that they stand for, and removes them."""
 
-    def __init__(self, management: Management) -> None:
-        self._management = management
+    def __init__(self, context: OperatorContext) -> None:
+        self._context = context
 
     async def check(self, control_plane: ControlPlane) -> None:
-        """Raise Trouble (DataRetained) where the namespace is known to keep data that the control plane may not have.
+        """Raise ConditionError (DataRetained) where the namespace is known to keep data that the control plane may not
+        have.
 
         For before anything is written down about a control plane; `ensure` decides.
         """
-        known = self._management.stores.namespaces.get(("", management_namespace(control_plane.name)))
+        known = self._context.stores.namespaces.get(("", management_namespace(control_plane.name)))
         record = _record(known, control_plane) if known is not None and not _terminating(known) else None
         if known is not None and record is not None and not record.is_of(control_plane):
             await self._check_adoption(control_plane, namespace=known, record=record)
@@ -62,24 +64,24 @@ class ManagementNamespaces:
 
         Before it takes the data of an earlier one over, `shut_out` is called with the uid of that one.
 
-        Raises Trouble: NamespaceForeign where somebody else made one of that name, DataRetained where it keeps data
-        that the control plane may not have, Provisioning where the one of an earlier one is still on its way out.
+        Raises ConditionError: NamespaceConflict where somebody else made one of that name, DataRetained where it keeps
+        data that the control plane may not have, Provisioning where the one of an earlier one is still on its way out.
         """
         name = management_namespace(control_plane.name)
-        found = self._management.stores.namespaces.get(("", name)) or await self._create(control_plane, name)
+        found = self._context.stores.namespaces.get(("", name)) or await self._create(control_plane, name)
         if _lost_label(found, control_plane):
             found = await self._patch(found, {"labels": {CONTROL_PLANE_LABEL: label_value(control_plane.name)}})
         record = _record(found, control_plane)
         if record is None and not _owned(found, control_plane):
             raise _foreign(control_plane)
         if _terminating(found):
-            raise Trouble("Provisioning", f"namespace {name} is being deleted; waiting until it is gone")
+            raise ConditionError(Reason.PROVISIONING, f"namespace {name} is being deleted; waiting until it is gone")
         if record is not None and not record.is_of(control_plane):
             await self._check_adoption(control_plane, namespace=found, record=record)
             # While it is still written down who that is.
             await shut_out(record.uid)
             await self._patch(found, owned_metadata(control_plane))
-            self._management.events.record(
+            self._context.events.record(
                 control_plane, reason="DataAdopted", message=f"took over the data that namespace {name} keeps"
             )
         elif not POD_SECURITY.items() <= (found["metadata"].get("labels") or {}).items():
@@ -103,19 +105,21 @@ class ManagementNamespaces:
         return True
 
     async def remove(self, control_plane: ControlPlane) -> None:
-        """Delete the namespace, unless it was never ours. Raises Trouble (Deleting) until it is gone."""
+        """Delete the namespace, unless it was never ours. Raises ConditionError (Deleting) until it is gone."""
         found = await self._find(control_plane)
         if found is None or not _owned(found, control_plane):
             return
         name = found["metadata"]["name"]
         if not _terminating(found):
             try:
-                await self._management.client.delete(NAMESPACES, name, uid=found["metadata"]["uid"])
+                await self._context.client.delete(NAMESPACES, name, uid=found["metadata"]["uid"])
             except NotFound:
                 return
-        raise Trouble("Deleting", f"waiting until namespace {name} is gone")
+        raise ConditionError(Reason.DELETING, f"waiting until namespace {name} is gone")
 
-    async def _check_adoption(self, control_plane: ControlPlane, *, namespace: Object, record: Record) -> None:
+    async def _check_adoption(
+        self, control_plane: ControlPlane, *, namespace: Object, record: RetainedDataRecord
+    ) -> None:
         if record.adoption_token is None:
             # Its control plane went without us, by a finalizer that somebody removed: nobody could ask for its data.
             await self._patch(namespace, retained_metadata(record))
@@ -123,7 +127,7 @@ class ManagementNamespaces:
 
     async def _find(self, control_plane: ControlPlane) -> Object | None:
         try:
-            return await self._management.client.get(NAMESPACES, management_namespace(control_plane.name))
+            return await self._context.client.get(NAMESPACES, management_namespace(control_plane.name))
         except NotFound:
             return None
 
@@ -136,24 +140,24 @@ class ManagementNamespaces:
         else:
             metadata["ownerReferences"] = [owner_of(control_plane)]
         try:
-            made = await self._management.client.create(NAMESPACES, {"metadata": metadata})
+            made = await self._context.client.create(NAMESPACES, {"metadata": metadata})
         except AlreadyExists:
-            made = await self._management.client.get(NAMESPACES, name)
+            made = await self._context.client.get(NAMESPACES, name)
         if CONTROL_PLANE_LABEL in (made["metadata"].get("labels") or {}):
-            self._management.stores.namespaces.apply(made)
+            self._context.stores.namespaces.apply(made)
         return made
 
     async def _patch(self, namespace: Object, metadata: dict[str, Any]) -> Object:
         """Change what the namespace records; raises Conflict where it is no longer as it was read."""
         body = {"metadata": {**metadata, "resourceVersion": namespace["metadata"]["resourceVersion"]}}
-        patched = await self._management.client.patch(NAMESPACES, namespace["metadata"]["name"], body)
-        self._management.stores.namespaces.apply(patched)
+        patched = await self._context.client.patch(NAMESPACES, namespace["metadata"]["name"], body)
+        self._context.stores.namespaces.apply(patched)
         return patched
 
 
-def _record(namespace: Object, control_plane: ControlPlane) -> Record | None:
+def _record(namespace: Object, control_plane: ControlPlane) -> RetainedDataRecord | None:
     """Return what the namespace records, where that is of the control plane or an earlier one of its name."""
-    record = Record.of(namespace)
+    record = RetainedDataRecord.of(namespace)
     return record if record is not None and record.name == label_value(control_plane.name) else None
 
 
@@ -175,7 +179,7 @@ def _lost_label(namespace: Object, control_plane: ControlPlane) -> bool:
     return CONTROL_PLANE_LABEL not in (metadata.get("labels") or {}) and control_plane.metadata.uid in owners
 
 
-def _foreign(control_plane: ControlPlane) -> Trouble:
+def _foreign(control_plane: ControlPlane) -> ConditionError:
     name = management_namespace(control_plane.name)
     said = f"namespace {name} exists and does not belong to this control plane, so nothing is put into it"
     if control_plane.status.endpoint is None:
@@ -184,7 +188,7 @@ def _foreign(control_plane: ControlPlane) -> Trouble:
         # To delete it would be to delete the keys of a control plane that runs.
         label = f"{CONTROL_PLANE_LABEL}={label_value(control_plane.name)}"
         what = f"restore its label {label} and annotation {UID_ANNOTATION}={control_plane.metadata.uid}, which it had"
-    return Trouble("NamespaceForeign", f"{said}; {what}")
+    return ConditionError(Reason.NAMESPACE_CONFLICT, f"{said}; {what}")
 
 
 def _terminating(namespace: Object) -> bool:

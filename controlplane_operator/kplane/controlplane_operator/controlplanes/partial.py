@@ -7,7 +7,7 @@ stays, and to delete it needs no more than what was written down when it was mad
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import ValidationError
 from typing_extensions import override
@@ -21,7 +21,6 @@ from kplane.api import (
     ControlPlaneEndpoint,
     ControlPlaneEndpointStatus,
     ControlPlaneMode,
-    ControlPlanePhase,
     ControlPlaneRegistration,
     ControlPlaneRegistrationStatus,
     ControlPlaneStatus,
@@ -32,28 +31,24 @@ from kplane.api import (
 )
 from kplane.api.resource import ApiModel
 from kplane.controlplane_operator.controlplanes.address_claims import MANAGED
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.controlplane_operator.watch.event_routing import Stores
 
 __all__ = [
-    "SPEC_INVALID",
-    "AsWritten",
-    "ClassAsWritten",
-    "ControlPlaneAsWritten",
-    "EndpointAsWritten",
-    "RegistrationAsWritten",
+    "PartialClass",
+    "PartialControlPlane",
+    "PartialEndpoint",
+    "PartialObject",
+    "PartialRegistration",
     "as_recorded",
-    "misunderstood",
-    "understood_endpoint",
+    "validated_endpoint",
+    "validation_failure",
 ]
 
 
-SPEC_INVALID: Final = "SpecInvalid"
-"""The reason of an object that is not understood."""
-
-
-class AsWritten(ResourceModel):
+class PartialObject(ResourceModel):
     """An object of which only metadata and status are read."""
 
     kind: ClassVar[type[ResourceModel]]
@@ -88,16 +83,16 @@ class AsWritten(ResourceModel):
         """Tell whether what is published is still good, though nobody keeps it up."""
         return True
 
-    def own(self, spec: Object) -> dict[str, Any]:  # noqa: ARG002 - see EndpointAsWritten
+    def own(self, spec: Object) -> dict[str, Any]:  # noqa: ARG002 - see PartialEndpoint
         """Return what of the status is ours, besides its conditions; all of it where that is empty."""
         return {}
 
-    def withdrawn(self) -> dict[str, Any]:
-        """Return what the status says where nothing of it can be relied on."""
+    def withdrawn(self, reason: Reason) -> dict[str, Any]:  # noqa: ARG002 - see PartialControlPlane
+        """Return what the status says if nothing in it can be relied on any more."""
         return {}
 
 
-class ControlPlaneAsWritten(AsWritten):
+class PartialControlPlane(PartialObject):
     """A control plane's status."""
 
     kind = ControlPlane
@@ -117,12 +112,12 @@ class ControlPlaneAsWritten(AsWritten):
         return ends is None or datetime.now(UTC) < ends
 
     @override
-    def withdrawn(self) -> dict[str, Any]:
+    def withdrawn(self, reason: Reason) -> dict[str, Any]:
         # The endpoint is where it was, and whoever has other credentials than the published ones gets in.
-        return {"phase": ControlPlanePhase.FAILED}
+        return {"phase": reason.phase(published=self.published)}
 
 
-class RegistrationAsWritten(AsWritten):
+class PartialRegistration(PartialObject):
     """A registration's status."""
 
     kind = ControlPlaneRegistration
@@ -142,7 +137,7 @@ class RegistrationAsWritten(AsWritten):
         return any("deletionTimestamp" not in obj["metadata"] for obj in served)
 
     @override
-    def withdrawn(self) -> dict[str, Any]:
+    def withdrawn(self, reason: Reason) -> dict[str, Any]:
         return {
             "ready": False,
             "resolved_endpoint": None,
@@ -152,7 +147,7 @@ class RegistrationAsWritten(AsWritten):
         }
 
 
-class EndpointAsWritten(AsWritten):
+class PartialEndpoint(PartialObject):
     """An endpoint's status."""
 
     kind = ControlPlaneEndpoint
@@ -170,7 +165,7 @@ class EndpointAsWritten(AsWritten):
         return {field: url if url == written else None for field, (url, written) in said.items()}
 
 
-class ClassAsWritten(AsWritten):
+class PartialClass(PartialObject):
     """A class's status."""
 
     kind = ControlPlaneClass
@@ -180,22 +175,23 @@ class ClassAsWritten(AsWritten):
     """What was said of it before."""
 
 
-def misunderstood(kind: type[ResourceModel], obj: Object) -> Trouble | None:
+def validation_failure(kind: type[ResourceModel], obj: Object) -> ConditionError | None:
     """Say what of an object this version of kplane does not understand; None where it understands all of it."""
     try:
         kind.model_validate(obj)
     except ValidationError as error:
-        return Trouble(SPEC_INVALID, _told(error), waits_for_event=True)
+        return ConditionError(Reason.SPEC_INVALID, _told(error))
     return None
 
 
-def understood_endpoint(obj: Object) -> ControlPlaneEndpoint:
-    """Return an endpoint that another object names; raises Trouble (EndpointInvalid) where it is not understood."""
+def validated_endpoint(obj: Object) -> ControlPlaneEndpoint:
+    """Return an endpoint that another object names; raises ConditionError (EndpointInvalid) where it is not
+    understood."""
     try:
         return ControlPlaneEndpoint.model_validate(obj)
     except ValidationError as error:
         message = f"ControlPlaneEndpoint {obj['metadata']['name']}: {_told(error)}"
-        raise Trouble("EndpointInvalid", message, waits_for_event=True) from error
+        raise ConditionError(Reason.ENDPOINT_INVALID, message, waits_for_event=True) from error
 
 
 def as_recorded(obj: Object) -> ControlPlane:
@@ -207,7 +203,7 @@ def as_recorded(obj: Object) -> ControlPlane:
     try:
         return ControlPlane.model_validate(obj)
     except ValidationError:
-        status = ControlPlaneStatus.model_validate(ControlPlaneAsWritten.of(obj).status.model_dump())
+        status = ControlPlaneStatus.model_validate(PartialControlPlane.of(obj).status.model_dump())
     given = obj.get("spec") or {}
     managed = find_condition(status.conditions, MANAGED)
     adopted = managed is not None and managed.status == "False" and _is_reference(given.get("endpointRef"))

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from kplane.api import Condition, ControlPlane, ControlPlaneClass, DeletionPolicy, RememberedClass
 from kplane.controlplane_operator.controlplanes.validation import check_class
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.status.writer import with_condition
 from kplane.controlplane_operator.watch.cache import Store
 
@@ -30,7 +31,7 @@ class ClassInForce:
 
     chosen: ControlPlaneClass | None
     """None where the control plane names no class, or where there is none to follow."""
-    lost: Trouble | None = None
+    lost: ConditionError | None = None
     """Why that is not the class as it is now: ClassNotFound, ClassInvalid, ModeNotAllowed or AuthModelNotSupported."""
 
     def remembered(self) -> RememberedClass | None:
@@ -51,10 +52,9 @@ def class_in_force(control_plane: ControlPlane, *, classes: Store) -> ClassInFor
         return ClassInForce(None)
     obj = classes.get(("", reference.name))
     if obj is None:
-        lost = Trouble(
-            "ClassNotFound",
+        lost = ConditionError(
+            Reason.CLASS_NOT_FOUND,
             f"ControlPlaneClass {reference.name}, named by spec.classRef, does not exist; create it or name another",
-            waits_for_event=True,
         )
         return ClassInForce(_read_memory(control_plane), lost)
     try:
@@ -65,19 +65,18 @@ def class_in_force(control_plane: ControlPlane, *, classes: Store) -> ClassInFor
         return ClassInForce(named)
     try:
         check_class(control_plane, chosen=named)
-    except Trouble as refused:
+    except ConditionError as refused:
         return ClassInForce(_held_to(named, memory=_read_memory(control_plane), of=control_plane), refused)
     return ClassInForce(named)
 
 
-def invalid_class(name: str, error: ValidationError) -> Trouble:
+def invalid_class(name: str, error: ValidationError) -> ConditionError:
     """Say what of a class this operator does not understand, such as what a later version of the CRD allows."""
     fields = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:3])
-    return Trouble(
-        "ClassInvalid",
+    return ConditionError(
+        Reason.CLASS_INVALID,
         f"ControlPlaneClass {name} says what this version of kplane does not understand: {fields}; correct the class,"
         " or upgrade the operator",
-        waits_for_event=True,
     )
 
 

@@ -3,49 +3,32 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Final
 
 from kplane.api import DELETING, ControlPlane, ControlPlanePhase, DeletionPolicy, find_condition
-from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.partial import as_recorded
+from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.status.writer import with_condition
 
-__all__ = ["Progress", "Step"]
-
-
-class Step(StrEnum):
-    """Where a removal is, in the order in which it goes; the reason of the condition Deleting."""
-
-    REGISTRATIONS_PENDING = "RegistrationsPending"
-    """Registrations have to be told that nothing may run for the control plane any more."""
-    INSTANCES_ENDING = "InstancesEnding"
-    """What ran for it has to confirm its end."""
-    REVOKING_CREDENTIALS = "RevokingCredentials"
-    """What was issued has to be worth nothing, and its API server to end."""
-    DELETING_DATA = "DeletingData"
-    VERIFYING_EMPTY = "VerifyingEmpty"
-    """No data may be left, nor come back."""
-    RETAINING_DATA = "RetainingData"
-    """In the place of the two before, by policy Retain."""
-    REMOVING_NAMESPACE = "RemovingNamespace"
+__all__ = ["Progress"]
 
 
 _SENTENCES: Final = {
-    Step.REVOKING_CREDENTIALS: "revoking credentials and ending what runs",
-    Step.DELETING_DATA: "deleting the data",
-    Step.VERIFYING_EMPTY: "looking whether data are left",
-    Step.RETAINING_DATA: "leaving the data and a record of them",
-    Step.REMOVING_NAMESPACE: "removing the namespace",
+    Reason.REVOKING_CREDENTIALS: "revoking credentials and ending what runs",
+    Reason.DELETING_DATA: "deleting the data",
+    Reason.VERIFYING_EMPTY: "looking whether data are left",
+    Reason.RETAINING_DATA: "leaving the data and a record of them",
+    Reason.REMOVING_NAMESPACE: "removing the namespace",
 }
 
 
 class Progress:
     """The removal of one control plane, as far as one look at it gets."""
 
-    def __init__(self, management: Management, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
-        self.step = Step.REGISTRATIONS_PENDING
-        self._management = management
+    def __init__(self, context: OperatorContext, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
+        self.step = Reason.REGISTRATIONS_PENDING
+        self._context = context
         self._control_plane = control_plane
         self._policy = policy
         self._notes: list[str] = []
@@ -64,7 +47,7 @@ class Progress:
         """Have this said with every step from now on."""
         self._notes.append(sentence)
 
-    async def begin(self, step: Step) -> None:
+    async def begin(self, step: Reason) -> None:
         """Go on to a step, and say so before anything of it is done."""
         self.step = step
         await self.tell(_SENTENCES.get(step, ""))
@@ -74,7 +57,7 @@ class Progress:
         message = "; ".join(filter(None, (message, *self._notes)))
         before = self._control_plane
         conditions = with_condition(
-            before.status.conditions, of=before, status="False", reason="Deleting", message=message
+            before.status.conditions, of=before, status="False", reason=Reason.DELETING, message=message
         )
         conditions = with_condition(
             conditions, of=before, type=DELETING, status="True", reason=self.step, message=message
@@ -87,7 +70,7 @@ class Progress:
                 "conditions": conditions,
             }
         )
-        await self._management.status.write(self._management.stores.control_planes, before, status=status)
+        await self._context.status.write(self._context.stores.control_planes, before, status=status)
         self._control_plane = self._seen() or before.model_copy(update={"status": status})
 
     @property
@@ -96,7 +79,7 @@ class Progress:
         return self._control_plane
 
     def _seen(self) -> ControlPlane | None:
-        obj = self._management.stores.control_planes.get(("", self._control_plane.name))
+        obj = self._context.stores.control_planes.get(("", self._control_plane.name))
         found = as_recorded(obj) if obj is not None else None
         before = self._control_plane.metadata
         if found is None or (found.metadata.uid, found.metadata.generation) != (before.uid, before.generation):

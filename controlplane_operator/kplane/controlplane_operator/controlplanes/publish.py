@@ -18,9 +18,8 @@ from kplane.api.names import (
 )
 from kplane.controlplane_operator.backends.api_server_plan import not_held_to, with_up_to_date
 from kplane.controlplane_operator.backends.base import Provision
-from kplane.controlplane_operator.classes.usage import ROLE_NOT_FOUND
-from kplane.controlplane_operator.context import Management
-from kplane.controlplane_operator.controlplanes.endpoint_switch import Pairs
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.endpoint_switch import EndpointSwitch
 from kplane.controlplane_operator.controlplanes.owned_objects import ensure_default_registration, ensure_endpoint
 from kplane.controlplane_operator.controlplanes.policy import class_in_force
 from kplane.controlplane_operator.errors import BootstrapFailed, RoleMissing
@@ -37,7 +36,8 @@ from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
 from kplane.controlplane_operator.pki.primitives import user_of
 from kplane.controlplane_operator.pki.rotator import refused_rotation, rotation_status
 from kplane.controlplane_operator.pki.secrets import data_of, write_secret
-from kplane.controlplane_operator.status.errors import Trouble, trouble_with
+from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
+from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.status.writer import with_condition, with_supported
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT, Subject, bootstrap
 from kplane.controlplane_operator.tenant.client import reported_version, tenant_client
@@ -78,9 +78,9 @@ def _not_acted_on(control_plane: ControlPlane) -> list[str]:
 class Publication:
     """Publishes control planes."""
 
-    def __init__(self, management: Management, *, pairs: Pairs, runtime: Runtime) -> None:
-        self._management = management
-        self._pairs = pairs
+    def __init__(self, context: OperatorContext, *, switch: EndpointSwitch, runtime: Runtime) -> None:
+        self._context = context
+        self._switch = switch
         self._runtime = runtime
         self._verified: dict[str, tuple[str, float]] = {}
         self._unsettled: set[str] = set()
@@ -92,14 +92,14 @@ class Publication:
 
     def not_acted_on(self, control_plane: ControlPlane) -> list[str]:
         """Say, in sentences, what of the spec and the class is accepted and has no effect."""
-        chosen = class_in_force(control_plane, classes=self._management.stores.classes).chosen
+        chosen = class_in_force(control_plane, classes=self._context.stores.classes).chosen
         held = not_held_to(control_plane, chosen=chosen, runtime=self._runtime)
         return [*_not_acted_on(control_plane), *held]
 
     async def publish(
         self, control_plane: ControlPlane, *, provision: Provision, chosen: ControlPlaneClass | None
     ) -> Result:
-        """Publish a control plane whose API server runs. Raises Trouble where its inside cannot be set up.
+        """Publish a control plane whose API server runs. Raises ConditionError where its inside cannot be set up.
 
         Returns when to come again: to renew what expires, and to mend what somebody changed inside.
         """
@@ -107,25 +107,26 @@ class Publication:
         self._note_replacement(control_plane.metadata.uid or "", settled=provision.settled)
         taken = await self._ensure_endpoint(control_plane, provision=provision)
         inside = await self._inside(control_plane, provision=provision, auth=auth)
-        async with self._pairs.moving(control_plane, to=provision.addresses.internal):
+        async with self._switch.moving(control_plane, to=provision.addresses.internal):
             await self._write_secrets(control_plane, provision=provision, inside=inside)
-            await ensure_default_registration(self._management, control_plane, chosen=chosen)
+            await ensure_default_registration(self._context, control_plane, chosen=chosen)
             if taken is not None:
                 raise taken
             await self._write_status(control_plane, provision=provision, inside=inside)
         again = _VERIFIED_SECONDS if inside.lacking is None else _LACKING_SECONDS
         return Result(min(jittered(again), until_renewal(inside.admin, inside.controllers)))
 
-    async def _ensure_endpoint(self, control_plane: ControlPlane, *, provision: Provision) -> Trouble | None:
+    async def _ensure_endpoint(self, control_plane: ControlPlane, *, provision: Provision) -> ConditionError | None:
         """Have the endpoint of a control plane that kplane runs be there; return why it cannot.
 
-        It keeps nothing from being published or renewed where users rely on it. Raises Trouble where nobody does yet.
+        It keeps nothing from being published or renewed where users rely on it. Raises ConditionError where nobody does
+        yet.
         """
         if provision.authorities is None:
             return None
         try:
-            await ensure_endpoint(self._management, control_plane, addresses=provision.addresses)
-        except Trouble as taken:
+            await ensure_endpoint(self._context, control_plane, addresses=provision.addresses)
+        except ConditionError as taken:
             if control_plane.status.endpoint is None:
                 raise
             return taken
@@ -166,11 +167,11 @@ class Publication:
             inside = await self._set_up(control_plane, provision, auth=auth, admin=admin, controllers=controllers)
         except ProviderError as error:
             self.forget(uid)
-            raise trouble_with("setting up the control plane", error) from error
+            raise tenant_error("setting up the control plane", error) from error
         except BootstrapFailed as error:
             self.forget(uid)
-            reason = ROLE_NOT_FOUND if isinstance(error, RoleMissing) else "Bootstrapping"
-            raise Trouble(reason, str(error)) from error
+            reason = Reason.ROLE_NOT_FOUND if isinstance(error, RoleMissing) else Reason.BOOTSTRAPPING
+            raise ConditionError(reason, str(error)) from error
         if inside.lacking is None:
             self._verified[uid] = fingerprint, time.monotonic() + jittered(_VERIFIED_SECONDS) * 0.75
         return inside
@@ -213,8 +214,8 @@ class Publication:
                 controllers = await issue_token(client, service_account=CONTROLLERS_ACCOUNT.name, lifetime=lifetime)
         version = await self._version(provision, admin)
         if version is None:
-            raise Trouble(
-                "CredentialsRejected", "the control plane does not accept the credentials that it just issued"
+            raise ConditionError(
+                Reason.CREDENTIALS_REJECTED, "the control plane does not accept the credentials that it just issued"
             )
         return _Inside(admin, controllers, version, lacking)
 
@@ -227,7 +228,7 @@ class Publication:
 
         addresses = provision.addresses
         await write_secret(
-            self._management,
+            self._context,
             control_plane,
             name=kubeconfig_secret_name(control_plane.name),
             data={
@@ -245,7 +246,7 @@ class Publication:
                 "signing-ca.key": provision.authorities.client.key,
             }
         await write_secret(
-            self._management,
+            self._context,
             control_plane,
             name=controllers_secret_name(control_plane.name),
             data={KUBECONFIG_KEY: kubeconfig(addresses.internal, inside.controllers, "controllers"), **trust, **keys},
@@ -258,14 +259,14 @@ class Publication:
             control_plane.status.conditions,
             of=control_plane,
             status="True" if inside.lacking is None else "False",
-            reason="Reconciled" if inside.lacking is None else ROLE_NOT_FOUND,
+            reason=Reason.RECONCILED if inside.lacking is None else Reason.ROLE_NOT_FOUND,
             message="the control plane is ready" if inside.lacking is None else str(inside.lacking),
         )
         # Of two that answer, neither is the version: the one from before stands until only the next one is left.
         version = (None if provision.settled else control_plane.status.version) or inside.version
         former = control_plane.status.version
         if former is not None and version != former:
-            self._management.events.record(
+            self._context.events.record(
                 control_plane, reason="VersionChanged", message=f"the API server is {version}, and was {former} before"
             )
         conditions = with_up_to_date(conditions, of=control_plane, provision=provision, version=version)
@@ -288,9 +289,9 @@ class Publication:
                 "conditions": with_supported(conditions, of=control_plane, missing=missing),
             }
         )
-        await self._management.status.write(self._management.stores.control_planes, control_plane, status=status)
+        await self._context.status.write(self._context.stores.control_planes, control_plane, status=status)
         if control_plane.status.endpoint is None:
-            self._management.metrics.published(control_plane)
+            self._context.metrics.published(control_plane)
 
     async def _version(self, provision: Provision, identity: Identity) -> str | None:
         """Ask for the version as this identity; None where the control plane does not let it in."""
@@ -302,11 +303,11 @@ class Publication:
         return reported_version(answer)
 
     def _client(self, config: ClusterConfig) -> Client:
-        return tenant_client(config, timeout_seconds=_CALL_SECONDS, connections=self._management.connections)
+        return tenant_client(config, timeout_seconds=_CALL_SECONDS, connections=self._context.connections)
 
     def _published(self, control_plane: ControlPlane, name: Any) -> dict[str, Any] | None:
         key = management_namespace(control_plane.name), name(control_plane.name)
-        return self._management.stores.secrets.get(key)
+        return self._context.stores.secrets.get(key)
 
     def _is_another_server(self, control_plane: ControlPlane, provision: Provision) -> bool:
         """Tell whether what is published may be of another API server: what one issued is shown to no other one."""

@@ -15,36 +15,31 @@ from kplane.api import (
 )
 from kplane.api.names import FINALIZER
 from kplane.controlplane_operator.backends.base import Provisioner
-from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.address_claims import MANAGED
-from kplane.controlplane_operator.controlplanes.claims import Claims
+from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.controlplanes.deletion_policy import policy_of
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
-from kplane.controlplane_operator.controlplanes.partial import ControlPlaneAsWritten, as_recorded
+from kplane.controlplane_operator.controlplanes.partial import PartialControlPlane, as_recorded
 from kplane.controlplane_operator.controlplanes.policy import ClassInForce, class_in_force, with_class_found
 from kplane.controlplane_operator.controlplanes.publish import Publication
 from kplane.controlplane_operator.controlplanes.removal import Removal
-from kplane.controlplane_operator.controlplanes.retention import take_back
+from kplane.controlplane_operator.controlplanes.retention import revoke_issued
 from kplane.controlplane_operator.controlplanes.validation import check_cluster_path
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.pause import PAUSED, is_paused, with_pause, without_pause
 from kplane.controlplane_operator.pki.rotator import Rotator
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.failures import Failures
+from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.status.writer import with_condition, with_supported
 from kplane.controlplane_operator.watch.backoff import Backoff
 from kplane.controlplane_operator.watch.cache import Key, Object
-from kplane.controlplane_operator.watch.uid_tracker import Namesakes
+from kplane.controlplane_operator.watch.uid_tracker import UIDTracker
 from kplane.provider import Result
 from kplane.provider.logs import log_fields
 
 __all__ = ["ControlPlaneReconciler", "Provisioners"]
-
-_WAITING: Final = frozenset(
-    {"ClassNotFound", "ClusterPathInUse", "EndpointInUse", "DataRetained", "EndpointPending", "CredentialsMissing"}
-)
-_UNDER_WAY: Final = frozenset({"Provisioning", "Bootstrapping"})
-_MAY_PASS: Final = frozenset({"EndpointUnreachable", "CertificateInvalid"})
 
 
 class Provisioners:
@@ -72,9 +67,9 @@ class Provisioners:
             return self.wanted(control_plane)
         return self.managed(control_plane) if recorded.status == "True" else self.external
 
-    def place(self, control_plane: ControlPlane) -> str | None:
+    def address(self, control_plane: ControlPlane) -> str | None:
         """Name what the control plane is to have for itself."""
-        return self.used(control_plane).place(control_plane)
+        return self.used(control_plane).address(control_plane)
 
 
 class ControlPlaneReconciler:
@@ -82,19 +77,19 @@ class ControlPlaneReconciler:
 
     def __init__(
         self,
-        management: Management,
+        context: OperatorContext,
         *,
         provisioners: Provisioners,
         namespaces: ManagementNamespaces,
         publication: Publication,
         rotator: Rotator,
         removal: Removal,
-        claims: Claims,
+        claims: AddressClaims,
     ) -> None:
         self.failures: Final = Failures(
-            management, controller="controlplane", store=management.stores.control_planes, written=ControlPlaneAsWritten
+            context, controller="controlplane", store=context.stores.control_planes, written=PartialControlPlane
         )
-        self._management = management
+        self._context = context
         self._provisioners = provisioners
         self._namespaces = namespaces
         self._publication = publication
@@ -102,11 +97,11 @@ class ControlPlaneReconciler:
         self._removal = removal
         self._claims = claims
         self._backoff: Backoff[Key] = Backoff()
-        self._namesakes = Namesakes()
+        self._uids = UIDTracker()
 
     async def reconcile(self, key: Key) -> Result | None:
         """Bring one control plane as far as it gets now, and say in its status where it is."""
-        obj = self._management.stores.control_planes.get(key)
+        obj = self._context.stores.control_planes.get(key)
         self._forget_former(key, obj["metadata"]["uid"] if obj is not None else None)
         if obj is None:
             return None
@@ -116,14 +111,14 @@ class ControlPlaneReconciler:
                 await self._stay(control_plane)
                 return None
             control_plane = await self._go_on(key, control_plane)
-            followed = class_in_force(control_plane, classes=self._management.stores.classes)
+            followed = class_in_force(control_plane, classes=self._context.stores.classes)
             if control_plane.deleting:
                 return await self._removal.remove(control_plane, chosen=followed.chosen)
             try:
                 result = await self._bring_up(control_plane, followed=followed)
-            except Trouble as trouble:
-                await self._tell(key, trouble)
-                return None if trouble.waits_for_event else Result(self._pause(key, trouble))
+            except ConditionError as failure:
+                await self._tell(key, failure)
+                return None if failure.waits_for_event else Result(self._pause(key, failure))
             self._backoff.forget(key)
             await self.failures.over(key)
             return result
@@ -142,7 +137,7 @@ class ControlPlaneReconciler:
             return control_plane
         update = {"conditions": without_pause(control_plane.status.conditions)}
         await self._write(control_plane, status=control_plane.status.model_copy(update=update))
-        stored = self._management.stores.control_planes.get(key)
+        stored = self._context.stores.control_planes.get(key)
         return _read(stored) if stored is not None else control_plane
 
     async def _bring_up(self, control_plane: ControlPlane, *, followed: ClassInForce) -> Result | None:
@@ -153,8 +148,8 @@ class ControlPlaneReconciler:
             raise followed.lost
         provisioner = self._provisioners.wanted(control_plane)
         if provisioner is not self._provisioners.used(control_plane):
-            raise Trouble(
-                "EndpointInvalid",
+            raise ConditionError(
+                Reason.ENDPOINT_INVALID,
                 "spec.endpointRef was added or removed, and that would exchange the API server under its users;"
                 " undo it, or create a second control plane",
                 waits_for_event=True,
@@ -167,7 +162,7 @@ class ControlPlaneReconciler:
         self._claims.confirm(control_plane, provision=provision)
         if provision.authorities is not None and control_plane.status.endpoint is None:
             # The data may be an earlier one's, and whoever it let in stays out.
-            await take_back(provision.administrator)
+            await revoke_issued(provision.administrator)
         published = await self._publication.publish(control_plane, provision=provision, chosen=chosen)
         return await self._rotator.advance(control_plane, provision=provision, otherwise=published)
 
@@ -180,8 +175,8 @@ class ControlPlaneReconciler:
                     "resourceVersion": control_plane.metadata.resource_version,
                 }
             }
-            stored = await self._management.client.patch(CONTROL_PLANES, control_plane.name, body)
-            self._management.stores.control_planes.apply(stored)
+            stored = await self._context.client.patch(CONTROL_PLANES, control_plane.name, body)
+            self._context.stores.control_planes.apply(stored)
             control_plane = ControlPlane.model_validate(stored)
         virtual = control_plane.spec.mode is ControlPlaneMode.VIRTUAL
         decided = {
@@ -195,7 +190,7 @@ class ControlPlaneReconciler:
         if find_condition(status.conditions, READY) is None:
             status = self._status_of(
                 control_plane.model_copy(update={"status": status}),
-                Trouble("Provisioning", "the control plane is being made"),
+                ConditionError(Reason.PROVISIONING, "the control plane is being made"),
             )
         # A policy that was in force is not changed of one whose deletion was asked for already.
         changed = control_plane.status.deletion_policy not in {None, status.deletion_policy}
@@ -209,41 +204,41 @@ class ControlPlaneReconciler:
             of=control_plane,
             type=MANAGED,
             status="True" if managed else "False",
-            reason="RunByKplane" if managed else "EndpointReferenced",
+            reason=Reason.RUN_BY_KPLANE if managed else "EndpointReferenced",
             message="kplane runs the API server" if managed else "the API server at spec.endpointRef is used",
         )
 
-    async def _tell(self, key: Key, trouble: Trouble) -> None:
-        self._management.metrics.troubled("controlplane", reason=trouble.reason)
-        obj = self._management.stores.control_planes.get(key)
+    async def _tell(self, key: Key, failure: ConditionError) -> None:
+        self._context.metrics.condition_failed("controlplane", reason=failure.reason)
+        obj = self._context.stores.control_planes.get(key)
         if obj is not None:
             control_plane = ControlPlane.model_validate(obj)
-            await self._write(control_plane, status=self._status_of(control_plane, trouble))
+            await self._write(control_plane, status=self._status_of(control_plane, failure))
 
-    def _pause(self, key: Key, trouble: Trouble) -> float:
+    def _pause(self, key: Key, failure: ConditionError) -> float:
         # By reason: an API server that starts is looked at often, and when it does not answer at once then, that is no
         # reason to wait for as long as if it had been silent all the time.
-        return self._backoff.next(key, reason=trouble.reason)
+        return self._backoff.next(key, reason=failure.reason)
 
     def _forget_former(self, key: Key, uid: str | None) -> None:
-        if (former := self._namesakes.former(key, uid=uid)) is not None:
+        if (former := self._uids.former(key, uid=uid)) is not None:
             self._claims.release(former)
             self._publication.forget(former)
             self._backoff.forget(key)
-        self._namesakes.succeed(key, uid=uid)
+        self._uids.succeed(key, uid=uid)
 
-    def _status_of(self, control_plane: ControlPlane, trouble: Trouble) -> ControlPlaneStatus:
+    def _status_of(self, control_plane: ControlPlane, failure: ConditionError) -> ControlPlaneStatus:
         """Return the present status, with what is published left in place and the trouble in its conditions."""
         conditions = with_condition(
             control_plane.status.conditions,
             of=control_plane,
             status="False",
-            reason=trouble.reason,
-            message=trouble.message,
+            reason=failure.reason,
+            message=failure.message,
         )
         return control_plane.status.model_copy(
             update={
-                "phase": _phase(trouble, published=control_plane.status.endpoint is not None),
+                "phase": failure.reason.phase(published=control_plane.status.endpoint is not None),
                 "observed_generation": control_plane.metadata.generation,
                 "conditions": with_supported(
                     conditions, of=control_plane, missing=self._publication.not_acted_on(control_plane)
@@ -254,19 +249,11 @@ class ControlPlaneReconciler:
     async def _write(
         self, control_plane: ControlPlane, *, status: ControlPlaneStatus, only_as_seen: bool = False
     ) -> None:
-        await self._management.status.write(
-            self._management.stores.control_planes, control_plane, status=status, only_as_seen=only_as_seen
+        await self._context.status.write(
+            self._context.stores.control_planes, control_plane, status=status, only_as_seen=only_as_seen
         )
 
 
 def _read(obj: Object) -> ControlPlane:
     """Read a control plane; what is wrong with the spec of one that is being deleted does not hold that up."""
     return as_recorded(obj) if "deletionTimestamp" in obj["metadata"] else ControlPlane.model_validate(obj)
-
-
-def _phase(trouble: Trouble, *, published: bool) -> ControlPlanePhase:
-    if trouble.reason in _WAITING:
-        return ControlPlanePhase.PENDING
-    if trouble.reason in _UNDER_WAY or (trouble.reason in _MAY_PASS and not published):
-        return ControlPlanePhase.PROVISIONING
-    return ControlPlanePhase.FAILED

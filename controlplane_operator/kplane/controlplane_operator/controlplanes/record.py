@@ -19,10 +19,11 @@ from kplane.api.names import (
     RETAINED_UID_ANNOTATION,
     UID_ANNOTATION,
 )
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Object
 
-__all__ = ["POD_SECURITY", "Record", "check_adoption", "is_managed", "owned_metadata", "retained_metadata"]
+__all__ = ["POD_SECURITY", "RetainedDataRecord", "check_adoption", "is_managed", "owned_metadata", "retained_metadata"]
 
 POD_SECURITY: Final = {"pod-security.kubernetes.io/enforce": "restricted"}
 """Nothing that runs for a control plane needs more, and nothing else is to run in its namespace."""
@@ -36,7 +37,7 @@ def is_managed(control_plane: ControlPlane) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class RetainedDataRecord:
     """Whose keys and data a management namespace stands for."""
 
     namespace: str
@@ -89,7 +90,7 @@ def owned_metadata(control_plane: ControlPlane) -> dict[str, Any]:
     }
 
 
-def retained_metadata(record: Record) -> dict[str, Any]:
+def retained_metadata(record: RetainedDataRecord) -> dict[str, Any]:
     """Return what makes a namespace the record of a control plane that is gone, as a merge patch of its metadata.
 
     A token that it has already is kept.
@@ -105,8 +106,8 @@ def retained_metadata(record: Record) -> dict[str, Any]:
     }
 
 
-def check_adoption(control_plane: ControlPlane, *, record: Record) -> None:
-    """Raise Trouble (DataRetained) unless the control plane may take over what an earlier one of its name left.
+def check_adoption(control_plane: ControlPlane, *, record: RetainedDataRecord) -> None:
+    """Raise ConditionError (DataRetained) unless the control plane may take over what an earlier one of its name left.
 
     The token is not told: to know it is to have read the namespace, which is its administrators' right.
     """
@@ -143,5 +144,5 @@ def _cluster_path(control_plane: ControlPlane) -> str | None:
     return control_plane.cluster_path if control_plane.spec.mode is ControlPlaneMode.VIRTUAL else None
 
 
-def _retained(message: str) -> Trouble:
-    return Trouble("DataRetained", message, waits_for_event=True)
+def _retained(message: str) -> ConditionError:
+    return ConditionError(Reason.DATA_RETAINED, message)

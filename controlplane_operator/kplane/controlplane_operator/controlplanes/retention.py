@@ -8,16 +8,16 @@ from typing import Final
 
 from kplane.api import ControlPlane
 from kplane.api.names import controllers_secret_name, kubeconfig_secret_name
-from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
 from kplane.controlplane_operator.pki.secrets import delete_secret, make_secret_last
 from kplane.controlplane_operator.pki.store import TenantKeys
-from kplane.controlplane_operator.status.errors import Trouble, trouble_with
+from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.tenant.revocation import revoke
 from kplane.provider import ClusterConfig, ProviderError
 
-__all__ = ["Retention", "take_back"]
+__all__ = ["Retention", "revoke_issued"]
 
 _CALL_SECONDS: Final = 5.0
 
@@ -25,10 +25,10 @@ _CALL_SECONDS: Final = 5.0
 class Retention:
     """Retains the data of control planes that kplane runs. Every call may be repeated."""
 
-    def __init__(self, management: Management, *, namespaces: ManagementNamespaces) -> None:
-        self._management = management
+    def __init__(self, context: OperatorContext, *, namespaces: ManagementNamespaces) -> None:
+        self._context = context
         self._namespaces = namespaces
-        self._keys = TenantKeys(management)
+        self._keys = TenantKeys(context)
 
     async def shut_out(self, control_plane: ControlPlane) -> None:
         """Take back what was issued in the control plane, while its API server still runs.
@@ -36,10 +36,10 @@ class Retention:
         A failure is left to whoever takes the data over, because that does the same before anything is published; done
         here, nothing issued before is let in for even the first moments after.
         """
-        with contextlib.suppress(Trouble):
+        with contextlib.suppress(ConditionError):
             administrator = await self._administrator(control_plane)
             if administrator is not None:
-                await take_back(administrator)
+                await revoke_issued(administrator)
 
     async def keep(self, control_plane: ControlPlane, *, has_data: Callable[[ControlPlane], Awaitable[bool]]) -> bool:
         """Leave a record of a control plane that was taken down, with its keys; False where there is nothing to keep.
@@ -55,10 +55,10 @@ class Retention:
             return False
         controllers = controllers_secret_name(control_plane.name)
         if keys:
-            await delete_secret(self._management, control_plane, name=controllers)
+            await delete_secret(self._context, control_plane, name=controllers)
         else:
-            await make_secret_last(self._management, control_plane, name=controllers)
-        await delete_secret(self._management, control_plane, name=kubeconfig_secret_name(control_plane.name))
+            await make_secret_last(self._context, control_plane, name=controllers)
+        await delete_secret(self._context, control_plane, name=kubeconfig_secret_name(control_plane.name))
         await self._keys.forget_certificates(control_plane)
         return True
 
@@ -76,10 +76,10 @@ class Retention:
         )
 
 
-async def take_back(administrator: ClusterConfig) -> None:
-    """Have what was issued in a control plane be worth nothing; raises Trouble where it cannot be reached."""
+async def revoke_issued(administrator: ClusterConfig) -> None:
+    """Have what was issued in a control plane be worth nothing; raises ConditionError where it cannot be reached."""
     try:
         async with tenant_client(administrator, timeout_seconds=_CALL_SECONDS) as client:
             await revoke(client)
     except ProviderError as error:
-        raise trouble_with("taking back what was issued in the control plane", error) from error
+        raise tenant_error("taking back what was issued in the control plane", error) from error

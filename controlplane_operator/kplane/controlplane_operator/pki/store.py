@@ -9,7 +9,7 @@ from typing import Final
 
 from kplane.api import ControlPlane
 from kplane.api.names import ROTATE_ANNOTATION, management_namespace
-from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import CredentialsInvalid
 from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
 from kplane.controlplane_operator.pki.generations import Generations
@@ -24,7 +24,8 @@ from kplane.controlplane_operator.pki.secrets import (
     take_over_secret,
     write_secret,
 )
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import AlreadyExists, Conflict
 
@@ -37,28 +38,28 @@ _CERTIFICATES: Final = "control-plane-certificates"
 class TenantKeys:
     """Reads what exists and creates what is missing."""
 
-    def __init__(self, management: Management) -> None:
-        self._management = management
+    def __init__(self, context: OperatorContext) -> None:
+        self._context = context
 
     async def authorities(
         self, control_plane: ControlPlane, *, has_data: Callable[[ControlPlane], Awaitable[bool]]
     ) -> TenantAuthorities:
         """Return the authorities, created at the first call.
 
-        Raises Trouble (Failed) where they are missing although the control plane has data or was published: new ones
-        would lock out everybody who trusts the old ones.
+        Raises ConditionError (Failed) where they are missing although the control plane has data or was published: new
+        ones would lock out everybody who trusts the old ones.
         """
         found = await self._find(control_plane, _AUTHORITIES)
         if found is None:
             if control_plane.status.endpoint is not None or await has_data(control_plane):
-                raise Trouble(
-                    "Failed",
+                raise ConditionError(
+                    Reason.FAILED,
                     f"there are data of this control plane, and Secret {_where(control_plane)} with its keys is gone;"
                     " restore the Secret, or remove the data by deleting the control plane with deletionPolicy Destroy",
                 )
             return _generations(control_plane, await self._create(control_plane)).in_force()
         generations = _generations(control_plane, data_of(found))
-        await take_over_secret(self._management, control_plane, secret=found)
+        await take_over_secret(self._context, control_plane, secret=found)
         return generations.in_force()
 
     async def advance(self, control_plane: ControlPlane, *, known: Rotation | None, following: Rotation) -> bool:
@@ -71,7 +72,7 @@ class TenantKeys:
             return False
         advanced = generations.advanced(following, name=control_plane.name)
         try:
-            await replace_data(self._management, found, data=advanced.to_secret())
+            await replace_data(self._context, found, data=advanced.to_secret())
         except Conflict:
             return False
         return True
@@ -81,13 +82,13 @@ class TenantKeys:
         return await self._find(control_plane, _AUTHORITIES) is not None
 
     async def present(self, control_plane: ControlPlane) -> TenantAuthorities | None:
-        """Return the authorities without creating any; raises Trouble (Failed) where they are damaged."""
+        """Return the authorities without creating any; raises ConditionError (Failed) where they are damaged."""
         found = await self._find(control_plane, _AUTHORITIES)
         return _generations(control_plane, data_of(found)).in_force() if found is not None else None
 
     async def forget_certificates(self, control_plane: ControlPlane) -> None:
         """Delete the leaf certificates; `certificates` issues others."""
-        await delete_secret(self._management, control_plane, name=_CERTIFICATES)
+        await delete_secret(self._context, control_plane, name=_CERTIFICATES)
 
     async def certificates(
         self,
@@ -118,19 +119,19 @@ class TenantKeys:
         except CredentialsInvalid:
             # Leaf certificates are cheap: damaged ones are replaced.
             certificates = renewed(None)
-        await write_secret(self._management, control_plane, name=_CERTIFICATES, data=certificates.to_secret())
+        await write_secret(self._context, control_plane, name=_CERTIFICATES, data=certificates.to_secret())
         return certificates
 
     async def _find(self, control_plane: ControlPlane, name: str) -> Object | None:
         namespace = management_namespace(control_plane.name)
-        return await find_secret(self._management, namespace=namespace, name=name, of=control_plane)
+        return await find_secret(self._context, namespace=namespace, name=name, of=control_plane)
 
     async def _create(self, control_plane: ControlPlane) -> dict[str, bytes]:
         value = control_plane.metadata.annotations.get(ROTATE_ANNOTATION)
         authorities = TenantAuthorities.create(control_plane.name)
         created = Generations(authorities, rotation=begun_with(value, now=datetime.now(UTC))).to_secret()
         try:
-            await create_lasting_secret(self._management, control_plane, name=_AUTHORITIES, data=created)
+            await create_lasting_secret(self._context, control_plane, name=_AUTHORITIES, data=created)
         except AlreadyExists:
             found = await self._find(control_plane, _AUTHORITIES)
             return data_of(found) if found is not None else {}
@@ -141,7 +142,9 @@ def _generations(control_plane: ControlPlane, data: Mapping[str, bytes]) -> Gene
     try:
         return Generations.from_secret(data)
     except CredentialsInvalid as error:
-        raise Trouble("Failed", f"Secret {_where(control_plane)} is damaged: {error}; restore it") from error
+        raise ConditionError(
+            Reason.FAILED, f"Secret {_where(control_plane)} is damaged: {error}; restore it"
+        ) from error
 
 
 def _where(control_plane: ControlPlane) -> str:

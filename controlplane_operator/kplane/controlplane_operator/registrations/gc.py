@@ -10,20 +10,20 @@ from kplane.controlplane_operator.registrations.grants import Access
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.watch.backoff import Backoff
 from kplane.controlplane_operator.watch.event_routing import Stores
-from kplane.controlplane_operator.watch.relisting import Relisting
+from kplane.controlplane_operator.watch.resync import Resync
 from kplane.provider import ProviderError
 
-__all__ = ["Sweeping"]
+__all__ = ["GrantCollector"]
 
 _log: Final = logging.getLogger(__name__)
 
 
-class Sweeping:
+class GrantCollector:
     """Compares the grants that exist with the registrations, each time when these were listed."""
 
-    def __init__(self, relisting: Relisting, *, stores: Stores, access: Access, identities: McmIdentities) -> None:
+    def __init__(self, resync: Resync, *, stores: Stores, access: Access, identities: McmIdentities) -> None:
         self.synced: Final = asyncio.Event()
-        self._relisting = relisting
+        self._resync = resync
         self._stores = stores
         self._access = access
         self._identities = identities
@@ -31,7 +31,7 @@ class Sweeping:
 
     async def run(self) -> NoReturn:
         """Sweep until cancelled; `synced` is set once everything was listed, and all grants are known."""
-        await self._relisting.anew()
+        await self._resync.anew()
         while True:
             try:
                 await self._sweep()
@@ -42,7 +42,7 @@ class Sweeping:
             else:
                 self._backoff.forget(None)
                 self.synced.set()
-                await self._relisting.next()
+                await self._resync.next()
 
     async def _sweep(self) -> None:
         await self._access.load()

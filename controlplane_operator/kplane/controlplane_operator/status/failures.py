@@ -14,11 +14,12 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from kplane.api import READY
-from kplane.controlplane_operator.context import Management
-from kplane.controlplane_operator.controlplanes.partial import SPEC_INVALID, AsWritten, misunderstood
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.partial import PartialObject, validation_failure
 from kplane.controlplane_operator.metrics import Reconcile
-from kplane.controlplane_operator.status.errors import Trouble, refusal
-from kplane.controlplane_operator.status.writer import MAINTAINED, with_condition
+from kplane.controlplane_operator.status.errors import ConditionError, management_refusal
+from kplane.controlplane_operator.status.reasons import Reason
+from kplane.controlplane_operator.status.writer import SYNCED, with_condition
 from kplane.controlplane_operator.watch.cache import Key, Object, Store
 from kplane.provider import Conflict, Expired, LeaseLost, ProviderError, Result, TooManyRequests, Unreachable
 
@@ -36,10 +37,12 @@ _OF_THE_MOMENT: Final = (Conflict, Expired, LeaseLost, TooManyRequests, Unreacha
 class Failures:
     """Tells the failures of one reconciler."""
 
-    def __init__(self, management: Management, *, controller: str, store: Store, written: type[AsWritten]) -> None:
+    def __init__(
+        self, context: OperatorContext, *, controller: str, store: Store, written: type[PartialObject]
+    ) -> None:
         """`store` has the reconciler's objects, and `written` is how those are read that are not understood."""
         self.kind: Final = store.resource.kind
-        self._management = management
+        self._context = context
         self._controller = controller
         self._store = store
         self._written = written
@@ -53,10 +56,10 @@ class Failures:
                 result = await reconcile(key)
             except ValidationError:
                 obj = self._store.get(key)
-                trouble = misunderstood(self._written.kind, obj) if obj is not None else None
-                if trouble is None:
+                failure = validation_failure(self._written.kind, obj) if obj is not None else None
+                if failure is None:
                     raise
-                await self._tell(key, trouble)
+                await self._tell(key, failure)
                 result = None
             else:
                 await self._understood(key)
@@ -67,12 +70,12 @@ class Failures:
 
     async def failed(self, key: Key, error: BaseException) -> None:
         """Count a failure, and tell it where it lasts."""
-        self._management.metrics.failed(self._controller)
-        trouble = self._lasting(key, error)
-        if trouble is None:
+        self._context.metrics.failed(self._controller)
+        failure = self._lasting(key, error)
+        if failure is None:
             return
         try:
-            await self._tell(key, trouble)
+            await self._tell(key, failure)
         except ProviderError as refused:
             _log.warning("cannot tell in the status of %s what fails: %s", key[1], refused)
 
@@ -84,55 +87,57 @@ class Failures:
 
     async def _understood(self, key: Key) -> None:
         obj = self._store.get(key)
-        if obj is not None and _reason(obj) == SPEC_INVALID:
+        if obj is not None and _reason(obj) == Reason.SPEC_INVALID:
             await self._drop(obj)
 
     async def _drop(self, obj: Object) -> None:
         current = self._written.of(obj)
-        conditions = [each for each in current.conditions if each.type != MAINTAINED]
+        conditions = [each for each in current.conditions if each.type != SYNCED]
         await self._write(current, conditions=conditions, **current.own(obj.get("spec") or {}))
 
-    def _lasting(self, key: Key, error: BaseException) -> Trouble | None:
+    def _lasting(self, key: Key, error: BaseException) -> ConditionError | None:
         """Say what fails; None where it may pass by itself at once."""
         now = time.monotonic()
         since = self._since.setdefault(key, now)
         if isinstance(error, TimeoutError):
             told = str(error) or "an answer took too long"
-            return Trouble("TimedOut", f"one attempt was given up: {told}; it is tried again")
+            return ConditionError(Reason.TIMED_OUT, f"one attempt was given up: {told}; it is tried again")
         if isinstance(error, _OF_THE_MOMENT) or now - since < _LASTS_SECONDS:
             return None
         if isinstance(error, ProviderError):
-            return refusal(error)
+            return management_refusal(error)
         # Not what the error says: that may be anything.
-        return Trouble("InternalError", f"the operator failed by {type(error).__name__}; its log says where: report it")
+        return ConditionError(
+            Reason.INTERNAL_ERROR, f"the operator failed by {type(error).__name__}; its log says where: report it"
+        )
 
-    async def _tell(self, key: Key, trouble: Trouble) -> None:
+    async def _tell(self, key: Key, failure: ConditionError) -> None:
         """Say it in Maintained where something good is published, and in Ready otherwise."""
-        self._management.metrics.troubled(self._controller, reason=trouble.reason)
+        self._context.metrics.condition_failed(self._controller, reason=failure.reason)
         obj = self._store.get(key)
         if obj is None:
             return
         current = self._written.of(obj)
         update = current.own(obj.get("spec") or {})
-        good = current.deleting or (current.published and current.holds(self._management.stores))
+        good = current.deleting or (current.published and current.holds(self._context.stores))
         if not good:
-            update |= {"observed_generation": current.metadata.generation, **current.withdrawn()}
+            update |= {"observed_generation": current.metadata.generation, **current.withdrawn(failure.reason)}
         update["conditions"] = with_condition(
             current.conditions,
             of=current,
-            type=MAINTAINED if good else READY,
+            type=SYNCED if good else READY,
             status="False",
-            reason=trouble.reason,
-            message=trouble.message,
+            reason=failure.reason,
+            message=failure.message,
         )
         await self._write(current, **update)
 
-    async def _write(self, current: AsWritten, **update: Any) -> None:
+    async def _write(self, current: PartialObject, **update: Any) -> None:
         status = current.status.model_copy(update=update)
-        await self._management.status.write(self._store, current, status=status, yield_fields=current.yields)
+        await self._context.status.write(self._store, current, status=status, yield_fields=current.yields)
 
 
 def _reason(obj: Object) -> str | None:
     """Return why nobody keeps up what is published; None where somebody does."""
     conditions = obj.get("status", {}).get("conditions", ())
-    return next((each["reason"] for each in conditions if each["type"] == MAINTAINED), None)
+    return next((each["reason"] for each in conditions if each["type"] == SYNCED), None)

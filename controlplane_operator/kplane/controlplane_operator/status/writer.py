@@ -18,6 +18,7 @@ from kplane.api import (
 )
 from kplane.api.resource import ApiModel
 from kplane.controlplane_operator.status.events import Events
+from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Object, Store
 from kplane.provider import Client, Conflict, NotFound
 
@@ -25,8 +26,7 @@ __all__ = [
     "ADDONS_READY",
     "DEDICATED_READY",
     "FIELD_MANAGER",
-    "MAINTAINED",
-    "MCM_WAITS",
+    "SYNCED",
     "StatusWriter",
     "with_condition",
     "with_supported",
@@ -40,11 +40,8 @@ ADDONS_READY: Final = "AddonsReady"
 """Whether a control plane's add-ons are installed."""
 DEDICATED_READY: Final = "DedicatedReady"
 """The condition of a registration that has an mcm of its own: whether that runs."""
-MAINTAINED: Final = "Maintained"
+SYNCED: Final = "Synced"
 """The condition that is there, and False, while what is published stays and is not kept up."""
-
-MCM_WAITS: Final = frozenset({"McmStarting", "McmEnding", "WaitingForShared"})
-"""Reasons of registrations while one mcm comes and another one goes, which is nothing out of the ordinary."""
 
 _APART: Final = {ADDONS_READY: "kplane-addons-status", DEDICATED_READY: "kplane-dedicated-status"}
 """Conditions that have a writer of their own, by the name of their field manager: none of them is to be overtaken by
@@ -252,7 +249,7 @@ _OVER: Final = {
     "Supported": ("Supported", "nothing that was asked for is without effect any more"),
     "UpToDate": ("UpToDate", "the API server is what is asked for"),
     "Paused": ("Resumed", "the pause of it is over"),
-    MAINTAINED: ("Maintained", "what is published is kept up again"),
+    SYNCED: ("Synced", "what is published is kept up again"),
     DEDICATED_READY: (
         "DedicatedEnded",
         "no mcm of its own is asked for any more, and the one that was there has ended",
@@ -271,17 +268,7 @@ def _ended(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return [kind for kind in gone if kind in _OVER and kind not in said]
 
 
-_EXPECTED: Final = MCM_WAITS | frozenset(
-    {
-        "Installing",
-        "Provisioning",
-        "Bootstrapping",
-        "Deleting",
-        "EndpointPending",
-        "KubeconfigPending",
-        "RollingOut",
-    }
-)
+_EXPECTED: Final = frozenset(reason for reason in Reason if reason.expected)
 
 
 def _conflicts(error: Conflict) -> set[str]:
@@ -315,7 +302,9 @@ def with_supported(conditions: Iterable[Condition], *, of: ResourceModel, missin
     """Return the conditions with Supported=False where sentences say what is not acted on, and without it otherwise."""
     told = "; ".join(missing)
     if told:
-        return with_condition(conditions, of=of, type="Supported", status="False", reason="NotSupported", message=told)
+        return with_condition(
+            conditions, of=of, type="Supported", status="False", reason=Reason.NOT_SUPPORTED, message=told
+        )
     return [condition for condition in conditions if condition.type != "Supported"]
 
 

@@ -16,7 +16,7 @@ from kplane.api.names import (
 )
 from kplane.controlplane_operator.backends.names import apiserver_name, etcd_name, mark_of, mcm_mark, place
 from kplane.controlplane_operator.classes.usage import concerned_classes
-from kplane.controlplane_operator.controlplanes.address_claims import places_held, places_written
+from kplane.controlplane_operator.controlplanes.address_claims import held_addresses, written_addresses
 from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
@@ -103,7 +103,7 @@ class Stores:
                 "class": _field("spec", "classRef", "name"),
                 "endpoint": _field("spec", "endpointRef", "name"),
                 "path": _cluster_path,
-                "place": places_held,
+                "address": held_addresses,
                 "namespace": _namespace,
                 "component": _components,
                 "uid": _field("metadata", "uid"),
@@ -118,7 +118,7 @@ class Stores:
                 "credentials": lambda obj: [
                     _reference(secret) for secret in [obj["spec"].get("credentialsSecretRef")] if secret
                 ],
-                "place": places_written,
+                "address": written_addresses,
             },
         )
     )
@@ -209,7 +209,7 @@ def wake_all(stores: Stores, *, queues: Queues) -> None:
 
 
 def _listeners(stores: Stores, queues: Queues) -> tuple[tuple[Store, Callable[[Change], None]], ...]:
-    wiring = _Fanout(stores, queues)
+    wiring = _EventRouter(stores, queues)
     return (
         (stores.control_planes, wiring.control_plane),
         (stores.classes, wiring.control_plane_class),
@@ -268,7 +268,7 @@ def _without_words(obj: Object | None) -> Object | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fanout:
+class _EventRouter:
     stores: Stores
     queues: Queues
 
@@ -295,12 +295,12 @@ class _Fanout:
         # An endpoint is probed where its control planes use it.
         for name in set(referenced(change.old or {})) ^ set(referenced(change.new or {})):
             self.queues.endpoints.add(("", name))
-        left = set(places_held(change.old or {})) - set(places_held(change.new or {}))
+        left = set(held_addresses(change.old or {})) - set(held_addresses(change.new or {}))
         if change.old is not None and (left or change.new is None):
             # Its clusterPath or its address is free now: whoever was refused because of it gets another look.
             for path in _cluster_path(change.old):
                 self._control_planes("path", path)
-            for endpoint in [found for place in left for found in self.stores.endpoints.by("place", place)]:
+            for endpoint in [found for place in left for found in self.stores.endpoints.by("address", place)]:
                 self._control_planes("endpoint", endpoint["metadata"]["name"])
 
     def control_plane_class(self, change: Change) -> None:

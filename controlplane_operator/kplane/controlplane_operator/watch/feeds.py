@@ -22,7 +22,7 @@ from kplane.provider import ClusterConfig, Resource
 from kplane.provider.client.tls import ssl_context
 from kplane.provider.contrib.kopf.sockets import KopfSockets
 
-__all__ = ["Watching"]
+__all__ = ["KopfFeeds"]
 
 _log: Final = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _LOGIN_SECONDS: Final = 2.0
 """Between two tries to read the kubeconfig; by default kopf takes a minute."""
 
 
-class Watching:
+class KopfFeeds:
     """Feeds stores with the events of their kinds, and starts again by itself whenever kopf gives up."""
 
     def __init__(

@@ -15,14 +15,14 @@ from kplane.controlplane_operator.watch.backoff import Backoff, jittered
 from kplane.provider import Client, ProviderError
 from kplane.workloads import Phase, Runtime, WorkloadsError
 
-__all__ = ["Orphans"]
+__all__ = ["ComponentCollector"]
 
 _log: Final = logging.getLogger(__name__)
 
 _PERIOD_SECONDS: Final = 60.0
 
 
-class Orphans:
+class ComponentCollector:
     """Collects components that no control plane and no registration has. Data stay: nobody said that they may go."""
 
     def __init__(

@@ -7,10 +7,10 @@ from typing import Final
 
 from kplane.controlplane_operator.watch.cache import Key
 
-__all__ = ["Namesakes"]
+__all__ = ["UIDTracker"]
 
 
-class Namesakes:
+class UIDTracker:
     """Remembers by its uid who had each name when that was looked at last."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from kplane.controlplane_operator.watch.backoff import Backoff, jittered
 from kplane.controlplane_operator.watch.event_routing import Stores
 from kplane.provider import Client, ProviderError, Resource
 
-__all__ = ["Relisting"]
+__all__ = ["Resync"]
 
 _log: Final = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _STALE_SECONDS: Final = 300.0
 """So old a list may be: one that was missed, and the next one that took its time, are nothing to worry about."""
 
 
-class Relisting:
+class Resync:
     """Fills the stores before anything is reconciled, and compares them with the cluster ever after."""
 
     def __init__(
