@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from kplane.controlplane_operator.config import OperatorConfig
 from kplane.controlplane_operator.status.reasons import reason_tables
 
 __all__ = ["main", "render"]
@@ -30,7 +31,8 @@ says so. The phase of a control plane follows from the reason of `Ready` in
 
 def render() -> str:
     """Return the page as it should be."""
-    return "\n".join([_HEAD, *reason_tables()]).rstrip("\n") + "\n"
+    flags = ("## Flags of controlplane-operator", "", *OperatorConfig.reference())
+    return "\n".join([_HEAD, *reason_tables(), *flags]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,7 +15,7 @@ from kplane.controlplane_operator.backends.dedicated import DedicatedProvisioner
 from kplane.controlplane_operator.backends.names import place
 from kplane.controlplane_operator.backends.virtual import VirtualProvisioner
 from kplane.controlplane_operator.classes.reconciler import ControlPlaneClassReconciler
-from kplane.controlplane_operator.config import EtcdAt, EtcdService, Settings
+from kplane.controlplane_operator.config import EtcdAt, EtcdService, OperatorConfig
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.controlplanes.endpoint_switch import EndpointSwitch
@@ -28,12 +28,11 @@ from kplane.controlplane_operator.expiry_metrics import ExpiryMetrics
 from kplane.controlplane_operator.health import Check, serve_health
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.leadership import Leadership
-from kplane.controlplane_operator.mcm_settings import why_no_mcm
 from kplane.controlplane_operator.metrics import OnFailure, Reconcile
 from kplane.controlplane_operator.pki.rotator import Rotator
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms
 from kplane.controlplane_operator.registrations.gc import GrantCollector
-from kplane.controlplane_operator.registrations.grants import Access, Account
+from kplane.controlplane_operator.registrations.grants import Access
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.registrations.reconciler import ControlPlaneRegistrationReconciler
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
@@ -72,7 +71,7 @@ _WAITING_FOR_EACH_WORKER: Final = 8
 """Reconciles that wait for a tenant's answer without a worker: each costs memory, some ten kilobytes, and no time."""
 
 
-async def run_operator(settings: Settings, *, stop: asyncio.Event) -> None:
+async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None:
     """Run until `stop` is set; components of control planes go on without us.
 
     Where a Lease is asked for, only its holder works; the others follow what happens, to be ready at once. Raises
@@ -97,8 +96,8 @@ async def run_operator(settings: Settings, *, stop: asyncio.Event) -> None:
         stack.push_async_callback(assembly.close)
         await stack.enter_async_context(
             serve_health(
-                settings.listen_host,
-                port=settings.listen_port,
+                settings.listen.host,
+                port=settings.listen.port,
                 checks=assembly.checks(),
                 notes={"leader-election": leadership.role},
                 metrics=context.metrics.registry,
@@ -107,20 +106,20 @@ async def run_operator(settings: Settings, *, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work, name=name) for name, work in assembly.following().items()]
             tasks.append(group.create_task(leadership.run(assembly.work), name="work"))
-            _log.info("running", extra={"listen": f"{settings.listen_host}:{settings.listen_port}"})
+            _log.info("running", extra={"listen": str(settings.listen)})
             await stop.wait()
             _log.info("stopping")
             for task in tasks:
                 task.cancel()
 
 
-def _runtime(client: Client, settings: Settings) -> ProcessRuntime | PodRuntime:
+def _runtime(client: Client, settings: OperatorConfig) -> ProcessRuntime | PodRuntime:
     if settings.pods is not None:
         return PodRuntime(client, place=place, settings=settings.pods)
-    return ProcessRuntime(settings.state_directory, programs=settings.program_directories)
+    return ProcessRuntime(settings.state_dir, programs=settings.programs_dir)
 
 
-def _shared_etcd(client: Client, settings: Settings) -> tuple[SharedEtcd | None, CredentialsKeeper | None]:
+def _shared_etcd(client: Client, settings: OperatorConfig) -> tuple[SharedEtcd | None, CredentialsKeeper | None]:
     """Return the shared etcd, and who keeps its credentials where that is our task."""
     match settings.shared_etcd:
         case None:
@@ -135,14 +134,14 @@ def _shared_etcd(client: Client, settings: Settings) -> tuple[SharedEtcd | None,
                 etcd=etcd,
                 service=service,
                 namespace=namespace,
-                directory=settings.state_directory / ".shared-etcd",
+                directory=settings.state_dir / ".shared-etcd",
             )
             return etcd, keeper
 
 
-def _context(client: Client, settings: Settings) -> OperatorContext:
+def _context(client: Client, settings: OperatorConfig) -> OperatorContext:
     events = Events(client)
-    access = Access(client, shared=Account(settings.mcm_namespace, settings.mcm_service_account))
+    access = Access(client, shared=settings.mcm_service_account)
     return OperatorContext(
         client=client,
         stores=Stores(),
@@ -165,7 +164,7 @@ class _Assembly:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: OperatorConfig,
         *,
         context: OperatorContext,
         runtime: ProcessRuntime | PodRuntime,
@@ -209,7 +208,7 @@ class _Assembly:
                 context,
                 switch=switch,
                 mcms=self._mcms,
-                no_dedicated=why_no_mcm(settings.dedicated_mcm, pods=settings.pods is not None),
+                no_dedicated=settings.why_no_mcm,
             ),
         }
         self._reconcilers: dict[str, tuple[str, Reconcile, OnFailure]] = {

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from benchmarks.surroundings import free_port, shared_address
+from kplane.api.configuration import HostPort
 from kplane.api.names import ALLOW_ENDPOINT_LABEL
 from kplane.controlplane_operator.app import run_operator
 from kplane.controlplane_operator.backends import adopted as external
-from kplane.controlplane_operator.config import Settings
+from kplane.controlplane_operator.config import OperatorConfig
 from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
@@ -109,12 +110,11 @@ class World:
         """Begin a life of the operator: it knows nothing but what is written down."""
         self.fate, self._stop = Fate(plan=self.fate.plan), asyncio.Event()
         self.fate.wrote_at = asyncio.get_running_loop().time()
-        operator_settings = Settings(
+        operator_settings = OperatorConfig(
             kubeconfig=self.handle.operator_kubeconfig,
-            state_directory=self.state,
-            program_directories=self.handle.programs,
-            listen_host="127.0.0.1",
-            listen_port=free_port(),
+            state_dir=self.state,
+            programs_dir=self.handle.programs,
+            listen=HostPort("127.0.0.1", free_port()),
         )
         context = contextvars.copy_context()
         context.run(_fate.set, self.fate)
