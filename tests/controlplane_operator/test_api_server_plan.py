@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from kplane.api import ControlPlane, ControlPlaneClass, KubernetesVersion, quantity
-from kplane.controlplane_operator.backends.api_server_plan import (
+from kplane.controlplane_operator.backends.base import VersionLag
+from kplane.controlplane_operator.backends.versions import (
+    OLDEST,
     ApiServerPlan,
     ApiServerPlanner,
     not_held_to,
     resources_of,
+    why_not,
 )
-from kplane.controlplane_operator.backends.base import VersionLag
-from kplane.controlplane_operator.backends.versions import OLDEST, why_not
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
 from kplane.controlplane_operator.status.errors import ConditionError

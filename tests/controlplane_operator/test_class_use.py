@@ -11,8 +11,8 @@ import pytest
 from kplane.api import ControlPlaneClass
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.classes.reconciler import ControlPlaneClassReconciler
-from kplane.controlplane_operator.classes.usage import named, unserved
 from kplane.controlplane_operator.watch import event_routing
+from kplane.controlplane_operator.watch.class_usage import named, unserved
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
 
 

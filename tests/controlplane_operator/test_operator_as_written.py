@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from kplane.api import ControlPlaneMode, DeletionPolicy
-from kplane.controlplane_operator.controlplanes.deletion_policy import policy_of
-from kplane.controlplane_operator.controlplanes.partial import PartialRegistration, as_recorded, validated_endpoint
+from kplane.controlplane_operator.class_policy import policy_of
 from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.partial import PartialRegistration, as_recorded, validated_endpoint
 
 ODD = {"endpointRef": {"name": "door"}, "version": "1.36.0"}
 SINCE = "2026-01-01T00:00:00Z"

@@ -8,9 +8,9 @@ import pytest
 
 from kplane.api import ControlPlane
 from kplane.api.names import CLUSTER_PATH_ANNOTATION, CONTROL_PLANE_LABEL, MODE_ANNOTATION, RETAINED_UID_ANNOTATION
-from kplane.controlplane_operator.controlplanes.address_claims import etcd_address
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.watch.addresses import etcd_address
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
 
 

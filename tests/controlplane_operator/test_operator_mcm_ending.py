@@ -10,21 +10,20 @@ from typing import Any, cast
 import pytest
 
 from kplane.controlplane_operator.backends.mcm import McmProgram
-from kplane.controlplane_operator.backends.names import mcm_name
+from kplane.controlplane_operator.component_names import mcm_name
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.controlplanes.endpoint_switch import EndpointSwitch
-from kplane.controlplane_operator.controlplanes.partial import PartialRegistration
+from kplane.controlplane_operator.gc import ComponentCollector
+from kplane.controlplane_operator.grants import Access, Account
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms, account_of
-from kplane.controlplane_operator.registrations.grants import Access, Account
+from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.registrations.reconciler import ControlPlaneRegistrationReconciler
 from kplane.controlplane_operator.status.events import Events
+from kplane.controlplane_operator.status.partial import PartialRegistration
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.backoff import Backoff
-from kplane.controlplane_operator.watch.cache import Key
+from kplane.controlplane_operator.watch.cache import Key, UIDTracker
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect, wake_by_component
-from kplane.controlplane_operator.watch.gc import ComponentCollector
-from kplane.controlplane_operator.watch.uid_tracker import UIDTracker
 from kplane.provider import Client, NotFound, WorkQueue
 from kplane.workloads import Runtime, RuntimeFailure
 

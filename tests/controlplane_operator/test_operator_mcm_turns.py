@@ -12,8 +12,9 @@ import pytest
 
 from kplane.api.names import PAUSED_ANNOTATION
 from kplane.controlplane_operator.backends.mcm import McmProgram
-from kplane.controlplane_operator.backends.names import mcm_mark, mcm_name
+from kplane.controlplane_operator.component_names import mcm_mark, mcm_name
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.gc import ComponentCollector
 from kplane.controlplane_operator.metrics import Metrics
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms, eldest_of
 from kplane.controlplane_operator.registrations.identities import McmIdentities
@@ -21,7 +22,6 @@ from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.cache import Key
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
-from kplane.controlplane_operator.watch.gc import ComponentCollector
 from kplane.provider import CLUSTER_ROLES, Client, ClusterConfig
 from kplane.workloads import Phase, Runtime, RuntimeFailure
 

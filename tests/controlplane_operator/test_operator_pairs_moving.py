@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kplane.api import ControlPlane, ControlPlaneRegistration
-from kplane.controlplane_operator.controlplanes import endpoint_switch as module
-from kplane.controlplane_operator.controlplanes.endpoint_switch import EndpointSwitch
+from kplane.controlplane_operator.registrations import endpoint_switch as module
+from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
 from kplane.controlplane_operator.registrations.resolution import SecretStanding, resolve
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from kplane.controlplane_operator.watch import resync
+from kplane.controlplane_operator.watch import feeds as resync
 from kplane.controlplane_operator.watch.event_routing import Stores
-from kplane.controlplane_operator.watch.resync import Resync
+from kplane.controlplane_operator.watch.feeds import Resync
 from kplane.provider import Client, ObjectList, Unreachable
 
 

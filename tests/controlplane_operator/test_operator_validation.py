@@ -10,15 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kplane.api import ControlPlane, ControlPlaneClass
-from kplane.controlplane_operator.controlplanes.address_claims import etcd_address
-from kplane.controlplane_operator.controlplanes.claims import AddressClaims
-from kplane.controlplane_operator.controlplanes.validation import (
-    Claim,
-    check_class,
-    check_cluster_path,
-    check_unclaimed,
-)
+from kplane.controlplane_operator.class_policy import check_class, check_cluster_path
+from kplane.controlplane_operator.controlplanes.claims import AddressClaims, Claim, check_unclaimed
 from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.watch.addresses import etcd_address
 from kplane.controlplane_operator.watch.event_routing import Stores
 
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)

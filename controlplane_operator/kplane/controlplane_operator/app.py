@@ -12,27 +12,25 @@ from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.reconciler import ControlPlaneAddonsReconciler
 from kplane.controlplane_operator.backends.adopted import AdoptedProvisioner
 from kplane.controlplane_operator.backends.dedicated import DedicatedProvisioner
-from kplane.controlplane_operator.backends.names import place
 from kplane.controlplane_operator.backends.virtual import VirtualProvisioner
 from kplane.controlplane_operator.classes.reconciler import ControlPlaneClassReconciler
+from kplane.controlplane_operator.component_names import place
 from kplane.controlplane_operator.config import EtcdAt, EtcdService, OperatorConfig
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
-from kplane.controlplane_operator.controlplanes.endpoint_switch import EndpointSwitch
+from kplane.controlplane_operator.controlplanes.deletion import Removal
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
-from kplane.controlplane_operator.controlplanes.publish import Publication
 from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler, Provisioners
-from kplane.controlplane_operator.controlplanes.removal import Removal
 from kplane.controlplane_operator.endpoints.reconciler import ControlPlaneEndpointReconciler
 from kplane.controlplane_operator.expiry_metrics import ExpiryMetrics
+from kplane.controlplane_operator.gc import ComponentCollector, GrantCollector
+from kplane.controlplane_operator.grants import Access
 from kplane.controlplane_operator.health import Check, serve_health
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.leadership import Leadership
 from kplane.controlplane_operator.metrics import OnFailure, Reconcile
-from kplane.controlplane_operator.pki.rotator import Rotator
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms
-from kplane.controlplane_operator.registrations.gc import GrantCollector
-from kplane.controlplane_operator.registrations.grants import Access
+from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.registrations.reconciler import ControlPlaneRegistrationReconciler
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
@@ -52,9 +50,7 @@ from kplane.controlplane_operator.watch.event_routing import (
     wake_all,
     wake_by_component,
 )
-from kplane.controlplane_operator.watch.feeds import KopfFeeds
-from kplane.controlplane_operator.watch.gc import ComponentCollector
-from kplane.controlplane_operator.watch.resync import Resync
+from kplane.controlplane_operator.watch.feeds import KopfFeeds, Resync
 from kplane.provider import Client, ClusterConfig, Controller, Reflector, Result
 from kplane.workloads import ProcessRuntime
 from kplane.workloads.pods import PodRuntime
@@ -181,7 +177,7 @@ class _Assembly:
         provisioners = Provisioners(
             virtual=self._virtual,
             dedicated=DedicatedProvisioner(context, runtime=runtime, quota_bytes=settings.etcd_quota_bytes),
-            external=AdoptedProvisioner(context, default_credentials=default_credentials),
+            adopted=AdoptedProvisioner(context, default_credentials=default_credentials),
         )
         identities = McmIdentities(context.client)
         self._mcms = DedicatedMcms(runtime, identities=identities)
@@ -192,12 +188,12 @@ class _Assembly:
             context,
             provisioners=provisioners,
             namespaces=namespaces,
-            publication=Publication(context, switch=switch, runtime=runtime),
-            rotator=Rotator(context),
             removal=Removal(
                 context, namespaces=namespaces, provisioner=provisioners.used, claims=claims, mcms=self._mcms
             ),
             claims=claims,
+            switch=switch,
+            runtime=runtime,
         )
         bundles = Bundles(context.stores.bundles, namespace=settings.namespace)
         kinds: dict[str, _Reconciler] = {

@@ -19,7 +19,7 @@ from kplane.api import ComputeResources, ResourceAmounts, quantity
 from kplane.api.configuration import Configuration, Directory, File, Flag, HostPort, Listen, State
 from kplane.controlplane_operator.backends.etcd import DEFAULT_QUOTA_BYTES
 from kplane.controlplane_operator.backends.mcm import MCM, MCM_RESOURCES, McmProgram
-from kplane.controlplane_operator.registrations.grants import Account
+from kplane.controlplane_operator.grants import Account
 from kplane.provider import ClusterConfig, LeaseTimings
 from kplane.workloads import Resources
 from kplane.workloads.pods import Expose, Image, PodSettings

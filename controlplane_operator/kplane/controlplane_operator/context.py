@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kplane.controlplane_operator.grants import Access
 from kplane.controlplane_operator.metrics import Metrics
-from kplane.controlplane_operator.registrations.grants import Access
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from kplane.api.names import ADDON_LABEL
-from kplane.controlplane_operator.addons.join_token import JoinToken, read_token, token_secret
+from kplane.controlplane_operator.addons.kubeadm_join import JoinToken, read_token, token_secret
 from kplane.controlplane_operator.tenant.revocation import revoke
 from kplane.provider import (
     CONFIG_MAPS,

@@ -10,8 +10,7 @@ import pytest
 
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
 from kplane.controlplane_operator.watch.event_routing import LABEL_SELECTORS, Stores
-from kplane.controlplane_operator.watch.feeds import KopfFeeds
-from kplane.controlplane_operator.watch.resync import Resync
+from kplane.controlplane_operator.watch.feeds import KopfFeeds, Resync
 from kplane.embedded.handle import Handle
 from kplane.provider import Client, ClusterConfig
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kplane.controlplane_operator.backends.names import apiserver_name, etcd_name, mcm_name
+from kplane.controlplane_operator.component_names import apiserver_name, etcd_name, mcm_name
+from kplane.controlplane_operator.gc import ComponentCollector
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms, account_of
 from kplane.controlplane_operator.registrations.identities import McmIdentities
-from kplane.controlplane_operator.watch.gc import ComponentCollector
 from kplane.embedded.handle import Handle
 from kplane.provider import NAMESPACES, SERVICE_ACCOUNTS, Client, ClusterConfig, ProviderError
 from kplane.workloads import Component, Lifetime, Phase, ProcessRuntime

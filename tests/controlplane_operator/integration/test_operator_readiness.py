@@ -15,7 +15,7 @@ import pytest
 from kplane.api.configuration import HostPort
 from kplane.controlplane_operator.app import run_operator
 from kplane.controlplane_operator.config import OperatorConfig
-from kplane.controlplane_operator.watch import resync
+from kplane.controlplane_operator.watch import feeds as resync
 from kplane.embedded.handle import Handle
 from kplane.provider import ClusterConfig
 

@@ -13,19 +13,19 @@ from kplane.api import ControlPlane, ControlPlaneClass, DeletionPolicy, Resource
 from kplane.api.names import FINALIZER, controllers_secret_name, kubeconfig_secret_name
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.controlplanes.address_claims import etcd_address
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
+from kplane.controlplane_operator.controlplanes.deletion import Removal
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
-from kplane.controlplane_operator.controlplanes.removal import Removal
+from kplane.controlplane_operator.grants import Access, Account
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities
 from kplane.controlplane_operator.pki.secrets import write_secret
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms
-from kplane.controlplane_operator.registrations.grants import Access, Account
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
+from kplane.controlplane_operator.watch.addresses import etcd_address
 from kplane.controlplane_operator.watch.event_routing import LABEL_SELECTORS, Queues, Stores
 from kplane.embedded.handle import Handle
 from kplane.provider import NAMESPACES, SECRETS, Client, ClusterConfig, Forbidden, NotFound, Resource, Result

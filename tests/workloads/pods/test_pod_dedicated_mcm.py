@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from kplane.controlplane_operator.backends.mcm import McmProgram
-from kplane.controlplane_operator.backends.names import place
+from kplane.controlplane_operator.component_names import place
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.grants import Access, Account
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms
-from kplane.controlplane_operator.registrations.grants import Access, Account
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter

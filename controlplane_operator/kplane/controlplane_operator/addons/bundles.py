@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from kplane.controlplane_operator.addons.builtin import BUILT_IN
-from kplane.controlplane_operator.addons.bundle import Bundle, read_bundle
+from kplane.controlplane_operator.addons.manifest import Bundle, read_bundle
 from kplane.controlplane_operator.errors import BundleInvalid
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.reasons import Reason

@@ -14,11 +14,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kplane.api.names import ADDON_LABEL, GROUP, label_value
-from kplane.controlplane_operator.addons.bundle import Bundle
 from kplane.controlplane_operator.addons.discovery import Discovery
 from kplane.controlplane_operator.addons.inventory import FIELD_MANAGER, Inventory
-from kplane.controlplane_operator.addons.manifest import ObjectId, identify
-from kplane.controlplane_operator.addons.order import CRD_KIND, FOUNDATION, rank
+from kplane.controlplane_operator.addons.manifest import CRD_KIND, FOUNDATION, Bundle, ObjectId, identify, rank
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import (
     CUSTOM_RESOURCE_DEFINITIONS,

@@ -15,20 +15,19 @@ from typing import Final
 from pydantic import ValidationError
 
 from kplane.api import ControlPlane, EndpointType, find_condition, is_true
+from kplane.api.conditions import ADDONS_READY, MANAGED
 from kplane.api.names import KUBECONFIG_KEY, controllers_secret_name, management_namespace
 from kplane.controlplane_operator.addons.builtin import TenantFacts
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts
 from kplane.controlplane_operator.addons.sync import AddonSync
 from kplane.controlplane_operator.backends.apiserver import DNS_ADDRESS, SERVICE_RANGE
+from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.controlplanes.address_claims import MANAGED
-from kplane.controlplane_operator.controlplanes.policy import class_in_force
-from kplane.controlplane_operator.pause import is_paused
 from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
 from kplane.controlplane_operator.status.reasons import Reason
-from kplane.controlplane_operator.status.writer import ADDONS_READY
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.watch.backoff import Backoff, jittered
 from kplane.controlplane_operator.watch.cache import Key

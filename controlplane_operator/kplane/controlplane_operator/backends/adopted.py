@@ -6,19 +6,21 @@ from datetime import UTC, datetime
 from typing import Final
 
 from kplane.api import ControlPlane, ControlPlaneEndpoint, DeletionPolicy
+from kplane.api.names import KUBECONFIG_KEY, controllers_secret_name, kubeconfig_secret_name, management_namespace
 from kplane.controlplane_operator.backends.base import Provision
-from kplane.controlplane_operator.backends.published_identities import revoke_as_published
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.controlplanes.address_claims import normalized_address
-from kplane.controlplane_operator.controlplanes.partial import validated_endpoint
-from kplane.controlplane_operator.controlplanes.retention import revoke_issued
 from kplane.controlplane_operator.endpoints.addresses import Addresses, addresses_of
 from kplane.controlplane_operator.endpoints.credentials import EndpointCredentials, check_trust
-from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.pki.secrets import data_of, find_secret
+from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
+from kplane.controlplane_operator.status.partial import validated_endpoint
 from kplane.controlplane_operator.status.reasons import Reason
-from kplane.provider import ClusterConfig, KubeconfigError
+from kplane.controlplane_operator.tenant.client import tenant_client
+from kplane.controlplane_operator.tenant.revocation import revoke_as_controllers, revoke_issued
+from kplane.controlplane_operator.watch.addresses import normalized_address
+from kplane.provider import ClusterConfig, KubeconfigError, ProviderError, Unauthorized
 
-__all__ = ["AdoptedProvisioner"]
+__all__ = ["AdoptedProvisioner", "revoke_as_published"]
 
 _REVOKE_SECONDS: Final = 20.0
 """So long after the deletion was asked for it is tried to take our identities back."""
@@ -126,3 +128,44 @@ def _gives_up(control_plane: ControlPlane) -> bool:
         return True  # nothing was published, so nobody holds anything that could be taken back
     asked = control_plane.metadata.deletion_timestamp
     return asked is not None and (datetime.now(UTC) - asked).total_seconds() > _REVOKE_SECONDS
+
+
+_CALL_SECONDS: Final = 5.0
+
+
+async def revoke_as_published(context: OperatorContext, control_plane: ControlPlane) -> None:
+    """Have what was issued in the control plane be worth nothing, by means of that. Raises ConditionError where it
+    cannot."""
+    controllers = await _published(context, control_plane, name=controllers_secret_name(control_plane.name))
+    if controllers is None:
+        raise ConditionError(Reason.CREDENTIALS_MISSING, "the published identity of the controllers is gone as well")
+    try:
+        async with tenant_client(controllers, timeout_seconds=_CALL_SECONDS) as client:
+            await revoke_as_controllers(client)
+    except Unauthorized as error:
+        # So it is after a call that succeeded, of which an operator that was killed has not told.
+        administrator = await _published(context, control_plane, name=kubeconfig_secret_name(control_plane.name))
+        if administrator is None or not await _is_refused(administrator):
+            raise tenant_error("taking back what was issued in the control plane", error) from error
+    except ProviderError as error:
+        raise tenant_error("taking back what was issued in the control plane", error) from error
+
+
+async def _published(context: OperatorContext, control_plane: ControlPlane, *, name: str) -> ClusterConfig | None:
+    namespace = management_namespace(control_plane.name)
+    secret = await find_secret(context, namespace=namespace, name=name, of=control_plane)
+    try:
+        return ClusterConfig.from_kubeconfig(data_of(secret)[KUBECONFIG_KEY]) if secret is not None else None
+    except (KeyError, KubeconfigError):
+        return None
+
+
+async def _is_refused(config: ClusterConfig) -> bool:
+    try:
+        async with tenant_client(config, timeout_seconds=_CALL_SECONDS) as client:
+            await client.request("GET", "/version")
+    except Unauthorized:
+        return True
+    except ProviderError:
+        return False
+    return False

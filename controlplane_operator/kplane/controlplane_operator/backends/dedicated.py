@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from kplane.api import ControlPlane, DeletionPolicy
-from kplane.controlplane_operator.backends.api_server_plan import ApiServerPlanner
 from kplane.controlplane_operator.backends.apiserver import API_SERVER_PORTS, api_server_component, serving_hosts
-from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.backends.base import Provision, check_ready, provision_at, runtime_errors
 from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
-from kplane.controlplane_operator.backends.managed import check_ready, provision_at, runtime_errors
-from kplane.controlplane_operator.backends.names import apiserver_name, etcd_name
+from kplane.controlplane_operator.backends.versions import ApiServerPlanner
+from kplane.controlplane_operator.component_names import apiserver_name, etcd_name
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.status.errors import ConditionError

@@ -5,20 +5,19 @@ from __future__ import annotations
 from typing import Final
 
 from kplane.api import ControlPlane, DeletionPolicy
-from kplane.controlplane_operator.backends.api_server_plan import ApiServerPlanner
 from kplane.controlplane_operator.backends.apiserver import API_SERVER_PORTS, api_server_component, serving_hosts
-from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.backends.base import Provision, check_ready, provision_at, runtime_errors
 from kplane.controlplane_operator.backends.etcd import EtcdAccess
-from kplane.controlplane_operator.backends.managed import check_ready, provision_at, runtime_errors
-from kplane.controlplane_operator.backends.names import apiserver_name
+from kplane.controlplane_operator.backends.versions import ApiServerPlanner
+from kplane.controlplane_operator.component_names import apiserver_name
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.controlplanes.address_claims import etcd_address
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.access_control import AccessControl
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.reasons import Reason
+from kplane.controlplane_operator.watch.addresses import etcd_address
 from kplane.workloads import Runtime
 
 __all__ = ["VirtualProvisioner"]

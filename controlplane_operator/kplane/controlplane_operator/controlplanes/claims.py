@@ -2,26 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from kplane.api import ControlPlane, ControlPlaneMode
-from kplane.api.names import management_namespace
+from kplane.api import (
+    ControlPlane,
+    ControlPlaneMode,
+)
+from kplane.api.names import ADOPT_ANNOTATION, management_namespace
 from kplane.controlplane_operator.backends.base import Provision
-from kplane.controlplane_operator.controlplanes.address_claims import (
+from kplane.controlplane_operator.controlplanes.namespaces import RetainedDataRecord
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.partial import as_recorded
+from kplane.controlplane_operator.status.reasons import Reason
+from kplane.controlplane_operator.watch.addresses import (
     etcd_address,
     held_addresses,
     is_etcd_address,
     normalized_address,
 )
-from kplane.controlplane_operator.controlplanes.partial import as_recorded
-from kplane.controlplane_operator.controlplanes.record import RetainedDataRecord
-from kplane.controlplane_operator.controlplanes.validation import Claim, check_unclaimed
-from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.event_routing import Stores
 
-__all__ = ["AddressClaims"]
+__all__ = ["AddressClaims", "Claim", "check_unclaimed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A control plane's wish for a place, which is to be its own: data under a path of an etcd, or an API server."""
+
+    name: str
+    uid: str
+    address: str
+    cluster_path: str | None
+    """None where the whole API server is meant."""
+    held: bool
+    """The place was already granted to this one: data may be there."""
+    created: datetime
+    kept_by: str | None = None
+    """The namespace that records whose data lie under the path, where the control plane itself is gone."""
+
+    def goes_before(self, other: Claim) -> bool:
+        """Whether this one has the better right to a place that both want: the holder, then the older, then by uid."""
+        return (not self.held, self.created, self.uid) < (not other.held, other.created, other.uid)
+
+
+def check_unclaimed(claim: Claim, *, others: Iterable[Claim]) -> None:
+    """Raise ConditionError where another control plane has the better right to the place.
+
+    ClusterPathInUse or EndpointInUse where that one is there, DataRetained where it is gone and its data are not.
+    """
+    for other in others:
+        if other.address != claim.address or other.uid == claim.uid or not other.goes_before(claim):
+            continue
+        if other.kept_by is not None:
+            raise ConditionError(
+                Reason.DATA_RETAINED,
+                f"clusterPath {claim.cluster_path!r} holds what control plane {other.name} left, as namespace"
+                f" {other.kept_by} records; choose another spec.virtual.clusterPath, or name this control plane"
+                f" {other.name} and take the data over by annotation {ADOPT_ANNOTATION}",
+            )
+        if claim.cluster_path is None:
+            raise ConditionError(
+                Reason.ENDPOINT_IN_USE,
+                f"the API server at {claim.address} is that of control plane {other.name}, and cannot be another one's;"
+                " correct the endpoint's URL, or delete that one",
+            )
+        raise ConditionError(
+            Reason.CLUSTER_PATH_IN_USE,
+            f"clusterPath {claim.cluster_path!r} is in use by control plane {other.name} on the same API server;"
+            " choose another spec.virtual.clusterPath, or delete that one",
+            # Who wants an address is known only from endpoints, which may be edited without a trace here.
+            waits_for_event=is_etcd_address(claim.address),
+        )
 
 
 class AddressClaims:

@@ -17,7 +17,13 @@ from typing import Any, Final, Self, TypeGuard
 
 from kplane.api import MAX_ROTATION_VALUE, RotationPhase
 
-__all__ = ["OVERLAP", "Rotation", "RotationWish", "begun_with", "next_rotation"]
+__all__ = [
+    "OVERLAP",
+    "Rotation",
+    "RotationWish",
+    "begun_with",
+    "next_rotation",
+]
 
 OVERLAP: Final = timedelta(hours=24, minutes=5)
 """The least overlap: the life of what kplane issues, and some minutes by which clocks may differ."""

@@ -11,7 +11,7 @@ from typing import Any
 from kplane.api import ControlPlane
 from kplane.api.names import CONTROL_PLANE_LABEL, UID_ANNOTATION, label_value, management_namespace
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.controlplanes.namespaces import owner_of
+from kplane.controlplane_operator.kinds import owner_reference
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import SECRETS, Invalid, NotFound
 
@@ -72,7 +72,7 @@ async def write_secret(
         control_plane,
         name=name,
         data=data,
-        metadata={"annotations": dict(annotations or {}), "ownerReferences": [owner_of(control_plane)]},
+        metadata={"annotations": dict(annotations or {}), "ownerReferences": [owner_reference(control_plane)]},
     )
     known = context.stores.secrets.get((management_namespace(control_plane.name), name))
     if known is not None and _carries(known, body):

@@ -15,22 +15,21 @@ from pathlib import Path
 from typing import Final
 
 from kplane.api import ConditionStatus, ControlPlane, RegistrationMode, find_condition
+from kplane.api.conditions import DEDICATED_READY
 from kplane.api.names import management_namespace
 from kplane.controlplane_operator.backends.mcm import MCM_PORTS, McmProgram, mcm_component
-from kplane.controlplane_operator.backends.names import mark_of, mcm_mark, mcm_name, place
+from kplane.controlplane_operator.component_names import mark_of, mcm_mark, mcm_name, place
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.controlplanes.partial import PartialRegistration
 from kplane.controlplane_operator.errors import BootstrapFailed
-from kplane.controlplane_operator.pause import is_paused
-from kplane.controlplane_operator.registrations.grants import Account
+from kplane.controlplane_operator.grants import Account
 from kplane.controlplane_operator.registrations.identities import McmIdentities
+from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.errors import management_refusal
+from kplane.controlplane_operator.status.partial import PartialRegistration
 from kplane.controlplane_operator.status.reasons import Reason
-from kplane.controlplane_operator.status.writer import DEDICATED_READY
 from kplane.controlplane_operator.watch.backoff import jittered
-from kplane.controlplane_operator.watch.cache import Key, key_of
+from kplane.controlplane_operator.watch.cache import Key, UIDTracker, key_of
 from kplane.controlplane_operator.watch.event_routing import Stores
-from kplane.controlplane_operator.watch.uid_tracker import UIDTracker
 from kplane.provider import ClusterConfig, Conflict, Forbidden, Invalid, Result
 from kplane.provider.logs import log_fields
 from kplane.workloads import File, Phase, Runtime, WorkloadsError
@@ -280,7 +279,7 @@ class DedicatedMcmReconciler:
     async def _tell(
         self, registration: PartialRegistration, status: ConditionStatus, reason: Reason, message: str
     ) -> None:
-        if status == "False" and not reason.expected:
+        if status == "False":
             self._context.metrics.condition_failed("dedicatedmcm", reason=reason)
         await self._context.status.write_apart(
             self._context.stores.registrations,

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from kplane.api import ResourceModel
 from kplane.api.names import GROUP, REGISTRATION_LABEL, label_value
-from kplane.controlplane_operator.registrations.grants import Account, owned_by
+from kplane.controlplane_operator.grants import Account
+from kplane.controlplane_operator.kinds import owner_reference
 from kplane.controlplane_operator.tenant.tokens import Token, request_token
 from kplane.provider import (
     CLUSTER_ROLE_BINDINGS,
@@ -151,7 +152,7 @@ def _rights(
     metadata = {
         "name": _name(uid),
         "labels": {**labels, _UID_LABEL: uid},
-        "ownerReferences": [owned_by(registration)],
+        "ownerReferences": [owner_reference(registration)],
     }
     named = {"apiGroups": [GROUP], "resourceNames": [registration.name]}
     rules = [

@@ -15,15 +15,13 @@ from kplane.api import (
     Service,
 )
 from kplane.api.names import ALLOW_REGISTRATION_LABEL
-from kplane.controlplane_operator.backends.names import mark_of, mcm_mark, mcm_name, place
+from kplane.controlplane_operator.class_policy import class_in_force
+from kplane.controlplane_operator.component_names import mark_of, mcm_mark, mcm_name, place
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.controlplanes.endpoint_switch import EndpointSwitch
-from kplane.controlplane_operator.controlplanes.partial import PartialRegistration, as_recorded, validated_endpoint
-from kplane.controlplane_operator.controlplanes.policy import class_in_force
-from kplane.controlplane_operator.pause import is_paused, with_pause, without_pause
+from kplane.controlplane_operator.grants import Account
 from kplane.controlplane_operator.pki.secrets import find_secret
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms, account_of, eldest_of
-from kplane.controlplane_operator.registrations.grants import Account
+from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
 from kplane.controlplane_operator.registrations.resolution import (
     Resolution,
     SecretStanding,
@@ -31,13 +29,19 @@ from kplane.controlplane_operator.registrations.resolution import (
     resolve,
     secret_wanted,
 )
+from kplane.controlplane_operator.status.conditions import (
+    is_paused,
+    with_condition,
+    with_pause,
+    with_supported,
+    without_pause,
+)
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.failures import Failures
+from kplane.controlplane_operator.status.partial import PartialRegistration, as_recorded, validated_endpoint
 from kplane.controlplane_operator.status.reasons import Reason
-from kplane.controlplane_operator.status.writer import with_condition, with_supported
 from kplane.controlplane_operator.watch.backoff import jittered
-from kplane.controlplane_operator.watch.cache import Key
-from kplane.controlplane_operator.watch.uid_tracker import UIDTracker
+from kplane.controlplane_operator.watch.cache import Key, UIDTracker
 from kplane.provider import Result
 from kplane.provider.logs import log_fields
 
@@ -101,8 +105,7 @@ class ControlPlaneRegistrationReconciler:
             self._check_mode(registration)
             self._check_former(registration, resolution)
         except ConditionError as failure:
-            if not failure.reason.expected:
-                self._context.metrics.condition_failed("controlplaneregistration", reason=failure.reason)
+            self._context.metrics.condition_failed("controlplaneregistration", reason=failure.reason)
             # First nobody is told to use the Secret, then nobody may.
             await self._publish(registration, failure)
             await self._context.access.revoke(registration.metadata.uid or "")

@@ -91,46 +91,14 @@ class Reason(StrEnum):
         return member
 
     # What is well
-    RECONCILED = (
-        "Reconciled",
-        "nothing to do",
-        _in(_READY, _ENDPOINT, phase=ControlPlanePhase.READY),
-    )
-    VALID = (
-        "Valid",
-        "nothing to do",
-        _in(_CLASS),
-    )
-    RESOLVED = (
-        "Resolved",
-        "nothing to do: services can run",
-        _in(_REGISTRATION),
-    )
-    ANSWERED = (
-        "Answered",
-        "nothing to do: `/readyz` answered",
-        _in(_REACHABLE),
-    )
-    RUN_BY_KPLANE = (
-        "RunByKplane",
-        "kplane runs the API server",
-        _in(_FACTS),
-    )
-    ENDPOINT_REFERENCED = (
-        "EndpointReferenced",
-        "somebody else runs the API server at `spec.endpointRef`",
-        _in(_FACTS),
-    )
-    NOT_SUPPORTED = (
-        "NotSupported",
-        "the message names the fields that have no effect",
-        _in(_FACTS),
-    )
-    PAUSED_BY_ANNOTATION = (
-        "PausedByAnnotation",
-        "remove the annotation to resume",
-        _in(_FACTS),
-    )
+    RECONCILED = ("Reconciled", "nothing to do", _in(_READY, _ENDPOINT, phase=ControlPlanePhase.READY))
+    VALID = ("Valid", "nothing to do", _in(_CLASS))
+    RESOLVED = ("Resolved", "nothing to do: services can run", _in(_REGISTRATION))
+    ANSWERED = ("Answered", "nothing to do: `/readyz` answered", _in(_REACHABLE))
+    RUN_BY_KPLANE = ("RunByKplane", "kplane runs the API server", _in(_FACTS))
+    ENDPOINT_REFERENCED = ("EndpointReferenced", "somebody else runs the API server at `spec.endpointRef`", _in(_FACTS))
+    NOT_SUPPORTED = ("NotSupported", "the message names the fields that have no effect", _in(_FACTS))
+    PAUSED_BY_ANNOTATION = ("PausedByAnnotation", "remove the annotation to resume", _in(_FACTS))
 
     # What a control plane needs
     INVALID_CLUSTER_PATH = (
@@ -163,11 +131,7 @@ class Reason(StrEnum):
         "correct the class, or upgrade the operator",
         _in(_READY, _CLASS_FOUND, _CLASS, waits=True),
     )
-    MODE_NOT_ALLOWED = (
-        "ModeNotAllowed",
-        "name a class that allows this mode",
-        _in(_READY, _CLASS_FOUND, waits=True),
-    )
+    MODE_NOT_ALLOWED = ("ModeNotAllowed", "name a class that allows this mode", _in(_READY, _CLASS_FOUND, waits=True))
     AUTH_MODEL_NOT_SUPPORTED = (
         "AuthModelNotSupported",
         "name a class with `auth.model: token`: x509 needs the client CA",
@@ -183,11 +147,7 @@ class Reason(StrEnum):
         "create the ControlPlaneEndpoint, or give it a URL",
         _in(_READY, _ENDPOINT, _REGISTRATION, phase=_PENDING, waits=True, expected=True),
     )
-    ENDPOINT_INVALID = (
-        "EndpointInvalid",
-        "correct the ControlPlaneEndpoint",
-        _in(_READY, _ENDPOINT, _REGISTRATION),
-    )
+    ENDPOINT_INVALID = ("EndpointInvalid", "correct the ControlPlaneEndpoint", _in(_READY, _ENDPOINT, _REGISTRATION))
     CREDENTIALS_MISSING = (
         "CredentialsMissing",
         "name a Secret with a working kubeconfig in `spec.credentialsSecretRef`",
@@ -233,11 +193,7 @@ class Reason(StrEnum):
         "[adopt the data](operate.md#retained-data), or choose another name or path",
         _in(_READY, phase=_PENDING, waits=True),
     )
-    NAMESPACE_CONFLICT = (
-        "NamespaceConflict",
-        "delete that namespace, or choose another name",
-        _in(_READY),
-    )
+    NAMESPACE_CONFLICT = ("NamespaceConflict", "delete that namespace, or choose another name", _in(_READY))
     PROVISIONING = (
         "Provisioning",
         "wait; the message says for what",
@@ -258,11 +214,7 @@ class Reason(StrEnum):
         "wait; the message says for what",
         _in(_READY, _REGISTRATION, phase=_TERMINATING, transient=True, expected=True),
     )
-    FAILED = (
-        "Failed",
-        "the message says what is wrong",
-        _in(_READY),
-    )
+    FAILED = ("Failed", "the message says what is wrong", _in(_READY))
 
     # What keeps any object from being reconciled
     MANAGEMENT_CLUSTER_REFUSED = (
@@ -280,11 +232,7 @@ class Reason(StrEnum):
         "check what answers slowly; the operator retries",
         _in(_ANY, phase=_PROVISIONING, transient=True),
     )
-    INTERNAL_ERROR = (
-        "InternalError",
-        "report this fault of the operator, with its log",
-        _in(_ANY),
-    )
+    INTERNAL_ERROR = ("InternalError", "report this fault of the operator, with its log", _in(_ANY))
 
     # What an API server is not yet, or no longer
     ROLLING_OUT = (
@@ -292,38 +240,18 @@ class Reason(StrEnum):
         "wait: the next API server is not ready yet",
         _in(_UP_TO_DATE, transient=True, expected=True),
     )
-    VERSION_DIFFERS = (
-        "VersionDiffers",
-        "correct the image or program: it reports another version",
-        _in(_UP_TO_DATE),
-    )
+    VERSION_DIFFERS = ("VersionDiffers", "correct the image or program: it reports another version", _in(_UP_TO_DATE))
 
     # Add-ons
-    INSTALLED = (
-        "Installed",
-        "nothing to do",
-        _in(_ADDONS),
-    )
-    INSTALLING = (
-        "Installing",
-        "wait",
-        _in(_ADDONS, transient=True, expected=True),
-    )
+    INSTALLED = ("Installed", "nothing to do", _in(_ADDONS))
+    INSTALLING = ("Installing", "wait", _in(_ADDONS, transient=True, expected=True))
     ADDON_UNKNOWN = (
         "AddonUnknown",
         "create the ConfigMap that the message names, or remove the add-on",
         _in(_ADDONS, _CLASS, waits=True),
     )
-    BUNDLE_INVALID = (
-        "BundleInvalid",
-        "correct the manifests that the message names",
-        _in(_ADDONS, _CLASS, waits=True),
-    )
-    ADDON_FAILED = (
-        "AddonFailed",
-        "correct the objects that the message names; the operator retries",
-        _in(_ADDONS),
-    )
+    BUNDLE_INVALID = ("BundleInvalid", "correct the manifests that the message names", _in(_ADDONS, _CLASS, waits=True))
+    ADDON_FAILED = ("AddonFailed", "correct the objects that the message names; the operator retries", _in(_ADDONS))
 
     # The steps of a removal
     REGISTRATIONS_PENDING = (
@@ -378,26 +306,14 @@ class Reason(StrEnum):
         "wait until the control plane has published its kubeconfig",
         _in(_REGISTRATION, waits=True, expected=True),
     )
-    SECRET_NOT_FOUND = (
-        "SecretNotFound",
-        "create the Secret, or omit `spec.kubeconfigSecretRef`",
-        _in(_REGISTRATION),
-    )
+    SECRET_NOT_FOUND = ("SecretNotFound", "create the Secret, or omit `spec.kubeconfigSecretRef`", _in(_REGISTRATION))
     DEDICATED_NOT_AVAILABLE = (
         "DedicatedNotAvailable",
         "[tell the operator how to run mcm](mcm.md#an-mcm-for-one-registration), or set mode Shared",
         _in(_REGISTRATION, waits=True),
     )
-    MCM_RUNNING = (
-        "McmRunning",
-        "nothing to do",
-        _in(_DEDICATED),
-    )
-    MCM_STARTING = (
-        "McmStarting",
-        "wait",
-        _in(_DEDICATED, transient=True, expected=True),
-    )
+    MCM_RUNNING = ("McmRunning", "nothing to do", _in(_DEDICATED))
+    MCM_STARTING = ("McmStarting", "wait", _in(_DEDICATED, transient=True, expected=True))
     MCM_ENDING = (
         "McmEnding",
         "wait; delete a pod on a lost node with `--force`",
@@ -408,18 +324,10 @@ class Reason(StrEnum):
         "wait until the shared mcm confirms that its instance ended",
         _in(_DEDICATED, transient=True, expected=True),
     )
-    MCM_FAILED = (
-        "McmFailed",
-        "see the program's last words in the message; the operator retries",
-        _in(_DEDICATED),
-    )
+    MCM_FAILED = ("McmFailed", "see the program's last words in the message; the operator retries", _in(_DEDICATED))
 
     # Endpoints
-    PROBING = (
-        "Probing",
-        "wait for the first answer",
-        _in(_REACHABLE, transient=True, expected=True),
-    )
+    PROBING = ("Probing", "wait for the first answer", _in(_REACHABLE, transient=True, expected=True))
 
     def phase(self, *, published: bool) -> ControlPlanePhase:
         """Return the phase of a control plane whose condition Ready has this reason.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from kplane.api import (
@@ -14,34 +13,23 @@ from kplane.api import (
     ControlPlaneRegistrationStatus,
     ResourceModel,
     find_condition,
-    set_condition,
 )
+from kplane.api.conditions import ADDONS_READY, DEDICATED_READY, SYNCED
 from kplane.api.resource import ApiModel
+from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Object, Store
 from kplane.provider import Client, Conflict, NotFound
 
 __all__ = [
-    "ADDONS_READY",
-    "DEDICATED_READY",
     "FIELD_MANAGER",
-    "SYNCED",
     "StatusWriter",
-    "with_condition",
-    "with_supported",
 ]
 
 _log: Final = logging.getLogger(__name__)
 
 FIELD_MANAGER: Final = "kplane-status"
-
-ADDONS_READY: Final = "AddonsReady"
-"""Whether a control plane's add-ons are installed."""
-DEDICATED_READY: Final = "DedicatedReady"
-"""The condition of a registration that has an mcm of its own: whether that runs."""
-SYNCED: Final = "Synced"
-"""The condition that is there, and False, while what is published stays and is not kept up."""
 
 _APART: Final = {ADDONS_READY: "kplane-addons-status", DEDICATED_READY: "kplane-dedicated-status"}
 """Conditions that have a writer of their own, by the name of their field manager: none of them is to be overtaken by
@@ -275,37 +263,6 @@ def _conflicts(error: Conflict) -> set[str]:
     """Return the fields that other managers own, as the API server writes them, such as `.status.endpoint`."""
     causes = error.details.get("causes") or ()
     return {cause["field"] for cause in causes if cause.get("reason") == "FieldManagerConflict"}
-
-
-def with_condition(
-    conditions: Iterable[Condition],
-    *,
-    of: ResourceModel,
-    type: str = "Ready",  # noqa: A002 - upstream's word
-    status: ConditionStatus,
-    reason: str,
-    message: str,
-) -> list[Condition]:
-    """Return the conditions with one set as of now, for the generation of the object."""
-    return set_condition(
-        conditions,
-        type=type,
-        status=status,
-        reason=reason,
-        message=message,
-        observed_generation=of.metadata.generation,
-        now=datetime.now(UTC),
-    )
-
-
-def with_supported(conditions: Iterable[Condition], *, of: ResourceModel, missing: Iterable[str]) -> list[Condition]:
-    """Return the conditions with Supported=False where sentences say what is not acted on, and without it otherwise."""
-    told = "; ".join(missing)
-    if told:
-        return with_condition(
-            conditions, of=of, type="Supported", status="False", reason=Reason.NOT_SUPPORTED, message=told
-        )
-    return [condition for condition in conditions if condition.type != "Supported"]
 
 
 def _conditions(current: ResourceModel) -> list[Condition]:

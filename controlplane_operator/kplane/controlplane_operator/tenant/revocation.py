@@ -7,6 +7,7 @@ import contextlib
 from typing import Any, Final
 
 from kplane.api.names import ADDON_LABEL
+from kplane.controlplane_operator.status.errors import tenant_error
 from kplane.controlplane_operator.tenant.bootstrap import (
     ADMIN_ACCOUNT,
     ADMIN_BINDING,
@@ -17,6 +18,7 @@ from kplane.controlplane_operator.tenant.bootstrap import (
     TENANT_NAMESPACE,
     Subject,
 )
+from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.provider import (
     CLUSTER_ROLE_BINDINGS,
     ROLE_BINDINGS,
@@ -24,16 +26,19 @@ from kplane.provider import (
     SECRETS,
     SERVICE_ACCOUNTS,
     Client,
+    ClusterConfig,
     Forbidden,
     NotFound,
+    ProviderError,
 )
 
-__all__ = ["revoke", "revoke_as_controllers"]
+__all__ = ["revoke", "revoke_as_controllers", "revoke_issued"]
 
 _JOIN_NAMESPACE: Final = "kube-system"
 _FIELD_MANAGER: Final = "kplane-bootstrap"
 _RBAC: Final = "rbac.authorization.k8s.io"
 _LAST_RIGHT: Final = "controlplane-revocation"
+_CALL_SECONDS: Final = 5.0
 _TRIES: Final = 20
 _PAUSE_SECONDS: Final = 0.1
 """An API server sees what was granted and taken by watches of its own, some milliseconds later."""
@@ -111,3 +116,12 @@ async def _grant_last_right(client: Client) -> None:
     await client.apply(ROLES, {"metadata": metadata, "rules": [rule]}, field_manager=_FIELD_MANAGER)
     binding = {"metadata": metadata, "roleRef": role_ref, "subjects": [subject]}
     await client.apply(ROLE_BINDINGS, binding, field_manager=_FIELD_MANAGER)
+
+
+async def revoke_issued(administrator: ClusterConfig) -> None:
+    """Have what was issued in a control plane be worth nothing; raises ConditionError where it cannot be reached."""
+    try:
+        async with tenant_client(administrator, timeout_seconds=_CALL_SECONDS) as client:
+            await revoke(client)
+    except ProviderError as error:
+        raise tenant_error("taking back what was issued in the control plane", error) from error

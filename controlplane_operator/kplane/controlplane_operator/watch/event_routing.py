@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kplane.api.conditions import DEDICATED_READY
 from kplane.api.names import (
     ALLOW_ENDPOINT_LABEL,
     ALLOW_REGISTRATION_LABEL,
@@ -14,17 +15,16 @@ from kplane.api.names import (
     CONTROL_PLANE_LABEL,
     management_namespace,
 )
-from kplane.controlplane_operator.backends.names import apiserver_name, etcd_name, mark_of, mcm_mark, place
-from kplane.controlplane_operator.classes.usage import concerned_classes
-from kplane.controlplane_operator.controlplanes.address_claims import held_addresses, written_addresses
+from kplane.controlplane_operator.component_names import apiserver_name, etcd_name, mark_of, mcm_mark, place
 from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
     CONTROL_PLANE_REGISTRATIONS,
     CONTROL_PLANES,
 )
-from kplane.controlplane_operator.status.writer import DEDICATED_READY
+from kplane.controlplane_operator.watch.addresses import held_addresses, written_addresses
 from kplane.controlplane_operator.watch.cache import Change, Key, Object, Store, key_of
+from kplane.controlplane_operator.watch.class_usage import concerned_classes
 from kplane.provider import CONFIG_MAPS, NAMESPACES, SECRETS, WorkQueue
 
 __all__ = [

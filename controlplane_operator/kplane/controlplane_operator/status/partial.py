@@ -29,8 +29,8 @@ from kplane.api import (
     find_condition,
     is_true,
 )
+from kplane.api.conditions import MANAGED
 from kplane.api.resource import ApiModel
-from kplane.controlplane_operator.controlplanes.address_claims import MANAGED
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Object

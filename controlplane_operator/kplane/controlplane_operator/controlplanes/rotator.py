@@ -1,4 +1,4 @@
-"""Has the CAs and the ServiceAccount key of a control plane exchanged, a step at a time."""
+"""Rotates the CAs and the ServiceAccount key of a control plane, one step at a time."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ __all__ = ["Rotator", "refused_rotation", "rotation_status"]
 
 _LOOKED_AT_AGAIN_SECONDS: Final = 5.0
 """Between two looks at what is under way, should no event tell of its end."""
+
 
 _TOLD: Final = {
     RotationPhase.TRUSTING: "new CAs and a new ServiceAccount key are made, and will be trusted next to the old ones",

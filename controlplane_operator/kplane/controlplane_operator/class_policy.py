@@ -7,22 +7,40 @@ before anything is made after it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Final
 
 from pydantic import ValidationError
 
-from kplane.api import Condition, ControlPlane, ControlPlaneClass, DeletionPolicy, RememberedClass
-from kplane.controlplane_operator.controlplanes.validation import check_class
+from kplane.api import (
+    CLUSTER_PATH_PATTERN,
+    DELETING,
+    RESERVED_CLUSTER_PATHS,
+    AuthModel,
+    Condition,
+    ControlPlane,
+    ControlPlaneClass,
+    DeletionPolicy,
+    RememberedClass,
+    find_condition,
+)
+from kplane.api.conditions import CLASS_FOUND
+from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.reasons import Reason
-from kplane.controlplane_operator.status.writer import with_condition
 from kplane.controlplane_operator.watch.cache import Store
 
-__all__ = ["CLASS_FOUND", "ClassInForce", "class_in_force", "invalid_class", "with_class_found"]
-
-CLASS_FOUND: Final = "ClassFound"
-"""The condition that is False while a control plane follows what is remembered of its class; absent otherwise."""
+__all__ = [
+    "ClassInForce",
+    "check_class",
+    "check_cluster_path",
+    "class_in_force",
+    "invalid_class",
+    "is_decided",
+    "is_unclear",
+    "policy_of",
+    "with_class_found",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +134,87 @@ def _held_to(
         return None
     spec = memory.spec.model_copy(update={"deletion_policy": named.spec.deletion_policy})
     return memory.model_copy(update={"spec": spec})
+
+
+def policy_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> DeletionPolicy:
+    """Decide by the spec, else by the class in force, else by what was decided before.
+
+    What a removal began with holds, whatever becomes of the class; only the spec counts until the end. What is unclear
+    is Retain: data that are kept can be destroyed later, and not the other way round.
+    """
+    if control_plane.spec.deletion_policy is not None:
+        return control_plane.spec.deletion_policy
+    in_force = control_plane.status.deletion_policy
+    if is_decided(control_plane) and in_force is not None:
+        return in_force
+    if is_unclear(control_plane, chosen=chosen):
+        return DeletionPolicy.RETAIN
+    return _by_class(control_plane, chosen=chosen) or in_force or DeletionPolicy.RETAIN
+
+
+def is_decided(control_plane: ControlPlane) -> bool:
+    """Tell whether the removal has begun: by its condition, because the phase is Terminating in a pause as well."""
+    return control_plane.deleting and find_condition(control_plane.status.conditions, DELETING) is not None
+
+
+def is_unclear(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> bool:
+    """Tell whether a removal that begins finds the class say something else than `status.deletionPolicy`.
+
+    It cannot know then which was first, the edit of the class or the deletion: the operator was away, or saw both at
+    once.
+    """
+    in_force = control_plane.status.deletion_policy
+    if not control_plane.deleting or is_decided(control_plane) or in_force is None:
+        return False
+    by_class = _by_class(control_plane, chosen=chosen)
+    return control_plane.spec.deletion_policy is None and by_class is not None and by_class is not in_force
+
+
+def _by_class(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> DeletionPolicy | None:
+    """Return what the class says, or the default; None where the class that is named is not known."""
+    if chosen is not None:
+        return chosen.spec.deletion_policy or DeletionPolicy.RETAIN
+    return DeletionPolicy.RETAIN if control_plane.spec.class_ref is None else None
+
+
+def check_cluster_path(control_plane: ControlPlane) -> None:
+    """Raise ConditionError where the path cannot be one: InvalidClusterPath, ClusterPathReserved."""
+    path = control_plane.cluster_path
+    granted = control_plane.status.cluster_path
+    how = (
+        "" if control_plane.spec.virtual is not None else " (the object's name, as spec.virtual.clusterPath is not set)"
+    )
+    if len(path) > 63 or not re.fullmatch(CLUSTER_PATH_PATTERN.strip("^$"), path):
+        raise ConditionError(
+            Reason.INVALID_CLUSTER_PATH,
+            f"clusterPath {path!r}{how} is no DNS label: set spec.virtual.clusterPath to at most 63 lower-case letters,"
+            " digits and '-', with a letter or digit at both ends",
+        )
+    if path in RESERVED_CLUSTER_PATHS:
+        raise ConditionError(
+            Reason.CLUSTER_PATH_RESERVED,
+            f"clusterPath {path!r}{how} is reserved; set spec.virtual.clusterPath to another one",
+        )
+    if granted is not None and granted != path:
+        raise ConditionError(
+            Reason.INVALID_CLUSTER_PATH,
+            f"clusterPath cannot change from {granted!r} to {path!r}, because the data lies under it;"
+            " set spec.virtual.clusterPath back",
+        )
+
+
+def check_class(control_plane: ControlPlane, *, chosen: ControlPlaneClass) -> None:
+    """Raise ConditionError where the control plane cannot follow the class: ModeNotAllowed, AuthModelNotSupported."""
+    allowed = chosen.spec.modes_allowed
+    if allowed and control_plane.spec.mode not in allowed:
+        raise ConditionError(
+            Reason.MODE_NOT_ALLOWED,
+            f"mode {control_plane.spec.mode} is not allowed by ControlPlaneClass {chosen.name}, which allows"
+            f" {' and '.join(allowed)}; name another class",
+        )
+    if chosen.spec.auth.model is AuthModel.X509 and control_plane.spec.endpoint_ref is not None:
+        raise ConditionError(
+            Reason.AUTH_MODEL_NOT_SUPPORTED,
+            f"auth.model x509 of ControlPlaneClass {chosen.name} needs the control plane's client CA, which whoever"
+            " runs its API server keeps; name a class with model token",
+        )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Final, NamedTuple
 
-from kplane.api import ControlPlaneRegistration, ResourceModel, SecretReference
+from kplane.api import ControlPlaneRegistration, SecretReference
 from kplane.api.names import GROUP, REGISTRATION_LABEL, label_value
-from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS
+from kplane.controlplane_operator.kinds import owner_reference
 from kplane.controlplane_operator.watch.cache import Key, key_of
 from kplane.provider import ROLE_BINDINGS, ROLES, Client, NotFound
 
-__all__ = ["Access", "Account", "owned_by"]
+__all__ = ["Access", "Account"]
 
 _UID_LABEL: Final = f"{GROUP}/registration-uid"
 
@@ -69,7 +69,7 @@ class Access:
             "name": key[1],
             "namespace": key[0],
             "labels": {REGISTRATION_LABEL: label_value(registration.name), _UID_LABEL: uid},
-            "ownerReferences": [owned_by(registration)],
+            "ownerReferences": [owner_reference(registration)],
         }
         rule = {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [secret.name], "verbs": ["get", "watch"]}
         await self._client.apply(ROLES, {"metadata": metadata, "rules": [rule]})
@@ -95,16 +95,6 @@ class Access:
         if not held:
             self._granted.pop(uid, None)
         self._changed.add(uid)
-
-
-def owned_by(registration: ResourceModel) -> dict[str, Any]:
-    """Return the ownerReference by which an object goes with a registration at the latest."""
-    return {
-        "apiVersion": CONTROL_PLANE_REGISTRATIONS.api_version,
-        "kind": CONTROL_PLANE_REGISTRATIONS.kind,
-        "name": registration.name,
-        "uid": registration.metadata.uid,
-    }
 
 
 def _binding(metadata: dict[str, Any], *, to: Account) -> dict[str, Any]:

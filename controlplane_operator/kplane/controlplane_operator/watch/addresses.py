@@ -10,12 +10,10 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
+from kplane.api.conditions import MANAGED
 from kplane.controlplane_operator.watch.cache import Object
 
-__all__ = ["MANAGED", "etcd_address", "held_addresses", "is_etcd_address", "normalized_address", "written_addresses"]
-
-MANAGED: Final = "Managed"
-"""The condition that records whether kplane runs the API server; decided once, because the removal depends on it."""
+__all__ = ["etcd_address", "held_addresses", "is_etcd_address", "normalized_address", "written_addresses"]
 
 _ETCD: Final = "shared etcd/"
 

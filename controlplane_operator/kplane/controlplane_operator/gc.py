@@ -8,14 +8,18 @@ import logging
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from kplane.controlplane_operator.backends.names import apiserver_name, etcd_name, mark_of, mcm_mark
+from kplane.controlplane_operator.component_names import apiserver_name, etcd_name, mark_of, mcm_mark
+from kplane.controlplane_operator.grants import Access
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms
+from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.watch.backoff import Backoff, jittered
+from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.feeds import Resync
 from kplane.provider import Client, ProviderError
 from kplane.workloads import Phase, Runtime, WorkloadsError
 
-__all__ = ["ComponentCollector"]
+__all__ = ["ComponentCollector", "GrantCollector"]
 
 _log: Final = logging.getLogger(__name__)
 
@@ -96,3 +100,39 @@ class ComponentCollector:
         """Return the components of all control planes that the API server has."""
         names = [found["metadata"]["name"] for found in (await self._client.list(CONTROL_PLANES)).items]
         return {component for name in names for component in (apiserver_name(name), etcd_name(name))}
+
+
+class GrantCollector:
+    """Compares the grants that exist with the registrations, each time when these were listed."""
+
+    def __init__(self, resync: Resync, *, stores: Stores, access: Access, identities: McmIdentities) -> None:
+        self.synced: Final = asyncio.Event()
+        self._resync = resync
+        self._stores = stores
+        self._access = access
+        self._identities = identities
+        self._backoff: Backoff[None] = Backoff(first_seconds=0.2)
+
+    async def run(self) -> NoReturn:
+        """Sweep until cancelled; `synced` is set once everything was listed, and all grants are known."""
+        await self._resync.anew()
+        while True:
+            try:
+                await self._sweep()
+            except ProviderError as error:
+                pause = self._backoff.next(None)
+                _log.warning("cannot compare grants with registrations, again in %.1f s: %s", pause, error)
+                await asyncio.sleep(pause)
+            else:
+                self._backoff.forget(None)
+                self.synced.set()
+                await self._resync.next()
+
+    async def _sweep(self) -> None:
+        await self._access.load()
+        await self._identities.load()
+        registered = {obj["metadata"]["uid"] for obj in self._stores.registrations}
+        for uid in self._access.holders() - registered:
+            await self._access.revoke(uid)
+        for uid in self._identities.holders() - registered:
+            await self._identities.revoke(uid)
