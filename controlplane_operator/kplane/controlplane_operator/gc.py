@@ -13,7 +13,7 @@ from kplane.controlplane_operator.grants import Access
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms
 from kplane.controlplane_operator.registrations.identities import McmIdentities
-from kplane.controlplane_operator.watch.backoff import Backoff, jittered
+from kplane.controlplane_operator.watch.backoff import jittered, retry_backoff
 from kplane.controlplane_operator.watch.event_routing import Stores
 from kplane.controlplane_operator.watch.feeds import Resync
 from kplane.provider import Client, ProviderError
@@ -36,7 +36,7 @@ class ComponentCollector:
         self._runtime = runtime
         self._mcms = mcms
         self._period_seconds = period_seconds
-        self._backoff: Backoff[None] = Backoff()
+        self._backoff = retry_backoff()
 
     async def run(self) -> NoReturn:
         """Collect until cancelled."""
@@ -45,13 +45,13 @@ class ComponentCollector:
             try:
                 ended = await self.collect()
             except ProviderError as error:
-                pause = self._backoff.next(None)
+                pause = self._backoff.next_delay()
                 _log.warning("orphans cannot be collected, again in %.1f s: %s", pause, error)
             else:
                 if ended:
-                    self._backoff.forget(None)
+                    self._backoff.reset()
                 # A registration may wait for the end of the mcm of a former one.
-                pause = jittered(self._period_seconds) if ended else self._backoff.next(None)
+                pause = jittered(self._period_seconds) if ended else self._backoff.next_delay()
             await asyncio.sleep(pause)
 
     async def collect(self) -> bool:
@@ -111,7 +111,7 @@ class GrantCollector:
         self._stores = stores
         self._access = access
         self._identities = identities
-        self._backoff: Backoff[None] = Backoff(first_seconds=0.2)
+        self._backoff = retry_backoff(first_seconds=0.2)
 
     async def run(self) -> NoReturn:
         """Sweep until cancelled; `synced` is set once everything was listed, and all grants are known."""
@@ -120,11 +120,11 @@ class GrantCollector:
             try:
                 await self._sweep()
             except ProviderError as error:
-                pause = self._backoff.next(None)
+                pause = self._backoff.next_delay()
                 _log.warning("cannot compare grants with registrations, again in %.1f s: %s", pause, error)
                 await asyncio.sleep(pause)
             else:
-                self._backoff.forget(None)
+                self._backoff.reset()
                 self.synced.set()
                 await self._resync.next()
 

@@ -29,7 +29,7 @@ from kplane.controlplane_operator.kinds import (
 )
 from kplane.controlplane_operator.registrations import reconciler as control_plane_registration
 from kplane.controlplane_operator.watch import event_routing
-from kplane.controlplane_operator.watch.backoff import Backoff
+from kplane.controlplane_operator.watch.backoff import KeyedBackoff
 from kplane.embedded.handle import Handle
 from kplane.provider import (
     NAMESPACES,
@@ -288,7 +288,7 @@ def worlds(
     """Worlds for one example each, with waits between tries that are short."""
     directory = tmp_path_factory.mktemp("convergence")
     stack, patches = contextlib.AsyncExitStack(), pytest.MonkeyPatch()
-    patient, once = Backoff.next, Calls._once
+    patient, once = KeyedBackoff.next, Calls._once
     management = ClusterConfig.load(api_server.operator_kubeconfig).server
 
     def hurried(self: Any, key: Any, *, reason: str = "") -> float:
@@ -301,7 +301,7 @@ def worlds(
         in_tenant = self._transport.config.server != management
         return await fate.decide(lambda: once(self, request, read), writes=request.method != "GET", in_tenant=in_tenant)
 
-    patches.setattr(Backoff, "next", hurried)
+    patches.setattr(KeyedBackoff, "next", hurried)
     patches.setattr(Calls, "_once", fated)
     patches.setattr(control_plane_registration, "_RETRY_SECONDS", 0.2)
     patches.setattr(external, "_REVOKE_SECONDS", 1.0)

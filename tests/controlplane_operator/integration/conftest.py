@@ -20,12 +20,9 @@ from benchmarks.surroundings import free_port, shared_address
 from kplane.api.configuration import HostPort
 from kplane.api.names import ALLOW_ENDPOINT_LABEL
 from kplane.controlplane_operator.app import run_operator
-from kplane.controlplane_operator.backends import adopted as external
-from kplane.controlplane_operator.backends import published_identities
+from kplane.controlplane_operator.backends import adopted as adopted_backend
 from kplane.controlplane_operator.backends.mcm import McmProgram
 from kplane.controlplane_operator.config import OperatorConfig
-from kplane.controlplane_operator.controlplanes import publish as publication
-from kplane.controlplane_operator.controlplanes import retention
 from kplane.controlplane_operator.endpoints import reconciler as control_plane_endpoint
 from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
@@ -33,6 +30,7 @@ from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_REGISTRATIONS,
     CONTROL_PLANES,
 )
+from kplane.controlplane_operator.tenant import client as tenant_calls
 from kplane.embedded.handle import Handle
 from kplane.provider import (
     CLUSTER_ROLE_BINDINGS,
@@ -192,10 +190,9 @@ async def house(field: Field) -> dict[str, Any]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an API server that does not answer be given up after two seconds instead of five."""
-    for module in (publication, published_identities, retention):
-        monkeypatch.setattr(module, "_CALL_SECONDS", 2.0)
+    monkeypatch.setattr(tenant_calls, "_CALL_SECONDS", 2.0)
     monkeypatch.setattr(control_plane_endpoint, "_PROBE_SECONDS", 2.0)
-    monkeypatch.setattr(external, "_REVOKE_SECONDS", 1.0)
+    monkeypatch.setattr(adopted_backend, "_REVOKE_SECONDS", 1.0)
 
 
 @pytest.fixture

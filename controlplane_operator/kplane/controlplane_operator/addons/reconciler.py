@@ -29,14 +29,13 @@ from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
 from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.tenant.client import tenant_client
-from kplane.controlplane_operator.watch.backoff import Backoff, jittered
+from kplane.controlplane_operator.watch.backoff import KeyedBackoff, jittered
 from kplane.controlplane_operator.watch.cache import Key
 from kplane.provider import ClusterConfig, Forbidden, KubeconfigError, ProviderError, Result, Unauthorized, Unreachable
 from kplane.provider.logs import log_fields
 
 __all__ = ["ControlPlaneAddonsReconciler"]
 
-_CALL_SECONDS: Final = 5.0
 _SETTLED_SECONDS: Final = 300.0
 """So long what was found in order in a control plane is taken for granted."""
 _MAX_BACKOFF_SECONDS: Final = 120.0
@@ -60,7 +59,7 @@ class ControlPlaneAddonsReconciler:
         self._context = context
         self._bundles = bundles
         self._memory: dict[Key, _Memory] = {}
-        self._backoff: Backoff[Key] = Backoff(first_seconds=1.0, limit_seconds=_MAX_BACKOFF_SECONDS)
+        self._backoff: KeyedBackoff[Key] = KeyedBackoff(first_seconds=1.0, limit_seconds=_MAX_BACKOFF_SECONDS)
 
     async def reconcile(self, key: Key) -> Result | None:
         """Bring the add-ons of one control plane in line, and say in its condition AddonsReady what is wrong."""
@@ -118,7 +117,7 @@ class ControlPlaneAddonsReconciler:
             )
         memory.fingerprint = ""
         try:
-            async with tenant_client(config, timeout_seconds=_CALL_SECONDS) as client:
+            async with tenant_client(config) as client:
                 look = AddonSync(client, bundles=self._bundles, facts=facts)
                 failures = await look.all(wanted, last=memory.failed)
         except ProviderError as error:

@@ -130,9 +130,6 @@ def _gives_up(control_plane: ControlPlane) -> bool:
     return asked is not None and (datetime.now(UTC) - asked).total_seconds() > _REVOKE_SECONDS
 
 
-_CALL_SECONDS: Final = 5.0
-
-
 async def revoke_as_published(context: OperatorContext, control_plane: ControlPlane) -> None:
     """Have what was issued in the control plane be worth nothing, by means of that. Raises ConditionError where it
     cannot."""
@@ -140,7 +137,7 @@ async def revoke_as_published(context: OperatorContext, control_plane: ControlPl
     if controllers is None:
         raise ConditionError(Reason.CREDENTIALS_MISSING, "the published identity of the controllers is gone as well")
     try:
-        async with tenant_client(controllers, timeout_seconds=_CALL_SECONDS) as client:
+        async with tenant_client(controllers) as client:
             await revoke_as_controllers(client)
     except Unauthorized as error:
         # So it is after a call that succeeded, of which an operator that was killed has not told.
@@ -162,7 +159,7 @@ async def _published(context: OperatorContext, control_plane: ControlPlane, *, n
 
 async def _is_refused(config: ClusterConfig) -> bool:
     try:
-        async with tenant_client(config, timeout_seconds=_CALL_SECONDS) as client:
+        async with tenant_client(config) as client:
             await client.request("GET", "/version")
     except Unauthorized:
         return True

@@ -32,7 +32,6 @@ from kplane.provider import Client, ClusterConfig, KubeconfigError, ProviderErro
 
 __all__ = ["CredentialIssuer", "Credentials"]
 
-_CALL_SECONDS: Final = 5.0
 _ROLE_SECONDS: Final = 15.0
 """How often the operator looks for a role that somebody may create."""
 _VERIFIED_SECONDS: Final = 300.0
@@ -170,7 +169,7 @@ class CredentialIssuer:
         return reported_version(answer)
 
     def _client(self, config: ClusterConfig) -> Client:
-        return tenant_client(config, timeout_seconds=_CALL_SECONDS, connections=self._context.connections)
+        return tenant_client(config, connections=self._context.connections)
 
     def _published(self, control_plane: ControlPlane, name: Any) -> dict[str, Any] | None:
         key = management_namespace(control_plane.name), name(control_plane.name)

@@ -24,7 +24,7 @@ from kplane.controlplane_operator.status.errors import ConditionError, managemen
 from kplane.controlplane_operator.status.partial import PartialRegistration, as_recorded
 from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.tenant.revocation import revoke_issued
-from kplane.controlplane_operator.watch.backoff import Backoff
+from kplane.controlplane_operator.watch.backoff import KeyedBackoff
 from kplane.controlplane_operator.watch.cache import Change, Object
 from kplane.controlplane_operator.watch.event_routing import Stores
 from kplane.provider import ClusterConfig, Conflict, NotFound, ProviderError, Result
@@ -173,9 +173,6 @@ class Progress:
         return found
 
 
-_CALL_SECONDS: Final = 5.0
-
-
 class Retention:
     """Retains the data of control planes that kplane runs. Every call may be repeated."""
 
@@ -254,7 +251,7 @@ class Removal:
         self._provisioner = provisioner
         self._claims = claims
         self._mcms = mcms
-        self._backoff: Backoff[str] = Backoff(first_seconds=0.2, limit_seconds=5.0)
+        self._backoff: KeyedBackoff[str] = KeyedBackoff(first_seconds=0.2, limit_seconds=5.0)
         self._deleted = DeletedRegistrations(context.stores)
         self._retention = Retention(context, namespaces=namespaces)
         self._undone: dict[str, DeletionPolicy] = {}

@@ -57,7 +57,7 @@ from kplane.controlplane_operator.status.failures import Failures
 from kplane.controlplane_operator.status.partial import PartialControlPlane, as_recorded
 from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.tenant.revocation import revoke_issued
-from kplane.controlplane_operator.watch.backoff import Backoff
+from kplane.controlplane_operator.watch.backoff import KeyedBackoff
 from kplane.controlplane_operator.watch.cache import Key, Object, UIDTracker
 from kplane.provider import Result
 from kplane.provider.logs import log_fields
@@ -143,7 +143,7 @@ class ControlPlaneReconciler:
         self._rotator = Rotator(context)
         self._removal = removal
         self._runtime = runtime
-        self._backoff: Backoff[Key] = Backoff()
+        self._backoff: KeyedBackoff[Key] = KeyedBackoff()
         self._uids = UIDTracker()
 
     async def reconcile(self, key: Key) -> Result | None:

@@ -19,7 +19,7 @@ from kplane.controlplane_operator.status.failures import Failures
 from kplane.controlplane_operator.status.partial import PartialEndpoint, as_recorded
 from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.tenant.client import tenant_client
-from kplane.controlplane_operator.watch.backoff import Backoff, jittered
+from kplane.controlplane_operator.watch.backoff import KeyedBackoff, jittered
 from kplane.controlplane_operator.watch.cache import Key
 from kplane.provider import (
     ApiError,
@@ -75,7 +75,7 @@ class ControlPlaneEndpointReconciler:
         self._context = context
         self._default = default_credentials
         self._credentials = EndpointCredentials(context, default=default_credentials)
-        self._backoff: Backoff[Key] = Backoff(first_seconds=1.0)
+        self._backoff: KeyedBackoff[Key] = KeyedBackoff(first_seconds=1.0)
         self._answered: dict[Key, tuple[ClusterConfig, float]] = {}
 
     async def reconcile(self, key: Key) -> Result | None:

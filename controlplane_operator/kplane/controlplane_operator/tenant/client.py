@@ -14,6 +14,8 @@ from kplane.provider import Allowance, AnswerLimits, Client, ClusterConfig, Conn
 
 __all__ = ["reported_version", "tenant_client"]
 
+_CALL_SECONDS: Final = 5.0
+"""How long a tenant's API server may take to answer one call."""
 _MIB: Final = 1024**2
 _LIMITS: Final = AnswerLimits(
     # etcd takes 1.5 MiB of an object, and managedFields may double that.
@@ -28,13 +30,16 @@ _MAX_VERSION: Final = 63
 _VERSION: Final = re.compile(r"[0-9A-Za-z][-+.0-9A-Za-z]*")
 
 
-def tenant_client(config: ClusterConfig, *, timeout_seconds: float, connections: Connections | None = None) -> Client:
+def tenant_client(
+    config: ClusterConfig, *, timeout_seconds: float | None = None, connections: Connections | None = None
+) -> Client:
     """Make a client for the API server of a control plane, or of whoever answers in its place.
 
     It takes 4 MiB in of one answer, and of all pages of a list together, with 250,000 values at most, and 96 MiB of
     memory over all tenants at once, not counting answers that need less than 64 KiB; beyond, it raises AnswerTooLarge.
     """
-    return Client(config, timeout_seconds=timeout_seconds, connections=connections, limits=_LIMITS)
+    seconds = _CALL_SECONDS if timeout_seconds is None else timeout_seconds
+    return Client(config, timeout_seconds=seconds, connections=connections, limits=_LIMITS)
 
 
 def reported_version(answer: Any) -> str:

@@ -38,7 +38,6 @@ _JOIN_NAMESPACE: Final = "kube-system"
 _FIELD_MANAGER: Final = "kplane-bootstrap"
 _RBAC: Final = "rbac.authorization.k8s.io"
 _LAST_RIGHT: Final = "controlplane-revocation"
-_CALL_SECONDS: Final = 5.0
 _TRIES: Final = 20
 _PAUSE_SECONDS: Final = 0.1
 """An API server sees what was granted and taken by watches of its own, some milliseconds later."""
@@ -121,7 +120,7 @@ async def _grant_last_right(client: Client) -> None:
 async def revoke_issued(administrator: ClusterConfig) -> None:
     """Have what was issued in a control plane be worth nothing; raises ConditionError where it cannot be reached."""
     try:
-        async with tenant_client(administrator, timeout_seconds=_CALL_SECONDS) as client:
+        async with tenant_client(administrator) as client:
             await revoke(client)
     except ProviderError as error:
         raise tenant_error("taking back what was issued in the control plane", error) from error

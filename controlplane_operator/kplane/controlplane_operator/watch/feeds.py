@@ -19,7 +19,7 @@ import aiohttp
 import kopf
 import uvloop
 
-from kplane.controlplane_operator.watch.backoff import Backoff, jittered
+from kplane.controlplane_operator.watch.backoff import jittered, retry_backoff
 from kplane.controlplane_operator.watch.cache import Object, Store
 from kplane.controlplane_operator.watch.event_routing import Stores
 from kplane.provider import Client, ClusterConfig, ProviderError, Resource
@@ -51,7 +51,7 @@ class Resync:
         self._client = client
         self._stores = stores
         self._label_selectors = label_selectors
-        self._backoff: Backoff[None] = Backoff(first_seconds=0.2)
+        self._backoff = retry_backoff(first_seconds=0.2)
         self._asked = asyncio.Event()
         self._listed = asyncio.Condition()
         self._clock = clock
@@ -71,11 +71,11 @@ class Resync:
             try:
                 await self._list_all()
             except ProviderError as error:
-                pause = self._backoff.next(None)
+                pause = self._backoff.next_delay()
                 _log.warning("cannot list the management cluster, again in %.1f s: %s", pause, error)
                 await asyncio.sleep(pause)
             else:
-                self._backoff.forget(None)
+                self._backoff.reset()
                 self._listed_at = began
                 self.synced.set()
                 async with self._listed:
@@ -151,14 +151,14 @@ class KopfFeeds:
 
     async def run(self) -> None:
         """Follow until cancelled. Never raises anything else."""
-        backoff: Backoff[None] = Backoff()
+        backoff = retry_backoff()
         loop = asyncio.get_running_loop()
         while True:
             started = loop.time()
             await self._follow_once()
             if loop.time() - started > _STEADY_SECONDS:
-                backoff.forget(None)
-            await asyncio.sleep(backoff.next(None))
+                backoff.reset()
+            await asyncio.sleep(backoff.next_delay())
 
     async def _follow_once(self) -> None:
         loop = asyncio.get_running_loop()
