@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from kplane.controlplane_operator.config import OperatorConfig
-from kplane.controlplane_operator.status.reasons import reason_tables
+from kplane.controlplane_operator.reasons import reason_tables
 
 __all__ = ["main", "render"]
 
@@ -24,7 +24,7 @@ Generated from the code by `make generate`; change the code instead.
 
 *Retried* says when the operator looks at the object again: always after an event, and by time as well where the table
 says so. The phase of a control plane follows from the reason of `Ready` in
-`controlplane_operator/kplane/controlplane_operator/status/reasons.py`. A control plane that was published once is
+`controlplane_operator/kplane/controlplane_operator/reasons.py`. A control plane that was published once is
 `Unavailable` while the operator retries by itself, and `Failed` while a person has to act.
 """
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kplane.api import ControlPlanePhase
+from kplane.controlplane_operator.reasons import Reason, reason_tables
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
-from kplane.controlplane_operator.status.reasons import Reason, reason_tables
 from kplane.provider import AnswerTooLarge, NotFound, ProviderError, Unauthorized, Unreachable
 
 _FIRST = {ControlPlanePhase.PENDING, ControlPlanePhase.PROVISIONING}

@@ -23,6 +23,7 @@ from kplane.controlplane_operator.controlplanes.namespaces import ManagementName
 from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler, Provisioners
 from kplane.controlplane_operator.endpoints.reconciler import ControlPlaneEndpointReconciler
 from kplane.controlplane_operator.expiry_metrics import ExpiryMetrics
+from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.gc import ComponentCollector, GrantCollector
 from kplane.controlplane_operator.grants import Access
 from kplane.controlplane_operator.health import Check, serve_health
@@ -36,7 +37,6 @@ from kplane.controlplane_operator.registrations.reconciler import ControlPlaneRe
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.keeper import CredentialsKeeper, service_endpoint
 from kplane.controlplane_operator.status.events import Events
-from kplane.controlplane_operator.status.failures import Failures
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.cache import Key, Store
 from kplane.controlplane_operator.watch.event_routing import (

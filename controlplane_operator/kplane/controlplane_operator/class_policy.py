@@ -25,9 +25,9 @@ from kplane.api import (
     find_condition,
 )
 from kplane.api.conditions import CLASS_FOUND
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Store
 
 __all__ = [

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from kplane.api import ControlPlane, ControlPlanePhase
-from kplane.controlplane_operator.status.reasons import Reason
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Key, Store
 from kplane.provider import Result, WorkQueue
 

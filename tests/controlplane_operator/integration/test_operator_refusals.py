@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from kplane.controlplane_operator import failures
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
-from kplane.controlplane_operator.status import failures
 from kplane.provider import EVENTS, NAMESPACES, ROLES, SECRETS, AlreadyExists, ApiError, NotFound, Resource
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from kplane.controlplane_operator.addons.builtin import BUILT_IN
 from kplane.controlplane_operator.addons.manifest import Bundle, read_bundle
 from kplane.controlplane_operator.errors import BundleInvalid
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Store
 from kplane.controlplane_operator.watch.event_routing import BUNDLES
 

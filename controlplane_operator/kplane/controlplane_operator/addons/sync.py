@@ -11,8 +11,8 @@ from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.installation import Installation
 from kplane.controlplane_operator.addons.manifest import Bundle
 from kplane.controlplane_operator.errors import BootstrapFailed
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.provider import Client, ProviderError, Unauthorized, Unreachable
 
 __all__ = ["AddonSync"]

@@ -12,9 +12,9 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.endpoints.addresses import Addresses, addresses_of
 from kplane.controlplane_operator.endpoints.credentials import EndpointCredentials, check_trust
 from kplane.controlplane_operator.pki.secrets import data_of, find_secret
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
 from kplane.controlplane_operator.status.partial import validated_endpoint
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.tenant.revocation import revoke_as_controllers, revoke_issued
 from kplane.controlplane_operator.watch.addresses import normalized_address

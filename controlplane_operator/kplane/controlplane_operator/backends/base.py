@@ -14,8 +14,8 @@ from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.errors import KeyspaceError
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
 from kplane.controlplane_operator.pki.primitives import KeyPair
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.provider import ClusterConfig
 from kplane.workloads import Address, ComponentState, Phase, Runtime, WorkloadsError
 

@@ -13,9 +13,9 @@ from kplane.controlplane_operator.backends.base import Provision, VersionLag
 from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.component_names import apiserver_name
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.workloads import ComponentState, Phase, Resources, Runtime, RuntimeFailure
 
 __all__ = [

@@ -12,11 +12,11 @@ from kplane.controlplane_operator.backends.versions import ApiServerPlanner
 from kplane.controlplane_operator.component_names import apiserver_name
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.pki.store import TenantKeys
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.access_control import AccessControl
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.addresses import etcd_address
 from kplane.workloads import Runtime
 

@@ -11,11 +11,11 @@ from kplane.api import ControlPlaneClass
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.class_policy import invalid_class
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.failures import Failures
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import with_condition, with_supported
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.status.failures import Failures
 from kplane.controlplane_operator.status.partial import PartialClass
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Key, Object
 from kplane.controlplane_operator.watch.class_usage import named, unserved
 from kplane.provider import Result

@@ -13,9 +13,9 @@ from kplane.api import (
 from kplane.api.names import ADOPT_ANNOTATION, management_namespace
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.controlplanes.namespaces import RetainedDataRecord
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import as_recorded
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.addresses import (
     etcd_address,
     held_addresses,

@@ -23,8 +23,8 @@ from kplane.controlplane_operator.pki.issuing import (
 )
 from kplane.controlplane_operator.pki.primitives import user_of
 from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT, Subject, bootstrap
 from kplane.controlplane_operator.tenant.client import reported_version, tenant_client
 from kplane.controlplane_operator.watch.backoff import jittered

@@ -18,11 +18,11 @@ from kplane.controlplane_operator.controlplanes.namespaces import ManagementName
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.pki.secrets import delete_secret, make_secret_last
 from kplane.controlplane_operator.pki.store import TenantKeys
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError, management_refusal
 from kplane.controlplane_operator.status.partial import PartialRegistration, as_recorded
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.tenant.revocation import revoke_issued
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff
 from kplane.controlplane_operator.watch.cache import Change, Object

@@ -29,8 +29,8 @@ from kplane.api.names import (
 )
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.kinds import owner_reference
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import NAMESPACES, AlreadyExists, NotFound
 

@@ -22,9 +22,9 @@ from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_
 from kplane.controlplane_operator.pki.issuing import Identity
 from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
 from kplane.controlplane_operator.pki.secrets import write_secret
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import PartialEndpoint
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.provider import AlreadyExists, Resource
 
 __all__ = ["ensure_default_registration", "ensure_endpoint", "published_fields", "write_secrets"]

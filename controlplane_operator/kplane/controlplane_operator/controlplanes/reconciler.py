@@ -43,7 +43,9 @@ from kplane.controlplane_operator.controlplanes.publish import (
     write_secrets,
 )
 from kplane.controlplane_operator.controlplanes.rotator import Rotator, refused_rotation
+from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
 from kplane.controlplane_operator.status.conditions import (
     is_paused,
@@ -53,9 +55,7 @@ from kplane.controlplane_operator.status.conditions import (
     without_pause,
 )
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.status.failures import Failures
 from kplane.controlplane_operator.status.partial import PartialControlPlane, as_recorded
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.tenant.revocation import revoke_issued
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff
 from kplane.controlplane_operator.watch.cache import Key, Object, UIDTracker

@@ -17,8 +17,8 @@ from kplane.api import (
     EndpointType,
 )
 from kplane.api.references import HttpsUrl
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.status.reasons import Reason
 
 __all__ = ["Addresses", "addresses_of", "tenant_url", "written_urls"]
 

@@ -8,8 +8,8 @@ from kplane.api import ControlPlaneEndpoint, SecretReference
 from kplane.api.names import ALLOW_ENDPOINT_LABEL, CONTROL_PLANE_LABEL, KUBECONFIG_KEY
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import SECRETS, ClusterConfig, KubeconfigError, NotFound
 

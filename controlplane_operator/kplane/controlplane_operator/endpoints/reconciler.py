@@ -12,12 +12,12 @@ from kplane.api.names import CA_KEY, kubeconfig_secret_name, management_namespac
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.endpoints.addresses import addresses_of, written_urls
 from kplane.controlplane_operator.endpoints.credentials import EndpointCredentials, check_trust
+from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.status.failures import Failures
 from kplane.controlplane_operator.status.partial import PartialEndpoint, as_recorded
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff, jittered
 from kplane.controlplane_operator.watch.cache import Key

@@ -33,8 +33,8 @@ from kplane.controlplane_operator.pki.secrets import (
     take_over_secret,
     write_secret,
 )
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import AlreadyExists, Conflict
 

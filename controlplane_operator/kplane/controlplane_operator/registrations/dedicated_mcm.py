@@ -22,11 +22,11 @@ from kplane.controlplane_operator.component_names import mark_of, mcm_mark, mcm_
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import BootstrapFailed
 from kplane.controlplane_operator.grants import Account
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.errors import management_refusal
 from kplane.controlplane_operator.status.partial import PartialRegistration
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.cache import Key, UIDTracker, key_of
 from kplane.controlplane_operator.watch.event_routing import Stores

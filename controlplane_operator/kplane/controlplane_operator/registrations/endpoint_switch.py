@@ -16,10 +16,10 @@ from weakref import WeakValueDictionary
 from kplane.api import ControlPlane, ControlPlaneRegistration, SecretReference
 from kplane.api.names import KUBECONFIG_KEY
 from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.resolution import Resolution
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import PartialRegistration
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Change
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores
 from kplane.provider import ClusterConfig, KubeconfigError

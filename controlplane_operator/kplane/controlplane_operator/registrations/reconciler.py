@@ -18,8 +18,10 @@ from kplane.api.names import ALLOW_REGISTRATION_LABEL
 from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.component_names import mark_of, mcm_mark, mcm_name, place
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.grants import Account
 from kplane.controlplane_operator.pki.secrets import find_secret
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms, account_of, eldest_of
 from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
 from kplane.controlplane_operator.registrations.resolution import (
@@ -37,9 +39,7 @@ from kplane.controlplane_operator.status.conditions import (
     without_pause,
 )
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.status.failures import Failures
 from kplane.controlplane_operator.status.partial import PartialRegistration, as_recorded, validated_endpoint
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.cache import Key, UIDTracker
 from kplane.provider import Result

@@ -13,9 +13,9 @@ from kplane.api.names import (
     management_namespace,
 )
 from kplane.controlplane_operator.endpoints.addresses import addresses_of
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.status.reasons import Reason
 
 __all__ = ["Resolution", "SecretStanding", "is_published", "resolve", "secret_wanted"]
 

@@ -14,7 +14,7 @@ from kplane.api import (
 )
 from kplane.api.conditions import PAUSED
 from kplane.api.names import PAUSED_ANNOTATION
-from kplane.controlplane_operator.status.reasons import Reason
+from kplane.controlplane_operator.reasons import Reason
 
 __all__ = ["is_paused", "with_condition", "with_pause", "with_supported", "without_pause"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from kplane.controlplane_operator.errors import OperatorError
-from kplane.controlplane_operator.status.reasons import Reason
+from kplane.controlplane_operator.reasons import Reason
 from kplane.provider import ApiError, Forbidden, ProviderError, Unauthorized, Unreachable
 
 __all__ = ["ConditionError", "management_refusal", "tenant_error"]

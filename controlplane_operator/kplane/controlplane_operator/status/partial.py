@@ -31,8 +31,8 @@ from kplane.api import (
 )
 from kplane.api.conditions import MANAGED
 from kplane.api.resource import ApiModel
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.controlplane_operator.watch.event_routing import Stores
 

@@ -16,9 +16,9 @@ from kplane.api import (
 )
 from kplane.api.conditions import ADDONS_READY, DEDICATED_READY, SYNCED
 from kplane.api.resource import ApiModel
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.events import Events
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Object, Store
 from kplane.provider import Client, Conflict, NotFound
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kplane.api import READY, AuthModel, ControlPlaneClass, ControlPlaneMode
-from kplane.controlplane_operator.status.reasons import Reason
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Change, Object
 
 __all__ = ["concerned_classes", "named", "unserved"]

@@ -17,10 +17,10 @@ from kplane.api import READY
 from kplane.api.conditions import SYNCED
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.metrics import Reconcile
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError, management_refusal
 from kplane.controlplane_operator.status.partial import PartialObject, validation_failure
-from kplane.controlplane_operator.status.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Key, Object, Store
 from kplane.provider import Conflict, Expired, LeaseLost, ProviderError, Result, TooManyRequests, Unreachable
 
