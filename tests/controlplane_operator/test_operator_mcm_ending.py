@@ -21,10 +21,9 @@ from kplane.controlplane_operator.registrations.reconciler import ControlPlaneRe
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.partial import PartialRegistration
 from kplane.controlplane_operator.status.writer import StatusWriter
-from kplane.controlplane_operator.watch.backoff import Backoff
 from kplane.controlplane_operator.watch.cache import Key, UIDTracker
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect, wake_by_component
-from kplane.provider import Client, NotFound, WorkQueue
+from kplane.provider import Backoff, Client, NotFound, WorkQueue
 from kplane.workloads import Runtime, RuntimeFailure
 
 FORMER = mcm_name("cp", uid="first")
@@ -189,7 +188,7 @@ async def test_to_wait_for_the_end_of_an_mcm_is_no_trouble() -> None:
 async def test_an_mcm_of_before_this_operator_is_ended_without_waiting_for_the_next_minute(
     eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Backoff, "next", lambda *_: 0.01)
+    monkeypatch.setattr(Backoff, "next_delay", lambda *_: 0.01)
     world = World()
     task = asyncio.create_task(world.orphans.run())
     try:

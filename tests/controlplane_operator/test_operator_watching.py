@@ -12,15 +12,15 @@ from aiohttp import web
 from kopf._core.reactor import running
 
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.controlplane_operator.watch.backoff import Backoff
 from kplane.controlplane_operator.watch.cache import Store
 from kplane.controlplane_operator.watch.feeds import KopfFeeds
+from kplane.provider import Backoff
 
 
 async def test_where_kopf_gives_up_it_is_started_again(
     tls_server: Any, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Backoff, "next", lambda *_: 0.01)
+    monkeypatch.setattr(Backoff, "next_delay", lambda *_: 0.01)
     # Where its tasks have failed, kopf lets the others go on for five seconds.
     wait = running.aiotasks.wait
 

@@ -62,7 +62,7 @@ class ControlPlanePhase(StrEnum):
     READY = "Ready"
     """It is published and serves."""
     UNAVAILABLE = "Unavailable"
-    """It is published and does not serve now. The operator retries, and nobody has to act."""
+    """It is published and does not serve now. The operator retries by itself."""
     MIGRATING = "Migrating"
     """Its data move to another home."""
     HIBERNATED = "Hibernated"
@@ -290,8 +290,8 @@ class ControlPlane(ResourceModel):
                     " || has(self.spec.endpointRef) == has(oldSelf.spec.endpointRef)"
                 ),
                 message=(
-                    "spec.endpointRef can be changed, and not added or removed, because that would exchange the API"
-                    " server under its users: create a second ControlPlane instead, and switch registrations to it"
+                    "spec.endpointRef must not be added or removed, because that would exchange the API"
+                    " server under users; create a second ControlPlane, and switch registrations to it"
                 ),
                 field_path=".spec",
                 reason="FieldValueForbidden",

@@ -68,7 +68,7 @@ _WAITING_FOR_EACH_WORKER: Final = 8
 
 
 async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None:
-    """Run until `stop` is set; components of control planes go on without us.
+    """Run until `stop` is set; components of control planes keep running without it.
 
     Where a Lease is asked for, only its holder works; the others follow what happens, to be ready at once. Raises
     KubeconfigError, RuntimeFailure or OSError where it cannot start, and LeaseLost, in a group, where work had to end.
@@ -267,7 +267,7 @@ class _Assembly:
                 await stack.enter_async_context(self._runtime)
             self._working = True
             stack.callback(self._runtime.subscribe(self._wake))
-            # Not before: nobody would take the keys out of the queues.
+            # Only now are there workers that take keys out of the queues.
             connect(context.stores, queues=context.queues)
             wake_all(context.stores, queues=context.queues)
             self._metrics.observe(control_planes=context.stores.control_planes, queues=context.queues.by_name())
@@ -285,13 +285,13 @@ class _Assembly:
                     group.create_task(each, name=name)
 
     def _wake(self, component: str) -> None:
-        """A component of the runtime changed: whoever it belongs to is looked at."""
+        """Reconcile the objects that a changed component of the runtime belongs to."""
         wake_by_component(component, stores=self._context.stores, queues=self._context.queues)
         self._dedicated.wake(component)
 
     async def _control(self, name: str) -> None:
-        # Reconciling from half-filled stores would take objects for missing; and what the operator before this one
-        # wrote last, such as who has which clusterPath, is known only from a list that was made since.
+        # Half-filled stores would make objects seem to be missing. And only a list made since then shows what the
+        # operator before this one wrote last, such as which control plane has which clusterPath.
         await self._grants_gc.synced.wait()
         for opened in self._opened.values():
             await opened.synced.wait()
@@ -311,7 +311,7 @@ class _Assembly:
         await controller.run()
 
     def _counting(self, controller: str) -> OnFailure:
-        """Return what counts failures: what is told is told in a condition of its own, and not in Maintained."""
+        """Return what counts failures of a controller that reports in a condition of its own, and not in Synced."""
 
         async def count(_key: Key, _error: BaseException) -> None:
             self._metrics.failed(controller)
@@ -323,7 +323,7 @@ class _Assembly:
         return self._resync.problem() if known else "the management cluster was not listed yet"
 
     async def _etcd_problem(self) -> str | None:
-        # Its credentials are looked after by whoever works.
+        # Only the leader keeps its credentials.
         return await self._virtual.problem() if self._working else None
 
 

@@ -117,7 +117,7 @@ def with_class_found(control_plane: ControlPlane, *, followed: ClassInForce) -> 
 
 def _read_memory(control_plane: ControlPlane) -> ControlPlaneClass | None:
     known, named = control_plane.status.remembered_class, control_plane.spec.class_ref
-    # Before anything was published, nobody relies on what a class said that is not named any more.
+    # Before anything was published, no user relies on a class that is not named any more.
     if known is None or (control_plane.status.endpoint is None and (named is None or named.name != known.name)):
         return None
     try:
@@ -215,6 +215,6 @@ def check_class(control_plane: ControlPlane, *, chosen: ControlPlaneClass) -> No
     if chosen.spec.auth.model is AuthModel.X509 and control_plane.spec.endpoint_ref is not None:
         raise ConditionError(
             Reason.AUTH_MODEL_NOT_SUPPORTED,
-            f"auth.model x509 of ControlPlaneClass {chosen.name} needs the control plane's client CA, which whoever"
-            " runs its API server keeps; name a class with model token",
+            f"auth.model x509 of ControlPlaneClass {chosen.name} needs the client CA, which kplane does not have of an"
+            " adopted control plane; name a class with model token",
         )

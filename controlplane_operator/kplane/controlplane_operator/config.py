@@ -48,7 +48,7 @@ _SET_BY_OPERATOR: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class EtcdAt:
-    """A shared etcd that somebody else runs; `credentials` holds ca.crt, ca.key, client.crt and client.key."""
+    """A shared etcd that kplane does not run; `credentials` holds ca.crt, ca.key, client.crt and client.key."""
 
     endpoint: str
     credentials: Path
@@ -106,7 +106,7 @@ def _host(value: str) -> str:
         return str(ipaddress.ip_address(value))
     except ValueError:
         if not _HOST.fullmatch(value):
-            raise ValueError("this is neither a host name nor an address") from None
+            raise ValueError("this is no host name and no address") from None
     return value.lower()
 
 

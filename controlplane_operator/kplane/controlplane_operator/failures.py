@@ -1,8 +1,7 @@
-"""Tells, in an object's conditions, why looking at it ended without a word of its reconciler: what lasts is told.
+"""Reports failures that last, and that a reconciler does not report itself, in the conditions of its objects.
 
-The management cluster refuses something, by a quota or by somebody's admission policy; the time was up; the object is
-not understood; or the operator has a fault. What is published stays while it is good, and condition Maintained says
-that nobody keeps it up.
+The management cluster refuses a write, by a quota or an admission policy. An attempt takes too long. The object is not
+valid. Or the operator has a fault. What is published stays while it is good, and condition Synced is False.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ __all__ = ["Failures"]
 _log: Final = logging.getLogger(__name__)
 
 _LASTS_SECONDS: Final = 3.0
-"""What fails for less than this only the log tells: a lost connection, or an etcd that elects its leader."""
+"""Failures that last less are only logged, such as a lost connection or an election in etcd."""
 
 _OF_THE_MOMENT: Final = (Conflict, Expired, LeaseLost, TooManyRequests, Unreachable)
-"""The next try is better, or there is nobody to write a status to."""
+"""A retry helps, or the status cannot be written."""
 
 
 class Failures:
-    """Tells the failures of one reconciler."""
+    """Reports the failures of one reconciler."""
 
     def __init__(
         self, context: OperatorContext, *, controller: str, store: Store, written: type[PartialObject]
@@ -78,10 +77,10 @@ class Failures:
         try:
             await self._tell(key, failure)
         except ProviderError as refused:
-            _log.warning("cannot tell in the status of %s what fails: %s", key[1], refused)
+            _log.warning("failed to update the status of %s: %s", key[1], refused)
 
     async def over(self, key: Key) -> None:
-        """The reconciler got through: what is published is kept up."""
+        """Note that the reconciler got through, and remove condition Synced."""
         obj = self._store.get(key)
         if obj is not None and _reason(obj) is not None:
             await self._drop(obj)
@@ -102,18 +101,19 @@ class Failures:
         since = self._since.setdefault(key, now)
         if isinstance(error, TimeoutError):
             told = str(error) or "an answer took too long"
-            return ConditionError(Reason.TIMED_OUT, f"one attempt was given up: {told}; it is tried again")
+            return ConditionError(Reason.TIMED_OUT, f"one attempt timed out: {told}; the operator retries")
         if isinstance(error, _OF_THE_MOMENT) or now - since < _LASTS_SECONDS:
             return None
         if isinstance(error, ProviderError):
             return management_refusal(error)
         # Not what the error says: that may be anything.
         return ConditionError(
-            Reason.INTERNAL_ERROR, f"the operator failed by {type(error).__name__}; its log says where: report it"
+            Reason.INTERNAL_ERROR,
+            f"the operator failed with {type(error).__name__}; report it, with the operator's log",
         )
 
     async def _tell(self, key: Key, failure: ConditionError) -> None:
-        """Say it in Maintained where something good is published, and in Ready otherwise."""
+        """Report it in Synced if what is published is good, and in Ready otherwise."""
         self._context.metrics.condition_failed(self._controller, reason=failure.reason)
         obj = self._store.get(key)
         if obj is None:
@@ -139,6 +139,6 @@ class Failures:
 
 
 def _reason(obj: Object) -> str | None:
-    """Return why nobody keeps up what is published; None where somebody does."""
+    """Return the reason of condition Synced; None if it is not there."""
     conditions = obj.get("status", {}).get("conditions", ())
     return next((each["reason"] for each in conditions if each["type"] == SYNCED), None)

@@ -1,5 +1,7 @@
-"""Ends what runs for control planes and registrations that are gone without us: by a finalizer that somebody removed,
-or while no operator worked."""
+"""Collects components and grants of control planes and registrations that went without the operator.
+
+They went while no operator worked, or because a user removed a finalizer.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _PERIOD_SECONDS: Final = 60.0
 
 
 class ComponentCollector:
-    """Collects components that no control plane and no registration has. Data stay: nobody said that they may go."""
+    """Collects components that no control plane and no registration has. Data stay: their removal was not requested."""
 
     def __init__(
         self, client: Client, *, runtime: Runtime, mcms: DedicatedMcms, period_seconds: float = _PERIOD_SECONDS
@@ -46,7 +48,7 @@ class ComponentCollector:
                 ended = await self.collect()
             except ProviderError as error:
                 pause = self._backoff.next_delay()
-                _log.warning("orphans cannot be collected, again in %.1f s: %s", pause, error)
+                _log.warning("failed to collect components without an owner: %s; retry in %.1f s", error, pause)
             else:
                 if ended:
                     self._backoff.reset()
@@ -121,7 +123,7 @@ class GrantCollector:
                 await self._sweep()
             except ProviderError as error:
                 pause = self._backoff.next_delay()
-                _log.warning("cannot compare grants with registrations, again in %.1f s: %s", pause, error)
+                _log.warning("failed to compare grants with registrations: %s; retry in %.1f s", error, pause)
                 await asyncio.sleep(pause)
             else:
                 self._backoff.reset()

@@ -78,7 +78,7 @@ class Access:
         self._changed.add(uid)
 
     async def revoke(self, uid: str, *, keep: SecretReference | None = None) -> None:
-        """Take back the grants of the registration with this uid, which may be gone; all but the one to keep."""
+        """Revoke the grants of the registration with this uid, which may be gone; all but the one to keep."""
         kept = _key(uid, keep) if keep is not None else None
         for key in self._granted.get(uid, {}).keys() - {kept}:
             for resource in (ROLE_BINDINGS, ROLES):
@@ -89,7 +89,7 @@ class Access:
             self._forget(uid, key)
 
     def _forget(self, uid: str, key: Key) -> None:
-        # Whoever revokes the same at the same time, or loads, may have been here first.
+        # A concurrent revoke or load may have been here first.
         held = self._granted.get(uid, {})
         held.pop(key, None)
         if not held:

@@ -24,7 +24,7 @@ __all__ = ["main"]
 _log: Final = logging.getLogger(__name__)
 
 _EXPECTED: Final = (OperatorError, ProviderError, WorkloadsError, OSError)
-"""What says all that there is to know; the Lease that is lost among it."""
+"""Errors whose message is enough, such as a lost Lease."""
 
 _OK: Final = 0
 _FAILED: Final = 1
@@ -32,23 +32,23 @@ _BAD_USAGE: Final = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the operator; returns 0 after SIGTERM or SIGINT, 1 where it cannot go on, 2 for flags that cannot be used."""
+    """Run the operator; returns 0 after SIGTERM or SIGINT, 1 after a failure, 2 for flags that cannot be used."""
     try:
         config = OperatorConfig.parse(sys.argv[1:] if arguments is None else arguments)
     except ConfigurationError as error:
         sys.stderr.write(f"controlplane-operator: {error}\n")
         return _BAD_USAGE
     with json_logging(config.log_level), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        # kopf tells of every event; its errors are of interest.
+        # kopf logs every event; only its errors are of interest.
         logging.getLogger("kopf").setLevel(logging.ERROR)
         try:
             runner.run(_run(config))
         except _EXPECTED as error:
-            _log.error("cannot run: %s", error)
+            _log.error("failed to run: %s", error)
             return _FAILED
         except ExceptionGroup as group:
             if group.split(_EXPECTED)[1] is None:
-                _log.error("cannot go on: %s", _first(group))
+                _log.error("failed: %s", _first(group))
             else:
                 _log.exception("stopped by an error")
             return _FAILED

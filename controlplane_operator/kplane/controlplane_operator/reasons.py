@@ -96,7 +96,7 @@ class Reason(StrEnum):
     RESOLVED = ("Resolved", "nothing to do: services can run", _in(_REGISTRATION))
     ANSWERED = ("Answered", "nothing to do: `/readyz` answered", _in(_REACHABLE))
     RUN_BY_KPLANE = ("RunByKplane", "kplane runs the API server", _in(_FACTS))
-    ENDPOINT_REFERENCED = ("EndpointReferenced", "somebody else runs the API server at `spec.endpointRef`", _in(_FACTS))
+    ENDPOINT_REFERENCED = ("EndpointReferenced", "the API server at `spec.endpointRef` is adopted", _in(_FACTS))
     NOT_SUPPORTED = ("NotSupported", "the message names the fields that have no effect", _in(_FACTS))
     PAUSED_BY_ANNOTATION = ("PausedByAnnotation", "remove the annotation to resume", _in(_FACTS))
 

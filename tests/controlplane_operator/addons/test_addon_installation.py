@@ -312,7 +312,7 @@ async def test_a_webhook_of_the_tenant_that_hangs_holds_up_only_what_it_is_asked
         failures = await addons.failures()
         assert list(failures) == ["slow"]
         assert failures["slow"].message.count("no answer in time") == 2
-        assert "the rest was not tried yet" in failures["slow"].message
+        assert "the rest waits for a retry" in failures["slow"].message
         assert await names(addons) == {"one"}
         await addons.client.delete(kind, "hangs")
         for writer in writers:

@@ -166,7 +166,7 @@ async def test_what_the_management_cluster_refuses_in_a_removal_is_told_and_trie
     found = {condition.type: condition for condition in (await operator.look(name)).status.conditions}
     assert (found["Ready"].status, found["Ready"].reason) == ("False", "Deleting")
     assert (found["Deleting"].status, found["Deleting"].reason) == ("True", "RemovingNamespace")
-    said = "the management cluster refuses what is needed: a policy of somebody's says no"
+    said = "the management cluster refused a write: a policy of somebody's says no"
     assert {condition.message for condition in found.values()} == {said}
     client.refused = set()
     await remove_all(operator, name)

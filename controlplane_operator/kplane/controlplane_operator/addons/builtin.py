@@ -21,7 +21,7 @@ BUILT_IN: Final = frozenset({STARTER_ADDON, JOIN_ADDON})
 _RBAC: Final = "rbac.authorization.k8s.io"
 _INFO: Final = "control-plane-info"
 _MAX_TOKENS: Final = 50
-"""We keep three at most: somebody else gave others our label."""
+"""kplane keeps three at most; tenants may label others."""
 
 
 @dataclass(frozen=True, slots=True)

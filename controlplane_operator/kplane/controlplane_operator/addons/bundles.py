@@ -24,7 +24,7 @@ class _Read:
 
 
 class Bundles:
-    """Finds bundles by the names of their ConfigMaps; each is parsed once, whoever asks."""
+    """Finds bundles by the names of their ConfigMaps; each version is parsed once."""
 
     def __init__(self, store: Store, *, namespace: str) -> None:
         self._store = store

@@ -173,7 +173,7 @@ def join_objects(facts: ClusterFacts, *, tokens: Sequence[JoinToken]) -> list[di
 
 
 def _cluster_info(join_url: str, *, ca: bytes, tokens: Sequence[JoinToken]) -> list[dict[str, Any]]:
-    # As kubeadm writes it: one cluster without a name, and nobody's credentials.
+    # As kubeadm writes it: one cluster without a name, and no credentials.
     cluster = {"certificate-authority-data": base64.b64encode(ca).decode(), "server": join_url}
     kubeconfig = _yaml(
         {

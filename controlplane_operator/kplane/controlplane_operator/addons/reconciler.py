@@ -1,7 +1,7 @@
 """Reconciles the add-ons of a ControlPlane: what its class names is installed in it, and removed again.
 
-Apart from the control plane's own reconciler, and with a condition of its own: a broken add-on is nobody's trouble but
-its author's. It gets in with the published credentials of the controllers: nothing is installed before there are any.
+It has a condition of its own, so a broken add-on does not make the control plane fail. It uses the published
+credentials of the controllers, so it installs add-ons only after these are published.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ControlPlaneAddonsReconciler:
             try:
                 control_plane = ControlPlane.model_validate(obj)
             except ValidationError:
-                return None  # its own reconciler tells; no add-on is removed for that
+                return None  # its own reconciler says so; no add-on is removed for that
             if is_paused(control_plane):
                 return None
             wanted = self._wanted(control_plane)

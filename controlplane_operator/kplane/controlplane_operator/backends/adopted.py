@@ -1,4 +1,4 @@
-"""Control planes whose API server somebody else runs: an address, and credentials to get in."""
+"""Adopted control planes: an address, and credentials for it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class AdoptedProvisioner:
         return Provision(addresses, administrator=administrator, authorities=None)
 
     async def has_data(self, control_plane: ControlPlane) -> bool:  # noqa: ARG002 - of none
-        """Whoever runs the API server keeps its data."""
+        """Return False: the data stay with the API server, which kplane does not run."""
         return False
 
     async def shut_out(self, uid: str) -> None:
@@ -71,7 +71,7 @@ class AdoptedProvisioner:
             self._context.events.record(
                 control_plane,
                 reason="CredentialsNotRevoked",
-                message=f"what was issued in the control plane stays valid there until it expires: {failure.message}",
+                message=f"issued credentials stay valid in the control plane until they expire: {failure.message}",
                 warning=True,
             )
 
@@ -81,7 +81,7 @@ class AdoptedProvisioner:
             self._context.events.record(
                 control_plane,
                 reason=Reason.DATA_RETAINED,
-                message="the data stays: the API server is run by somebody else, so Destroy does not reach it",
+                message="the data stay: kplane does not run the API server, so Destroy does not reach them",
             )
 
     async def _revoke_issued(self, control_plane: ControlPlane) -> None:
@@ -97,7 +97,7 @@ class AdoptedProvisioner:
             try:
                 await revoke_as_published(self._context, control_plane)
             except ConditionError as other:
-                told = f"{failure.message}; nor by the published credentials: {other.message}"
+                told = f"{failure.message}; and the published credentials fail as well: {other.message}"
                 raise ConditionError(failure.reason, told) from failure
             if len(_addresses_held(control_plane)) > 1:
                 raise  # they are good at one of them only
@@ -125,7 +125,7 @@ def _addresses_held(control_plane: ControlPlane) -> list[str]:
 
 def _gives_up(control_plane: ControlPlane) -> bool:
     if control_plane.status.endpoint is None:
-        return True  # nothing was published, so nobody holds anything that could be taken back
+        return True  # nothing was published, so there is nothing to revoke
     asked = control_plane.metadata.deletion_timestamp
     return asked is not None and (datetime.now(UTC) - asked).total_seconds() > _REVOKE_SECONDS
 

@@ -37,7 +37,7 @@ class Provision:
     addresses: Addresses
     administrator: ClusterConfig
     authorities: TenantAuthorities | None
-    """None where somebody else runs the API server, and so keeps its keys."""
+    """None for an adopted control plane, whose keys kplane does not have."""
     controllers: KeyPair | None = None
     """Client certificate of the controllers; None where they get a token."""
     settled: bool = True
@@ -45,15 +45,15 @@ class Provision:
     the API server says is that of all of it.
     """
     asked: KubernetesVersion | None = None
-    """The version that the API server is to have, where somebody asked for one."""
+    """The version that the API server is to have, if spec or class ask for one."""
     lag: VersionLag | None = None
 
 
 class Provisioner(Protocol):
-    """One way to an API server. Every call may be repeated, and goes on where an earlier one was cut off."""
+    """One way to an API server. Every call may be repeated, and continues where an earlier one was cut off."""
 
     def address(self, control_plane: ControlPlane) -> str | None:
-        """Name what the control plane is to have for itself; None where nobody else could have it, or not known yet."""
+        """Name what the control plane claims for itself; None if others cannot claim it, or it is not known yet."""
         ...
 
     async def ensure(self, control_plane: ControlPlane) -> Provision:

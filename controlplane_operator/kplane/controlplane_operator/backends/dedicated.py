@@ -97,7 +97,7 @@ class DedicatedProvisioner:
         return etcd_name(control_plane.name) in self._runtime.names()
 
     async def shut_out(self, uid: str) -> None:
-        """Nobody else reaches its etcd, and its API server is replaced by the next one."""
+        """Do nothing: only its API server reaches its etcd, and the next API server replaces that one."""
 
     async def shut_down(self, control_plane: ControlPlane) -> None:
         """End the API server."""

@@ -65,7 +65,7 @@ class ApiServerPlan:
     """None: the runtime's own."""
     resources: Resources
     asked: KubernetesVersion | None = None
-    """The version that somebody asked for, and that was not refused."""
+    """The version that spec or class ask for, and that is allowed."""
     refused: VersionLag | None = None
     """Why the API server stays what it is."""
 
@@ -149,7 +149,7 @@ class ApiServerPlanner:
         try:
             return KubernetesVersion.parse(await self._runtime.version(API_SERVER))
         except RuntimeFailure:
-            return None  # whoever starts the program is told what is wrong with it
+            return None  # starting the program fails with the cause
 
 
 def with_up_to_date(

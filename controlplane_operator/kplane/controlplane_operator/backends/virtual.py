@@ -122,8 +122,8 @@ class VirtualProvisioner:
             return
         _, access = self._required()
         with runtime_errors(Reason.DELETING):
-            # First, because etcd asks for the user at each request: an API server that is not seen to run any more, or
-            # cannot be ended, on a node that is out of reach, writes nothing after the keys were counted to be none.
+            # First, because etcd checks the user at each request. An API server that cannot be stopped, such as on a
+            # lost node, then writes no more keys.
             await access.revoke(_etcd_user(control_plane.metadata.uid))
             await self._runtime.delete(apiserver_name(control_plane.name))
 

@@ -172,7 +172,7 @@ class AddressClaims:
         return any(obj["metadata"]["uid"] == record.uid for obj in found)
 
     def _claim(self, control_plane: ControlPlane, *, address: str) -> Claim | None:
-        """Return a control plane's claim to a place; None where it neither has it nor may want it."""
+        """Return a control plane's claim to a place; None if it does not have it and may not want it."""
         uid = control_plane.metadata.uid or ""
         holders = self._stores.control_planes.by("address", address)
         held = self._granted.get(uid) == address or any(obj["metadata"]["uid"] == uid for obj in holders)

@@ -33,7 +33,7 @@ from kplane.provider import Client, ClusterConfig, KubeconfigError, ProviderErro
 __all__ = ["CredentialIssuer", "Credentials"]
 
 _ROLE_SECONDS: Final = 15.0
-"""How often the operator looks for a role that somebody may create."""
+"""How often the operator looks for a role that a user may create."""
 _VERIFIED_SECONDS: Final = 300.0
 """How long the operator relies on what it found inside a control plane."""
 
@@ -46,10 +46,10 @@ class Credentials:
     controllers: Identity
     version: str
     lacking: RoleMissing | None = None
-    """Why the administrator may do nothing; what is published is renewed all the same."""
+    """Why the administrator may do nothing; what is published is still renewed."""
 
     def due_in_seconds(self) -> float:
-        """Return when to look again: to renew what expires, and to repair what somebody changed inside."""
+        """Return when to look again: to renew what expires, and to repair changes inside."""
         again = _VERIFIED_SECONDS if self.lacking is None else _ROLE_SECONDS
         return min(jittered(again), until_renewal(self.admin, self.controllers))
 
@@ -127,8 +127,8 @@ class CredentialIssuer:
         controllers: Identity | None,
     ) -> Credentials:
         by_certificate = auth.model is AuthModel.X509
-        # By uid, because a certificate cannot be revoked: whoever has one of an earlier control plane, whose data and
-        # CAs this one adopted, is another user.
+        # By uid, because a certificate cannot be revoked. A user of an earlier control plane, whose data and CAs this
+        # one adopted, is another user then.
         user = Subject("User", f"kplane:admin:{control_plane.metadata.uid}")
         certificate, lifetime = provision.controllers, auth.lifetime_asked
         bound = Subject("User", user_of(certificate.certificate)) if certificate else CONTROLLERS_ACCOUNT

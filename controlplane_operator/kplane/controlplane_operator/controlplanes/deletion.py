@@ -125,7 +125,7 @@ class Progress:
     def seconds(self) -> float:
         """For how long the removal has been going on, also in an operator that was there before.
 
-        From our first look at it, and not from the request: while no operator ran, nobody was waited for.
+        Counted from our first look at it: before that, no operator waited.
         """
         return (datetime.now(UTC) - self._began).total_seconds()
 
@@ -161,7 +161,7 @@ class Progress:
 
     @property
     def control_plane(self) -> ControlPlane:
-        """The control plane as our own writes left it, where nobody else changed what was asked for."""
+        """The control plane as the operator's writes left it, unless its spec changed."""
         return self._control_plane
 
     def _seen(self) -> ControlPlane | None:
@@ -182,7 +182,7 @@ class Retention:
         self._keys = TenantKeys(context)
 
     async def shut_out(self, control_plane: ControlPlane) -> None:
-        """Take back what was issued in the control plane, while its API server still runs.
+        """Revoke what was issued in the control plane, while its API server still runs.
 
         A failure is left to whoever takes the data over, because that does the same before anything is published; done
         here, nothing issued before is let in for even the first moments after.
@@ -258,7 +258,7 @@ class Removal:
         self._given_up: set[tuple[str, Reason]] = set()
 
     async def remove(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Result | None:
-        """Go on with the removal; returns None when the object can go."""
+        """Continue the removal; returns None when the object can go."""
         uid = control_plane.metadata.uid or ""
         if FINALIZER not in control_plane.metadata.finalizers:
             return None
@@ -271,12 +271,12 @@ class Removal:
             message = await self._take_down(control_plane, policy=policy, progress=progress)
             await self._release(progress.control_plane)
         except Conflict:
-            raise  # it is not what was looked at: nothing to tell, and tried again at once
+            raise  # the object changed meanwhile: retried at once
         except (ConditionError, ProviderError) as error:
-            # Also what the management cluster refuses, by a quota or by somebody's admission policy.
+            # Also what the management cluster refuses, by a quota or an admission policy.
             failure = error if isinstance(error, ConditionError) else management_refusal(error)
             if isinstance(error, ProviderError):
-                _log.warning("the removal of %s is held up: %s", control_plane.name, error)
+                _log.warning("failed to remove %s: %s; the operator retries", control_plane.name, error)
             self._context.metrics.condition_failed("controlplane", reason=failure.reason)
             await progress.tell(failure.message)
             return Result(self._backoff.next(uid))
@@ -300,17 +300,17 @@ class Removal:
             self._context.events.record(
                 control_plane,
                 reason="PolicyUnclear",
-                message=f"policy {control_plane.status.deletion_policy} was in force, and the class says another one by"
-                " now; which was first, that or the deletion, is not known, so the data are kept",
+                message=f"policy {control_plane.status.deletion_policy} was in force, and the class has another one."
+                " It is not known whether that edit or the deletion was first, so the operator keeps the data.",
                 warning=True,
             )
-        await progress.tell(f"the removal begins, by policy {policy}")
+        await progress.tell(f"the removal begins, with policy {policy}")
         return progress.control_plane
 
     def _await_consumers(
         self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, progress: Progress
     ) -> None:
-        """Raise ConditionError while somebody works on the control plane, unless that takes too long."""
+        """Raise ConditionError while registrations or instances use the control plane, unless that takes too long."""
         stores = self._context.stores
         if served := registrations_of(control_plane, stores=stores):
             progress.step = Reason.REGISTRATIONS_PENDING
@@ -343,7 +343,7 @@ class Removal:
         with runtime_errors(Reason.DELETING):
             # Also one that had not confirmed the end of its instance in time.
             await self._mcms.vacate(control_plane)
-        # Under a path that was never granted, or that somebody else has the better right to, nothing is ours.
+        # Under a path that was never granted, or that another one has the better right to, nothing is ours.
         made = control_plane.status.deletion_policy is not None and self._claims.holds(control_plane)
         if made:
             provisioner = self._provisioner(control_plane)

@@ -1,8 +1,8 @@
-"""The namespace that a control plane owns in the management cluster: made by us, or not touched at all.
+"""The namespace that a control plane owns in the management cluster. The operator touches only namespaces that it made.
 
-That of a control plane which kplane runs holds its keys, so it has no ownerReference: garbage collection would take it
-with `kubectl delete --cascade=foreground` before anything is decided here. It says whose it is in annotations instead,
-and stays as their record where the data are retained.
+The namespace holds the keys of a control plane that kplane runs, so it has no ownerReference. Otherwise `kubectl delete
+--cascade=foreground` would have it garbage-collected before the operator acts. Annotations name its owner instead. It
+stays as the record of retained data.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RetainedDataRecord:
     """None for mode Dedicated."""
     created: datetime
     adoption_token: str | None = field(default=None, repr=False)
-    """Who names it may take the data over; None while the control plane lives, and nobody may."""
+    """Who names it may take the data over; None while the control plane lives, and no control plane may."""
 
     @classmethod
     def of(cls, namespace: Object) -> Self | None:
@@ -249,7 +249,7 @@ class ManagementNamespaces:
         self, control_plane: ControlPlane, *, namespace: Object, record: RetainedDataRecord
     ) -> None:
         if record.adoption_token is None:
-            # Its control plane went without us, by a finalizer that somebody removed: nobody could ask for its data.
+            # A user removed the finalizer of its control plane, so there is no token to adopt its data with yet.
             await self._patch(namespace, retained_metadata(record))
         check_adoption(control_plane, record=record)
 
@@ -300,7 +300,7 @@ def _owned(namespace: Object, control_plane: ControlPlane) -> bool:
 
 
 def _lost_label(namespace: Object, control_plane: ControlPlane) -> bool:
-    """Tell whether the namespace is the control plane's by all but the label, which somebody took off."""
+    """Tell whether the namespace is the control plane's by all but the label, which was removed."""
     metadata = namespace["metadata"]
     owners = {owner.get("uid") for owner in metadata.get("ownerReferences") or ()}
     owners.add((metadata.get("annotations") or {}).get(UID_ANNOTATION))

@@ -120,7 +120,7 @@ def published_fields(control_plane: ControlPlane, *, provision: Provision, crede
         "controllers_secret_ref": SecretReference(
             name=controllers_secret_name(control_plane.name), namespace=namespace
         ),
-        # While two API servers answer, neither version is the version: the one from before stands until one is left.
+        # While two API servers answer, the former version stands.
         "version": (None if provision.settled else control_plane.status.version) or credentials.version,
         "credentials_expire_at": credentials.admin.expires_at,
         "rotation": rotation_status(provision.authorities),

@@ -1,7 +1,7 @@
 """Reconciles ControlPlane: a list of phases, then one status made of what they found.
 
 The phases are policy, claim, record, namespace, backend, credentials, publish, rotate. Each is one method here that
-takes the `Pass` and returns its outcome. A phase that cannot go on raises ConditionError, and the status says so.
+takes the `Pass` and returns its outcome. A phase that fails raises ConditionError, and the status says so.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class ControlPlaneReconciler:
         except ConditionError as taken:
             if not one.was_published:
                 raise
-            one.failure = taken  # credentials are renewed all the same
+            one.failure = taken  # credentials are still renewed
         return provision
 
     async def _credentials(self, one: Pass, provision: Provision) -> Credentials:

@@ -68,7 +68,7 @@ def addresses_of(endpoint: ControlPlaneEndpoint, *, control_plane: ControlPlane)
 
 
 def written_urls(endpoint: ControlPlaneEndpoint) -> list[str]:
-    """Return the URLs of an endpoint, internal, external and join, as somebody wrote them.
+    """Return the URLs of an endpoint, internal, external and join, as they are written.
 
     Raises ConditionError: EndpointPending where there is none yet, EndpointInvalid where one is no https URL: what is
     in the status was never held to the rules of the spec.

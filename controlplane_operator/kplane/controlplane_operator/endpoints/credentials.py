@@ -43,7 +43,7 @@ class EndpointCredentials:
         where = f"Secret {reference.namespace}/{reference.name}, named by ControlPlaneEndpoint {endpoint.name},"
         secret = await self._find(reference)
         if secret is None:
-            # Tried again by time as well: without the label nobody tells that it was created.
+            # Retried by time as well: a Secret without the label is not watched.
             raise ConditionError(
                 Reason.CREDENTIALS_MISSING,
                 f'{where} does not exist; create it, with the label {ALLOW_ENDPOINT_LABEL}="true"',
@@ -72,8 +72,8 @@ def check_trust(credentials: ClusterConfig, *, url: str) -> None:
 
 
 def _check_allowed(secret: Object, *, where: str) -> None:
-    # Else whoever may write endpoints, and read no Secret, would become administrator wherever somebody keeps a
-    # kubeconfig in the management cluster.
+    # Otherwise a user who may write endpoints, and may not read Secrets, could use every kubeconfig in the management
+    # cluster.
     labels = secret["metadata"].get("labels") or {}
     if CONTROL_PLANE_LABEL in labels:
         raise ConditionError(
@@ -85,7 +85,7 @@ def _check_allowed(secret: Object, *, where: str) -> None:
     if labels.get(ALLOW_ENDPOINT_LABEL) != "true":
         raise ConditionError(
             Reason.SECRET_NOT_ALLOWED,
-            f'{where} is not there for endpoints; to let them use it, label it {ALLOW_ENDPOINT_LABEL}="true"',
+            f'{where} must not be used by endpoints; to allow it, label it {ALLOW_ENDPOINT_LABEL}="true"',
             waits_for_event=True,
         )
 

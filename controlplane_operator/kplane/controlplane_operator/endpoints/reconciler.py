@@ -1,4 +1,4 @@
-"""Reconciles ControlPlaneEndpoint: publishes the addresses in force, and whether somebody answers there."""
+"""Reconciles ControlPlaneEndpoint: publishes the addresses in force, and whether an API server answers there."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class ControlPlaneEndpointReconciler:
         return self._default.ca_data if self._default is not None else None
 
     async def _probe(self, endpoint: ControlPlaneEndpoint, *, target: ClusterConfig) -> _Told:
-        """Ask whether somebody answers; where that takes its time, the URLs are published meanwhile."""
+        """Ask whether an API server answers; the URLs are published meanwhile if that takes long."""
         async with asyncio.TaskGroup() as group:
             probe = group.create_task(_ask(target, connections=self._context.connections))
             await asyncio.wait([probe], timeout=_PROMPT_SECONDS)
@@ -170,8 +170,7 @@ class ControlPlaneEndpointReconciler:
             conditions = with_condition(
                 conditions, of=current, type=kind, status=told.status, reason=told.reason, message=told.message
             )
-        # Only what the spec says: a URL of somebody else's in the status stays theirs, and one of ours goes with the
-        # spec's.
+        # Only what the spec says. A URL that another controller wrote into the status stays.
         urls = {field: getattr(current.spec, field) for field in _URLS}
         status = current.status.model_copy(
             update={**urls, "observed_generation": current.metadata.generation, "conditions": conditions}

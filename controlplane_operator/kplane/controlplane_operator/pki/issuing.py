@@ -84,10 +84,10 @@ class Identity:
     token: str | None = field(default=None, repr=False)
     client: KeyPair | None = None
     lifetime: timedelta | None = None
-    """What was asked for, which the API server need not have granted; None where nobody asks."""
+    """What was asked for, which the API server need not have granted; None if no lifetime was asked for."""
 
     def annotations(self) -> dict[str, str]:
-        """Return what the Secret of the kubeconfig notes about it; the checksum tells whether somebody edited it."""
+        """Return what the Secret of the kubeconfig notes about it; the checksum shows edits."""
         noted = {_RENEW_AT: self.renew_at.isoformat(), _EXPIRES_AT: self.expires_at.isoformat()}
         if self.lifetime is not None:
             noted[_LIFETIME] = f"{self.lifetime.total_seconds():g}s"
@@ -131,7 +131,7 @@ def issue_certificate(authority: KeyPair, *, user: str, lifetime: timedelta) -> 
 
 
 def of_certificate(client: KeyPair) -> Identity:
-    """Return the identity that a client certificate gives; whoever issued it says when it is due."""
+    """Return the identity that a client certificate gives, with the time when it is due."""
     return Identity(renewal_time(client.certificate), expiry(client.certificate), client=client)
 
 
@@ -158,7 +158,7 @@ def reusable(secret: Object | None, *, by_certificate: bool, lifetime: timedelta
         issued = all(annotations.get(name) == value for name, value in identity.annotations().items())
         good = issued and datetime.now(UTC) < identity.renew_at and (pair is not None) is by_certificate
     except (KeyError, ValueError, TypeError, KubeconfigError):
-        # Somebody edited it: what cannot be read is issued anew.
+        # It was edited: what cannot be read is issued anew.
         return None
     return identity if good else None
 

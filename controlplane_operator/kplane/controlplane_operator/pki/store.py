@@ -98,7 +98,7 @@ class Generations:
             case RotationPhase.TRUSTING:
                 return replace(old, also_trusted=_trusted(new), rotation=rotation)
             case RotationPhase.OVERLAPPING:
-                # The API server's own certificate is of the old CA: whoever has not heard of the new one trusts it too.
+                # The API server's own certificate is of the old CA, which all clients trust.
                 trusted = replace(_trusted(old), serving=new.serving.certificate)
                 return replace(new, serving=old.serving, also_trusted=trusted, rotation=rotation)
             case RotationPhase.DROPPING | RotationPhase.DONE:
@@ -157,7 +157,7 @@ class TenantKeys:
         return generations.in_force()
 
     async def advance(self, control_plane: ControlPlane, *, known: Rotation | None, following: Rotation) -> bool:
-        """Take the step of an exchange that follows `known`, in one write; False where somebody else was quicker."""
+        """Take the step of an exchange that follows `known`, in one write; False if another write was quicker."""
         found = await self._find(control_plane, _AUTHORITIES)
         if found is None:
             return False
@@ -203,8 +203,8 @@ class TenantKeys:
             etcd_authority=etcd_authority,
             etcd_user=etcd_user,
             etcd_hosts=etcd_hosts,
-            # By uid, because no certificate can be taken back: one of an earlier control plane whose CAs these are is
-            # let in by the API server, and may do nothing there.
+            # By uid, because a certificate cannot be revoked. One of an earlier control plane with these CAs is
+            # authenticated by the API server, and has no rights.
             controllers_user=f"{CONTROLLERS_USER}:{control_plane.metadata.uid}",
             now=datetime.now(UTC),
         )

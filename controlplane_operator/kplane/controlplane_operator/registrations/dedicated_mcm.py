@@ -1,9 +1,8 @@
 """Runs an mcm for each registration of mode Dedicated, in the namespace of the control plane that it serves.
 
-Between two mcm of one registration is what each says in `status.instance`: neither announces an instance while one of
-the other mode is there. So all that is done here is to have the dedicated one run while `status.mode` says so, and to
-have it ended, awaited, before another one runs elsewhere. When it ends it says that its instance has ended; where it
-could not, that is said here, because nothing is left of either.
+Shared and dedicated mcm hand over through `status.instance`: an mcm announces its instance after that of the other mode
+is gone. This module runs the dedicated mcm while `status.mode` says so. It stops that mcm, and waits for its end,
+before another one runs elsewhere. An mcm that stops confirms the end of its instance. If it cannot, this module does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Address and kubeconfig of a control plane as one pair, also while it moves to another address.
 
-They are in several objects, which cannot be written in one step. So before the Secrets of a control plane that moves
-are written, its registrations stop naming the former address; they name the new one when Secrets and status have it. At
-no moment does a registration name an address with the credentials for another one, wherever the operator is killed.
+They are in several objects, which cannot be written in one step. So the registrations of a control plane stop naming
+the former address before its Secrets are written. They name the new one after Secrets and status have it. A
+registration never names an address with the credentials for another one, even if the operator is killed in between.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class ControlPlaneRegistrationReconciler:
         self._uids = UIDTracker()
 
     async def reconcile(self, key: Key) -> Result | None:
-        """Resolve one registration, or take back what a deleted one was granted."""
+        """Resolve one registration, or revoke what a deleted one was granted."""
         obj = self._context.stores.registrations.get(key)
         uid = obj["metadata"]["uid"] if obj is not None else None
         with log_fields(object=f"ControlPlaneRegistration/{key[1]}"):
@@ -106,7 +106,7 @@ class ControlPlaneRegistrationReconciler:
             self._check_former(registration, resolution)
         except ConditionError as failure:
             self._context.metrics.condition_failed("controlplaneregistration", reason=failure.reason)
-            # First nobody is told to use the Secret, then nobody may.
+            # First the status stops naming the Secret, then its grant goes.
             await self._publish(registration, failure)
             await self._context.access.revoke(registration.metadata.uid or "")
             return None if failure.waits_for_event else Result(jittered(_RETRY_SECONDS))
@@ -126,8 +126,8 @@ class ControlPlaneRegistrationReconciler:
         uid = registration.metadata.uid or ""
         if eldest_of(mcm_mark(uid), stores=self._context.stores) != uid:
             said = (
-                "by chance an older registration has the name that its mcm would have: set spec.mode to Shared, or"
-                " delete this registration and create it again, which gives it another name"
+                "an older registration has the name that its mcm would have by chance; set spec.mode to Shared, or"
+                " delete this registration and create it again"
             )
             raise ConditionError(Reason.DEDICATED_NOT_AVAILABLE, said)
 
@@ -171,7 +171,7 @@ class ControlPlaneRegistrationReconciler:
         if secret is None or control_plane is None:
             return SecretStanding.ABSENT
         if secret == control_plane.status.kubeconfig_secret_ref:
-            # Where somebody deleted it, it is back in a moment: no reason to stop what runs.
+            # A deleted one is back in a moment: no reason to stop the instance.
             return SecretStanding.USABLE
         return await self._standing_of_other(secret, published=is_published(secret, control_plane=control_plane))
 

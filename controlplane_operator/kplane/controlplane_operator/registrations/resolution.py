@@ -48,7 +48,7 @@ def secret_wanted(
 
 
 def is_published(secret: SecretReference, *, control_plane: ControlPlane) -> bool:
-    """Tell whether a Secret is one that kplane makes for whoever works with the control plane; its keys are not."""
+    """Tell whether a Secret is one that kplane publishes for users of the control plane; its keys are not."""
     return secret.namespace == management_namespace(control_plane.name) and secret.name in _published(control_plane)
 
 

@@ -61,7 +61,7 @@ def is_paused(of: ResourceModel) -> bool:
 def with_pause(conditions: Iterable[Condition], *, of: ResourceModel, left: str) -> list[Condition]:
     """Return the conditions with Paused=True; `left` says in a clause what is not done meanwhile."""
     waits = "; its deletion waits as well" if of.deleting else ""
-    message = f"annotation {PAUSED_ANNOTATION} is set, so {left}{waits}; remove the annotation to go on"
+    message = f"annotation {PAUSED_ANNOTATION} is set, so {left}{waits}; remove the annotation to resume"
     return with_condition(conditions, of=of, type=PAUSED, status="True", reason=_REASON, message=message)
 
 

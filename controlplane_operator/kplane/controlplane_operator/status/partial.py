@@ -1,4 +1,4 @@
-"""Objects that the models do not understand, as they are written: what their status recorded counts all the same.
+"""Objects that the models do not understand, by what their status recorded.
 
 Such an object was stored before a rule of the CRD, or by a later version of kplane. It is told, what is published of it
 stays, and to delete it needs no more than what was written down when it was made.
@@ -54,7 +54,7 @@ class PartialObject(ResourceModel):
     kind: ClassVar[type[ResourceModel]]
     """The model of all of it."""
     yields: ClassVar[tuple[str, ...]] = ()
-    """What of the status is left to whoever else wrote it."""
+    """Fields of the status that other controllers may own."""
 
     status: ApiModel
 
@@ -76,11 +76,11 @@ class PartialObject(ResourceModel):
 
     @property
     def published(self) -> bool:
-        """Whether somebody may rely on what the status says."""
+        """Whether users may rely on the status."""
         return is_true(self.conditions, READY)
 
     def holds(self, stores: Stores) -> bool:  # noqa: ARG002 - of some kinds it does not depend on others
-        """Tell whether what is published is still good, though nobody keeps it up."""
+        """Tell whether what is published is still good, though it is not reconciled."""
         return True
 
     def own(self, spec: Object) -> dict[str, Any]:  # noqa: ARG002 - see PartialEndpoint
@@ -113,7 +113,7 @@ class PartialControlPlane(PartialObject):
 
     @override
     def withdrawn(self, reason: Reason) -> dict[str, Any]:
-        # The endpoint is where it was, and whoever has other credentials than the published ones gets in.
+        # The endpoint stays: credentials other than the published ones may still be good.
         return {"phase": reason.phase(published=self.published)}
 
 
@@ -159,7 +159,7 @@ class PartialEndpoint(PartialObject):
 
     @override
     def own(self, spec: Object) -> dict[str, Any]:
-        # Another URL in the status is somebody else's, and stays theirs.
+        # Another URL in the status belongs to another controller, and stays.
         fields = zip(("endpoint", "external_endpoint", "join_endpoint"), self.yields, strict=True)
         said = {field: (getattr(self.status, field), spec.get(alias)) for field, alias in fields}
         return {field: url if url == written else None for field, (url, written) in said.items()}

@@ -32,10 +32,10 @@ _log: Final = logging.getLogger(__name__)
 FIELD_MANAGER: Final = "kplane-status"
 
 _APART: Final = {ADDONS_READY: "kplane-addons-status", DEDICATED_READY: "kplane-dedicated-status"}
-"""Conditions that have a writer of their own, by the name of their field manager: none of them is to be overtaken by
-what another one has read before."""
+"""Conditions that have a writer of their own, with the name of their field manager. A writer of other conditions must
+not overwrite them with what it read before."""
 _TRIES: Final = 5
-"""So often somebody else may be faster."""
+"""Number of attempts if another writer is faster."""
 
 
 class StatusWriter:
@@ -118,7 +118,7 @@ class StatusWriter:
             type=RUNNING,
             status="False",
             reason="Ended",
-            message="nothing of it runs any more",
+            message="the instance has ended",
         )
         others = [each for each in seen["status"].get("conditions", ()) if each["type"] != RUNNING]
         told = [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in ended]
@@ -132,7 +132,9 @@ class StatusWriter:
         except NotFound:
             return
         store.apply(stored)
-        self._say(current, reason="InstanceEnded", message="its instance ended with its mcm, which could not say so")
+        self._say(
+            current, reason="InstanceEnded", message="its instance ended with its mcm, which could not confirm that"
+        )
 
     async def _write_apart(
         self,
@@ -233,16 +235,16 @@ class StatusWriter:
 
 
 _OVER: Final = {
-    "ClassFound": ("ClassFound", "what is remembered of a class is no longer in force in the place of one"),
-    "Supported": ("Supported", "nothing that was asked for is without effect any more"),
-    "UpToDate": ("UpToDate", "the API server is what is asked for"),
-    "Paused": ("Resumed", "the pause of it is over"),
-    SYNCED: ("Synced", "what is published is kept up again"),
+    "ClassFound": ("ClassFound", "the class is followed again, and not what was remembered of it"),
+    "Supported": ("Supported", "every field has effect again"),
+    "UpToDate": ("UpToDate", "the API server is what spec and class ask for"),
+    "Paused": ("Resumed", "the operator reconciles it again"),
+    SYNCED: ("Synced", "the operator reconciles what is published again"),
     DEDICATED_READY: (
         "DedicatedEnded",
-        "no mcm of its own is asked for any more, and the one that was there has ended",
+        "spec.mode is not Dedicated any more, and its mcm has ended",
     ),
-    ADDONS_READY: ("AddonsRemoved", "no add-on is asked for any more, and those that were there are removed"),
+    ADDONS_READY: ("AddonsRemoved", "the class names no add-on any more, and the installed ones are removed"),
 }
 """What is said when a condition goes that is there only while something is out of the ordinary."""
 

@@ -1,4 +1,4 @@
-"""Takes back, in a control plane, the identities that `bootstrap` made there. Every call may be repeated."""
+"""Revokes, in a control plane, the identities that `bootstrap` made there. Every call may be repeated."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def revoke(client: Client) -> None:
         await _unbind(client, binding)
     for account in (ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT):
         await _end(client, account)
-    # Last: whoever could make another token has no rights any more.
+    # Last: no identity can make another token any more.
     await _end_join_tokens(client)
     for resource in (ROLE_BINDINGS, ROLES):
         with contextlib.suppress(NotFound):

@@ -136,7 +136,7 @@ class UIDTracker:
         return known if known != uid else None
 
     def succeed(self, key: Key, *, uid: str | None) -> None:
-        """Remember who has the name now, None if nobody: nothing of the former one is left."""
+        """Remember the uid under the name now; None if there is no such object."""
         if uid is None:
             self._uids.pop(key, None)
         else:

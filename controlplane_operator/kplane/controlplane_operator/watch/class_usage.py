@@ -20,13 +20,13 @@ def unserved(chosen: ControlPlaneClass, *, users: Sequence[Object]) -> list[str]
     adopted = [obj for obj in users if _is_adopted(obj)]
     if chosen.spec.auth.model is AuthModel.X509 and adopted:
         told.append(
-            f"auth.model x509 needs a client CA, and whoever runs the API server keeps that of {named(adopted)}; they"
-            " need a class of model token"
+            f"auth.model x509 needs the client CA, which kplane does not have of adopted {named(adopted)}; they need a"
+            " class with model token"
         )
     allowed = chosen.spec.modes_allowed
     forbidden = [obj for obj in users if allowed and obj["spec"].get("mode", ControlPlaneMode.VIRTUAL) not in allowed]
     if forbidden:
-        told.append(f"modesAllowed does not allow the mode of {named(forbidden)}; what runs of them goes on")
+        told.append(f"modesAllowed does not allow the mode of {named(forbidden)}; those that run keep running")
     roleless = [obj for obj in users if _lacks_role(obj)]
     if roleless:
         told.append(

@@ -229,7 +229,7 @@ def wake_by_component(component: str, *, stores: Stores, queues: Queues) -> None
         for obj in stores.registrations.by("mcm", mark):
             queues.mcms.add(("", obj["metadata"]["name"]))
         for obj in stores.control_planes.by("namespace", place(component).namespace):
-            # A removal goes on when each mcm there has ended.
+            # A removal continues when each mcm there has ended.
             if "deletionTimestamp" in obj["metadata"]:
                 queues.control_planes.add(key_of(obj))
     for obj in stores.control_planes.by("component", component):
@@ -297,7 +297,7 @@ class _EventRouter:
             self.queues.endpoints.add(("", name))
         left = set(held_addresses(change.old or {})) - set(held_addresses(change.new or {}))
         if change.old is not None and (left or change.new is None):
-            # Its clusterPath or its address is free now: whoever was refused because of it gets another look.
+            # Its clusterPath or its address is free now: control planes that were refused because of it are reconciled.
             for path in _cluster_path(change.old):
                 self._control_planes("path", path)
             for endpoint in [found for place in left for found in self.stores.endpoints.by("address", place)]:
@@ -344,7 +344,7 @@ class _EventRouter:
         self._control_planes("namespace", change.key[1])
         kept = {path for obj in (change.old, change.new) if obj for path in _recorded_path(obj)}
         for path in kept:
-            # Whoever was refused because of data under its clusterPath gets another look.
+            # Control planes that were refused because of data under their clusterPath are reconciled.
             self._control_planes("path", path)
 
     def secret(self, change: Change) -> None:

@@ -1,7 +1,6 @@
 """Follows the management cluster with kopf: each handler parses an event and hands it to a store, and nothing else.
 
-kopf runs in a thread with an event loop of its own, because when it stops it cancels every task of its loop that is
-younger than itself, whoever made it.
+kopf runs in a thread with an event loop of its own, because it cancels all younger tasks of its loop when it stops.
 """
 
 from __future__ import annotations
@@ -205,7 +204,7 @@ class KopfFeeds:
 
         @kopf.on.event(group, version, store.resource.plural, registry=registry)
         async def handle(event: kopf.RawEvent, **_: Any) -> None:
-            # kopf keeps what it gives, and the stores take managedFields out; nobody changes anything below that.
+            # kopf keeps what it gives, and the stores take managedFields out; nothing below that is changed.
             obj: Object = {**event["object"], "metadata": {**event["object"]["metadata"]}}
             loop.call_soon_threadsafe(store.remove if event["type"] == "DELETED" else store.apply, obj)
 
