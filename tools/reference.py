@@ -15,24 +15,26 @@ __all__ = ["main", "render"]
 
 _FILE: Final = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
 
-_HEAD: Final = """\
-# Reference
-
-Generated from the code by `make generate`; change the code instead.
-
-## Reasons of conditions
-
-*Retried* says when the operator looks at the object again: always after an event, and by time as well where the table
-says so. The phase of a control plane follows from the reason of `Ready` in
-`controlplane_operator/kplane/controlplane_operator/reasons.py`. A control plane that was published once is
-`Unavailable` while the operator retries by itself, and `Failed` while a person has to act.
-"""
+_HEAD: Final = (
+    "# Reference",
+    "",
+    "`make generate` writes this page from the code. Change the code instead.",
+    "",
+    "## Reasons of conditions",
+    "",
+    "*Retried* says when the operator looks at the object again: always after an event, and by time as well if it says",
+    "so.",
+    "The phase of a control plane follows from the reason of `Ready`, see",
+    "`controlplane_operator/kplane/controlplane_operator/reasons.py`. After it was published, its phase is",
+    "`Unavailable` while the operator retries by itself, and `Failed` while a person has to act.",
+    "",
+)
 
 
 def render() -> str:
     """Return the page as it should be."""
     flags = ("## Flags of controlplane-operator", "", *OperatorConfig.reference())
-    return "\n".join([_HEAD, *reason_tables(), *flags]) + "\n"
+    return "\n".join([*_HEAD, *reason_tables(), *flags]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
