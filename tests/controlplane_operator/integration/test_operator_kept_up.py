@@ -65,7 +65,7 @@ async def test_of_a_control_plane_that_runs(field: Any) -> None:
     await field.becomes("ControlPlane", "upheld", "Reconciled")
 
     # And what would exchange the API server under its users is refused.
-    with pytest.raises(Invalid, match="not added or removed"):
+    with pytest.raises(Invalid, match="must not be added or removed"):
         await field.client.patch(CONTROL_PLANES, "upheld", {"spec": {"endpointRef": {"name": "other"}}})
 
 
