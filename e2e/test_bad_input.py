@@ -37,7 +37,7 @@ _REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "credentials in a URL": (
         "ControlPlaneEndpoint",
         {"endpoint": "https://admin:secret@api.example.org"},
-        "credentials belong into a Secret",
+        "put credentials into a Secret",
     ),
     "registration of nothing": ("ControlPlaneRegistration", {"services": ["Controllers"]}, "spec.controlPlaneRef"),
     "unknown service": (

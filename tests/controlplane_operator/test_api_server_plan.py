@@ -10,17 +10,18 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from kplane.api import ControlPlane, ControlPlaneClass, KubernetesVersion, quantity
-from kplane.controlplane_operator.backends.api_server_plan import (
+from kplane.controlplane_operator.backends.base import VersionLag
+from kplane.controlplane_operator.backends.versions import (
+    OLDEST,
     ApiServerPlan,
     ApiServerPlanner,
     not_held_to,
     resources_of,
+    why_not,
 )
-from kplane.controlplane_operator.backends.base import Behind
-from kplane.controlplane_operator.backends.versions import OLDEST, why_not
-from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.event_routing import Stores
 from kplane.provider import Client, ClusterConfig
 from kplane.workloads import ComponentState, Phase, Resources
@@ -86,8 +87,8 @@ async def plan(runtime: Any, wanted: ControlPlane, *, chosen: dict[str, Any] | N
     stores = Stores()
     if chosen is not None:
         stores.classes.apply({**chosen, "kind": CONTROL_PLANE_CLASSES.kind})
-    management = Management(**{**dict.fromkeys(Management.__dataclass_fields__), "stores": stores})
-    return await ApiServerPlanner(management, runtime=runtime).plan(wanted)
+    context = OperatorContext(**{**dict.fromkeys(OperatorContext.__dataclass_fields__), "stores": stores})
+    return await ApiServerPlanner(context, runtime=runtime).plan(wanted)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ async def test_a_refused_version_leaves_what_runs(wanted: str) -> None:
     assert found.asked is None
     assert found.refused is not None
     assert found.refused.reason == "VersionNotAllowed"
-    assert found.behind(ComponentState(name="a", phase=Phase.READY, rolling=True)) == found.refused
+    assert found.lag(ComponentState(name="a", phase=Phase.READY, rolling=True)) == found.refused
 
 
 async def test_a_refused_version_leaves_also_what_is_on_its_way_and_an_image_without_number() -> None:
@@ -169,7 +170,7 @@ async def test_a_default_that_skips_a_version_or_goes_back_one_leaves_what_runs(
 
 async def test_an_image_by_digest_has_no_other_version() -> None:
     runtime = Pods(f"{REPOSITORY}@sha256:{'a' * 64}", present=f"{REPOSITORY}@sha256:{'a' * 64}")
-    with pytest.raises(Trouble, match="named by its digest") as refused:
+    with pytest.raises(ConditionError, match="named by its digest") as refused:
         await plan(runtime, control_plane(version="1.36.3"))
     assert refused.value.reason == "VersionNotAvailable"
     found = await plan(runtime, control_plane(running="v1.36.3", version="1.36.4"))
@@ -180,7 +181,9 @@ async def test_an_image_by_digest_has_no_other_version() -> None:
 
 async def test_processes_have_the_version_of_the_program_only() -> None:
     assert (await plan(Processes(), control_plane(version="1.36.3"))).version is None
-    with pytest.raises(Trouble, match=r"1\.36\.4 cannot be had: kube-apiserver is here in version 1\.36\.3 only"):
+    with pytest.raises(
+        ConditionError, match=r"1\.36\.4 cannot be had: kube-apiserver is here in version 1\.36\.3 only"
+    ):
         await plan(Processes(), control_plane(version="1.36.4"))
     # The program was replaced by one that skips a version, and there is no other one to run.
     found = await plan(Processes(), control_plane(running="v1.34.0"))
@@ -189,9 +192,9 @@ async def test_processes_have_the_version_of_the_program_only() -> None:
 
 def test_a_replacement_is_told_with_what_is_in_its_way() -> None:
     found = ApiServerPlan(None, resources_of(control_plane(), chosen=None))
-    assert found.behind(ComponentState(name="a", phase=Phase.READY)) is None
-    behind = found.behind(ComponentState(name="a", phase=Phase.READY, rolling=True, message="pod x: ErrImagePull"))
-    assert behind == Behind(
+    assert found.lag(ComponentState(name="a", phase=Phase.READY)) is None
+    lag = found.lag(ComponentState(name="a", phase=Phase.READY, rolling=True, message="pod x: ErrImagePull"))
+    assert lag == VersionLag(
         "RollingOut",
         "the next kube-apiserver is not ready yet, and the one before it serves on; in its way: pod x: ErrImagePull",
     )

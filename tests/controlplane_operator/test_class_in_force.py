@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from kplane.api import ControlPlane, find_condition
-from kplane.controlplane_operator.controlplanes.policy import CLASS_FOUND, class_in_force, with_class_found
+from kplane.api.conditions import CLASS_FOUND
+from kplane.controlplane_operator.class_policy import class_in_force, with_class_found
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
 from kplane.controlplane_operator.watch.cache import Store
 

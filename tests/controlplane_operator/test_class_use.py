@@ -11,8 +11,8 @@ import pytest
 from kplane.api import ControlPlaneClass
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.classes.reconciler import ControlPlaneClassReconciler
-from kplane.controlplane_operator.classes.usage import named, unserved
-from kplane.controlplane_operator.watch import event_routing as fanout
+from kplane.controlplane_operator.watch import event_routing
+from kplane.controlplane_operator.watch.class_usage import named, unserved
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
 
 
@@ -56,7 +56,7 @@ def test_of_many_control_planes_a_few_are_named() -> None:
 
 @pytest.fixture
 def wired(monkeypatch: pytest.MonkeyPatch) -> tuple[Stores, Queues]:
-    monkeypatch.setattr(fanout, "_CLASS_SECONDS", 0.02)
+    monkeypatch.setattr(event_routing, "_CLASS_SECONDS", 0.02)
     stores, queues = Stores(), Queues()
     connect(stores, queues=queues)
     return stores, queues
@@ -145,8 +145,8 @@ def class_object(version: int, uid: str = "first", **spec: Any) -> dict[str, Any
 
 async def test_a_class_that_is_not_understood_says_so_and_is_counted() -> None:
     stores, written = Stores(), Written()
-    management: Any = SimpleNamespace(stores=stores, status=written, events=written)
-    reconciler = ControlPlaneClassReconciler(management, bundles=Bundles(stores.bundles, namespace="kplane-system"))
+    context: Any = SimpleNamespace(stores=stores, status=written, events=written)
+    reconciler = ControlPlaneClassReconciler(context, bundles=Bundles(stores.bundles, namespace="kplane-system"))
     stores.control_planes.apply(control_plane("a"))
     stores.classes.apply(class_object(1, auth={"model": "oidc"}))
     await reconciler.reconcile(("", "gold"))
@@ -158,8 +158,8 @@ async def test_a_class_that_is_not_understood_says_so_and_is_counted() -> None:
 
 async def test_the_end_of_a_class_is_told_where_it_is_in_use_and_once() -> None:
     stores, written = Stores(), Written()
-    management: Any = SimpleNamespace(stores=stores, status=written, events=written)
-    reconciler = ControlPlaneClassReconciler(management, bundles=Bundles(stores.bundles, namespace="kplane-system"))
+    context: Any = SimpleNamespace(stores=stores, status=written, events=written)
+    reconciler = ControlPlaneClassReconciler(context, bundles=Bundles(stores.bundles, namespace="kplane-system"))
     key = ("", "gold")
     stores.classes.apply(class_object(1))
     await reconciler.reconcile(key)

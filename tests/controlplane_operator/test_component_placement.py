@@ -7,7 +7,7 @@ import re
 import pytest
 
 from kplane.api.names import management_namespace
-from kplane.controlplane_operator.backends.names import apiserver_name, etcd_name, mark_of, mcm_mark, mcm_name, place
+from kplane.controlplane_operator.component_names import apiserver_name, etcd_name, mark_of, mcm_mark, mcm_name, place
 from kplane.workloads import RuntimeFailure
 from kplane.workloads.pods import Placement
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kplane.api import ControlPlane, ControlPlaneClass, DeletionPolicy
-from kplane.controlplane_operator.controlplanes.deletion_policy import is_unclear, policy_of
-from kplane.controlplane_operator.controlplanes.policy import class_in_force
+from kplane.controlplane_operator.class_policy import class_in_force, is_unclear, policy_of
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
 from kplane.controlplane_operator.watch.cache import Store
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kplane.api.configuration import ConfigurationError
 from kplane.controlplane_operator.backends.mcm import MCM_RESOURCES, McmProgram, mcm_component
-from kplane.controlplane_operator.config import parse_arguments
-from kplane.controlplane_operator.errors import SettingsError
-from kplane.controlplane_operator.mcm_settings import why_no_mcm
+from kplane.controlplane_operator.config import OperatorConfig
 from kplane.mcm.settings import Settings as McmSettings
 from kplane.workloads import Address, File, Resources
 from kplane.workloads.pods import Image
@@ -23,7 +22,7 @@ IMAGE = "--mcm-image=registry.example/mcm:3"
 
 
 def parse(tmp_path: Path, *flags: str) -> McmProgram | None:
-    return parse_arguments([f"--state-dir={tmp_path}/state", f"--programs-dir={tmp_path}", *flags]).dedicated_mcm
+    return OperatorConfig.parse([f"--state-dir={tmp_path}/state", f"--programs-dir={tmp_path}", *flags]).dedicated_mcm
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def test_a_process_is_the_named_program(tmp_path: Path, program: Path) -> None:
 
 
 def test_a_pod_is_the_named_image(tmp_path: Path) -> None:
-    settings = parse_arguments([f"--state-dir={tmp_path}/state", f"--programs-dir={tmp_path}", *PODS, IMAGE])
+    settings = OperatorConfig.parse([f"--state-dir={tmp_path}/state", f"--programs-dir={tmp_path}", *PODS, IMAGE])
     assert settings.dedicated_mcm == McmProgram(program="mcm", directories=(Path("/usr/local/bin"),))
     assert settings.pods is not None
     assert settings.pods.images["mcm"] == Image("registry.example/mcm:3")
@@ -74,7 +73,7 @@ def test_defaults_give_way(tmp_path: Path, flag: str, expected: tuple[str, str, 
         (["--mcm-limits=memory=1Gi"], "only --runtime pods has this"),
         (
             [*PODS, IMAGE, "--mcm-arg=--v=2", "--mcm-arg=--cluster-selector=tier=gold"],
-            "--mcm-arg=--cluster-selector=tier=gold: leave --cluster-selector out",
+            "--mcm-arg --cluster-selector=tier=gold: leave --cluster-selector out",
         ),
         ([*PODS, IMAGE, "--mcm-arg=--listen", "--mcm-arg=0.0.0.0:1"], "leave --listen out"),
         (["--mcm-arg=--v=2"], "of no use without --mcm-program"),
@@ -91,7 +90,7 @@ def test_defaults_give_way(tmp_path: Path, flag: str, expected: tuple[str, str, 
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, flags: list[str], sentence: str) -> None:
-    with pytest.raises(SettingsError) as refused:
+    with pytest.raises(ConfigurationError) as refused:
         parse(tmp_path, *flags)
     assert sentence in str(refused.value)
 
@@ -101,7 +100,7 @@ def test_no_flag_says_anew_whom_an_mcm_serves_and_as_whom(tmp_path: Path) -> Non
     flags = [flag for flag in McmSettings.flags() if flag.startswith(("--cluster-", "--registration"))]
     assert {"--registration", "--cluster-selector", "--cluster-sharding"} <= set(flags)
     for flag in (*flags, "--kubeconfig", "--state-dir", "--listen", "--report-status", "--no-report-status", "--help"):
-        with pytest.raises(SettingsError, match=f"leave {flag} out"):
+        with pytest.raises(ConfigurationError, match=f"leave {flag} out"):
             parse(tmp_path, *PODS, IMAGE, f"--mcm-arg={flag}=a")
 
 
@@ -115,7 +114,7 @@ def test_flags_of_controllers_that_look_like_them_are_passed_on(tmp_path: Path) 
 @pytest.mark.parametrize(("flags", "remedy"), [([], "--mcm-program"), (PODS, "mcm.reportStatus")])
 def test_without_it_registrations_are_told_what_to_do(tmp_path: Path, flags: list[str], remedy: str) -> None:
     assert parse(tmp_path, *flags) is None
-    told = why_no_mcm(None, pods=bool(flags))
+    told = OperatorConfig.parse([f"--state-dir={tmp_path}", f"--programs-dir={tmp_path}", *flags]).why_no_mcm
     assert told is not None
     assert remedy in told
     assert "spec.mode to Shared" in told

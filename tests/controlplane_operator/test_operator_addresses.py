@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kplane.api import ControlPlane, ControlPlaneEndpoint
 from kplane.controlplane_operator.endpoints.addresses import addresses_of, tenant_url
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.errors import ConditionError
 
 _BASE = "https://api.example:6443"
 _PATHS = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
@@ -41,7 +41,7 @@ def test_the_result_never_names_another_tenant(own: str, other: str) -> None:
     if own == other:
         assert tenant_url(url, cluster_path=own) == url
     else:
-        with pytest.raises(Trouble, match="address of clusterPath"):
+        with pytest.raises(ConditionError, match="address of clusterPath"):
             tenant_url(url, cluster_path=own)
 
 
@@ -57,7 +57,7 @@ def test_the_result_never_names_another_tenant(own: str, other: str) -> None:
     ],
 )
 def test_disguised_paths_are_refused(path: str) -> None:
-    with pytest.raises(Trouble) as refused:
+    with pytest.raises(ConditionError) as refused:
         tenant_url(f"{_BASE}{path}", cluster_path="acme")
     assert refused.value.reason == "EndpointInvalid"
 
@@ -82,7 +82,7 @@ def test_observed_urls_win_until_the_spec_is_newer() -> None:
 
 def test_the_endpoint_of_another_control_plane_is_refused() -> None:
     owner = {"apiVersion": "controlplane.kplane.dev/v1alpha1", "kind": "ControlPlane", "name": "bob", "uid": "u2"}
-    with pytest.raises(Trouble, match="belongs to control plane bob") as refused:
+    with pytest.raises(ConditionError, match="belongs to control plane bob") as refused:
         addresses_of(endpoint({"endpoint": _BASE}, ownerReferences=[owner]), control_plane=control_plane())
     assert refused.value.reason == "EndpointInvalid"
 
@@ -97,7 +97,7 @@ def test_an_owner_that_somebody_wrote_into_an_endpoint_opens_no_other_tenants_pa
     owner = {"apiVersion": "controlplane.kplane.dev/v1alpha1", "kind": "ControlPlane", "name": "acme", "uid": "u1"}
     adopted = control_plane(endpointRef={"name": "e"})
     victim = endpoint({"endpoint": f"{_BASE}/clusters/victim/control-plane"}, ownerReferences=[owner])
-    with pytest.raises(Trouble, match="address of clusterPath 'victim'"):
+    with pytest.raises(ConditionError, match="address of clusterPath 'victim'"):
         addresses_of(victim, control_plane=adopted)
 
 
@@ -106,7 +106,7 @@ def test_mode_dedicated_opens_no_other_tenants_path(field: str) -> None:
     adopted = control_plane("Dedicated", endpointRef={"name": "e"})
     for name in ("victim", "%61cme", "root"):
         door = endpoint({"endpoint": _BASE}, status={field: f"{_BASE}/clusters/{name}/control-plane"})
-        with pytest.raises(Trouble) as refused:
+        with pytest.raises(ConditionError) as refused:
             addresses_of(door, control_plane=adopted)
         assert refused.value.reason == "EndpointInvalid"
     own = f"{_BASE}/clusters/acme/control-plane"
@@ -115,19 +115,19 @@ def test_mode_dedicated_opens_no_other_tenants_path(field: str) -> None:
 
 def test_a_reserved_path_is_nobodys_own() -> None:
     named = ControlPlane.model_validate({"metadata": {"name": "root", "uid": "u1"}, "spec": {"mode": "Dedicated"}})
-    with pytest.raises(Trouble, match="address of clusterPath 'root'"):
+    with pytest.raises(ConditionError, match="address of clusterPath 'root'"):
         addresses_of(endpoint({"endpoint": f"{_BASE}/clusters/root/control-plane"}), control_plane=named)
 
 
 @pytest.mark.parametrize("mode", ["Virtual", "Dedicated"])
 def test_what_only_looks_like_an_address_is_refused(mode: str) -> None:
-    with pytest.raises(Trouble, match="is no URL") as refused:
+    with pytest.raises(ConditionError, match="is no URL") as refused:
         addresses_of(endpoint({"endpoint": "https://[1::2::3]:6443"}), control_plane=control_plane(mode))
     assert refused.value.reason == "EndpointInvalid"
 
 
 def test_an_endpoint_without_url_is_pending() -> None:
-    with pytest.raises(Trouble) as refused:
+    with pytest.raises(ConditionError) as refused:
         addresses_of(endpoint({}), control_plane=control_plane())
     assert refused.value.reason == "EndpointPending"
 
@@ -139,6 +139,6 @@ def test_an_endpoint_without_url_is_pending() -> None:
 @pytest.mark.parametrize("field", ["endpoint", "externalEndpoint", "joinEndpoint"])
 def test_what_an_observer_wrote_is_held_to_the_rules_of_the_spec(field: str, url: str) -> None:
     observed = endpoint({"endpoint": _BASE}, status={field: url, "observedGeneration": 2})
-    with pytest.raises(Trouble) as refused:
+    with pytest.raises(ConditionError) as refused:
         addresses_of(observed, control_plane=control_plane())
     assert refused.value.reason == "EndpointInvalid"

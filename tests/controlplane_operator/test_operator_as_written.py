@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from kplane.api import ControlPlaneMode, DeletionPolicy
-from kplane.controlplane_operator.controlplanes.deletion_policy import policy_of
-from kplane.controlplane_operator.controlplanes.partial import RegistrationAsWritten, as_recorded, understood_endpoint
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.class_policy import policy_of
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.partial import PartialRegistration, as_recorded, validated_endpoint
 
 ODD = {"endpointRef": {"name": "door"}, "version": "1.36.0"}
 SINCE = "2026-01-01T00:00:00Z"
@@ -74,12 +74,12 @@ def test_what_is_understood_is_as_it_says() -> None:
 def test_of_a_status_only_what_cannot_be_read_is_left_out() -> None:
     conditions = [condition("Ready", "Perhaps"), condition("Managed", "True"), condition("Paused", "Never")]
     status = {"ready": True, "mode": "Unheard-of", "controlPlaneUID": "7", "conditions": conditions}
-    found = RegistrationAsWritten.of({"metadata": {"name": "odd"}, "spec": {"x": 1}, "status": status})
+    found = PartialRegistration.of({"metadata": {"name": "odd"}, "spec": {"x": 1}, "status": status})
     assert (found.status.ready, found.status.control_plane_uid, found.status.mode) == (True, "7", None)
     assert [each.type for each in found.conditions] == ["Managed"]
 
 
 def test_an_endpoint_that_is_not_understood_is_a_trouble_of_those_who_name_it() -> None:
-    with pytest.raises(Trouble, match=r"ControlPlaneEndpoint odd: .*spec\.endpoint: ") as refused:
-        understood_endpoint({"metadata": {"name": "odd"}, "spec": {"endpoint": 7}})
+    with pytest.raises(ConditionError, match=r"ControlPlaneEndpoint odd: .*spec\.endpoint: ") as refused:
+        validated_endpoint({"metadata": {"name": "odd"}, "spec": {"endpoint": 7}})
     assert (refused.value.reason, refused.value.waits_for_event) == ("EndpointInvalid", True)

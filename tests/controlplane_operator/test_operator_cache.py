@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kplane.controlplane_operator.watch import event_routing as fanout
+from kplane.controlplane_operator.watch import event_routing
 from kplane.controlplane_operator.watch.cache import Change, Store
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
 from kplane.provider.client.resources import SECRETS
@@ -162,7 +162,7 @@ async def test_what_we_say_about_an_object_is_no_reason_to_look_at_it_again() ->
 async def test_registrations_look_again_once_the_words_of_their_control_plane_rest(
     monkeypatch: pytest.MonkeyPatch, eventually: Any
 ) -> None:
-    monkeypatch.setattr(fanout, "_WORDS_SECONDS", 0.05)
+    monkeypatch.setattr(event_routing, "_WORDS_SECONDS", 0.05)
     stores, queues = Stores(), Queues()
     stores.control_planes.apply(obj("cp", 1, spec={}))
     stores.registrations.apply(obj("reg", 2, spec={"controlPlaneRef": {"name": "cp"}}))

@@ -8,14 +8,14 @@ import pytest
 
 from kplane.api import ControlPlane
 from kplane.api.names import CLUSTER_PATH_ANNOTATION, CONTROL_PLANE_LABEL, MODE_ANNOTATION, RETAINED_UID_ANNOTATION
-from kplane.controlplane_operator.controlplanes.address_claims import etcd_place
-from kplane.controlplane_operator.controlplanes.claims import Claims
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.controlplanes.claims import AddressClaims
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.watch.addresses import etcd_address
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
 
 
 def in_etcd(control_plane: ControlPlane) -> str:
-    return etcd_place(control_plane.status.cluster_path or control_plane.cluster_path)
+    return etcd_address(control_plane.status.cluster_path or control_plane.cluster_path)
 
 
 def stored(stores: Stores, name: str, version: int, *, path: str, granted: str | None, **metadata: Any) -> ControlPlane:
@@ -30,13 +30,13 @@ def stored(stores: Stores, name: str, version: int, *, path: str, granted: str |
 
 def test_a_path_stays_its_holders_where_the_spec_was_edited_before_the_grant_was_written_down() -> None:
     stores = Stores()
-    claims = Claims(stores, place=in_etcd)
+    claims = AddressClaims(stores, address=in_etcd)
     edited = stored(
         stores, "edited", 1, path="second", granted="first", deletionTimestamp="2026-01-01T00:00:00Z", finalizers=["f"]
     )
     assert claims.holds(edited)
     late = stored(stores, "late", 2, path="first", granted=None)
-    with pytest.raises(Trouble, match="in use by control plane edited"):
+    with pytest.raises(ConditionError, match="in use by control plane edited"):
         claims.take(late)
     assert not claims.holds(late)
 
@@ -60,10 +60,10 @@ def recorded(stores: Stores, name: str, version: int, *, path: str, created: str
 
 def test_a_path_under_which_retained_data_lie_is_nobody_elses() -> None:
     stores = Stores()
-    claims = Claims(stores, place=in_etcd)
+    claims = AddressClaims(stores, address=in_etcd)
     recorded(stores, "gone", 1, path="taken", created="2026-01-01T00:00:00Z")
     late = stored(stores, "late", 2, path="taken", granted=None, creationTimestamp="2026-01-02T00:00:00Z")
-    with pytest.raises(Trouble, match="what control plane gone left, as namespace kplane-cp-gone") as told:
+    with pytest.raises(ConditionError, match="what control plane gone left, as namespace kplane-cp-gone") as told:
         claims.take(late)
     assert told.value.reason == "DataRetained"
     # Even where it was granted by mistake.
@@ -76,14 +76,14 @@ def test_a_path_under_which_retained_data_lie_is_nobody_elses() -> None:
 
 def test_a_control_plane_of_the_name_in_the_record_may_ask_for_adoption() -> None:
     stores = Stores()
-    claims = Claims(stores, place=in_etcd)
+    claims = AddressClaims(stores, address=in_etcd)
     recorded(stores, "gone", 1, path="taken", created="2026-01-01T00:00:00Z")
     claims.take(stored(stores, "gone", 2, path="taken", granted=None, uid="heir"))
 
 
 def test_a_record_that_came_later_takes_nothing_from_who_holds_the_path() -> None:
     stores = Stores()
-    claims = Claims(stores, place=in_etcd)
+    claims = AddressClaims(stores, address=in_etcd)
     holder = stored(stores, "holder", 1, path="held", granted="held", creationTimestamp="2026-01-01T00:00:00Z")
     recorded(stores, "forged", 2, path="held", created="2026-01-02T00:00:00Z")
     claims.take(holder)
@@ -93,11 +93,11 @@ def test_a_record_that_came_later_takes_nothing_from_who_holds_the_path() -> Non
 def test_two_records_of_a_path_give_it_to_nobody() -> None:
     """Else who forges one for a path that another one's data lie under would adopt these."""
     stores = Stores()
-    claims = Claims(stores, place=in_etcd)
+    claims = AddressClaims(stores, address=in_etcd)
     recorded(stores, "real", 1, path="wanted", created="2026-01-01T00:00:00Z")
     recorded(stores, "forged", 2, path="wanted", created="2026-01-02T00:00:00Z")
     forger = stored(stores, "forged", 3, path="wanted", granted=None, creationTimestamp="2026-01-03T00:00:00Z")
-    with pytest.raises(Trouble, match="what control plane real left"):
+    with pytest.raises(ConditionError, match="what control plane real left"):
         claims.take(forger)
 
 

@@ -73,7 +73,7 @@ def status(version: str | None = None, **conditions: str) -> ControlPlaneStatus:
         (status("v1.35.0", UpToDate="False"), status("v1.35.0"), ["UpToDate"]),
         # Of the version that it has now VersionChanged tells.
         (status("v1.35.0", UpToDate="False"), status("v1.36.0"), []),
-        (status(Maintained="False"), status(), ["Maintained"]),
+        (status(Synced="False"), status(), ["Synced"]),
     ],
 )
 async def test_the_end_of_what_is_out_of_the_ordinary_is_told_once(

@@ -10,13 +10,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from kplane.api import ControlPlane, ControlPlaneRegistration, ControlPlaneStatus
-from kplane.controlplane_operator.context import Management
-from kplane.controlplane_operator.controlplanes.consumers import registrations_of
-from kplane.controlplane_operator.controlplanes.partial import ControlPlaneAsWritten, RegistrationAsWritten
-from kplane.controlplane_operator.registrations.grants import Access
-from kplane.controlplane_operator.status import failures
+from kplane.controlplane_operator import failures
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.deletion import registrations_of
+from kplane.controlplane_operator.failures import Failures
+from kplane.controlplane_operator.grants import Access
 from kplane.controlplane_operator.status.events import Events
-from kplane.controlplane_operator.status.failures import Failures
+from kplane.controlplane_operator.status.partial import PartialControlPlane, PartialRegistration
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores
 from kplane.provider import Client, Conflict, Result, Unreachable
@@ -66,10 +66,10 @@ def server() -> Server:
 
 
 @pytest.fixture
-def management(server: Server) -> Management:
+def context(server: Server) -> OperatorContext:
     client = cast("Client", server)
     events = Events(client)
-    return Management(
+    return OperatorContext(
         client=client,
         stores=Stores(),
         queues=Queues(),
@@ -80,16 +80,16 @@ def management(server: Server) -> Management:
 
 
 @pytest.fixture
-def told(management: Management) -> Failures:
+def told(context: OperatorContext) -> Failures:
     return Failures(
-        management, controller="controlplane", store=management.stores.control_planes, written=ControlPlaneAsWritten
+        context, controller="controlplane", store=context.stores.control_planes, written=PartialControlPlane
     )
 
 
-def known(management: Management, **status: Any) -> None:
+def known(context: OperatorContext, **status: Any) -> None:
     metadata = {"name": "acme", "uid": "1", "resourceVersion": "1", "generation": 3}
     written = ControlPlaneStatus(**status).model_dump(mode="json", by_alias=True, exclude_none=True)
-    management.stores.control_planes.apply({"metadata": metadata, "spec": {}, "status": written})
+    context.stores.control_planes.apply({"metadata": metadata, "spec": {}, "status": written})
 
 
 def conditions(server: Server) -> dict[str, tuple[str, str]]:
@@ -106,9 +106,9 @@ def samples(registry: CollectorRegistry, name: str) -> dict[tuple[str, ...], flo
 
 
 async def test_a_failure_that_passes_is_told_nowhere(
-    management: Management, server: Server, told: Failures, clock: Clock
+    context: OperatorContext, server: Server, told: Failures, clock: Clock
 ) -> None:
-    known(management)
+    known(context)
 
     async def reconcile(_: Any) -> Result | None:
         return None
@@ -124,47 +124,47 @@ async def test_a_failure_that_passes_is_told_nowhere(
         clock.now += 60.0
         await told.failed(KEY, error)
     assert server.written == []
-    errors = samples(management.metrics.registry, "controller_runtime_reconcile_errors_total")
+    errors = samples(context.metrics.registry, "controller_runtime_reconcile_errors_total")
     assert errors["controlplane",] == 5
 
 
 @pytest.mark.parametrize("error", [REFUSED, ServerError(500, "InternalError", "the webhook x is away")])
 async def test_what_lasts_is_told_once_and_in_its_own_words(
-    management: Management, server: Server, told: Failures, clock: Clock, error: Exception
+    context: OperatorContext, server: Server, told: Failures, clock: Clock, error: Exception
 ) -> None:
-    known(management)
+    known(context)
     for _ in range(5):
         await told.failed(KEY, error)
         clock.now += 1.5
     assert conditions(server) == {"Ready": ("False", "ManagementClusterRefused")}
     assert str(error) in server.written[-1]["conditions"][0]["message"]
     assert len(server.written) == 1
-    troubles = samples(management.metrics.registry, "kplane_reconcile_troubles_total")
-    assert troubles == {("controlplane", "ManagementClusterRefused"): 3}
+    failures = samples(context.metrics.registry, "kplane_reconcile_failures_total")
+    assert failures == {("controlplane", "ManagementClusterRefused"): 3}
 
 
 @pytest.mark.parametrize(
     ("ends", "expected"),
     [
-        (timedelta(hours=1), {"Maintained": ("False", "TimedOut")}),
+        (timedelta(hours=1), {"Synced": ("False", "TimedOut")}),
         (timedelta(hours=-1), {"Ready": ("False", "TimedOut")}),
     ],
 )
 async def test_what_is_published_is_ready_as_long_as_its_credentials_are_good(
-    management: Management, server: Server, told: Failures, ends: timedelta, expected: dict[str, tuple[str, str]]
+    context: OperatorContext, server: Server, told: Failures, ends: timedelta, expected: dict[str, tuple[str, str]]
 ) -> None:
-    known(management, endpoint="https://acme", credentials_expire_at=datetime.now(UTC) + ends)
+    known(context, endpoint="https://acme", credentials_expire_at=datetime.now(UTC) + ends)
     await told.failed(KEY, TimeoutError("it took longer than 90 s"))
     assert conditions(server) == expected
     assert server.written[-1]["endpoint"] == "https://acme"
     await told.over(KEY)
-    assert "Maintained" not in {each["type"] for each in server.written[-1].get("conditions", ())}
+    assert "Synced" not in {each["type"] for each in server.written[-1].get("conditions", ())}
 
 
 async def test_of_a_fault_of_ours_only_its_kind_is_told(
-    management: Management, server: Server, told: Failures, clock: Clock
+    context: OperatorContext, server: Server, told: Failures, clock: Clock
 ) -> None:
-    known(management)
+    known(context)
     for _ in range(2):
         await told.failed(KEY, KeyError("secret words"))
         clock.now += 60.0
@@ -175,9 +175,9 @@ async def test_of_a_fault_of_ours_only_its_kind_is_told(
 
 
 async def test_where_nobody_takes_a_status_the_next_failure_tells(
-    management: Management, server: Server, told: Failures
+    context: OperatorContext, server: Server, told: Failures
 ) -> None:
-    known(management)
+    known(context)
     server.away = True
     await told.failed(KEY, TimeoutError("it took longer than 90 s"))
     server.away = False
@@ -186,9 +186,9 @@ async def test_where_nobody_takes_a_status_the_next_failure_tells(
 
 
 async def test_what_takes_too_long_is_counted_and_told_and_what_our_end_cuts_off_is_not(
-    management: Management, server: Server, told: Failures, eventually: Any
+    context: OperatorContext, server: Server, told: Failures, eventually: Any
 ) -> None:
-    known(management)
+    known(context)
     begun = asyncio.Event()
 
     async def reconcile(key: Any) -> Result | None:
@@ -200,7 +200,7 @@ async def test_what_takes_too_long_is_counted_and_told_and_what_our_end_cuts_off
         queue: FairQueue[Any] = FairQueue(rate_limiter=ItemBackoff(initial_seconds=30.0))
         controller = Controller(
             "controlplane",
-            management.metrics.timed("controlplane", reconcile=told.guarded(reconcile)),
+            context.metrics.timed("controlplane", reconcile=told.guarded(reconcile)),
             queue=queue,
             workers=1,
             timeout_seconds=timeout,
@@ -216,44 +216,44 @@ async def test_what_takes_too_long_is_counted_and_told_and_what_our_end_cuts_off
     counted = {
         "controller_runtime_reconcile_total": {("controlplane", "error"): 1.0},
         "controller_runtime_reconcile_errors_total": {("controlplane",): 1.0},
-        "kplane_reconcile_troubles_total": {("controlplane", "TimedOut"): 1.0},
+        "kplane_reconcile_failures_total": {("controlplane", "TimedOut"): 1.0},
     }
-    assert {name: samples(management.metrics.registry, name) for name in counted} == counted
+    assert {name: samples(context.metrics.registry, name) for name in counted} == counted
     begun.clear()
     task, _ = await run(60.0)
     await begun.wait()
     task.cancel()
     await asyncio.wait([task])
-    assert {name: samples(management.metrics.registry, name) for name in counted} == counted
+    assert {name: samples(context.metrics.registry, name) for name in counted} == counted
 
 
 @pytest.mark.parametrize("lives", [True, False])
 async def test_a_registration_that_is_not_understood_serves_on_while_its_control_plane_lives(
-    management: Management, server: Server, lives: bool
+    context: OperatorContext, server: Server, lives: bool
 ) -> None:
     told = Failures(
-        management,
+        context,
         controller="controlplaneregistration",
-        store=management.stores.registrations,
-        written=RegistrationAsWritten,
+        store=context.stores.registrations,
+        written=PartialRegistration,
     )
 
     async def reconcile(key: Any) -> Result | None:
-        ControlPlaneRegistration.model_validate(management.stores.registrations.get(key))
+        ControlPlaneRegistration.model_validate(context.stores.registrations.get(key))
         return None
 
     ends = {} if lives else {"deletionTimestamp": "2026-01-01T00:00:00Z"}
     served = {"name": "acme", "uid": "7", "resourceVersion": "1", **ends}
-    management.stores.control_planes.apply({"metadata": served, "spec": {}})
+    context.stores.control_planes.apply({"metadata": served, "spec": {}})
     status = {"ready": True, "controlPlaneUID": "7", "resolvedEndpoint": "https://acme"}
     body = {"metadata": {"name": "acme", "uid": "1", "resourceVersion": "1"}, "spec": {"services": 7}, "status": status}
-    management.stores.registrations.apply(body)
-    control_plane = ControlPlane.model_validate(management.stores.control_planes.get(KEY))
-    assert registrations_of(control_plane, stores=management.stores) == ["acme"]
+    context.stores.registrations.apply(body)
+    control_plane = ControlPlane.model_validate(context.stores.control_planes.get(KEY))
+    assert registrations_of(control_plane, stores=context.stores) == ["acme"]
     assert await told.guarded(reconcile)(KEY) is None
-    assert conditions(server) == {"Maintained" if lives else "Ready": ("False", "SpecInvalid")}
+    assert conditions(server) == {"Synced" if lives else "Ready": ("False", "SpecInvalid")}
     assert "spec.services" in server.written[-1]["conditions"][0]["message"]
     written = {name: server.written[-1].get(name) for name in status}
     assert written == (status if lives else {"ready": False, "controlPlaneUID": None, "resolvedEndpoint": None})
     # Without this one a removal would wait for its whole patience.
-    assert registrations_of(control_plane, stores=management.stores) == (["acme"] if lives else [])
+    assert registrations_of(control_plane, stores=context.stores) == (["acme"] if lives else [])

@@ -10,22 +10,21 @@ from typing import Any, cast
 import pytest
 
 from kplane.controlplane_operator.backends.mcm import McmProgram
-from kplane.controlplane_operator.backends.names import mcm_name
-from kplane.controlplane_operator.context import Management
-from kplane.controlplane_operator.controlplanes.endpoint_switch import Pairs
-from kplane.controlplane_operator.controlplanes.partial import RegistrationAsWritten
+from kplane.controlplane_operator.component_names import mcm_name
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.gc import ComponentCollector
+from kplane.controlplane_operator.grants import Access, Account
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms, account_of
-from kplane.controlplane_operator.registrations.grants import Access, Account
+from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.registrations.reconciler import ControlPlaneRegistrationReconciler
 from kplane.controlplane_operator.status.events import Events
+from kplane.controlplane_operator.status.partial import PartialRegistration
 from kplane.controlplane_operator.status.writer import StatusWriter
-from kplane.controlplane_operator.watch.backoff import Backoff
-from kplane.controlplane_operator.watch.cache import Key
+from kplane.controlplane_operator.watch.cache import Key, UIDTracker
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect, wake_by_component
-from kplane.controlplane_operator.watch.gc import Orphans
-from kplane.controlplane_operator.watch.uid_tracker import Namesakes
 from kplane.provider import Client, NotFound
+from kplane.provider.aio.backoff import Backoff
 from kplane.provider.controllers.queue import FairQueue
 from kplane.workloads import Runtime, RuntimeFailure
 
@@ -84,9 +83,9 @@ class World:
         client, runtime = cast("Client", Api(self.stores)), cast("Runtime", self.programs)
         identities = McmIdentities(client)
         self.mcms = DedicatedMcms(runtime, identities=identities)
-        self.orphans = Orphans(client, runtime=runtime, mcms=self.mcms)
+        self.orphans = ComponentCollector(client, runtime=runtime, mcms=self.mcms)
         events = Events(client)
-        self.management = Management(
+        self.context = OperatorContext(
             client=client,
             stores=self.stores,
             queues=self.queues,
@@ -95,10 +94,10 @@ class World:
             access=Access(client, shared=Account("kplane-system", "mcm")),
         )
         self.registrations = ControlPlaneRegistrationReconciler(
-            self.management, pairs=Pairs(self.stores, queues=self.queues), mcms=self.mcms, no_dedicated=None
+            self.context, switch=EndpointSwitch(self.stores, queues=self.queues), mcms=self.mcms, no_dedicated=None
         )
         self.dedicated = DedicatedMcmReconciler(
-            self.management,
+            self.context,
             runtime=runtime,
             mcms=self.mcms,
             identities=identities,
@@ -121,9 +120,9 @@ class World:
         obj = self.stores.registrations.get(("", name)) or {}
         return next((each["reason"] for each in obj["status"]["conditions"] if each["type"] == "Ready"), "")
 
-    def troubles(self) -> dict[str, float]:
-        samples = [each for metric in self.management.metrics.registry.collect() for each in metric.samples]
-        return {each.labels["reason"]: each.value for each in samples if each.name == "kplane_reconcile_troubles_total"}
+    def failures(self) -> dict[str, float]:
+        samples = [each for metric in self.context.metrics.registry.collect() for each in metric.samples]
+        return {each.labels["reason"]: each.value for each in samples if each.name == "kplane_reconcile_failures_total"}
 
 
 def metadata(name: str, *, uid: str) -> dict[str, Any]:
@@ -182,17 +181,17 @@ async def test_to_wait_for_the_end_of_an_mcm_is_no_trouble() -> None:
     world.put("again", uid="second")
     await world.registrations.reconcile(("", "again"))
     assert world.reason("again") == "McmEnding"
-    assert world.troubles() == {}
+    assert world.failures() == {}
     # What is one is counted.
     world.stores.control_planes.remove({"metadata": metadata("cp", uid="uid-cp")})
     await world.registrations.reconcile(("", "again"))
-    assert world.troubles() == {"ControlPlaneNotFound": 1.0}
+    assert world.failures() == {"ControlPlaneNotFound": 1.0}
 
 
 async def test_an_mcm_of_before_this_operator_is_ended_without_waiting_for_the_next_minute(
     eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Backoff, "next", lambda *_: 0.01)
+    monkeypatch.setattr(Backoff, "next_delay", lambda *_: 0.01)
     world = World()
     task = asyncio.create_task(world.orphans.run())
     try:
@@ -220,7 +219,7 @@ async def test_what_is_removed_while_it_is_made_is_made_again() -> None:
             written.clear()
 
     identities = McmIdentities(cast("Client", Server()))
-    registration = RegistrationAsWritten.of({"metadata": metadata("foo", uid="first"), "spec": {}})
+    registration = PartialRegistration.of({"metadata": metadata("foo", uid="first"), "spec": {}})
     account = account_of(FORMER)
     task = asyncio.create_task(identities.ensure(registration, account=account))
     await made.wait()
@@ -238,7 +237,7 @@ async def test_what_is_removed_while_it_is_made_is_made_again() -> None:
 
 
 def test_a_name_has_a_former_one_until_nothing_of_that_is_left() -> None:
-    known, key = Namesakes(), ("", "acme")
+    known, key = UIDTracker(), ("", "acme")
     assert known.former(key, uid="first") is None
     known.succeed(key, uid="first")
     assert known.former(key, uid="first") is None

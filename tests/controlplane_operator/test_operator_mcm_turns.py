@@ -10,10 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from kplane.api.names import PAUSE_ANNOTATION
+from kplane.api.names import PAUSED_ANNOTATION
 from kplane.controlplane_operator.backends.mcm import McmProgram
-from kplane.controlplane_operator.backends.names import mcm_mark, mcm_name
-from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.component_names import mcm_mark, mcm_name
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.gc import ComponentCollector
 from kplane.controlplane_operator.metrics import Metrics
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms, eldest_of
 from kplane.controlplane_operator.registrations.identities import McmIdentities
@@ -21,7 +22,6 @@ from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.cache import Key
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
-from kplane.controlplane_operator.watch.gc import Orphans
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import CLUSTER_ROLES
 from kplane.workloads import Phase, Runtime, RuntimeFailure
@@ -120,15 +120,15 @@ class World:
         client, runtime = cast("Client", self.api), cast("Runtime", self.programs)
         self.identities = McmIdentities(client)
         self.mcms = DedicatedMcms(runtime, identities=self.identities)
-        self.orphans = Orphans(client, runtime=runtime, mcms=self.mcms)
-        management = SimpleNamespace(
+        self.orphans = ComponentCollector(client, runtime=runtime, mcms=self.mcms)
+        context = SimpleNamespace(
             client=client,
             stores=self.stores,
             status=StatusWriter(client, events=cast("Events", self.said)),
             metrics=self.metrics,
         )
         self.reconciler = DedicatedMcmReconciler(
-            cast("Management", management),
+            cast("OperatorContext", context),
             runtime=runtime,
             mcms=self.mcms,
             identities=self.identities,
@@ -317,7 +317,7 @@ async def test_a_paused_one_keeps_a_token_that_is_good(monkeypatch: pytest.Monke
     assert result.requeue_after_seconds is not None
     assert result.requeue_after_seconds <= 480.0
     obj = copy.deepcopy(world.api.registrations["foo"])
-    obj["metadata"] |= {"resourceVersion": str(next(_versions)), "annotations": {PAUSE_ANNOTATION: "true"}}
+    obj["metadata"] |= {"resourceVersion": str(next(_versions)), "annotations": {PAUSED_ANNOTATION: "true"}}
     world.stores.registrations.apply(obj)
     assert await world.reconciler.reconcile(KEY) is not None
     [component] = world.programs.present.values()

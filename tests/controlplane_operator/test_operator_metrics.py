@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -79,44 +78,3 @@ def test_bootstrap_seconds_and_deleted_keys_have_no_series_of_a_control_plane() 
     assert 'kplane_bootstrap_seconds_bucket{le="7.5"} 1.0' in shown
     assert "kplane_deleted_keys_total 200.0" in shown
     assert "acme" not in shown
-
-
-def reasons() -> tuple[set[str], set[str]]:
-    """Return the reasons that the operator's source says, and what else it passes on as one."""
-    said, passed_on = set[str](), set[str]()
-    for path in sorted(SOURCE.rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        constants = {
-            node.target.id: node.value.value
-            for node in tree.body
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-            if isinstance(node.value, ast.Constant)
-        }
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"Trouble", "Behind"}:
-                reason = node.args[0]
-                if isinstance(reason, ast.Constant):
-                    said.add(str(reason.value))
-                elif isinstance(reason, ast.Name) and reason.id in constants:
-                    said.add(str(constants[reason.id]))
-                else:
-                    passed_on.add(f"{path.relative_to(SOURCE)}: {ast.unparse(reason)}")
-    return said, passed_on
-
-
-def test_reasons_are_few_and_each_is_documented() -> None:
-    """They are labels of a metric: what a tenant or an API server says must never become one."""
-    said, passed_on = reasons()
-    documented = (ROOT / "docs" / "architecture.md").read_text()
-    assert {reason for reason in said if f"`{reason}`" not in documented} == set()
-    assert 20 < len(said) < 60
-    # Each of these is one of the above, or of the three that an Unreachable has.
-    assert passed_on == {
-        "backends/api_server_plan.py: refused.reason",
-        "addons/reconciler.py: troubles[min(troubles)].reason",
-        "classes/reconciler.py: troubles[0].reason",
-        "backends/adopted.py: trouble.reason",
-        "backends/managed.py: reason",
-        "controlplanes/publish.py: reason",
-        "status/errors.py: reason",
-    }

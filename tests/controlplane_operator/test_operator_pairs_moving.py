@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from kplane.api import ControlPlane, ControlPlaneRegistration
-from kplane.controlplane_operator.controlplanes import endpoint_switch as module
-from kplane.controlplane_operator.controlplanes.endpoint_switch import Pairs
+from kplane.controlplane_operator.registrations import endpoint_switch as module
+from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
 from kplane.controlplane_operator.registrations.resolution import SecretStanding, resolve
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores
 from kplane.provider import ClusterConfig
 
@@ -27,7 +27,7 @@ class World:
 
     def __init__(self) -> None:
         self.stores, self.queues = Stores(), Queues()
-        self.pairs = Pairs(self.stores, queues=self.queues)
+        self.switch = EndpointSwitch(self.stores, queues=self.queues)
         self._version = 0
         for reference in (_ADMIN, _CONTROLLERS):
             self.secret(reference, server=_OLD)
@@ -67,7 +67,7 @@ class World:
 
     def check(self, registration: ControlPlaneRegistration, of: ControlPlane) -> None:
         found = resolve(registration, control_plane=of, endpoint=None, standing=SecretStanding.USABLE)
-        self.pairs.check(registration, found, of=of)
+        self.switch.check(registration, found, of=of)
 
 
 async def test_a_move_waits_until_registrations_have_let_go() -> None:
@@ -75,15 +75,15 @@ async def test_a_move_waits_until_registrations_have_let_go() -> None:
     control_plane, registration = world.control_plane(), world.registration(at=_OLD)
 
     async def move() -> None:
-        async with world.pairs.moving(control_plane, to=_NEW):
+        async with world.switch.moving(control_plane, to=_NEW):
             steps.append("written")
 
     task = asyncio.create_task(move())
     key = await asyncio.wait_for(world.queues.registrations.get(), 1)
     assert key == ("", "reg")
     assert steps == []
-    async with world.pairs.resolving("acme"):
-        with pytest.raises(Trouble, match="is moving to another address") as told:
+    async with world.switch.resolving("acme"):
+        with pytest.raises(ConditionError, match="is moving to another address") as told:
             world.check(registration, control_plane)
         assert told.value.waits_for_event
         world.registration(at=None)
@@ -101,8 +101,8 @@ async def test_a_move_waits_until_registrations_have_let_go() -> None:
 async def test_what_is_published_during_a_move_is_waited_for_too() -> None:
     world = World()
     control_plane = world.control_plane()
-    async with world.pairs.resolving("acme"):
-        moving = world.pairs.moving(control_plane, to=_NEW)
+    async with world.switch.resolving("acme"):
+        moving = world.switch.moving(control_plane, to=_NEW)
         task = asyncio.ensure_future(moving.__aenter__())
         await asyncio.sleep(0)
         # It was resolved before the move began, and is published just now.
@@ -118,8 +118,8 @@ async def test_a_registration_that_does_not_let_go_stops_the_move(monkeypatch: p
     monkeypatch.setattr(module, "_FREED_SECONDS", 0.02)
     world = World()
     control_plane, registration = world.control_plane(), world.registration(at=_OLD)
-    with pytest.raises(Trouble, match="no longer name the former address: reg"):
-        async with world.pairs.moving(control_plane, to=_NEW):
+    with pytest.raises(ConditionError, match="no longer name the former address: reg"):
+        async with world.switch.moving(control_plane, to=_NEW):
             pytest.fail("the Secrets would be written now")
     world.check(registration, control_plane)
 
@@ -128,7 +128,7 @@ async def test_a_registration_that_does_not_let_go_stops_the_move(monkeypatch: p
 async def test_without_a_move_nobody_is_waited_for(endpoint: str | None) -> None:
     world = World()
     world.registration(at=_NEW)
-    async with world.pairs.moving(world.control_plane(endpoint=endpoint), to=_NEW):
+    async with world.switch.moving(world.control_plane(endpoint=endpoint), to=_NEW):
         assert len(world.queues.registrations) == 0
 
 
@@ -137,7 +137,7 @@ async def test_after_a_crash_in_a_move_the_former_address_is_not_named_again(mov
     world = World()
     for reference in moved:
         world.secret(reference, server=_NEW)
-    with pytest.raises(Trouble, match="is for the address that it moves to") as told:
+    with pytest.raises(ConditionError, match="is for the address that it moves to") as told:
         world.check(world.registration(at=None), world.control_plane())
     assert told.value.reason == "EndpointPending"
     for reference in (_ADMIN, _CONTROLLERS):
@@ -156,5 +156,5 @@ async def test_a_secret_of_the_registrations_own_choice_is_no_part_of_the_pair()
     world.secret(_ADMIN, server=_NEW)
     world.check(world.registration(at=None, secret=own), world.control_plane())
     world.registration(at=_OLD, secret=own)
-    async with asyncio.timeout(1), world.pairs.moving(world.control_plane(), to=_NEW):
+    async with asyncio.timeout(1), world.switch.moving(world.control_plane(), to=_NEW):
         pass

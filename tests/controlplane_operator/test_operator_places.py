@@ -8,10 +8,14 @@ import pytest
 
 from kplane.api import ControlPlane
 from kplane.controlplane_operator.backends.base import Provision
-from kplane.controlplane_operator.controlplanes.address_claims import place_of, places_held, places_written
-from kplane.controlplane_operator.controlplanes.claims import Claims
+from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.endpoints.addresses import Addresses
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.watch.addresses import (
+    held_addresses,
+    normalized_address,
+    written_addresses,
+)
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
 from kplane.provider import ClusterConfig
 
@@ -39,17 +43,17 @@ _ADOPTED = {
     ],
 )
 def test_one_place_has_one_spelling(url: str, other: str) -> None:
-    assert place_of(url) == place_of(other) == place_of(place_of(url))
+    assert normalized_address(url) == normalized_address(other) == normalized_address(normalized_address(url))
 
 
 @pytest.mark.parametrize("other", ["https://api.example:444", "https://api.example/base", "https://b.example"])
 def test_other_addresses_are_other_places(other: str) -> None:
-    assert place_of("https://api.example") != place_of(other)
+    assert normalized_address("https://api.example") != normalized_address(other)
 
 
 def test_what_is_no_url_is_nobodys_place() -> None:
-    assert places_held({"status": {"conditions": [_ADOPTED], "endpoint": "https://[1::2::3]"}}) == []
-    assert places_written({"spec": {"endpoint": "https://[1::2::3]"}, "status": {"endpoint": "https://x"}}) == [
+    assert held_addresses({"status": {"conditions": [_ADOPTED], "endpoint": "https://[1::2::3]"}}) == []
+    assert written_addresses({"spec": {"endpoint": "https://[1::2::3]"}, "status": {"endpoint": "https://x"}}) == [
         "https://x:443"
     ]
 
@@ -64,7 +68,7 @@ class Field:
         self.restart()
 
     def restart(self) -> None:
-        self.claims = Claims(self.stores, place=lambda one: self._wanted.get(one.name))
+        self.claims = AddressClaims(self.stores, address=lambda one: self._wanted.get(one.name))
 
     def led(self, name: str, to: str, *, age: int = 0, deleting: bool = False, **status: Any) -> ControlPlane:
         """Have a control plane of mode Dedicated whose endpoint leads to a place."""
@@ -87,7 +91,7 @@ class Field:
         return ControlPlane.model_validate(obj)
 
     def refused(self, control_plane: ControlPlane, *, because_of: str) -> None:
-        with pytest.raises(Trouble, match=f"is that of control plane {because_of},") as told:
+        with pytest.raises(ConditionError, match=f"is that of control plane {because_of},") as told:
             self.claims.take(control_plane)
         assert told.value.reason == "EndpointInUse"
 
@@ -167,7 +171,7 @@ def test_an_endpoint_that_is_edited_after_the_grant_gets_nobody_in(field: Field)
         return Provision(Addresses(url, url, url), administrator=ClusterConfig(server=url), authorities=None)
 
     field.claims.confirm(one, provision=provision("https://LEFT/"))
-    with pytest.raises(Trouble, match="edited a moment ago") as told:
+    with pytest.raises(ConditionError, match="edited a moment ago") as told:
         field.claims.confirm(one, provision=provision(_RIGHT))
     assert told.value.reason == "Provisioning"
     assert not told.value.waits_for_event

@@ -11,14 +11,12 @@ import pytest
 
 from kplane.api import ControlPlane
 from kplane.controlplane_operator.backends.base import Provision
-from kplane.controlplane_operator.context import Management
-from kplane.controlplane_operator.controlplanes.endpoint_switch import Pairs
-from kplane.controlplane_operator.controlplanes.publish import Publication
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.credentials import CredentialIssuer
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.pki.primitives import create_authority
-from kplane.controlplane_operator.watch.event_routing import Queues, Stores
+from kplane.controlplane_operator.watch.event_routing import Stores
 from kplane.provider import ClusterConfig
-from kplane.workloads import Runtime
 
 _OLD, _NEW = "https://old.example", "https://new.example"
 _CA, _OTHER_CA = (create_authority(name).certificate for name in ("one", "other"))
@@ -28,13 +26,13 @@ def told(*, published: bytes, at: str, ca: bytes, named: str | None = _OLD) -> b
     stores = Stores()
     metadata = {"name": "controlplane-acme-kubeconfig", "namespace": "kplane-cp-acme", "resourceVersion": "1"}
     stores.secrets.apply({"metadata": metadata, "data": {"kubeconfig": base64.b64encode(published).decode()}})
-    management = cast("Management", SimpleNamespace(stores=stores))
-    publication = Publication(management, pairs=Pairs(stores, queues=Queues()), runtime=cast("Runtime", None))
+    context = cast("OperatorContext", SimpleNamespace(stores=stores))
+    issuer = CredentialIssuer(context)
     status = {"endpoint": named} if named is not None else {}
     control_plane = ControlPlane.model_validate({"metadata": {"name": "acme"}, "spec": {}, "status": status})
     administrator = ClusterConfig(server=at, ca_data=ca, token="administrator")
     provision = Provision(Addresses(at, at, at), administrator=administrator, authorities=None)
-    return publication._is_another_server(control_plane, provision)
+    return issuer._is_another_server(control_plane, provision)
 
 
 def kubeconfig(server: str = _OLD, ca: bytes = _CA) -> bytes:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from kplane.controlplane_operator.watch import relisting
+from kplane.controlplane_operator.watch import feeds as resync
 from kplane.controlplane_operator.watch.event_routing import Stores
-from kplane.controlplane_operator.watch.relisting import Relisting
+from kplane.controlplane_operator.watch.feeds import Resync
 from kplane.provider import Client, Unreachable
 from kplane.provider.client.client import ObjectList
 
@@ -26,12 +26,12 @@ class Server:
 
 async def test_a_list_is_relied_on_for_five_minutes(eventually: Any) -> None:
     server, now = Server(), 1000.0
-    made = Relisting(cast("Client", server), stores=Stores(), label_selectors={}, clock=lambda: now)
+    made = Resync(cast("Client", server), stores=Stores(), label_selectors={}, clock=lambda: now)
     assert made.problem() == "the management cluster was not listed yet"
     task = asyncio.create_task(made.run())
     await made.synced.wait()
     # Longer than it takes until the next list, which may fail once.
-    assert 2 * 1.2 * relisting._PERIOD_SECONDS < 299
+    assert 2 * 1.2 * resync._PERIOD_SECONDS < 299
     now += 299
     assert made.problem() is None
     server.away = True

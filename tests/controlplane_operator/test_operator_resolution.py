@@ -14,7 +14,7 @@ from kplane.controlplane_operator.registrations.resolution import (
     resolve,
     secret_wanted,
 )
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.errors import ConditionError
 
 _OWN = {"name": "controlplane-cp-kubeconfig", "namespace": "kplane-cp-cp"}
 _CONTROLLERS = {"name": "controlplane-cp-controllers", "namespace": "kplane-cp-cp"}
@@ -48,7 +48,7 @@ def resolved(
 
 
 def reason(*args: Any, **kwargs: Any) -> str:
-    with pytest.raises(Trouble) as refused:
+    with pytest.raises(ConditionError) as refused:
         resolved(*args, **kwargs)
     return refused.value.reason
 
@@ -89,7 +89,7 @@ def test_a_control_plane_that_never_was_ready_says_why() -> None:
         "message": "class gold does not exist",
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }
-    with pytest.raises(Trouble, match="class gold does not exist") as refused:
+    with pytest.raises(ConditionError, match="class gold does not exist") as refused:
         resolved(registration(), control_plane({"conditions": [condition]}))
     assert refused.value.reason == "ControlPlaneNotReady"
 
@@ -114,7 +114,7 @@ def test_of_the_secrets_of_a_control_plane_those_are_published_that_are_made_for
     assert not published("control-plane-authorities")
     assert not published("controlplane-cp-kubeconfig", "kplane-cp-other")
     keys = registration(kubeconfigSecretRef={"name": "control-plane-authorities", "namespace": "kplane-cp-cp"})
-    with pytest.raises(Trouble, match="name controlplane-cp-kubeconfig or controlplane-cp-controllers"):
+    with pytest.raises(ConditionError, match="name controlplane-cp-kubeconfig or controlplane-cp-controllers"):
         resolved(keys, control_plane(_PUBLISHED), standing=SecretStanding.NOT_ALLOWED)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kplane.api import ControlPlane, RotationPhase
+from kplane.controlplane_operator.controlplanes.rotator import refused_rotation, rotation_status
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities
 from kplane.controlplane_operator.pki.rotation import Rotation
-from kplane.controlplane_operator.pki.rotator import refused_rotation, rotation_status
 
 NOW = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kplane.controlplane_operator.config import parse_arguments
-from kplane.controlplane_operator.errors import SettingsError
+from kplane.api.configuration import ConfigurationError
+from kplane.controlplane_operator.config import OperatorConfig
 from kplane.controlplane_operator.main import main
 
 
@@ -26,9 +26,9 @@ def flags(tmp_path: Path) -> list[str]:
 
 
 def test_flags_become_settings(flags: list[str], tmp_path: Path) -> None:
-    settings = parse_arguments([*flags, "--listen=[::1]:9000", "--mcm-service-account=ns/name", "--workers=3"])
-    assert (settings.listen_host, settings.listen_port) == ("::1", 9000)
-    assert (settings.mcm_namespace, settings.mcm_service_account, settings.workers) == ("ns", "name", 3)
+    settings = OperatorConfig.parse([*flags, "--listen=[::1]:9000", "--mcm-service-account=ns/name", "--workers=3"])
+    assert settings.listen == ("::1", 9000)
+    assert (settings.mcm_service_account, settings.workers) == (("ns", "name"), 3)
     assert settings.shared_etcd is not None
     assert settings.shared_etcd.credentials == tmp_path
 
@@ -51,15 +51,15 @@ def test_a_wrong_value_is_refused_with_the_flag_that_has_it(
     flags: list[str], wrong: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flag = wrong.partition("=")[0]
-    with pytest.raises(SettingsError, match=flag):
-        parse_arguments([*flags, wrong])
+    with pytest.raises(ConfigurationError, match=flag):
+        OperatorConfig.parse([*flags, wrong])
     assert main([*flags, wrong]) == 2
     assert flag in capsys.readouterr().err
 
 
 def test_half_of_the_shared_etcd_is_refused(flags: list[str]) -> None:
-    with pytest.raises(SettingsError, match="go together"):
-        parse_arguments([flag for flag in flags if "credentials" not in flag])
+    with pytest.raises(ConfigurationError, match="go together"):
+        OperatorConfig.parse([flag for flag in flags if "credentials" not in flag])
 
 
 def test_a_kubeconfig_that_cannot_be_used_ends_with_status_1(
@@ -69,8 +69,10 @@ def test_a_kubeconfig_that_cannot_be_used_ends_with_status_1(
 
 
 def test_processes_are_not_elected_unless_that_is_asked_for(flags: list[str]) -> None:
-    assert parse_arguments(flags).election is None
-    election = parse_arguments([*flags, "--leader-elect", "--namespace=ns", "--leader-elect-resource-name=it"]).election
+    assert OperatorConfig.parse(flags).election is None
+    election = OperatorConfig.parse(
+        [*flags, "--leader-elect", "--namespace=ns", "--leader-elect-resource-name=it"]
+    ).election
     assert election is not None
     assert (election.namespace, election.name) == ("ns", "it")
     assert election.timings.duration_seconds < 15
@@ -78,10 +80,10 @@ def test_processes_are_not_elected_unless_that_is_asked_for(flags: list[str]) ->
 
 def test_pods_are_elected_unless_that_is_refused(flags: list[str]) -> None:
     pods = [*flags, "--runtime=pods", "--kube-apiserver-image=a", "--etcd-image=b"]
-    election = parse_arguments(pods).election
+    election = OperatorConfig.parse(pods).election
     assert election is not None
     assert (election.namespace, election.name) == ("kplane-system", "kplane-operator")
-    assert parse_arguments([*pods, "--no-leader-elect"]).election is None
+    assert OperatorConfig.parse([*pods, "--no-leader-elect"]).election is None
 
 
 @pytest.mark.parametrize("seconds", [(7, 7.0, 1.5), (10, 7.0, 6.0), (10, 7.0, 0.0)])
@@ -92,5 +94,5 @@ def test_times_of_the_lease_that_do_not_fit_are_refused(flags: list[str], second
         f"--leader-elect-renew-deadline-seconds={deadline}",
         f"--leader-elect-retry-seconds={retry}",
     ]
-    with pytest.raises(SettingsError, match="--leader-elect-lease-seconds"):
-        parse_arguments([*flags, *given])
+    with pytest.raises(ConfigurationError, match="--leader-elect-lease-seconds"):
+        OperatorConfig.parse([*flags, *given])

@@ -10,15 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kplane.api import ControlPlane, ControlPlaneClass
-from kplane.controlplane_operator.controlplanes.address_claims import etcd_place
-from kplane.controlplane_operator.controlplanes.claims import Claims
-from kplane.controlplane_operator.controlplanes.validation import (
-    Claim,
-    check_class,
-    check_cluster_path,
-    check_unclaimed,
-)
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.class_policy import check_class, check_cluster_path
+from kplane.controlplane_operator.controlplanes.claims import AddressClaims, Claim, check_unclaimed
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.watch.addresses import etcd_address
 from kplane.controlplane_operator.watch.event_routing import Stores
 
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -31,7 +26,7 @@ def control_plane(name: str = "acme", *, status: dict[str, Any] | None = None, *
 
 
 def reason_of(check: Any, *args: Any, **kwargs: Any) -> str:
-    with pytest.raises(Trouble) as refused:
+    with pytest.raises(ConditionError) as refused:
         check(*args, **kwargs)
     return refused.value.reason
 
@@ -42,7 +37,7 @@ def reason_of(check: Any, *args: Any, **kwargs: Any) -> str:
      ("a" * 64, "InvalidClusterPath")],
 )  # fmt: skip
 def test_a_name_that_is_no_path_is_refused_with_the_way_out(name: str, reason: str) -> None:
-    with pytest.raises(Trouble, match=r"set spec\.virtual\.clusterPath") as refused:
+    with pytest.raises(ConditionError, match=r"set spec\.virtual\.clusterPath") as refused:
         check_cluster_path(control_plane(name))
     assert refused.value.reason == reason
 
@@ -61,7 +56,7 @@ _CLAIMS = st.lists(
         lambda number, age, held: Claim(
             name=f"cp-{number}",
             uid=f"uid-{number}",
-            place=etcd_place("acme"),
+            address=etcd_address("acme"),
             cluster_path="acme",
             held=held,
             created=_EPOCH + timedelta(seconds=age),
@@ -83,14 +78,16 @@ def test_exactly_one_of_those_who_want_a_path_gets_it(claims: list[Claim]) -> No
         try:
             check_unclaimed(claim, others=claims)
             granted.append(claim)
-        except Trouble as trouble:
-            assert trouble.reason == "ClusterPathInUse"  # noqa: PT017 - most of them are refused, that is the point
+        except ConditionError as failure:
+            assert failure.reason == "ClusterPathInUse"  # noqa: PT017 - most of them are refused, that is the point
     assert granted == [min(claims, key=lambda claim: (not claim.held, claim.created, claim.uid))]
 
 
-@given(claims=_CLAIMS, other=st.sampled_from([etcd_place("acm"), "https://elsewhere:443/clusters/acme/control-plane"]))
+@given(
+    claims=_CLAIMS, other=st.sampled_from([etcd_address("acm"), "https://elsewhere:443/clusters/acme/control-plane"])
+)
 def test_the_same_path_elsewhere_is_no_conflict(claims: list[Claim], other: str) -> None:
-    alone = Claim(name="x", uid="x", place=other, cluster_path="acme", held=False, created=_EPOCH + timedelta(days=1))
+    alone = Claim(name="x", uid="x", address=other, cluster_path="acme", held=False, created=_EPOCH + timedelta(days=1))
     check_unclaimed(alone, others=claims)
 
 
@@ -106,12 +103,12 @@ def stored(name: str, *, age: int = 0, deleting: bool = False, **status: Any) ->
     return {"metadata": metadata, "spec": {"virtual": {"clusterPath": "shared"}}, "status": status}
 
 
-def claims_over(*objects: dict[str, Any]) -> tuple[Claims, dict[str, ControlPlane]]:
+def claims_over(*objects: dict[str, Any]) -> tuple[AddressClaims, dict[str, ControlPlane]]:
     stores = Stores()
     for obj in objects:
         stores.control_planes.apply(obj)
     found = {obj["metadata"]["name"]: ControlPlane.model_validate(obj) for obj in objects}
-    return Claims(stores, place=lambda one: etcd_place(one.cluster_path)), found
+    return AddressClaims(stores, address=lambda one: etcd_address(one.cluster_path)), found
 
 
 def test_a_path_that_was_granted_stays_with_its_holder_though_an_older_one_turns_up() -> None:

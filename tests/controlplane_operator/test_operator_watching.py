@@ -12,15 +12,15 @@ from aiohttp import web
 from kopf._core.reactor import running
 
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.controlplane_operator.watch.backoff import Backoff
 from kplane.controlplane_operator.watch.cache import Store
-from kplane.controlplane_operator.watch.feeds import Watching
+from kplane.controlplane_operator.watch.feeds import KopfFeeds
+from kplane.provider.aio.backoff import Backoff
 
 
 async def test_where_kopf_gives_up_it_is_started_again(
     tls_server: Any, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Backoff, "next", lambda *_: 0.01)
+    monkeypatch.setattr(Backoff, "next_delay", lambda *_: 0.01)
     # Where its tasks have failed, kopf lets the others go on for five seconds.
     wait = running.aiotasks.wait
 
@@ -36,7 +36,7 @@ async def test_where_kopf_gives_up_it_is_started_again(
         return web.json_response({"kind": "Status", "code": 415}, status=415)
 
     async with tls_server(refuse) as config:
-        watching = Watching(lambda: config, stores=[Store(CONTROL_PLANES)], label_selectors={}, listed=lambda: None)
+        watching = KopfFeeds(lambda: config, stores=[Store(CONTROL_PLANES)], label_selectors={}, listed=lambda: None)
         following = asyncio.create_task(watching.run())
         try:
             await eventually(lambda: asked.count("/apis"), lambda count: count >= 2)

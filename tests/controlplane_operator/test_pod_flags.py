@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kplane.controlplane_operator.config import EtcdBehind, parse_arguments
-from kplane.controlplane_operator.errors import SettingsError
+from kplane.api.configuration import ConfigurationError
+from kplane.controlplane_operator.config import EtcdService, OperatorConfig
 from kplane.provider.errors import KubeconfigError
 from kplane.workloads.pods import Expose, Image
 
@@ -32,7 +32,7 @@ def test_flags_become_settings(flags: list[str]) -> None:
         "--shared-etcd-service=kplane-etcd",
         "--namespace=kplane",
     ]
-    settings = parse_arguments([*flags, *given])
+    settings = OperatorConfig.parse([*flags, *given])
     pods = settings.pods
     assert pods is not None
     assert pods.images == {
@@ -42,12 +42,12 @@ def test_flags_become_settings(flags: list[str]) -> None:
     assert (pods.pull_secrets, pods.replicas) == (("one", "two"), 3)
     assert (pods.expose, pods.external_host) == (Expose.NODE_PORT, "nodes.example")
     assert (pods.storage_class, pods.storage_size, pods.allow_egress) == ("fast", "20Gi", ("203.0.113.0/24",))
-    assert settings.shared_etcd == EtcdBehind("kplane-etcd", "kplane")
+    assert settings.shared_etcd == EtcdService("kplane-etcd", "kplane")
 
 
 def test_who_reads_metrics_is_the_same_in_tenants_namespaces(flags: list[str]) -> None:
     given = '[{"podSelector":{},"ipBlock":null},{"podSelector":{},"namespaceSelector":{}},{"ipBlock":{"cidr":"::/0"}}]'
-    pods = parse_arguments([*flags, "--mcm-image=m", "--namespace=kplane", f"--metrics-from={given}"]).pods
+    pods = OperatorConfig.parse([*flags, "--mcm-image=m", "--namespace=kplane", f"--metrics-from={given}"]).pods
     assert pods is not None
     here = {"matchLabels": {"kubernetes.io/metadata.name": "kplane"}}
     assert pods.metrics_from == (
@@ -55,13 +55,13 @@ def test_who_reads_metrics_is_the_same_in_tenants_namespaces(flags: list[str]) -
         {"podSelector": {}, "namespaceSelector": {}},
         {"ipBlock": {"cidr": "::/0"}},
     )
-    nobody = parse_arguments([*flags, "--mcm-image=m", "--metrics-from=[]"]).pods
+    nobody = OperatorConfig.parse([*flags, "--mcm-image=m", "--metrics-from=[]"]).pods
     assert nobody is not None
     assert nobody.metrics_from == ()
 
 
 def test_defaults_are_those_of_the_help(flags: list[str]) -> None:
-    pods = parse_arguments(flags).pods
+    pods = OperatorConfig.parse(flags).pods
     assert pods is not None
     assert (pods.replicas, pods.expose, pods.external_host) == (1, Expose.CLUSTER_IP, None)
     assert pods.metrics_from is None
@@ -79,8 +79,8 @@ def test_defaults_are_those_of_the_help(flags: list[str]) -> None:
         (["--mcm-image=m", '--metrics-from={"podSelector":{}}'], "this is no list of peers"),
         (["--expose=NodePort"], "--expose NodePort needs --external-host"),
         (["--external-host=nodes.example"], "only --expose NodePort has this"),
-        (["--expose=NodePort", "--external-host=https://nodes"], "neither a host name nor an address"),
-        (["--expose=NodePort", "--external-host=.:."], "neither a host name nor an address"),
+        (["--expose=NodePort", "--external-host=https://nodes"], "this is no host name and no address"),
+        (["--expose=NodePort", "--external-host=.:."], "this is no host name and no address"),
         (["--storage-size=10"], "--storage-size 10: this is no size, such as 10Gi"),
         (["--storage-size=much"], "--storage-size much: this is no size, such as 10Gi"),
         (["--storage-size="], "--storage-size : this is no size, such as 10Gi"),
@@ -92,14 +92,14 @@ def test_defaults_are_those_of_the_help(flags: list[str]) -> None:
     ],
 )
 def test_wrong_value_is_refused_with_a_sentence(flags: list[str], given: list[str], sentence: str) -> None:
-    with pytest.raises(SettingsError, match=sentence):
-        parse_arguments([*flags, *given])
+    with pytest.raises(ConfigurationError, match=sentence):
+        OperatorConfig.parse([*flags, *given])
 
 
 @pytest.mark.parametrize("missing", ["--kube-apiserver-image", "--etcd-image"])
 def test_images_are_needed(flags: list[str], missing: str) -> None:
-    with pytest.raises(SettingsError, match=f"--runtime pods needs {missing}"):
-        parse_arguments([flag for flag in flags if not flag.startswith(missing)])
+    with pytest.raises(ConfigurationError, match=f"--runtime pods needs {missing}"):
+        OperatorConfig.parse([flag for flag in flags if not flag.startswith(missing)])
 
 
 @pytest.mark.parametrize(
@@ -107,23 +107,23 @@ def test_images_are_needed(flags: list[str], missing: str) -> None:
     [("2001:DB8::0001", "2001:db8::1"), ("192.0.2.7", "192.0.2.7"), ("Nodes.Example", "nodes.example")],
 )
 def test_external_host_is_written_as_in_certificates(flags: list[str], given: str, host: str) -> None:
-    pods = parse_arguments([*flags, "--expose=NodePort", f"--external-host={given}"]).pods
+    pods = OperatorConfig.parse([*flags, "--expose=NodePort", f"--external-host={given}"]).pods
     assert pods is not None
     assert pods.external_host == host
 
 
 @pytest.mark.parametrize(("size", "quota"), [("4Gi", 3 << 30), ("100Gi", 8 << 30), ("1000M", 750_000_000)])
 def test_etcd_refuses_writes_before_its_volume_is_full(flags: list[str], size: str, quota: int) -> None:
-    assert parse_arguments([*flags, f"--storage-size={size}"]).etcd_quota_bytes == quota
+    assert OperatorConfig.parse([*flags, f"--storage-size={size}"]).etcd_quota_bytes == quota
 
 
 def test_processes_have_no_images(flags: list[str]) -> None:
     given = [flag for flag in flags if flag != "--runtime=pods"]
-    with pytest.raises(SettingsError, match="--kube-apiserver-image, --etcd-image: only --runtime pods has this"):
-        parse_arguments(given)
+    with pytest.raises(ConfigurationError, match="--kube-apiserver-image, --etcd-image: only --runtime pods has this"):
+        OperatorConfig.parse(given)
 
 
 def test_without_kubeconfig_the_pod_is_the_identity(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(KubeconfigError, match="not in a pod"):
-        parse_arguments(flags).management_config()
+        OperatorConfig.parse(flags).management_config()

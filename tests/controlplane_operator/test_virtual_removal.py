@@ -10,7 +10,7 @@ import pytest
 from kplane.api import ControlPlane, DeletionPolicy
 from kplane.controlplane_operator.backends.virtual import VirtualProvisioner
 from kplane.controlplane_operator.errors import KeyspaceError
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.workloads import RuntimeFailure
 
 CONTROL_PLANE = ControlPlane.model_validate(
@@ -78,7 +78,7 @@ async def test_access_goes_before_the_keys() -> None:
 async def test_a_removal_that_was_cut_off_begins_with_the_access_again(failing: str, error: Exception) -> None:
     steps = Steps(failing, error)
     virtual = provisioner(steps)
-    with pytest.raises(Trouble, match=str(error)):
+    with pytest.raises(ConditionError, match=str(error)):
         await undo(virtual, policy=DeletionPolicy.DESTROY)
     assert steps.done == DESTROYED[: DESTROYED.index(failing)]
     steps.done.clear()

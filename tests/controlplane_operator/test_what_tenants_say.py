@@ -9,7 +9,7 @@ import pytest
 
 from kplane.api import ControlPlaneRegistrationStatus, ControlPlaneStatus
 from kplane.controlplane_operator.errors import BootstrapFailed
-from kplane.controlplane_operator.status.errors import trouble_with
+from kplane.controlplane_operator.status.errors import tenant_error
 from kplane.controlplane_operator.tenant.client import reported_version, tenant_client
 from kplane.controlplane_operator.tenant.tokens import request_token
 from kplane.provider import Client, ClusterConfig
@@ -76,17 +76,17 @@ async def test_a_token_is_taken_as_it_is() -> None:
 
 
 def test_the_condition_says_that_an_answer_was_too_large() -> None:
-    trouble = trouble_with("setting up the control plane", AnswerTooLarge("https://a answered with more than 4 MiB"))
-    assert (trouble.reason, trouble.message) == (
+    failure = tenant_error("setting up the control plane", AnswerTooLarge("https://a answered with more than 4 MiB"))
+    assert (failure.reason, failure.message) == (
         "AnswerTooLarge",
         "setting up the control plane: https://a answered with more than 4 MiB",
     )
 
 
 def test_what_a_tenant_says_is_bounded_and_printable_in_conditions() -> None:
-    trouble = trouble_with("a", Forbidden(403, "Forbidden", "no\n\x00\u202e" + "x" * 100_000))
-    assert trouble.message.isprintable()
-    assert len(trouble.message) < 2100
+    failure = tenant_error("a", Forbidden(403, "Forbidden", "no\n\x00\u202e" + "x" * 100_000))
+    assert failure.message.isprintable()
+    assert len(failure.message) < 2100
 
 
 async def test_clients_of_tenants_take_little_in_and_those_of_the_management_cluster_do_not_change() -> None:

@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kplane.controlplane_operator.backends.mcm import MCM_PORTS
-from kplane.controlplane_operator.backends.names import apiserver_name, etcd_name, mcm_name, place
+from kplane.controlplane_operator.component_names import apiserver_name, etcd_name, mcm_name, place
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.metrics import Metrics as OperatorMetrics
 from kplane.controlplane_operator.watch.cache import Store

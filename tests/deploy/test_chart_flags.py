@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kplane.controlplane_operator.config import Settings, parse_arguments
+from kplane.controlplane_operator.config import OperatorConfig
 from kplane.mcm.placement.sharding import SHARDS
 from kplane.mcm.settings import Settings as McmSettings
 from kplane.workloads import Resources
@@ -24,18 +24,18 @@ def arguments(rendered: Any, program: str) -> list[str]:
     return found
 
 
-def operator_settings(rendered: Any, credentials: Path) -> Settings:
+def operator_settings(rendered: Any, credentials: Path) -> OperatorConfig:
     for name in ("ca.crt", "ca.key", "client.crt", "client.key"):
         (credentials / name).touch()
     given = arguments(rendered, "-operator")
-    return parse_arguments([item.replace("/etc/kplane/shared-etcd", str(credentials)) for item in given])
+    return OperatorConfig.parse([item.replace("/etc/kplane/shared-etcd", str(credentials)) for item in given])
 
 
 def test_the_operator_is_told_everything_that_is_set(chart: Any, everything_on: Path, tmp_path: Path) -> None:
     settings = operator_settings(chart.render(everything_on), tmp_path)
     assert settings.kubeconfig is None
-    assert (settings.mcm_namespace, settings.mcm_service_account) == ("kplane-system", "my-kplane-mcm")
-    assert (settings.workers, settings.log_level, settings.listen_port) == (4, "DEBUG", 8080)
+    assert settings.mcm_service_account == ("kplane-system", "my-kplane-mcm")
+    assert (settings.workers, settings.log_level, settings.listen.port) == (4, "DEBUG", 8080)
     assert settings.election is not None
     assert (settings.election.namespace, settings.election.name) == ("kplane-system", "my-kplane-operator")
     pods = settings.pods

@@ -134,12 +134,14 @@ def test_half_a_signing_ca_is_none() -> None:
 
 
 def test_a_kubeconfig_without_credentials_is_refused_with_a_sentence() -> None:
-    with pytest.raises(ConfigurationError, match=r"registration a: .* neither a client certificate nor a token"):
+    with pytest.raises(ConfigurationError, match=r"registration a: .* add a token or a client certificate"):
         describe(token=None)
 
 
 def test_an_unknown_profile_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigurationError, match="'Tiny' is not known; there are Core, Nodeless, Full"):
+    with pytest.raises(
+        ConfigurationError, match=r"unknown controllers\.profile 'Tiny'; use one of Core, Nodeless, Full"
+    ):
         describe(profile="Tiny")
 
 

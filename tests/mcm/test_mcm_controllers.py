@@ -90,7 +90,7 @@ async def test_flags_of_its_command_line_are_acted_on_by_the_instance(
 
     # None runs with a name that is not known, and the registration says so in the program's words.
     await name_controllers(fleet, name, "namespace-controller", "nope")
-    sentence = 'kube-controller-manager refuses controllers.explicit: "nope" is not in the list of known controllers'
+    sentence = 'kube-controller-manager rejects controllers.explicit: "nope" is not in the list of known controllers'
     await eventually(
         lambda: running_of(fleet, name),
         lambda found: (found["status"], found["reason"]) == ("False", "CannotStart") and sentence in found["message"],
@@ -152,4 +152,4 @@ async def test_flags_that_kube_controller_manager_refuses_are_refused_at_the_sta
     mcm = mcm_of(api_server.mcm_kubeconfig)
     mcm.start("--nope")
     assert await asyncio.to_thread(mcm.process.wait, 90.0) == 1
-    assert "kube-controller-manager refuses its flags: unknown flag: --nope" in mcm.log.read_text()
+    assert "kube-controller-manager rejects its flags: unknown flag: --nope" in mcm.log.read_text()

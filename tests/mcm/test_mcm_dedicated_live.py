@@ -282,7 +282,7 @@ async def test_what_it_may_not_announce_an_mcm_of_one_registration_does_not_star
                 return mcm.clusters().get(name) or {}
             return {}
 
-        sentence = "cannot be told of its instance"
+        sentence = "failed to announce the instance of registration"
         found = await eventually(lambda: asyncio.to_thread(told), lambda found: sentence in found.get("message", ""))
         assert found["state"] == "Pending"
         assert not mcm.instances()

@@ -108,11 +108,11 @@ async def test_each_kind_of_trouble_is_told(world: World) -> None:
     world.crash(3)
     for _ in range(3):
         world.events.update("a", Reason.UNREADY, message="no answer")
-    world.events.update("a", Reason.CANNOT_END, message="no disk")
+    world.events.update("a", Reason.STOP_FAILED, message="no disk")
     assert [reason for kind, reason in world.told if kind == "Warning"] == [
         "InstanceEnded",
         "InstanceUnready",
-        "InstanceCannotEnd",
+        "InstanceStopFailed",
     ]
 
 

@@ -43,7 +43,7 @@ def script(directory: Path, text: str) -> Path:
 )
 async def test_what_kube_controller_manager_takes_is_let_pass(binaries: Any, arguments: tuple[str, ...]) -> None:
     await check(*arguments, directories=binaries.directories)
-    with pytest.raises(ConfigurationError, match=f"/{PROGRAM} refuses its flags: unknown flag: --nope"):
+    with pytest.raises(ConfigurationError, match=f"/{PROGRAM} rejects its flags: unknown flag: --nope"):
         await check(*arguments, "--nope", directories=binaries.directories)
 
 
@@ -67,35 +67,35 @@ async def test_what_kube_controller_manager_takes_is_let_pass(binaries: Any, arg
 async def test_what_it_refuses_is_refused_with_its_own_words(
     binaries: Any, arguments: tuple[str, ...], says: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=rf"/{PROGRAM} refuses its flags: .*{re.escape(says)}"):
+    with pytest.raises(ConfigurationError, match=rf"/{PROGRAM} rejects its flags: .*{re.escape(says)}"):
         await check(*arguments, directories=binaries.directories)
 
 
 @pytest.mark.integration
 async def test_every_version_is_asked(binaries: Any, tmp_path: Path) -> None:
     older = script(tmp_path / "older", 'echo "Error: unknown flag: --cluster-name" >&2; exit 1')
-    with pytest.raises(ConfigurationError, match=f"{older}/{PROGRAM} refuses its flags: unknown flag: --cluster-name"):
+    with pytest.raises(ConfigurationError, match=f"{older}/{PROGRAM} rejects its flags: unknown flag: --cluster-name"):
         await check("--cluster-name=a", directories=[*binaries.directories, older])
 
 
 async def test_without_the_program_flags_are_not_taken_on_trust(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=f"there is no {PROGRAM} in {tmp_path} "):
+    with pytest.raises(ConfigurationError, match=f"cannot validate flags: {PROGRAM} not found in {tmp_path};"):
         await check("--cluster-name=a", directories=[tmp_path])
 
 
 @pytest.mark.parametrize("text", ["exit 0", "echo something else >&2; exit 3"])
 async def test_a_program_that_answers_otherwise_is_not_understood(tmp_path: Path, text: str) -> None:
-    with pytest.raises(RuntimeFailure, match="cannot be asked about its flags"):
+    with pytest.raises(RuntimeFailure, match="failed to validate flags with"):
         await check("--cluster-name=a", directories=[script(tmp_path, text)])
 
 
 @pytest.mark.parametrize(
     ("argument", "says"),
     [
-        ("--config=/a", "profiles other than the default one need a kube-scheduler of your own"),
-        ("--kubeconfig=/a", "works for the control plane of its own registration"),
-        ("--leader_elect=true", "--leader-elect of kube-scheduler is not for you to set"),
-        ("--write-config-to=/a", "it would have the instances end at once"),
+        ("--config=/a", "for other profiles run a kube-scheduler of your own"),
+        ("--kubeconfig=/a", "connects to the control plane of its own registration"),
+        ("--leader_elect=true", "mcm sets --leader-elect of kube-scheduler itself"),
+        ("--write-config-to=/a", "instances would print it and end"),
         ("-v=5", "give one flag with its value each time"),
         ("100", "give one flag with its value each time"),
     ],

@@ -86,7 +86,7 @@ async def test_a_file_that_was_cut_short_is_read_from_its_start(tmp_path: Path, 
         path.write_text("after\n")
         found.logs.look()
         await eventually(lambda: found.lines[-1] == "[one] after")
-    [told] = [line for line in found.lines if "was cut" in line]
+    [told] = [line for line in found.lines if "was rotated" in line]
     assert f"{path}.1" in told
 
 
@@ -108,7 +108,7 @@ async def test_a_cut_is_seen_also_where_the_file_is_as_long_again(
         await eventually(lambda: found.lines[-1] == f"[one] {lines(1099, 1)[0]}")
     assert found.lines[:50] == [f"[one] {line}" for line in lines(0, 50)]
     assert found.lines[51:] == [f"[one] {line}" for line in lines(1000, 100)]
-    assert "was cut" in found.lines[50]
+    assert "was rotated" in found.lines[50]
 
 
 async def test_a_flood_is_cut_and_that_is_told(tmp_path: Path, eventually: Eventually) -> None:
@@ -118,7 +118,7 @@ async def test_a_flood_is_cut_and_that_is_told(tmp_path: Path, eventually: Event
     found.present["one"] = InstanceLog(object(), "one", path)
     async with found.logs.running():
         await eventually(lambda: found.lines and found.lines[-1] == "[one] line 199999")
-    assert "bytes are left out here" in found.lines[0]
+    assert "bytes are skipped here" in found.lines[0]
     assert len(found.stream.getvalue()) < 1 << 20
 
 

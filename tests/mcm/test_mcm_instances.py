@@ -89,7 +89,7 @@ async def test_edits_in_a_row_come_to_one_restart_and_to_none_where_the_last_one
     pid = await eventually(lambda: world.pid("a"))
     for key in (b"second", b"third", b"first"):
         await world.clusters.add_or_replace(cluster("a", credentials={"sa.key": key}))
-    await eventually(lambda: "goes on" in caplog.text)
+    await eventually(lambda: "continues" in caplog.text)
     assert world.pid("a") == pid
     for key in (b"second", b"third"):
         await world.clusters.add_or_replace(cluster("a", credentials={"sa.key": key}))
@@ -146,7 +146,7 @@ async def test_what_cannot_be_started_is_told_and_disturbs_no_other(world: World
     def told() -> dict[str, Any]:
         return {found.name: found for found in world.overview.summaries()}
 
-    await eventually(lambda: told()["bad"].message, lambda message: "'Tiny' is not known" in message)
+    await eventually(lambda: told()["bad"].message, lambda message: "unknown controllers.profile 'Tiny'" in message)
     assert told()["bad"].state == "Pending"
     assert told()["bad"].profile == "Tiny"
 

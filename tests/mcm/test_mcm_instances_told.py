@@ -75,7 +75,13 @@ async def test_the_end_is_confirmed_only_when_nothing_is_left_and_tried_until_th
     await world.clusters.add_or_replace(cluster("a", server="https://127.0.0.1:2"))
     await eventually(lambda: world.pid("a"), lambda found: found not in {None, pid})
     assert not alive(pid)
-    assert [what for what, _ in world.observer.told][:5] == ["announced", "Starting", "CannotEnd", "ended", "announced"]
+    assert [what for what, _ in world.observer.told][:5] == [
+        "announced",
+        "Starting",
+        "StopFailed",
+        "ended",
+        "announced",
+    ]
 
 
 async def test_what_is_not_wanted_any_more_does_not_start(world: World, eventually: Eventually) -> None:
@@ -92,7 +98,7 @@ async def test_a_description_that_makes_no_instance_is_not_announced(world: Worl
     await world.clusters.remove("bad")
     [(what, why), *_] = world.observer.told
     assert what == "failed"
-    assert "'Tiny' is not known" in why
+    assert "unknown controllers.profile 'Tiny'" in why
     assert "announced" not in {what for what, _ in world.observer.told}
 
 

@@ -289,8 +289,8 @@ async def test_a_registration_without_an_instance_is_not_written_to(desk: Desk) 
 async def test_last_words_are_kept_to_their_end(desk: Desk, eventually: Eventually) -> None:
     async with desk.reports.running():
         await desk.reports.announce(desk.cluster)
-        desk.reports.update(desk.name, Reason.CANNOT_END, message="x" * 5000 + " and the reason")
-        await eventually(desk.running, lambda found: found == ("False", "CannotEnd"))
+        desk.reports.update(desk.name, Reason.STOP_FAILED, message="x" * 5000 + " and the reason")
+        await eventually(desk.running, lambda found: found == ("False", "StopFailed"))
     [found] = [item for item in (await desk.status())["conditions"] if item["type"] == "Running"]
     assert found["message"].endswith("x and the reason")
     assert len(found["message"]) == 1000

@@ -141,7 +141,7 @@ async def test_what_is_too_much_together_is_left_out(caplog: pytest.LogCaptureFi
         Scraper(READER) as scraper,
     ):
         assert list(await scraper.scrape([first, second], take=take)) == [Origin("first", PROGRAM)]
-    assert f"the metrics of {PROGRAM} of second cannot be read" in caplog.text
+    assert f"failed to read the metrics of {PROGRAM} of second" in caplog.text
 
 
 async def test_clients_that_have_left_are_in_nobodys_way(eventually: Eventually, hold_port: Callable[[], int]) -> None:

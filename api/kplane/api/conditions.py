@@ -12,9 +12,17 @@ from kplane.api.extensions import list_map
 from kplane.api.resource import ApiModel
 
 __all__ = [
+    "ADDONS_READY",
+    "CLASS_FOUND",
+    "DEDICATED_READY",
     "DELETING",
+    "MANAGED",
+    "PAUSED",
     "READY",
     "RUNNING",
+    "SUPPORTED",
+    "SYNCED",
+    "UP_TO_DATE",
     "Condition",
     "ConditionStatus",
     "Conditions",
@@ -31,6 +39,30 @@ RUNNING: Final = "Running"
 
 DELETING: Final = "Deleting"
 """The condition of a control plane that is True while it is taken down; its reason is where that is."""
+
+MANAGED: Final = "Managed"
+"""The condition that records whether kplane runs the API server; decided once, because the removal depends on it."""
+
+SYNCED: Final = "Synced"
+"""The condition that is there, and False, while what is published stays good and the operator cannot reconcile it."""
+
+SUPPORTED: Final = "Supported"
+"""The condition that is there, and False, while a field is accepted and has no effect."""
+
+CLASS_FOUND: Final = "ClassFound"
+"""The condition that is there, and False, while a control plane follows what is remembered of its class."""
+
+UP_TO_DATE: Final = "UpToDate"
+"""The condition that is there, and False, while an API server is not what its control plane asks for."""
+
+PAUSED: Final = "Paused"
+"""The condition that is there, and True, while an object is paused."""
+
+ADDONS_READY: Final = "AddonsReady"
+"""The condition that says whether a control plane's add-ons are installed."""
+
+DEDICATED_READY: Final = "DedicatedReady"
+"""The condition of a registration with an mcm of its own that says whether that mcm runs."""
 
 _MAX_MESSAGE: Final = 32768
 _TYPE_PATTERN: Final = (

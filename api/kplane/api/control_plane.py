@@ -56,12 +56,21 @@ class ControlPlanePhase(StrEnum):
     """Where a control plane is in its life, in one word."""
 
     PENDING = "Pending"
+    """It waits for an object that a person has to create, correct or free. It was never published."""
     PROVISIONING = "Provisioning"
+    """It is being made. It was never published."""
     READY = "Ready"
+    """It is published and serves."""
+    UNAVAILABLE = "Unavailable"
+    """It is published and does not serve now. The operator retries by itself."""
     MIGRATING = "Migrating"
+    """Its data move to another home."""
     HIBERNATED = "Hibernated"
+    """It sleeps until a request wakes it."""
     FAILED = "Failed"
+    """A person has to act; the condition Ready says how."""
     TERMINATING = "Terminating"
+    """It is being deleted."""
 
 
 class EndpointType(StrEnum):
@@ -218,7 +227,9 @@ class ControlPlaneStatus(ApiModel):
     """What the control plane is. A published value stays through transient errors; those show in the conditions."""
 
     phase: ControlPlanePhase | None = None
-    """Where the control plane is in its life, in one word; the conditions say more."""
+    """Where the control plane is in its life: Pending and Provisioning before it is published for the first time, Ready
+    while it serves, Unavailable while it does not and the operator retries, Failed while a person has to act.
+    """
     endpoint: Annotated[str, StringConstraints(max_length=2048)] | None = None
     """The URL of the API server for clients in the management cluster."""
     endpoints: Annotated[list[EndpointAddress], Field(max_length=8), list_map("type")] = Field(default_factory=list)
@@ -279,8 +290,8 @@ class ControlPlane(ResourceModel):
                     " || has(self.spec.endpointRef) == has(oldSelf.spec.endpointRef)"
                 ),
                 message=(
-                    "spec.endpointRef can be changed, and not added or removed, because that would exchange the API"
-                    " server under its users: create a second ControlPlane instead, and switch registrations to it"
+                    "spec.endpointRef must not be added or removed, because that would exchange the API"
+                    " server under users; create a second ControlPlane, and switch registrations to it"
                 ),
                 field_path=".spec",
                 reason="FieldValueForbidden",

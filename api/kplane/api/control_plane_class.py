@@ -53,7 +53,7 @@ _SHORTEST_LIFETIME: Final = "10m"
 """No API server grants a token of less (TokenRequest's expirationSeconds, k8s.io/api/authentication/v1)."""
 _LONGEST_LIFETIME: Final = "8760h"
 
-_ROLE_SENTENCE: Final = "must be the name of a ClusterRole: without '/' and '%', and neither '.' nor '..'"
+_ROLE_SENTENCE: Final = "must be the name of a ClusterRole: without '/' and '%', and other than '.' and '..'"
 
 
 def _role_name(name: str) -> str:
@@ -178,8 +178,8 @@ class ControlPlaneClassSpec(ApiModel):
     modes_allowed: Annotated[list[ControlPlaneMode], Field(max_length=8), ATOMIC_LIST] = Field(default_factory=list)
     """Modes that control planes of the class may have; absent or empty for every mode."""
     controllers: ControllersSettings | None = None
-    """Which controllers run for control planes of the class whose registration does not say it. Where neither does,
-    --controllers of the multicluster controller manager counts, and without that those of profile Nodeless run.
+    """Which controllers run for control planes of the class whose registration does not say it. Otherwise
+    --controllers of the multicluster controller manager counts, and without that flag profile Nodeless.
     """
     default_services: Services = Field(default_factory=list)
     """Services that each control plane of the class is registered for by itself; absent or empty for none. It counts

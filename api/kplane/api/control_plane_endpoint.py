@@ -32,7 +32,7 @@ class ControlPlaneEndpointSpec(ApiModel):
 
 
 class ControlPlaneEndpointStatus(ApiModel):
-    """The addresses in force: those of the spec, where nobody else writes others here; what is here wins.
+    """The addresses in force: those of the spec, unless another controller writes others here.
 
     Ready says whether the endpoint can be used as it is written, Reachable whether its API server answers.
     """
@@ -68,4 +68,4 @@ class ControlPlaneEndpoint(ResourceModel):
     spec: ControlPlaneEndpointSpec
     """The addresses, and how kplane gets in."""
     status: ControlPlaneEndpointStatus = Field(default_factory=ControlPlaneEndpointStatus)
-    """The addresses in force; written by whoever provides the endpoint."""
+    """The addresses in force; written by the controller that provides the endpoint."""

@@ -85,7 +85,7 @@ class ControlPlaneRegistrationStatus(ApiModel):
     mode: RegistrationMode | None = None
     """The mode of the spec, Shared where it has none."""
     controllers: ControllersSettings | None = None
-    """Which controllers run, by the spec, else by the class of the control plane; absent where neither says it."""
+    """Which controllers run, by the spec, else by the class of the control plane; absent if both are silent."""
     version: Annotated[str, StringConstraints(max_length=63)] | None = None
     """The version that the control plane's API server reports."""
     instance: InstanceStatus | None = None

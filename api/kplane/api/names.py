@@ -24,7 +24,7 @@ __all__ = [
     "KUBECONFIG_EXTERNAL_KEY",
     "KUBECONFIG_KEY",
     "MODE_ANNOTATION",
-    "PAUSE_ANNOTATION",
+    "PAUSED_ANNOTATION",
     "REGISTRATION_LABEL",
     "RETAINED_LABEL",
     "RETAINED_UID_ANNOTATION",
@@ -88,7 +88,7 @@ ROTATE_ANNOTATION: Final = f"{GROUP}/rotate"
 FINISH_ROTATION_ANNOTATION: Final = f"{GROUP}/finish-rotation"
 """On a control plane: the value of `ROTATE_ANNOTATION` whose overlap is to end at once."""
 
-PAUSE_ANNOTATION: Final = f"{GROUP}/pause"
+PAUSED_ANNOTATION: Final = f"{GROUP}/paused"
 """`"true"` on a control plane or a registration: the operator leaves it as it is, its deletion included."""
 
 KUBECONFIG_KEY: Final = "kubeconfig"

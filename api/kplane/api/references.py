@@ -102,8 +102,8 @@ Services = Annotated[
 
 
 _URL_SENTENCE: Final = (
-    "must be an https URL of a host, an optional port and a plain path, such as https://api.example.com:6443/path; user"
-    " information, a query and a fragment are not allowed, credentials belong into a Secret"
+    "must be an https URL such as https://api.example.com:6443/path; user information, a query and a fragment are not"
+    " allowed, put credentials into a Secret"
 )
 _DOT_SENTENCE: Final = "must not contain the path segments '.' and '..': write the path as the server sees it"
 

@@ -101,5 +101,5 @@ class ResourceModel(ApiModel):
 
     @property
     def deleting(self) -> bool:
-        """Whether somebody has asked for the deletion of the object."""
+        """Whether the deletion of the object was requested."""
         return self.metadata.deletion_timestamp is not None

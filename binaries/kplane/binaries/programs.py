@@ -1,6 +1,6 @@
 """Finds the programs that kplane uses, and obtains the missing ones.
 
-For each upstream it tries KPLANE_BINARIES_DIR, the cache, the official release and a build from source, in this order.
+For each upstream it tries KPLANE_BINARIES_DIR, the cache, the official release and a build from source, in order.
 `python -m kplane.binaries [PROGRAM...]` prints the directories of the programs.
 """
 

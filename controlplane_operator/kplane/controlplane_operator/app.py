@@ -10,36 +10,33 @@ from typing import Any, Final, Protocol
 
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.reconciler import ControlPlaneAddonsReconciler
-from kplane.controlplane_operator.backends.adopted import ExternalProvisioner
+from kplane.controlplane_operator.backends.adopted import AdoptedProvisioner
 from kplane.controlplane_operator.backends.dedicated import DedicatedProvisioner
-from kplane.controlplane_operator.backends.names import place
 from kplane.controlplane_operator.backends.virtual import VirtualProvisioner
 from kplane.controlplane_operator.classes.reconciler import ControlPlaneClassReconciler
-from kplane.controlplane_operator.config import EtcdAt, EtcdBehind, Settings
-from kplane.controlplane_operator.context import Management
-from kplane.controlplane_operator.controlplanes.claims import Claims
-from kplane.controlplane_operator.controlplanes.endpoint_switch import Pairs
+from kplane.controlplane_operator.component_names import place
+from kplane.controlplane_operator.config import EtcdAt, EtcdService, OperatorConfig
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.claims import AddressClaims
+from kplane.controlplane_operator.controlplanes.deletion import Removal
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
-from kplane.controlplane_operator.controlplanes.publish import Publication
 from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler, Provisioners
-from kplane.controlplane_operator.controlplanes.removal import Removal
 from kplane.controlplane_operator.endpoints.reconciler import ControlPlaneEndpointReconciler
 from kplane.controlplane_operator.expiry_metrics import ExpiryMetrics
+from kplane.controlplane_operator.failures import Failures
+from kplane.controlplane_operator.gc import ComponentCollector, GrantCollector
+from kplane.controlplane_operator.grants import Access
 from kplane.controlplane_operator.health import Check, serve_health
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.leadership import Leadership
-from kplane.controlplane_operator.mcm_settings import why_no_mcm
 from kplane.controlplane_operator.metrics import OnFailure, Reconcile
-from kplane.controlplane_operator.pki.rotator import Rotator
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms
-from kplane.controlplane_operator.registrations.gc import Sweeping
-from kplane.controlplane_operator.registrations.grants import Access, Account
+from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.registrations.reconciler import ControlPlaneRegistrationReconciler
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.keeper import CredentialsKeeper, service_endpoint
 from kplane.controlplane_operator.status.events import Events
-from kplane.controlplane_operator.status.failures import Failures
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.cache import Key, Store
 from kplane.controlplane_operator.watch.event_routing import (
@@ -53,9 +50,7 @@ from kplane.controlplane_operator.watch.event_routing import (
     wake_all,
     wake_by_component,
 )
-from kplane.controlplane_operator.watch.feeds import Watching
-from kplane.controlplane_operator.watch.gc import Orphans
-from kplane.controlplane_operator.watch.relisting import Relisting
+from kplane.controlplane_operator.watch.feeds import KopfFeeds, Resync
 from kplane.provider import Client, ClusterConfig, Event, Informer, Result
 from kplane.provider.controllers.workers import Controller
 from kplane.workloads import ProcessRuntime
@@ -74,8 +69,8 @@ _WAITING_FOR_EACH_WORKER: Final = 8
 """Reconciles that wait for a tenant's answer without a worker: each costs memory, some ten kilobytes, and no time."""
 
 
-async def run_operator(settings: Settings, *, stop: asyncio.Event) -> None:
-    """Run until `stop` is set; components of control planes go on without us.
+async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None:
+    """Run until `stop` is set; components of control planes keep running without it.
 
     Where a Lease is asked for, only its holder works; the others follow what happens, to be ready at once. Raises
     KubeconfigError, RuntimeFailure or OSError where it cannot start, and LeaseLost, in a group, where work had to end.
@@ -91,45 +86,45 @@ async def run_operator(settings: Settings, *, stop: asyncio.Event) -> None:
         if isinstance(runtime, PodRuntime):
             # It only watches by itself, while one of processes looks after them.
             await stack.enter_async_context(runtime)
-        management = _management(client, settings)
-        stack.push_async_callback(management.connections.aclose)
+        context = _context(client, settings)
+        stack.push_async_callback(context.connections.aclose)
         if settings.election is not None:
-            management.metrics.elected(settings.election.name, leading=lambda: leadership.leading)
-        assembly = _Assembly(settings, management=management, runtime=runtime, default_credentials=default)
+            context.metrics.elected(settings.election.name, leading=lambda: leadership.leading)
+        assembly = _Assembly(settings, context=context, runtime=runtime, default_credentials=default)
         stack.push_async_callback(assembly.close)
         await stack.enter_async_context(
             serve_health(
-                settings.listen_host,
-                port=settings.listen_port,
+                settings.listen.host,
+                port=settings.listen.port,
                 checks=assembly.checks(),
                 notes={"leader-election": leadership.role},
-                metrics=management.metrics.registry,
+                metrics=context.metrics.registry,
             )
         )
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work, name=name) for name, work in assembly.following().items()]
             tasks.append(group.create_task(leadership.run(assembly.work), name="work"))
-            _log.info("running", extra={"listen": f"{settings.listen_host}:{settings.listen_port}"})
+            _log.info("running", extra={"listen": str(settings.listen)})
             await stop.wait()
             _log.info("stopping")
             for task in tasks:
                 task.cancel()
 
 
-def _runtime(client: Client, settings: Settings) -> ProcessRuntime | PodRuntime:
+def _runtime(client: Client, settings: OperatorConfig) -> ProcessRuntime | PodRuntime:
     if settings.pods is not None:
         return PodRuntime(client, place=place, settings=settings.pods)
-    return ProcessRuntime(settings.state_directory, programs=settings.program_directories)
+    return ProcessRuntime(settings.state_dir, programs=settings.programs_dir)
 
 
-def _shared_etcd(client: Client, settings: Settings) -> tuple[SharedEtcd | None, CredentialsKeeper | None]:
+def _shared_etcd(client: Client, settings: OperatorConfig) -> tuple[SharedEtcd | None, CredentialsKeeper | None]:
     """Return the shared etcd, and who keeps its credentials where that is our task."""
     match settings.shared_etcd:
         case None:
             return None, None
         case EtcdAt(endpoint, credentials):
             return SharedEtcd.from_directory(credentials, endpoint=endpoint), None
-        case EtcdBehind(service, namespace):
+        case EtcdService(service, namespace):
             endpoint = service_endpoint(service, namespace=namespace)
             etcd = SharedEtcd(endpoint, namespace=namespace)
             keeper = CredentialsKeeper(
@@ -137,15 +132,15 @@ def _shared_etcd(client: Client, settings: Settings) -> tuple[SharedEtcd | None,
                 etcd=etcd,
                 service=service,
                 namespace=namespace,
-                directory=settings.state_directory / ".shared-etcd",
+                directory=settings.state_dir / ".shared-etcd",
             )
             return etcd, keeper
 
 
-def _management(client: Client, settings: Settings) -> Management:
+def _context(client: Client, settings: OperatorConfig) -> OperatorContext:
     events = Events(client)
-    access = Access(client, shared=Account(settings.mcm_namespace, settings.mcm_service_account))
-    return Management(
+    access = Access(client, shared=settings.mcm_service_account)
+    return OperatorContext(
         client=client,
         stores=Stores(),
         queues=Queues(),
@@ -167,61 +162,61 @@ class _Assembly:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: OperatorConfig,
         *,
-        management: Management,
+        context: OperatorContext,
         runtime: ProcessRuntime | PodRuntime,
         default_credentials: ClusterConfig | None,
     ) -> None:
-        self._metrics = management.metrics
+        self._metrics = context.metrics
         self._working = False
         self._known = asyncio.Event()
         self._settings = settings
-        self._management = management
+        self._context = context
         self._runtime = runtime
-        self._shared_etcd, self._keeper = _shared_etcd(management.client, settings)
-        self._virtual = VirtualProvisioner(management, runtime=runtime, shared_etcd=self._shared_etcd)
+        self._shared_etcd, self._keeper = _shared_etcd(context.client, settings)
+        self._virtual = VirtualProvisioner(context, runtime=runtime, shared_etcd=self._shared_etcd)
         provisioners = Provisioners(
             virtual=self._virtual,
-            dedicated=DedicatedProvisioner(management, runtime=runtime, quota_bytes=settings.etcd_quota_bytes),
-            external=ExternalProvisioner(management, default_credentials=default_credentials),
+            dedicated=DedicatedProvisioner(context, runtime=runtime, quota_bytes=settings.etcd_quota_bytes),
+            adopted=AdoptedProvisioner(context, default_credentials=default_credentials),
         )
-        identities = McmIdentities(management.client)
+        identities = McmIdentities(context.client)
         self._mcms = DedicatedMcms(runtime, identities=identities)
-        namespaces = ManagementNamespaces(management)
-        claims = Claims(management.stores, place=provisioners.place)
-        pairs = Pairs(management.stores, queues=management.queues)
+        namespaces = ManagementNamespaces(context)
+        claims = AddressClaims(context.stores, address=provisioners.address)
+        switch = EndpointSwitch(context.stores, queues=context.queues)
         control_planes = ControlPlaneReconciler(
-            management,
+            context,
             provisioners=provisioners,
             namespaces=namespaces,
-            publication=Publication(management, pairs=pairs, runtime=runtime),
-            rotator=Rotator(management),
             removal=Removal(
-                management, namespaces=namespaces, provisioner=provisioners.used, claims=claims, mcms=self._mcms
+                context, namespaces=namespaces, provisioner=provisioners.used, claims=claims, mcms=self._mcms
             ),
             claims=claims,
+            switch=switch,
+            runtime=runtime,
         )
-        bundles = Bundles(management.stores.bundles, namespace=settings.namespace)
+        bundles = Bundles(context.stores.bundles, namespace=settings.namespace)
         kinds: dict[str, _Reconciler] = {
             "controlplane": control_planes,
-            "controlplaneclass": ControlPlaneClassReconciler(management, bundles=bundles),
-            "controlplaneendpoint": ControlPlaneEndpointReconciler(management, default_credentials=default_credentials),
+            "controlplaneclass": ControlPlaneClassReconciler(context, bundles=bundles),
+            "controlplaneendpoint": ControlPlaneEndpointReconciler(context, default_credentials=default_credentials),
             "controlplaneregistration": ControlPlaneRegistrationReconciler(
-                management,
-                pairs=pairs,
+                context,
+                switch=switch,
                 mcms=self._mcms,
-                no_dedicated=why_no_mcm(settings.dedicated_mcm, pods=settings.pods is not None),
+                no_dedicated=settings.why_no_mcm,
             ),
         }
         self._reconcilers: dict[str, tuple[str, Reconcile, OnFailure]] = {
             name: (each.failures.kind, each.failures.guarded(each.reconcile), each.failures.failed)
             for name, each in kinds.items()
         }
-        addons = ControlPlaneAddonsReconciler(management, bundles=bundles)
+        addons = ControlPlaneAddonsReconciler(context, bundles=bundles)
         self._reconcilers[_ADDONS] = CONTROL_PLANES.kind, addons.reconcile, self._counting(_ADDONS)
         self._dedicated = DedicatedMcmReconciler(
-            management,
+            context,
             runtime=runtime,
             mcms=self._mcms,
             identities=identities,
@@ -229,18 +224,18 @@ class _Assembly:
             config=settings.management_config() if settings.pods is None else None,
         )
         self._reconcilers[_MCMS] = CONTROL_PLANE_REGISTRATIONS.kind, self._dedicated.reconcile, self._counting(_MCMS)
-        self._relisting = Relisting(management.client, stores=management.stores, label_selectors=LABEL_SELECTORS)
-        self._sweeping = Sweeping(
-            self._relisting, stores=management.stores, access=management.access, identities=identities
+        self._resync = Resync(context.client, stores=context.stores, label_selectors=LABEL_SELECTORS)
+        self._grants_gc = GrantCollector(
+            self._resync, stores=context.stores, access=context.access, identities=identities
         )
         self._opened = {
-            "secrets for registrations": _Opened(management.client, management.stores.allowed_secrets, ALLOWED_SECRETS),
-            "secrets for endpoints": _Opened(management.client, management.stores.endpoint_secrets, ENDPOINT_SECRETS),
-            "bundles": _Opened(management.client, management.stores.bundles, BUNDLES, namespace=settings.namespace),
+            "secrets for registrations": _Opened(context.client, context.stores.allowed_secrets, ALLOWED_SECRETS),
+            "secrets for endpoints": _Opened(context.client, context.stores.endpoint_secrets, ENDPOINT_SECRETS),
+            "bundles": _Opened(context.client, context.stores.bundles, BUNDLES, namespace=settings.namespace),
         }
         self._followed = {
-            f"watching {store.resource.plural}": _Opened(management.client, store, LABEL_SELECTORS[store.resource])
-            for store in management.stores.of_others()
+            f"watching {store.resource.plural}": _Opened(context.client, store, LABEL_SELECTORS[store.resource])
+            for store in context.stores.of_others()
         }
 
     async def close(self) -> None:
@@ -254,52 +249,52 @@ class _Assembly:
 
     def following(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return, by name, what runs at all times: it reads, and writes nothing."""
-        watching = Watching(
+        watching = KopfFeeds(
             self._settings.management_config,
-            stores=self._management.stores.of_our_kinds(),
+            stores=self._context.stores.of_our_kinds(),
             label_selectors=LABEL_SELECTORS,
-            listed=self._relisting.ask,
+            listed=self._resync.ask,
         )
         return {
             **{name: followed.run() for name, followed in (self._opened | self._followed).items()},
-            "relisting": self._relisting.run(),
+            "relisting": self._resync.run(),
             "watching": watching.run(),
         }
 
     async def work(self) -> None:
         """Do what only one operator may do at a time, until cancelled."""
-        management = self._management
+        context = self._context
         async with AsyncExitStack() as stack:
             if isinstance(self._runtime, ProcessRuntime):
                 await stack.enter_async_context(self._runtime)
             self._working = True
             stack.callback(self._runtime.subscribe(self._wake))
-            # Not before: nobody would take the keys out of the queues.
-            connect(management.stores, queues=management.queues)
-            wake_all(management.stores, queues=management.queues)
-            self._metrics.observe(control_planes=management.stores.control_planes, queues=management.queues.by_name())
-            self._metrics.registry.register(ExpiryMetrics(management.stores))
+            # Only now are there workers that take keys out of the queues.
+            connect(context.stores, queues=context.queues)
+            wake_all(context.stores, queues=context.queues)
+            self._metrics.observe(control_planes=context.stores.control_planes, queues=context.queues.by_name())
+            self._metrics.registry.register(ExpiryMetrics(context.stores))
             work = {
-                "events": management.events.run(),
-                "orphans": Orphans(management.client, runtime=self._runtime, mcms=self._mcms).run(),
-                "sweeping": self._sweeping.run(),
+                "events": context.events.run(),
+                "orphans": ComponentCollector(context.client, runtime=self._runtime, mcms=self._mcms).run(),
+                "sweeping": self._grants_gc.run(),
                 "shared etcd's access control": self._virtual.run(),
                 **({"shared etcd's credentials": self._keeper.run()} if self._keeper is not None else {}),
-                **{f"{name} controller": self._control(name) for name in management.queues.by_name()},
+                **{f"{name} controller": self._control(name) for name in context.queues.by_name()},
             }
             async with asyncio.TaskGroup() as group:
                 for name, each in work.items():
                     group.create_task(each, name=name)
 
     def _wake(self, component: str) -> None:
-        """A component of the runtime changed: whoever it belongs to is looked at."""
-        wake_by_component(component, stores=self._management.stores, queues=self._management.queues)
+        """Reconcile the objects that a changed component of the runtime belongs to."""
+        wake_by_component(component, stores=self._context.stores, queues=self._context.queues)
         self._dedicated.wake(component)
 
     async def _control(self, name: str) -> None:
-        # Reconciling from half-filled stores would take objects for missing; and what the operator before this one
-        # wrote last, such as who has which clusterPath, is known only from a list that was made since.
-        await self._sweeping.synced.wait()
+        # Half-filled stores would make objects seem to be missing. And only a list made since then shows what the
+        # operator before this one wrote last, such as which control plane has which clusterPath.
+        await self._grants_gc.synced.wait()
         for opened in self._opened.values():
             await opened.synced.wait()
         await self._runtime.synced()
@@ -308,7 +303,7 @@ class _Assembly:
         controller = Controller(
             name,
             self._metrics.timed(name, reconcile=reconcile),
-            queue=self._management.queues.by_name()[name],
+            queue=self._context.queues.by_name()[name],
             workers=self._settings.workers,
             waiting=self._settings.workers * _WAITING_FOR_EACH_WORKER,
             timeout_seconds=_RECONCILE_SECONDS,
@@ -318,7 +313,7 @@ class _Assembly:
         await controller.run()
 
     def _counting(self, controller: str) -> OnFailure:
-        """Return what counts failures: what is told is told in a condition of its own, and not in Maintained."""
+        """Return what counts failures of a controller that reports in a condition of its own, and not in Synced."""
 
         async def count(_key: Key, _error: BaseException) -> None:
             self._metrics.failed(controller)
@@ -327,10 +322,10 @@ class _Assembly:
 
     async def _caches_problem(self) -> str | None:
         known = self._known.is_set() or not self._working
-        return self._relisting.problem() if known else "the management cluster was not listed yet"
+        return self._resync.problem() if known else "the management cluster was not listed yet"
 
     async def _etcd_problem(self) -> str | None:
-        # Its credentials are looked after by whoever works.
+        # Only the leader keeps its credentials.
         return await self._virtual.problem() if self._working else None
 
 

@@ -1,228 +1,431 @@
-"""What the operator was told to do, checked before anything starts."""
+"""The configuration of `controlplane-operator`: every flag, checked before anything starts."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
+import ipaddress
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from kplane.controlplane_operator.backends.etcd import DEFAULT_QUOTA_BYTES
-from kplane.controlplane_operator.backends.mcm import McmProgram
-from kplane.controlplane_operator.election_flags import ElectionSettings, add_election_flags, election_settings
-from kplane.controlplane_operator.errors import SettingsError
-from kplane.controlplane_operator.mcm_settings import add_mcm_flags, mcm_program
-from kplane.controlplane_operator.pod_flags import add_pod_flags, pod_settings, storage_bytes
-from kplane.provider import ClusterConfig
-from kplane.workloads.pods import PodSettings
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-__all__ = ["EtcdAt", "EtcdBehind", "Settings", "parse_arguments"]
+from kplane.api import ComputeResources, ResourceAmounts, quantity
+from kplane.api.configuration import Configuration, Directory, File, Flag, HostPort, Listen, State
+from kplane.controlplane_operator.backends.etcd import DEFAULT_QUOTA_BYTES
+from kplane.controlplane_operator.backends.mcm import MCM, MCM_RESOURCES, McmProgram
+from kplane.controlplane_operator.grants import Account
+from kplane.provider import ClusterConfig
+from kplane.provider.coordination.lease import LeaseTimings
+from kplane.workloads import Resources
+from kplane.workloads.pods import Expose, Image, PodSettings
+
+__all__ = ["ElectionSettings", "EtcdAt", "EtcdService", "OperatorConfig"]
+
+_ELECTION: Final = "leader election"
+_PODS: Final = "with --runtime pods"
+_MCM: Final = "for registrations of mode Dedicated, which have an mcm of their own"
+_TIMINGS: Final = LeaseTimings()
+
+_PORTS: Final = {"https": 6443, "client": 2379, "peer": 2380, "metrics": 2381, "http": 8081}
+_API_SERVER_CAPABILITIES: Final = ("NET_BIND_SERVICE",)
+"""Upstream's images give the program's file this capability, see build/server-image/kube-apiserver in kubernetes."""
+_PROGRAMS_IN_IMAGE: Final = Path("/usr/local/bin")
+"""Where kplane's image of mcm has kube-controller-manager and kube-scheduler."""
+_QUANTITY: Final = re.compile(r"([1-9][0-9]*)(Mi|Gi|Ti|M|G|T)")
+_UNITS: Final = {"Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "M": 10**6, "G": 10**9, "T": 10**12}
+_HOST: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?")
+_SET_BY_OPERATOR: Final = re.compile(
+    r"-h|--|--(help|kubeconfig|state-dir|listen|(no-)?report-status|registration(-.*)?"
+    r"|cluster-(source|kubeconfig-secret-template|namespace-scope|selector|sharding|shard-.*|lease-.*))"
+)
+"""Flags of mcm that the operator sets, and those of a shared mcm, which keep one for one registration from starting."""
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdAt:
-    """A shared etcd of somebody else; `credentials` holds ca.crt, ca.key, client.crt and client.key."""
+    """A shared etcd that kplane does not run; `credentials` holds ca.crt, ca.key, client.crt and client.key."""
 
     endpoint: str
     credentials: Path
 
 
 @dataclass(frozen=True, slots=True)
-class EtcdBehind:
-    """A shared etcd that was installed with the operator, which makes its certificates: Service and namespace."""
+class EtcdService:
+    """A shared etcd that was installed with the operator, which makes its certificates."""
 
     service: str
     namespace: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Flags of `controlplane-operator`, see its `--help`."""
+class ElectionSettings:
+    """The Lease that the working one of several operators holds."""
 
-    kubeconfig: Path | None
-    """Of the management cluster; None: the ServiceAccount of the pod."""
-    state_directory: Path
-    program_directories: tuple[Path, ...]
-    listen_host: str
-    listen_port: int
-    pods: PodSettings | None = None
-    """How components run as pods; None: they are processes of this machine."""
-    election: ElectionSettings | None = None
-    """How it is made sure that one of several operators works; None: there is one."""
-    shared_etcd: EtcdAt | EtcdBehind | None = None
-    cluster_kubeconfig: Path | None = None
-    namespace: str = "kplane-system"
-    """Where the operator is, and ConfigMaps with add-ons."""
-    mcm_namespace: str = "kplane-system"
-    mcm_service_account: str = "mcm"
-    dedicated_mcm: McmProgram | None = None
-    """What runs for registrations of mode Dedicated; None: nothing does, and they are told."""
-    workers: int = 16
-    log_level: str = "INFO"
+    namespace: str
+    name: str
+    timings: LeaseTimings
+
+
+def _account(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    namespace, separator, name = value.partition("/")
+    if not separator or not namespace or not name or "/" in name:
+        raise ValueError("this is not NAMESPACE/NAME, such as kplane-system/mcm")
+    return Account(namespace, name)
+
+
+def _https(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme != "https" or not parts.hostname:
+        raise ValueError("an https URL is needed, such as https://10.0.0.5:2379")
+    return url
+
+
+def _etcd_credentials(directory: Path) -> Path:
+    for name in ("ca.crt", "ca.key", "client.crt", "client.key"):
+        if not (directory / name).is_file():
+            raise ValueError(f"{name} is missing there")
+    return directory
+
+
+def _program(path: Path) -> Path:
+    if not path.is_file() or not os.access(path, os.X_OK):
+        raise ValueError("there is no such program")
+    return path.absolute()
+
+
+def _host(value: str) -> str:
+    try:
+        # As certificates write it: another form would never be found in one.
+        return str(ipaddress.ip_address(value))
+    except ValueError:
+        if not _HOST.fullmatch(value):
+            raise ValueError("this is no host name and no address") from None
+    return value.lower()
+
+
+def _storage_bytes(size: str) -> int:
+    parts = _QUANTITY.fullmatch(size)
+    if parts is None:
+        raise ValueError("this is no size, such as 10Gi")
+    return int(parts[1]) * _UNITS[parts[2]]
+
+
+def _size(value: str) -> str:
+    _storage_bytes(value)
+    return value
+
+
+def _network(value: str) -> str:
+    try:
+        return str(ipaddress.ip_network(value))
+    except ValueError as error:
+        raise ValueError(f"{error}; a network is written like 203.0.113.0/24") from None
+
+
+def _peers(value: Any) -> Any:
+    try:
+        peers = json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError(f"this is no JSON: {error}") from None
+    if isinstance(peers, list):
+        peers = [{k: v for k, v in peer.items() if v is not None} if isinstance(peer, dict) else peer for peer in peers]
+    if isinstance(value, str) and (not isinstance(peers, list) or not all(_is_peer(peer) for peer in peers)):
+        raise ValueError(
+            "this is no list of peers as in a NetworkPolicy, such as"
+            ' [{"namespaceSelector":{"matchLabels":{"kubernetes.io/metadata.name":"monitoring"}}}]'
+        )
+    return tuple(peers)
+
+
+def _is_peer(peer: Any) -> bool:
+    return (
+        isinstance(peer, dict)
+        and (peer.keys() == {"ipBlock"} or (bool(peer) and peer.keys() <= {"namespaceSelector", "podSelector"}))
+        and all(isinstance(part, dict) for part in peer.values())
+    )
+
+
+def _amounts(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    found: dict[str, str] = {}
+    for part in value.split(","):
+        name, separator, amount = part.partition("=")
+        if name not in {"cpu", "memory"} or not separator or name in found:
+            raise ValueError("amounts are written like cpu=50m,memory=128Mi")
+        found[name] = amount
+    try:
+        return ResourceAmounts.model_validate(found)
+    except ValidationError as error:
+        raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+
+
+def _mcm_arg(argument: str) -> str:
+    flag = argument.partition("=")[0]
+    if _SET_BY_OPERATOR.fullmatch(flag):
+        raise ValueError(
+            f"leave {flag} out; the operator sets which registration an mcm serves, as whom and where, and no other mcm"
+            " shares that registration"
+        )
+    return argument
+
+
+_Amounts = Annotated[ResourceAmounts | None, BeforeValidator(_amounts)]
+_Metrics = Annotated[Sequence[Mapping[str, Any]] | None, BeforeValidator(_peers)]
+
+
+class OperatorConfig(Configuration):
+    """Flags of `controlplane-operator`."""
+
+    program: ClassVar = "controlplane-operator"
+    environment_prefix: ClassVar = "KPLANE_OPERATOR_"
+    description: ClassVar = "Makes ControlPlane objects real and resolves ControlPlaneRegistrations."
+
+    kubeconfig: Annotated[File | None, Flag("FILE", default="the ServiceAccount of the pod")] = None
+    """Kubeconfig of the management cluster"""
+    runtime: Literal["process", "pods"] = "process"
+    """What API servers and etcds run as"""
+    state_dir: Annotated[State, Flag("DIR")]
+    """Directory for the data of running components, and for credentials of the shared etcd"""
+    programs_dir: Annotated[tuple[Directory, ...], Flag("DIR")]
+    """Directory with kube-apiserver and etcd, with --runtime process"""
+    shared_etcd_endpoint: Annotated[str | None, AfterValidator(lambda url: url and _https(url)), Flag("URL")] = None
+    """URL of the etcd of virtual control planes, such as https://10.0.0.5:2379"""
+    shared_etcd_credentials: Annotated[Annotated[Directory, AfterValidator(_etcd_credentials)] | None, Flag("DIR")] = (
+        None
+    )
+    """Directory with ca.crt and ca.key, which sign tenants' certificates, and root's client.crt and client.key"""
+    shared_etcd_service: Annotated[str | None, Flag("NAME")] = None
+    """Service of an etcd that was installed with this operator, which then makes its certificates"""
+    namespace: Annotated[str, Flag("NAME")] = "kplane-system"
+    """Namespace of this operator and its Lease, of add-ons, of --shared-etcd-service and of --image-pull-secret"""
+    listen: Listen = HostPort("127.0.0.1", 8080)
+    """Address of /healthz, /readyz and /metrics"""
+    cluster_kubeconfig: Annotated[File | None, Flag("FILE")] = None
+    """Kubeconfig with bootstrap credentials for adopted endpoints that name none themselves"""
+    mcm_service_account: Annotated[
+        Account, BeforeValidator(_account), Flag("NAMESPACE/NAME", default="kplane-system/mcm")
+    ] = Account("kplane-system", "mcm")
+    """ServiceAccount that may read the Secrets that registrations resolve to"""
+    workers: Annotated[int, Field(ge=1), Flag("N")] = 16
+    """Number of objects of a kind that are reconciled at once"""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Least severity that is logged"""
+
+    leader_elect: Annotated[bool | None, Flag(group=_ELECTION, default="on with --runtime pods")] = None
+    """Work only while holding a Lease in --namespace; --state-dir keeps processes to one operator"""
+    leader_elect_resource_name: Annotated[str, Flag("NAME", _ELECTION)] = "kplane-operator"
+    """Name of the Lease"""
+    leader_elect_lease_seconds: Annotated[int, Flag("SECONDS", _ELECTION)] = _TIMINGS.duration_seconds
+    """Time after which another operator takes over from one that is gone"""
+    leader_elect_renew_deadline_seconds: Annotated[float, Flag("SECONDS", _ELECTION)] = _TIMINGS.renew_deadline_seconds
+    """Time after which an operator that cannot renew the Lease exits"""
+    leader_elect_retry_seconds: Annotated[float, Flag("SECONDS", _ELECTION)] = _TIMINGS.retry_seconds
+    """Time between renewals, and between looks at another operator's Lease"""
+
+    kube_apiserver_image: Annotated[str | None, Flag("IMAGE", _PODS)] = None
+    """Image with kube-apiserver on its PATH"""
+    etcd_image: Annotated[str | None, Flag("IMAGE", _PODS)] = None
+    """Image with etcd on its PATH, for dedicated control planes"""
+    mcm_image: Annotated[str | None, Flag("IMAGE", _PODS)] = None
+    """kplane's image of mcm, for registrations of mode Dedicated"""
+    mcm_image_pull_policy: Annotated[
+        Literal["Always", "IfNotPresent", "Never"] | None, Flag(group=_PODS, default="IfNotPresent")
+    ] = None
+    """When nodes pull that image"""
+    metrics_from: Annotated[_Metrics, Flag("PEERS", _PODS, default="anybody")] = None
+    """JSON list of peers of --namespace, as in a NetworkPolicy, that may read the metrics of each dedicated mcm"""
+    image_pull_secret: Annotated[tuple[str, ...], Flag("NAME", _PODS)] = ()
+    """Secret of --namespace for pulling images, copied to tenants' namespaces"""
+    replicas: Annotated[int, Field(ge=1), Flag("N", _PODS)] = 1
+    """Number of kube-apiservers of each control plane"""
+    expose: Annotated[Expose, Flag(group=_PODS)] = Expose.CLUSTER_IP
+    """Type of the Services of kube-apiservers"""
+    external_host: Annotated[str | None, AfterValidator(lambda host: host and _host(host)), Flag("HOST", _PODS)] = None
+    """Name or address of the nodes in external URLs, with --expose NodePort"""
+    storage_class: Annotated[str | None, Flag("NAME", _PODS, default="the cluster's default class")] = None
+    """StorageClass of dedicated etcds' volumes"""
+    storage_size: Annotated[str, AfterValidator(_size), Flag("SIZE", _PODS)] = "10Gi"
+    """Size of dedicated etcds' volumes"""
+    allow_egress: Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], Flag("CIDR", _PODS)] = ()
+    """Network that kube-apiservers may connect to, for tenants' webhooks"""
+
+    mcm_program: Annotated[Annotated[Path, AfterValidator(_program)] | None, Flag("FILE", _MCM)] = None
+    """mcm, with --runtime process; it finds kube-controller-manager in --programs-dir"""
+    mcm_arg: Annotated[tuple[Annotated[str, AfterValidator(_mcm_arg)], ...], Flag("FLAG", _MCM)] = ()
+    """One more flag of each mcm, such as --mcm-arg=--concurrent-gc-syncs=5"""
+    mcm_requests: Annotated[
+        _Amounts, Flag("AMOUNTS", _MCM, f"cpu={MCM_RESOURCES.cpu_request},memory={MCM_RESOURCES.memory_request}")
+    ] = None
+    """Resources that each mcm is guaranteed as a pod"""
+    mcm_limits: Annotated[_Amounts, Flag("AMOUNTS", _MCM, f"memory={MCM_RESOURCES.memory_limit}")] = None
+    """Resources that each mcm cannot exceed as a pod, with its instance"""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        """Check what depends on more than one flag."""
+        for part in (self.pods, self.election, self.shared_etcd, self.dedicated_mcm):
+            del part
+        return self
 
     @property
     def etcd_quota_bytes(self) -> int:
-        """The size of a dedicated etcd's database at which it refuses writes: well before its volume is full."""
+        """The size at which a dedicated etcd refuses writes, well before its volume is full."""
         if self.pods is None:
             return DEFAULT_QUOTA_BYTES
-        return min(DEFAULT_QUOTA_BYTES, storage_bytes(self.pods.storage_size) * 3 // 4)
+        return min(DEFAULT_QUOTA_BYTES, _storage_bytes(self.pods.storage_size) * 3 // 4)
 
     def management_config(self) -> ClusterConfig:
         """Read how the management cluster is reached. Raises KubeconfigError."""
         return ClusterConfig.load(self.kubeconfig) if self.kubeconfig is not None else ClusterConfig.in_cluster()
 
-
-def parse_arguments(arguments: Sequence[str]) -> Settings:
-    """Turn command line arguments into settings.
-
-    Raises SettingsError with a sentence that names the flag; exits (as argparse does) for `--help` and unknown flags.
-    """
-    given = _parser().parse_args(arguments)
-    host, port = _address(given.listen)
-    namespace, service_account = _service_account(given.mcm_service_account)
-    if given.workers < 1:
-        raise SettingsError(f"--workers {given.workers}: at least 1 is needed")
-    programs = tuple(_directory("--programs-dir", path) for path in given.programs_dir)
-    return Settings(
-        kubeconfig=_file("--kubeconfig", given.kubeconfig) if given.kubeconfig else None,
-        state_directory=given.state_dir.absolute(),
-        program_directories=programs,
-        listen_host=host,
-        listen_port=port,
-        pods=pod_settings(given),
-        election=election_settings(given),
-        shared_etcd=_shared_etcd(given),
-        cluster_kubeconfig=_file("--cluster-kubeconfig", given.cluster_kubeconfig)
-        if given.cluster_kubeconfig
-        else None,
-        namespace=given.namespace,
-        mcm_namespace=namespace,
-        mcm_service_account=service_account,
-        dedicated_mcm=mcm_program(given, directories=programs),
-        workers=given.workers,
-        log_level=given.log_level,
-    )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="controlplane-operator",
-        description="Makes ControlPlane objects real and resolves ControlPlaneRegistrations.",
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add(
-        "--kubeconfig",
-        type=Path,
-        metavar="FILE",
-        help="of the management cluster (default: the ServiceAccount of the pod)",
-    )
-    add("--runtime", choices=["process", "pods"], default="process", help="what API servers and etcds run as")
-    add(
-        "--state-dir",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="for what running components keep, and for credentials of the shared etcd",
-    )
-    add(
-        "--programs-dir",
-        type=Path,
-        required=True,
-        action="append",
-        metavar="DIR",
-        help="where kube-apiserver and etcd are, for --runtime=process; may be repeated",
-    )
-    add(
-        "--shared-etcd-endpoint",
-        metavar="URL",
-        help="etcd of the virtual control planes, such as https://10.0.0.5:2379",
-    )
-    add(
-        "--shared-etcd-credentials",
-        type=Path,
-        metavar="DIR",
-        help="with ca.crt and ca.key, which sign tenants' client certificates, and client.crt and client.key of root",
-    )
-    add(
-        "--shared-etcd-service",
-        metavar="NAME",
-        help="Service of an etcd that was installed with this operator, which then makes its certificates",
-    )
-    add(
-        "--namespace",
-        default="kplane-system",
-        metavar="NAME",
-        help="of this operator and its Lease, of add-ons, of --shared-etcd-service and of --image-pull-secret",
-    )
-    add("--listen", default="127.0.0.1:8080", metavar="HOST:PORT", help="for /healthz, /readyz and /metrics")
-    add(
-        "--cluster-kubeconfig",
-        type=Path,
-        metavar="FILE",
-        help="bootstrap credentials for external endpoints that name none themselves",
-    )
-    add(
-        "--mcm-service-account",
-        default="kplane-system/mcm",
-        metavar="NAMESPACE/NAME",
-        help="who may read the Secrets that registrations resolve to",
-    )
-    add("--workers", type=int, default=16, metavar="N", help="objects of a kind worked on at once")
-    add("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], default="INFO")
-    add_election_flags(parser)
-    add_pod_flags(parser)
-    add_mcm_flags(parser)
-    return parser
-
-
-def _address(value: str) -> tuple[str, int]:
-    host, separator, port = value.rpartition(":")
-    if not separator or not host or not port.isdecimal() or int(port) > 65535:
-        raise SettingsError(f"--listen {value}: this is not HOST:PORT, such as 127.0.0.1:8080")
-    return host.strip("[]"), int(port)
-
-
-def _service_account(value: str) -> tuple[str, str]:
-    namespace, separator, name = value.partition("/")
-    if not separator or not namespace or not name or "/" in name:
-        raise SettingsError(f"--mcm-service-account {value}: this is not NAMESPACE/NAME, such as kplane-system/mcm")
-    return namespace, name
-
-
-def _file(flag: str, path: Path) -> Path:
-    if not path.is_file():
-        raise SettingsError(f"{flag} {path}: there is no such file")
-    return path.absolute()
-
-
-def _directory(flag: str, path: Path) -> Path:
-    if not path.is_dir():
-        raise SettingsError(f"{flag} {path}: there is no such directory")
-    return path.absolute()
-
-
-def _shared_etcd(given: argparse.Namespace) -> EtcdAt | EtcdBehind | None:
-    endpoint, credentials = given.shared_etcd_endpoint, given.shared_etcd_credentials
-    if given.shared_etcd_service is not None:
+    @cached_property
+    def shared_etcd(self) -> EtcdAt | EtcdService | None:
+        """The etcd of virtual control planes."""
+        endpoint, credentials = self.shared_etcd_endpoint, self.shared_etcd_credentials
+        if self.shared_etcd_service is not None:
+            if endpoint is not None or credentials is not None:
+                raise ValueError(
+                    "--shared-etcd-service stands alone: --shared-etcd-endpoint and --shared-etcd-credentials are for"
+                    " another etcd"
+                )
+            return EtcdService(self.shared_etcd_service, self.namespace)
+        if endpoint is not None and credentials is not None:
+            return EtcdAt(endpoint, credentials)
         if endpoint is not None or credentials is not None:
-            raise SettingsError(
-                "--shared-etcd-service stands alone: --shared-etcd-endpoint and --shared-etcd-credentials are for"
-                " another etcd"
+            raise ValueError(
+                "--shared-etcd-endpoint and --shared-etcd-credentials go together; only one of them is given"
             )
-        return EtcdBehind(given.shared_etcd_service, given.namespace)
-    if endpoint is None and credentials is None:
         return None
-    if endpoint is None or credentials is None:
-        raise SettingsError(
-            "--shared-etcd-endpoint and --shared-etcd-credentials go together; only one of them is given"
+
+    @cached_property
+    def election(self) -> ElectionSettings | None:
+        """How one of several operators works; None: there is one."""
+        try:
+            timings = LeaseTimings(
+                duration_seconds=self.leader_elect_lease_seconds,
+                renew_deadline_seconds=self.leader_elect_renew_deadline_seconds,
+                retry_seconds=self.leader_elect_retry_seconds,
+            )
+        except ValueError as error:
+            raise ValueError(f"--leader-elect-lease-seconds: {error}") from error
+        if not (self.leader_elect if self.leader_elect is not None else self.runtime == "pods"):
+            return None
+        return ElectionSettings(namespace=self.namespace, name=self.leader_elect_resource_name, timings=timings)
+
+    @cached_property
+    def pods(self) -> PodSettings | None:
+        """How components run as pods; None: they are processes of this machine."""
+        if self.runtime != "pods":
+            if given := self._given(_PODS):
+                raise ValueError(f"{', '.join(given)}: only --runtime pods has this")
+            return None
+        if not self.kube_apiserver_image:
+            raise _needs_image("--kube-apiserver-image")
+        if not self.etcd_image:
+            raise _needs_image("--etcd-image")
+        if not self.mcm_image and (self.mcm_image_pull_policy is not None or self.metrics_from is not None):
+            raise ValueError("--mcm-image-pull-policy, --metrics-from: they are of no use without --mcm-image")
+        if self.expose is Expose.NODE_PORT and not self.external_host:
+            raise ValueError("--expose NodePort needs --external-host, under which clients reach the nodes")
+        if self.expose is not Expose.NODE_PORT and self.external_host:
+            raise ValueError(f"--external-host {self.external_host}: only --expose NodePort has this")
+        images = {
+            "kube-apiserver": Image(self.kube_apiserver_image, capabilities=_API_SERVER_CAPABILITIES),
+            "etcd": Image(self.etcd_image),
+        }
+        if self.mcm_image:
+            image, policy = Image(self.mcm_image), self.mcm_image_pull_policy
+            images["mcm"] = image if policy is None else replace(image, pull_policy=policy)
+        return PodSettings(
+            images=images,
+            ports=_PORTS,
+            pull_secrets=self.image_pull_secret,
+            pull_secrets_namespace=self.namespace,
+            replicas=self.replicas,
+            expose=self.expose,
+            external_host=self.external_host,
+            storage_class=self.storage_class,
+            storage_size=self.storage_size,
+            allow_egress=self.allow_egress,
+            metrics_from=self._metrics_peers(),
         )
-    parts = urlsplit(endpoint)
-    if parts.scheme != "https" or not parts.hostname:
-        raise SettingsError(f"--shared-etcd-endpoint {endpoint}: an https URL is needed, such as https://10.0.0.5:2379")
-    directory = _directory("--shared-etcd-credentials", credentials)
-    for name in ("ca.crt", "ca.key", "client.crt", "client.key"):
-        if not (directory / name).is_file():
-            raise SettingsError(f"--shared-etcd-credentials {credentials}: {name} is missing there")
-    return EtcdAt(endpoint, directory)
+
+    @cached_property
+    def dedicated_mcm(self) -> McmProgram | None:
+        """What runs for registrations of mode Dedicated; None: nothing does, and their condition says so."""
+        pods = self.runtime == "pods"
+        if pods and self.mcm_program is not None:
+            raise ValueError("--mcm-program: only --runtime process has this; pods have --mcm-image")
+        resources = self._mcm_resources()
+        if not pods and resources is not None:
+            raise ValueError("--mcm-requests, --mcm-limits: only --runtime pods has this")
+        program = (MCM if self.mcm_image else None) if pods else self.mcm_program
+        if program is None:
+            if self.mcm_arg or resources is not None:
+                needed = "--mcm-image" if pods else "--mcm-program"
+                raise ValueError(f"--mcm-arg, --mcm-requests, --mcm-limits: they are of no use without {needed}")
+            return None
+        return McmProgram(
+            program=str(program),
+            directories=(_PROGRAMS_IN_IMAGE,) if pods else self.programs_dir,
+            args=self.mcm_arg,
+            resources=resources or MCM_RESOURCES,
+        )
+
+    @property
+    def why_no_mcm(self) -> str | None:
+        """Why registrations of mode Dedicated get no mcm, and what to do; None: they get one."""
+        if self.dedicated_mcm is not None:
+            return None
+        image = "--mcm-image, which Helm does unless mcm.reportStatus is false or mcm.source.kind another one"
+        return (
+            "spec.mode is Dedicated, and this operator cannot run an mcm for one registration: set spec.mode to Shared,"
+            f" or start the operator with {image if self.runtime == 'pods' else '--mcm-program'}"
+        )
+
+    def _given(self, group: str) -> list[str]:
+        fields = type(self).model_fields.items()
+        mine = [name for name, field in fields if any(getattr(each, "group", None) == group for each in field.metadata)]
+        return [f"--{name.replace('_', '-')}" for name in mine if name in self.model_fields_set]
+
+    def _metrics_peers(self) -> tuple[Mapping[str, Any], ...] | None:
+        # Pods of no namespace are those beside the policy, and these policies are in tenants' namespaces.
+        here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": self.namespace}}}
+        if self.metrics_from is None:
+            return None
+        return tuple({**here, **peer} if peer.keys() == {"podSelector"} else peer for peer in self.metrics_from)
+
+    def _mcm_resources(self) -> Resources | None:
+        """Return the resources asked for. Defaults give way to them: no request exceeds its limit."""
+        if self.mcm_requests is None and self.mcm_limits is None:
+            return None
+        asked, bounds = self.mcm_requests or ResourceAmounts(), self.mcm_limits or ResourceAmounts()
+        try:
+            ComputeResources(requests=asked, limits=bounds)
+        except ValidationError:
+            raise ValueError("--mcm-limits must not be less than --mcm-requests") from None
+        default = MCM_RESOURCES
+        memory = asked.memory or _lower(default.memory_request, bounds.memory)
+        return Resources(
+            cpu_request=asked.cpu or _lower(default.cpu_request, bounds.cpu),
+            memory_request=memory,
+            memory_limit=bounds.memory or max(default.memory_limit, memory, key=quantity),
+            cpu_limit=bounds.cpu,
+        )
+
+
+def _needs_image(flag: str) -> ValueError:
+    return ValueError(f"--runtime pods needs {flag}, such as registry.example/image:tag")
+
+
+def _lower(default: str, limit: str | None) -> str:
+    return default if limit is None else min(default, limit, key=quantity)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kplane.controlplane_operator.grants import Access
 from kplane.controlplane_operator.metrics import Metrics
-from kplane.controlplane_operator.registrations.grants import Access
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores
 from kplane.provider import Client
 from kplane.provider.client.connections import Connections
 
-__all__ = ["Management"]
+__all__ = ["OperatorContext"]
 
 
 @dataclass(frozen=True, slots=True)
-class Management:
+class OperatorContext:
     """Client, caches, queues and writers, shared by all reconcilers of one operator."""
 
     client: Client

@@ -9,7 +9,6 @@ __all__ = [
     "KeyspaceError",
     "OperatorError",
     "RoleMissing",
-    "SettingsError",
 ]
 
 
@@ -35,7 +34,3 @@ class CredentialsInvalid(OperatorError):
 
 class KeyspaceError(OperatorError):
     """The shared etcd did not do what was asked; the message says what was asked and what etcd said."""
-
-
-class SettingsError(OperatorError):
-    """A flag is missing, or its value cannot be used."""

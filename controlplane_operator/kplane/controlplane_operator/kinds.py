@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from kplane.api import ControlPlane, ControlPlaneClass, ControlPlaneEndpoint, ControlPlaneRegistration
+from kplane.api import ControlPlane, ControlPlaneClass, ControlPlaneEndpoint, ControlPlaneRegistration, ResourceModel
 from kplane.api.resource import ResourceInfo
 from kplane.provider import Resource
 
-__all__ = ["CONTROL_PLANES", "CONTROL_PLANE_CLASSES", "CONTROL_PLANE_ENDPOINTS", "CONTROL_PLANE_REGISTRATIONS"]
+__all__ = [
+    "CONTROL_PLANES",
+    "CONTROL_PLANE_CLASSES",
+    "CONTROL_PLANE_ENDPOINTS",
+    "CONTROL_PLANE_REGISTRATIONS",
+    "owner_reference",
+]
 
 
 def _served(info: ResourceInfo) -> Resource:
@@ -19,3 +25,13 @@ CONTROL_PLANES: Final = _served(ControlPlane.resource)
 CONTROL_PLANE_CLASSES: Final = _served(ControlPlaneClass.resource)
 CONTROL_PLANE_ENDPOINTS: Final = _served(ControlPlaneEndpoint.resource)
 CONTROL_PLANE_REGISTRATIONS: Final = _served(ControlPlaneRegistration.resource)
+
+
+def owner_reference(owner: ResourceModel) -> dict[str, Any]:
+    """Return the ownerReference by which an object is deleted with its owner at the latest."""
+    return {
+        "apiVersion": owner.resource.api_version,
+        "kind": owner.resource.kind,
+        "name": owner.name,
+        "uid": owner.metadata.uid,
+    }

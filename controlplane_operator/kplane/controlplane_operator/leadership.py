@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Final, Self
 
-from kplane.controlplane_operator.election_flags import ElectionSettings
+from kplane.controlplane_operator.config import ElectionSettings
 from kplane.provider import Client, ClusterConfig, Election, Lease
 from kplane.provider.errors import LeaseLost
 

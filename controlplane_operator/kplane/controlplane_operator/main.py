@@ -11,9 +11,10 @@ from typing import Final
 
 import uvloop
 
+from kplane.api.configuration import ConfigurationError
 from kplane.controlplane_operator.app import run_operator
-from kplane.controlplane_operator.config import Settings, parse_arguments
-from kplane.controlplane_operator.errors import OperatorError, SettingsError
+from kplane.controlplane_operator.config import OperatorConfig
+from kplane.controlplane_operator.errors import OperatorError
 from kplane.provider import ProviderError
 from kplane.provider.logs import json_logging
 from kplane.workloads import WorkloadsError
@@ -23,7 +24,7 @@ __all__ = ["main"]
 _log: Final = logging.getLogger(__name__)
 
 _EXPECTED: Final = (OperatorError, ProviderError, WorkloadsError, OSError)
-"""What says all that there is to know; the Lease that is lost among it."""
+"""Errors whose message is enough, such as a lost Lease."""
 
 _OK: Final = 0
 _FAILED: Final = 1
@@ -31,23 +32,23 @@ _BAD_USAGE: Final = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the operator; returns 0 after SIGTERM or SIGINT, 1 where it cannot go on, 2 for flags that cannot be used."""
+    """Run the operator; returns 0 after SIGTERM or SIGINT, 1 after a failure, 2 for flags that cannot be used."""
     try:
-        settings = parse_arguments(sys.argv[1:] if arguments is None else arguments)
-    except SettingsError as error:
+        config = OperatorConfig.parse(sys.argv[1:] if arguments is None else arguments)
+    except ConfigurationError as error:
         sys.stderr.write(f"controlplane-operator: {error}\n")
         return _BAD_USAGE
-    with json_logging(settings.log_level), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        # kopf tells of every event; its errors are of interest.
+    with json_logging(config.log_level), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        # kopf logs every event; only its errors are of interest.
         logging.getLogger("kopf").setLevel(logging.ERROR)
         try:
-            runner.run(_run(settings))
+            runner.run(_run(config))
         except _EXPECTED as error:
-            _log.error("cannot run: %s", error)
+            _log.error("failed to run: %s", error)
             return _FAILED
         except ExceptionGroup as group:
             if group.split(_EXPECTED)[1] is None:
-                _log.error("cannot go on: %s", _first(group))
+                _log.error("failed: %s", _first(group))
             else:
                 _log.exception("stopped by an error")
             return _FAILED
@@ -59,12 +60,12 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-async def _run(settings: Settings) -> None:
+async def _run(config: OperatorConfig) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await run_operator(settings, stop=stop)
+    await run_operator(config, stop=stop)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from kplane.api import ControlPlane, ControlPlanePhase
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Key, Store
 from kplane.provider import Result
 from kplane.provider.controllers.queue import FairQueue
@@ -53,9 +54,9 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self.registry,
         )
-        self._troubles = Counter(
-            "kplane_reconcile_troubles",
-            "Reconciliations that ended with something in the way, by the reason that the object's conditions say",
+        self._failures = Counter(
+            "kplane_reconcile_failures",
+            "Reconciliations that ended with a failure, by the reason in the object's conditions",
             ["controller", "reason"],
             registry=self.registry,
         )
@@ -88,9 +89,10 @@ class Metrics:
         """Note that so many keys of a control plane were deleted."""
         self._deleted_keys.inc(count)
 
-    def troubled(self, controller: str, *, reason: str) -> None:
-        """Note that a reconciliation found something in the way; reasons are words of ours, of which there are few."""
-        self._troubles.labels(controller, reason).inc()
+    def condition_failed(self, controller: str, *, reason: Reason) -> None:
+        """Count a reconciliation that ended with this reason in a condition, unless it is part of normal work."""
+        if not reason.expected:
+            self._failures.labels(controller, reason).inc()
 
     def failed(self, controller: str) -> None:
         """Note that a reconciliation failed, or took too long: what is cancelled sees no difference to our end."""

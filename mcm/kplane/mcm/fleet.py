@@ -147,8 +147,8 @@ class Instances(Aware):
                 while failures := await _close(self._instances[name]):
                     # No other instance may begin for this registration, nor its control plane go, until that is done.
                     message, delay = " ".join(map(str, failures)), backoff.next_delay()
-                    self._observer.update(name, Reason.CANNOT_END, message=message)
-                    logger.error("instances of %s cannot be ended, again in %.1f s: %s", name, delay, message)
+                    self._observer.update(name, Reason.STOP_FAILED, message=message)
+                    logger.error("failed to stop the instances of %s, retry in %.1f s: %s", name, delay, message)
                     await asyncio.sleep(delay)
             finally:
                 del self._instances[name]
@@ -165,5 +165,5 @@ async def remove_leftovers(runtime: Runtime) -> None:
     """Remove what a run that did not end by itself has left: files with credentials, and the odd process."""
     names = runtime.names()
     if names:
-        logger.info("removing what an earlier run has left of %d instances", len(names))
+        logger.info("removing the leftovers of %d instances of an earlier run", len(names))
     await complete(runtime.delete(name) for name in names)

@@ -196,7 +196,7 @@ async def _version(runtime: Runtime) -> str | None:
     try:
         version = await runtime.version(PROGRAM)
     except WorkloadsError as error:
-        logger.debug("the version of %s is not known: %s", PROGRAM, error)
+        logger.debug("failed to find out the version of %s: %s", PROGRAM, error)
         return None
     return f"v{version}" if version is not None else None
 

@@ -29,6 +29,6 @@ class Reason(StrEnum):
     FOREIGN_CONTROLLER_MANAGER = "ForeignControllerManager"
     """It is not run, because another one works on the same control plane."""
     CANNOT_START = "CannotStart"
-    CANNOT_END = "CannotEnd"
+    STOP_FAILED = "StopFailed"
     ENDED = "Ended"
     """Nothing of it is left."""

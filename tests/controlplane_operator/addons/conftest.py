@@ -14,9 +14,9 @@ from kplane.controlplane_operator.addons import sync as look
 from kplane.controlplane_operator.addons.builtin import TenantFacts
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts
-from kplane.controlplane_operator.addons.sync import Look
+from kplane.controlplane_operator.addons.sync import AddonSync
 from kplane.controlplane_operator.backends.apiserver import DNS_ADDRESS, SERVICE_RANGE
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT, bootstrap
 from kplane.controlplane_operator.watch.cache import Store
 from kplane.provider import Client
@@ -33,7 +33,7 @@ class Addons:
     facts: TenantFacts
     store: Store = field(default_factory=lambda: Store(CONFIG_MAPS))
     wanted: list[str] = field(default_factory=list)
-    look: Look | None = None
+    look: AddonSync | None = None
 
     def bundle(self, name: str, **entries: str) -> None:
         """Have a bundle of this name, and the class name it."""
@@ -43,10 +43,10 @@ class Addons:
         if name not in self.wanted:
             self.wanted.append(name)
 
-    async def troubles(self, *, last: list[str] | None = None) -> dict[str, Trouble]:
+    async def failures(self, *, last: list[str] | None = None) -> dict[str, ConditionError]:
         """Look at the tenant once; gives what is wrong."""
         bundles = Bundles(self.store, namespace="kplane-system")
-        self.look = Look(self.client, bundles=bundles, facts=self.facts)
+        self.look = AddonSync(self.client, bundles=bundles, facts=self.facts)
         return await self.look.all(self.wanted, last=last or [])
 
 

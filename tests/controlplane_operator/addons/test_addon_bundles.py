@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kplane.controlplane_operator.addons.bundles import Bundles
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.cache import Store
 from kplane.provider.client.resources import CONFIG_MAPS
 
@@ -40,7 +40,7 @@ async def test_a_bundle_is_parsed_once_for_all_and_again_when_it_changed(monkeyp
     store.apply(config_map("mine", 2, text="kind: ["))
     assert bundles.version("mine") != before
     for _ in range(2):
-        with pytest.raises(Trouble, match="entry 'a' is no YAML") as caught:
+        with pytest.raises(ConditionError, match="entry 'a' is no YAML") as caught:
             await bundles.find("mine")
         assert caught.value.reason == "BundleInvalid"
     assert len(parsed) == 2
@@ -51,7 +51,7 @@ async def test_only_the_operators_namespace_has_bundles() -> None:
     store.apply(config_map("mine", 1, namespace="default"))
     bundles = Bundles(store, namespace="kplane-system")
     assert bundles.version("mine") == ""
-    with pytest.raises(Trouble, match="no ConfigMap kplane-system/mine with label"):
+    with pytest.raises(ConditionError, match="no ConfigMap kplane-system/mine with label"):
         await bundles.find("mine")
 
 
@@ -63,7 +63,7 @@ async def test_an_author_is_told_of_every_name_that_does_not_work() -> None:
     assert await bundles.problems(["starter", "kubeadm-join", "good"]) == []
     # One of our own names is never taken from a ConfigMap, and that is not kept secret.
     store.apply(config_map("starter", 3))
-    told = [trouble.message for trouble in await bundles.problems(["starter", "good", "bad", "missing"])]
+    told = [failure.message for failure in await bundles.problems(["starter", "good", "bad", "missing"])]
     assert len(told) == 3
     assert "rename yours" in told[0]
     assert "no manifest" in told[1]

@@ -79,7 +79,7 @@ async def gone(addons: Any, resource: Resource, name: str, eventually: Any, **wh
 
 async def test_a_bundle_in_any_order_is_installed_at_once_and_then_nothing_is_written(addons: Any) -> None:
     addons.bundle("shop", a=WIDGET, b=config("settings", namespace="shop"), c=CRD, d=SHOP)
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     widget = await addons.client.get(WIDGETS, "first", namespace="shop")
     assert widget["metadata"]["labels"] == {"controlplane.kplane.dev/installed-by": "shop"}
 
@@ -92,17 +92,17 @@ async def test_a_bundle_in_any_order_is_installed_at_once_and_then_nothing_is_wr
         return sorted(f"{item['metadata']['name']}={item['metadata']['resourceVersion']}" for item in found)
 
     before = await versions()
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     assert await versions() == before
 
 
 async def test_drift_is_mended_also_where_the_role_of_a_binding_was_exchanged(addons: Any) -> None:
     addons.bundle("a", a=config("one"), b=binding("view"))
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     await addons.client.patch(CONFIG_MAPS, "one", {"data": {"value": "other"}}, namespace="default")
     await addons.client.delete(CLUSTER_ROLE_BINDINGS, "addon-viewers")
     await addons.client.create(CLUSTER_ROLE_BINDINGS, json.loads(binding("cluster-admin")))
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     assert (await addons.client.get(CONFIG_MAPS, "one", namespace="default"))["data"] == {"value": "1"}
     assert (await addons.client.get(CLUSTER_ROLE_BINDINGS, "addon-viewers"))["roleRef"]["name"] == "view"
 
@@ -111,15 +111,15 @@ async def test_what_leaves_the_bundle_or_the_class_goes_and_what_is_marked_stays
     keep = ", annotations: {controlplane.kplane.dev/keep: 'true'}"
     addons.bundle("a", a=config("one") + config("two") + config("kept", extra=keep))
     addons.bundle("b", a=SHOP, b=CRD, c=WIDGET)
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     assert await names(addons) == {"one", "two", "kept"}
 
     addons.bundle("a", a=config("two"))
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     assert await names(addons) == {"two", "kept"}
 
     addons.wanted = []
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     assert await names(addons) == {"kept"}
     await gone(addons, CUSTOM_RESOURCE_DEFINITIONS, "widgets.example.com", eventually)
     await gone(addons, NAMESPACES, "shop", eventually)
@@ -129,13 +129,13 @@ async def test_what_leaves_the_bundle_or_the_class_goes_and_what_is_marked_stays
 async def test_what_moves_to_another_addon_is_not_removed_on_the_way(addons: Any) -> None:
     addons.bundle("a", a=config("one") + config("stays"))
     addons.bundle("b", a=config("two"))
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     before = (await addons.client.get(CONFIG_MAPS, "one", namespace="default"))["metadata"]["uid"]
     addons.bundle("a", a=config("stays"))
     addons.bundle("b", a=config("one") + config("two"))
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     addons.wanted = ["b"]
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     after = (await addons.client.get(CONFIG_MAPS, "one", namespace="default"))["metadata"]
     assert after["uid"] == before
     assert after["labels"] == {"controlplane.kplane.dev/installed-by": "b"}
@@ -144,28 +144,28 @@ async def test_what_moves_to_another_addon_is_not_removed_on_the_way(addons: Any
 
 async def test_a_broken_addon_stops_no_other_and_nothing_of_it_is_removed(addons: Any) -> None:
     addons.bundle("broken", a=config("old") + config("good"))
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     bad = "{apiVersion: v1, kind: Service, metadata: {name: bad}, spec: {ports: [{port: 99999999}]}}"
     unknown = "{apiVersion: nowhere.example.com/v1, kind: Thing, metadata: {name: x}}"
     addons.bundle("broken", a=config("good", value="2"), b=bad, c=unknown)
     addons.bundle("fine", a=config("fine"))
     addons.wanted += ["missing"]
-    troubles = await addons.troubles()
-    assert set(troubles) == {"broken", "missing"}
-    assert troubles["missing"].reason == "AddonUnknown"
-    assert "Service default/bad" in troubles["broken"].message
-    assert "does not serve kind Thing of nowhere.example.com/v1" in troubles["broken"].message
+    failures = await addons.failures()
+    assert set(failures) == {"broken", "missing"}
+    assert failures["missing"].reason == "AddonUnknown"
+    assert "Service default/bad" in failures["broken"].message
+    assert "does not serve kind Thing of nowhere.example.com/v1" in failures["broken"].message
     assert await names(addons) == {"old", "good", "fine"}
     assert (await addons.client.get(CONFIG_MAPS, "good", namespace="default"))["data"] == {"value": "2"}
 
 
 async def test_an_invalid_or_missing_bundle_removes_nothing(addons: Any) -> None:
     addons.bundle("a", a=config("one"))
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     addons.bundle("a", a="][")
-    assert (await addons.troubles())["a"].reason == "BundleInvalid"
+    assert (await addons.failures())["a"].reason == "BundleInvalid"
     addons.store.remove(next(iter(addons.store)))
-    assert (await addons.troubles())["a"].reason == "AddonUnknown"
+    assert (await addons.failures())["a"].reason == "AddonUnknown"
     assert await names(addons) == {"one"}
 
 
@@ -175,16 +175,16 @@ async def test_what_the_tenant_has_itself_is_not_taken_over(addons: Any) -> None
         CONFIG_MAPS, json.loads('{"metadata": {"name": "mine"}, "data": {"a": "b"}}'), namespace="shop"
     )
     addons.bundle("a", a=SHOP, b=config("mine", namespace="shop"), c=config("other", namespace="shop"))
-    troubles = await addons.troubles()
-    assert "ConfigMap shop/mine exists in the control plane and is not the add-on's" in troubles["a"].message
+    failures = await addons.failures()
+    assert "ConfigMap shop/mine exists in the control plane and is not the add-on's" in failures["a"].message
     assert (await addons.client.get(CONFIG_MAPS, "mine", namespace="shop"))["data"] == {"a": "b"}
     assert await names(addons, "shop") == {"mine", "other"}
 
     label = {"metadata": {"labels": {"controlplane.kplane.dev/installed-by": "a"}}}
     await addons.client.patch(CONFIG_MAPS, "mine", label, namespace="shop")
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     addons.wanted = []
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     # The namespace was there before.
     assert (await addons.client.get(NAMESPACES, "shop"))["status"]["phase"] == "Active"
     assert await names(addons, "shop") == set()
@@ -194,15 +194,15 @@ async def test_two_addons_with_the_same_object_are_told_and_one_of_them_keeps_it
     addons.bundle("a", a=config("one"))
     addons.bundle("b", a=config("one", value="2"))
     for _ in range(2):
-        troubles = await addons.troubles(last=["b"])
-        assert list(troubles) == ["b"]
-        assert "in add-on a as well" in troubles["b"].message
+        failures = await addons.failures(last=["b"])
+        assert list(failures) == ["b"]
+        assert "in add-on a as well" in failures["b"].message
         assert (await addons.client.get(CONFIG_MAPS, "one", namespace="default"))["data"] == {"value": "1"}
 
 
 async def test_an_inventory_that_a_tenant_forged_deletes_nothing_that_is_not_an_addons(addons: Any) -> None:
     addons.bundle("a", a=config("one"))
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     await addons.client.create(CONFIG_MAPS, {"metadata": {"name": "victim", "namespace": "default"}})
     forged = [
         ["v1", "ConfigMap", "default", "victim"],
@@ -213,7 +213,7 @@ async def test_an_inventory_that_a_tenant_forged_deletes_nothing_that_is_not_an_
     ]
     lines = "\n".join(json.dumps(entry) for entry in forged) + "\n{["
     await addons.client.patch(CONFIG_MAPS, "kplane-addon-a", {"data": {"objects": lines}}, namespace="kplane-system")
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     assert await names(addons) == {"one", "victim"}
     inventory = await addons.client.get(CONFIG_MAPS, "kplane-addon-a", namespace="kplane-system")
     assert json.loads(inventory["data"]["objects"]) == ["v1", "ConfigMap", "default", "one"]
@@ -221,11 +221,11 @@ async def test_an_inventory_that_a_tenant_forged_deletes_nothing_that_is_not_an_
 
 async def test_a_lost_inventory_is_made_again(addons: Any) -> None:
     addons.bundle("a", a=config("one"))
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     await addons.client.delete(CONFIG_MAPS, "kplane-addon-a", namespace="kplane-system")
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     addons.wanted = []
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     assert await names(addons) == set()
 
 
@@ -254,7 +254,7 @@ async def test_killed_between_any_two_calls_the_next_look_ends_in_the_same_place
         for survived in range(40):
             left = survived
             try:
-                assert await addons.troubles() == {}
+                assert await addons.failures() == {}
                 break
             except Killed:
                 continue
@@ -306,10 +306,10 @@ async def test_a_webhook_of_the_tenant_that_hangs_holds_up_only_what_it_is_asked
 
         # It takes the API server a moment to ask a new webhook.
         await eventually(is_asked)
-        troubles = await addons.troubles()
-        assert list(troubles) == ["slow"]
-        assert troubles["slow"].message.count("no answer in time") == 2
-        assert "the rest was not tried yet" in troubles["slow"].message
+        failures = await addons.failures()
+        assert list(failures) == ["slow"]
+        assert failures["slow"].message.count("no answer in time") == 2
+        assert "the rest waits for a retry" in failures["slow"].message
         assert await names(addons) == {"one"}
         await addons.client.delete(kind, "hangs")
         for writer in writers:
@@ -325,18 +325,18 @@ def test_an_object_is_named_as_people_name_it() -> None:
 
 async def test_more_inventories_than_we_ever_write_are_told_and_not_read(addons: Any) -> None:
     addons.bundle("a", a=config("one"))
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     label = {"controlplane.kplane.dev/addon-inventory": "true"}
     for number in range(200):
         metadata = {"name": f"forged-{number}", "namespace": "kplane-system", "labels": label}
         await addons.client.create(CONFIG_MAPS, {"metadata": metadata})
     with pytest.raises(AnswerTooLarge, match="more configmaps of those asked for than 200"):
-        await addons.troubles()
+        await addons.failures()
 
 
 async def test_an_inventory_of_a_name_that_no_addon_has_is_none(addons: Any) -> None:
     addons.bundle("a", a=config("one"))
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     forged = "b\x1b[31m" + "c" * 300
     name = f"kplane-addon-{hashlib.sha256(forged.encode()).hexdigest()}"
     metadata = {"namespace": "kplane-system", "labels": {"controlplane.kplane.dev/addon-inventory": "true"}}
@@ -345,5 +345,5 @@ async def test_an_inventory_of_a_name_that_no_addon_has_is_none(addons: Any) -> 
         body = {"metadata": {**metadata, "name": bad}, "data": {"addon": addon, "objects": lines}}
         with contextlib.suppress(Invalid):
             await addons.client.create(CONFIG_MAPS, body)
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     assert await names(addons) == {"one"}

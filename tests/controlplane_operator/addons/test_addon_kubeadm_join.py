@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from kplane.api.names import ADDON_LABEL
-from kplane.controlplane_operator.addons.join_token import JoinToken, read_token, token_secret
+from kplane.controlplane_operator.addons.kubeadm_join import JoinToken, read_token, token_secret
 from kplane.controlplane_operator.tenant.revocation import revoke
 from kplane.provider import Client, ClusterConfig, NotFound, Resource
 from kplane.provider.client.resources import CONFIG_MAPS, ROLE_BINDINGS, SECRETS
@@ -70,7 +70,7 @@ async def test_a_node_finds_everything_that_kubeadm_join_asks_for(addons: Any, e
         with pytest.raises(Forbidden):
             await anybody.get(CONFIG_MAPS, "cluster-info", namespace="kube-public")
         addons.wanted = ["kubeadm-join"]
-        assert await addons.troubles() == {}
+        assert await addons.failures() == {}
         (token,) = await tokens(addons)
         assert dt.timedelta(hours=23) < token.expires_at - dt.datetime.now(dt.UTC) <= dt.timedelta(hours=24)
         assert addons.look.until == token.renew_at
@@ -122,7 +122,7 @@ async def test_a_node_finds_everything_that_kubeadm_join_asks_for(addons: Any, e
 
 async def test_drift_is_mended_tokens_follow_each_other_and_all_of_it_goes(addons: Any) -> None:
     addons.wanted = ["kubeadm-join"]
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     (first,) = await tokens(addons)
     await addons.client.patch(CONFIG_MAPS, "cluster-info", {"data": {"kubeconfig": "evil"}}, namespace="kube-public")
     await addons.client.delete(ROLE_BINDINGS, "kubeadm:kubelet-config", namespace="kube-system")
@@ -130,7 +130,7 @@ async def test_drift_is_mended_tokens_follow_each_other_and_all_of_it_goes(addon
     await addons.client.patch(
         SECRETS, f"bootstrap-token-{first.id}", {"data": token_secret(ageing)["data"]}, namespace="kube-system"
     )
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     await addons.client.get(ROLE_BINDINGS, "kubeadm:kubelet-config", namespace="kube-system")
     both = await tokens(addons)
     assert len(both) == 2
@@ -143,13 +143,13 @@ async def test_drift_is_mended_tokens_follow_each_other_and_all_of_it_goes(addon
     await addons.client.patch(
         SECRETS, f"bootstrap-token-{first.id}", {"data": token_secret(past)["data"]}, namespace="kube-system"
     )
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     assert [token.id for token in await tokens(addons)] == [token.id for token in both if token.id != first.id]
     data = (await addons.client.get(CONFIG_MAPS, "cluster-info", namespace="kube-public"))["data"]
     assert f"jws-kubeconfig-{first.id}" not in data
 
     addons.wanted = []
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     assert await tokens(addons) == []
     for namespace, name in (("kube-public", "cluster-info"), ("kube-system", "kubeadm-config")):
         with pytest.raises(NotFound):
@@ -158,7 +158,7 @@ async def test_drift_is_mended_tokens_follow_each_other_and_all_of_it_goes(addon
 
 async def test_revoking_what_was_issued_ends_the_tokens_as_well(addons: Any, eventually: Any) -> None:
     addons.wanted = ["kubeadm-join"]
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     (token,) = await tokens(addons)
     await revoke(addons.client)
     assert await tokens(addons) == []
@@ -178,8 +178,8 @@ async def test_a_cluster_that_kubeadm_made_keeps_what_kubeadm_wrote(addons: Any)
     theirs = {"metadata": {"name": "kubeadm-config", "namespace": "kube-system"}, "data": {"ClusterConfiguration": "x"}}
     await addons.client.create(CONFIG_MAPS, theirs)
     addons.wanted = ["kubeadm-join"]
-    troubles = await addons.troubles()
-    assert "ConfigMap kube-system/kubeadm-config exists" in troubles["kubeadm-join"].message
+    failures = await addons.failures()
+    assert "ConfigMap kube-system/kubeadm-config exists" in failures["kubeadm-join"].message
     found = await addons.client.get(CONFIG_MAPS, "kubeadm-config", namespace="kube-system")
     assert found["data"] == {"ClusterConfiguration": "x"}
 
@@ -188,7 +188,7 @@ async def test_kubernetes_own_bootstrap_signer_agrees_with_our_signature(
     addons: Any, binaries: Any, tmp_path: Path, eventually: Any
 ) -> None:
     addons.wanted = ["kubeadm-join"]
-    assert await addons.troubles() == {}
+    assert await addons.failures() == {}
     before = await addons.client.get(CONFIG_MAPS, "cluster-info", namespace="kube-public")
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.touch(mode=0o600)
@@ -214,7 +214,7 @@ async def test_kubernetes_own_bootstrap_signer_agrees_with_our_signature(
         assert signed(found, mine)
         assert {name: value for name, value in found.items() if name != "jws-kubeconfig-mytokn"} == before["data"]
         # And we leave theirs alone.
-        assert await addons.troubles() == {}
+        assert await addons.failures() == {}
         assert await data() == found
     finally:
         signer.kill()
@@ -226,6 +226,6 @@ async def test_secrets_that_somebody_else_labelled_in_masses_are_told_and_not_re
     for number in range(51):
         metadata = {"name": f"forged-{number}", "namespace": "kube-system", "labels": {ADDON_LABEL: "kubeadm-join"}}
         await addons.client.create(SECRETS, {"metadata": metadata})
-    troubles = await addons.troubles()
-    assert list(troubles) == ["kubeadm-join"]
-    assert "too much has the label" in troubles["kubeadm-join"].message
+    failures = await addons.failures()
+    assert list(failures) == ["kubeadm-join"]
+    assert "too much has the label" in failures["kubeadm-join"].message

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.addons.bundle import read_bundle
-from kplane.controlplane_operator.addons.manifest import ObjectId, identify, read_manifests
-from kplane.controlplane_operator.addons.order import rank
+from kplane.controlplane_operator.addons.manifest import ObjectId, identify, rank, read_bundle, read_manifests
 from kplane.controlplane_operator.errors import BundleInvalid
 
 CONFIG = """

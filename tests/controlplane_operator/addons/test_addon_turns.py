@@ -12,7 +12,7 @@ from kplane.controlplane_operator.addons import sync as look
 from kplane.controlplane_operator.addons.builtin import TenantFacts
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts
-from kplane.controlplane_operator.addons.sync import Look
+from kplane.controlplane_operator.addons.sync import AddonSync
 from kplane.controlplane_operator.watch.cache import Store
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import CONFIG_MAPS
@@ -51,9 +51,9 @@ async def test_an_addon_whose_turn_did_not_come_is_the_first_of_the_failed_ones_
         store.apply({"metadata": metadata, "data": {"a": ONE}})
     bundles = Bundles(store, namespace="kplane-system")
     async with Client(ClusterConfig(server="https://127.0.0.1:1")) as client:
-        troubles = await Look(client, bundles=bundles, facts=FACTS).all(["broken", "fine"], last=[])
-        assert list(troubles) == ["fine", "broken"]
-        assert "others took too long" in troubles["fine"].message
+        failures = await AddonSync(client, bundles=bundles, facts=FACTS).all(["broken", "fine"], last=[])
+        assert list(failures) == ["fine", "broken"]
+        assert "others took too long" in failures["fine"].message
         assert done == ["broken"]
-        await Look(client, bundles=bundles, facts=FACTS).all(["broken", "fine"], last=list(troubles))
+        await AddonSync(client, bundles=bundles, facts=FACTS).all(["broken", "fine"], last=list(failures))
         assert done == ["broken", "fine"]

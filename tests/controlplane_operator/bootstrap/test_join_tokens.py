@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.addons.join_token import (
+from kplane.controlplane_operator.addons.kubeadm_join import (
+    ClusterFacts,
     JoinToken,
     current_tokens,
     detached_signature,
+    join_objects,
     new_token,
     read_token,
     token_secret,
 )
-from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts, join_objects
 from kplane.controlplane_operator.errors import BootstrapFailed
 
 NOW = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from benchmarks.surroundings import free_port, shared_address
+from kplane.api.configuration import HostPort
 from kplane.api.names import ALLOW_ENDPOINT_LABEL
 from kplane.controlplane_operator.app import run_operator
 from kplane.controlplane_operator.backends import adopted as external
-from kplane.controlplane_operator.config import Settings
+from kplane.controlplane_operator.config import OperatorConfig
 from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
@@ -27,8 +28,8 @@ from kplane.controlplane_operator.kinds import (
     CONTROL_PLANES,
 )
 from kplane.controlplane_operator.registrations import reconciler as control_plane_registration
-from kplane.controlplane_operator.watch import event_routing as fanout
-from kplane.controlplane_operator.watch.backoff import Backoff
+from kplane.controlplane_operator.watch import event_routing
+from kplane.controlplane_operator.watch.backoff import KeyedBackoff
 from kplane.embedded.handle import Handle
 from kplane.provider import Client, ClusterConfig, Invalid, NotFound, Unreachable
 from kplane.provider.client.calls import Calls
@@ -100,12 +101,11 @@ class World:
         """Begin a life of the operator: it knows nothing but what is written down."""
         self.fate, self._stop = Fate(plan=self.fate.plan), asyncio.Event()
         self.fate.wrote_at = asyncio.get_running_loop().time()
-        operator_settings = Settings(
+        operator_settings = OperatorConfig(
             kubeconfig=self.handle.operator_kubeconfig,
-            state_directory=self.state,
-            program_directories=self.handle.programs,
-            listen_host="127.0.0.1",
-            listen_port=free_port(),
+            state_dir=self.state,
+            programs_dir=self.handle.programs,
+            listen=HostPort("127.0.0.1", free_port()),
         )
         context = contextvars.copy_context()
         context.run(_fate.set, self.fate)
@@ -279,7 +279,7 @@ def worlds(
     """Worlds for one example each, with waits between tries that are short."""
     directory = tmp_path_factory.mktemp("convergence")
     stack, patches = contextlib.AsyncExitStack(), pytest.MonkeyPatch()
-    patient, once = Backoff.next, Calls._once
+    patient, once = KeyedBackoff.next, Calls._once
     management = ClusterConfig.load(api_server.operator_kubeconfig).server
 
     def hurried(self: Any, key: Any, *, reason: str = "") -> float:
@@ -292,12 +292,12 @@ def worlds(
         in_tenant = self._transport.config.server != management
         return await fate.decide(lambda: once(self, request, read), writes=request.method != "GET", in_tenant=in_tenant)
 
-    patches.setattr(Backoff, "next", hurried)
+    patches.setattr(KeyedBackoff, "next", hurried)
     patches.setattr(Calls, "_once", fated)
     patches.setattr(control_plane_registration, "_RETRY_SECONDS", 0.2)
     patches.setattr(external, "_REVOKE_SECONDS", 1.0)
-    patches.setattr(fanout, "_CLASS_SECONDS", 0.2)
-    patches.setattr(fanout, "_WORDS_SECONDS", 0.2)
+    patches.setattr(event_routing, "_CLASS_SECONDS", 0.2)
+    patches.setattr(event_routing, "_WORDS_SECONDS", 0.2)
 
     async def begin() -> tuple[Client, dict[str, Any]]:
         administrator = ClusterConfig.load(api_server.admin_kubeconfig)

@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kplane.controlplane_operator.pki.issuing import signed_by
 from kplane.controlplane_operator.pki.primitives import create_signing_key
-from kplane.controlplane_operator.pki.token import signed_by
 
 KEY, OTHER = create_signing_key(), create_signing_key()
 

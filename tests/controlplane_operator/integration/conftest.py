@@ -17,14 +17,12 @@ import pytest
 import pytest_asyncio
 
 from benchmarks.surroundings import free_port, shared_address
+from kplane.api.configuration import HostPort
 from kplane.api.names import ALLOW_ENDPOINT_LABEL
 from kplane.controlplane_operator.app import run_operator
-from kplane.controlplane_operator.backends import adopted as external
-from kplane.controlplane_operator.backends import published_identities
+from kplane.controlplane_operator.backends import adopted as adopted_backend
 from kplane.controlplane_operator.backends.mcm import McmProgram
-from kplane.controlplane_operator.config import EtcdAt, Settings
-from kplane.controlplane_operator.controlplanes import publish as publication
-from kplane.controlplane_operator.controlplanes import retention
+from kplane.controlplane_operator.config import OperatorConfig
 from kplane.controlplane_operator.endpoints import reconciler as control_plane_endpoint
 from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
@@ -32,6 +30,7 @@ from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_REGISTRATIONS,
     CONTROL_PLANES,
 )
+from kplane.controlplane_operator.tenant import client as tenant_calls
 from kplane.embedded.handle import Handle
 from kplane.provider import Client, ClusterConfig, NotFound, Resource
 from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
@@ -125,16 +124,16 @@ async def running_operator(
     handle: Handle, state: Path, *, port: int, shared_etcd: bool = True, dedicated_mcm: McmProgram | None = None
 ) -> AsyncIterator[str]:
     """Run the operator within; gives the URL of its health and metrics, at this port."""
-    etcd = EtcdAt(handle.tenants_etcd.endpoint, handle.tenants_etcd_credentials)
     stop = asyncio.Event()
-    settings = Settings(
+    settings = OperatorConfig(
         kubeconfig=handle.operator_kubeconfig,
-        state_directory=state,
-        program_directories=handle.programs,
-        listen_host="127.0.0.1",
-        listen_port=port,
-        shared_etcd=etcd if shared_etcd else None,
-        dedicated_mcm=dedicated_mcm,
+        state_dir=state,
+        programs_dir=handle.programs,
+        listen=HostPort("127.0.0.1", port),
+        shared_etcd_endpoint=handle.tenants_etcd.endpoint if shared_etcd else None,
+        shared_etcd_credentials=handle.tenants_etcd_credentials if shared_etcd else None,
+        mcm_program=Path(dedicated_mcm.program) if dedicated_mcm is not None else None,
+        mcm_arg=tuple(dedicated_mcm.args) if dedicated_mcm is not None else (),
     )
     async with asyncio.TaskGroup() as group:
         group.create_task(run_operator(settings, stop=stop), name="operator under test")
@@ -182,10 +181,9 @@ async def house(field: Field) -> dict[str, Any]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an API server that does not answer be given up after two seconds instead of five."""
-    for module in (publication, published_identities, retention):
-        monkeypatch.setattr(module, "_CALL_SECONDS", 2.0)
+    monkeypatch.setattr(tenant_calls, "_CALL_SECONDS", 2.0)
     monkeypatch.setattr(control_plane_endpoint, "_PROBE_SECONDS", 2.0)
-    monkeypatch.setattr(external, "_REVOKE_SECONDS", 1.0)
+    monkeypatch.setattr(adopted_backend, "_REVOKE_SECONDS", 1.0)
 
 
 @pytest.fixture

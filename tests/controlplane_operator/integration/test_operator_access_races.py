@@ -10,7 +10,7 @@ import pytest
 from typing_extensions import override
 
 from kplane.api import ControlPlaneRegistration, SecretReference
-from kplane.controlplane_operator.registrations.grants import Access, Account
+from kplane.controlplane_operator.grants import Access, Account
 from kplane.embedded.handle import Handle
 from kplane.provider import Client, ClusterConfig, Resource
 from kplane.provider.client.client import ObjectList

@@ -94,7 +94,7 @@ async def test_each_mistake_has_its_reason_and_harms_nobody(
             "clusters": ({}, "ClusterPathReserved"),
             "with.dots": ({}, "InvalidClusterPath"),
             long: ({}, "InvalidClusterPath"),
-            "foreign": ({}, "NamespaceForeign"),
+            "foreign": ({}, "NamespaceConflict"),
             "good.name": ({"virtual": {"clusterPath": "good"}, "endpointRef": {"name": "good"}}, "Reconciled"),
         }
         for name, (spec, _) in specs.items():

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kplane.controlplane_operator.backends.mcm import McmProgram
-from kplane.controlplane_operator.backends.names import mcm_name
+from kplane.controlplane_operator.component_names import mcm_name
 from kplane.controlplane_operator.registrations import reconciler as control_plane_registration
 from kplane.provider import ClusterConfig
 from kplane.provider.client.resources import CLUSTER_ROLES

@@ -7,9 +7,9 @@ import contextlib
 import pytest
 
 from kplane.api import ControlPlane
-from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.grants import Access, Account
 from kplane.controlplane_operator.pki.store import TenantKeys
-from kplane.controlplane_operator.registrations.grants import Access, Account
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores
@@ -33,7 +33,7 @@ async def no_data(_: ControlPlane) -> bool:
 async def test_keys_that_are_seen_to_go_late_are_not_used_again(api_server: Handle) -> None:
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
         events = Events(client)
-        management = Management(
+        context = OperatorContext(
             client=client,
             stores=Stores(),
             queues=Queues(),
@@ -41,7 +41,7 @@ async def test_keys_that_are_seen_to_go_late_are_not_used_again(api_server: Hand
             events=events,
             access=Access(client, shared=Account("kplane-system", "mcm")),
         )
-        keys = TenantKeys(management)
+        keys = TenantKeys(context)
         await client.create(NAMESPACES, {"metadata": {"name": _NAMESPACE}})
         try:
             former = await keys.authorities(control_plane("former"), has_data=no_data)

@@ -10,8 +10,7 @@ import pytest
 
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
 from kplane.controlplane_operator.watch.event_routing import LABEL_SELECTORS, Stores
-from kplane.controlplane_operator.watch.feeds import Watching
-from kplane.controlplane_operator.watch.relisting import Relisting
+from kplane.controlplane_operator.watch.feeds import KopfFeeds, Resync
 from kplane.embedded.handle import Handle
 from kplane.provider import Client, ClusterConfig
 
@@ -30,17 +29,17 @@ async def test_what_is_deleted_between_the_first_list_and_the_watch_is_known_to_
     async with Client(config) as client, asyncio.TaskGroup() as group:
         for name in ("missed", "kept"):
             await client.create(CONTROL_PLANE_CLASSES, {"metadata": {"name": name}, "spec": {}})
-        relisting = Relisting(client, stores=stores, label_selectors=LABEL_SELECTORS)
-        tasks = [group.create_task(relisting.run())]
-        await relisting.synced.wait()
+        resync = Resync(client, stores=stores, label_selectors=LABEL_SELECTORS)
+        tasks = [group.create_task(resync.run())]
+        await resync.synced.wait()
         assert known() >= {"missed", "kept"}
         await client.delete(CONTROL_PLANE_CLASSES, "missed")
 
-        watching = Watching(
+        watching = KopfFeeds(
             lambda: config,
             stores=stores.of_our_kinds(),
             label_selectors=LABEL_SELECTORS,
-            listed=relisting.ask,
+            listed=resync.ask,
         )
         tasks.append(group.create_task(watching.run()))
         await eventually(known, lambda names: "missed" not in names)

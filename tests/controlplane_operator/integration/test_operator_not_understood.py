@@ -75,11 +75,11 @@ async def test_it_says_which_field_until_that_is_mended(
     ready = await says(field, "odd-never", "Ready", "SpecInvalid")
     assert ready["status"] == "False"
     assert "spec.version" in ready["message"]
-    await says(field, "odd-adopted", "Maintained", "SpecInvalid")
+    await says(field, "odd-adopted", "Synced", "SpecInvalid")
     status = (await field.get("ControlPlane", "odd-adopted"))["status"]
     assert (status["endpoint"], status["phase"]) == (before["status"]["endpoint"], "Ready")
     await field.client.patch(CONTROL_PLANES, "odd-adopted", {"spec": {"version": None}})
-    await says(field, "odd-adopted", "Maintained", "")
+    await says(field, "odd-adopted", "Synced", "")
     await field.client.delete(CONTROL_PLANES, "odd-never")
     await field.gone(CONTROL_PLANES, "odd-never")
 
@@ -107,7 +107,7 @@ async def test_it_says_which_field_and_its_deletion_goes_by_what_was_recorded(fi
     assert ready["status"] == "False"
     assert "spec.version" in ready["message"]
     for name, found in before.items():
-        await says(field, name, "Maintained", "SpecInvalid")
+        await says(field, name, "Synced", "SpecInvalid")
         status = (await field.get("ControlPlane", name))["status"]
         assert (status["endpoint"], status["phase"]) == (found["status"]["endpoint"], "Ready")
     # Who has nothing to do with it goes on, and what was resolved stays so.
@@ -117,7 +117,7 @@ async def test_it_says_which_field_and_its_deletion_goes_by_what_was_recorded(fi
     assert (await field.get("ControlPlaneRegistration", "odd-gone"))["status"] == registered["status"]
 
     await field.client.patch(CONTROL_PLANES, "odd-mended", {"spec": {"dedicated": None}})
-    await says(field, "odd-mended", "Maintained", "")
+    await says(field, "odd-mended", "Synced", "")
     assert await field.reason("ControlPlane", "odd-mended") == "Reconciled"
 
     for name in ("odd-new", "odd-gone", "odd-kept"):

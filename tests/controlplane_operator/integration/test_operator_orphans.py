@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kplane.controlplane_operator.backends.names import apiserver_name, etcd_name, mcm_name
+from kplane.controlplane_operator.component_names import apiserver_name, etcd_name, mcm_name
+from kplane.controlplane_operator.gc import ComponentCollector
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms, account_of
 from kplane.controlplane_operator.registrations.identities import McmIdentities
-from kplane.controlplane_operator.watch.gc import Orphans
 from kplane.embedded.handle import Handle
 from kplane.provider import Client, ClusterConfig, ProviderError
 from kplane.provider.client.resources import NAMESPACES, SERVICE_ACCOUNTS
@@ -19,8 +19,8 @@ from kplane.workloads import Component, Lifetime, Phase, ProcessRuntime
 pytestmark = pytest.mark.integration
 
 
-def orphans_of(client: Client, runtime: ProcessRuntime) -> Orphans:
-    return Orphans(client, runtime=runtime, mcms=DedicatedMcms(runtime, identities=McmIdentities(client)))
+def orphans_of(client: Client, runtime: ProcessRuntime) -> ComponentCollector:
+    return ComponentCollector(client, runtime=runtime, mcms=DedicatedMcms(runtime, identities=McmIdentities(client)))
 
 
 async def test_components_without_a_control_plane_end_and_keep_their_data(api_server: Handle, tmp_path: Path) -> None:

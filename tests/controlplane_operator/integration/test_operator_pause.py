@@ -13,7 +13,7 @@ from kplane.provider.client.resources import NAMESPACES, SECRETS
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
-PAUSE = "controlplane.kplane.dev/pause"
+PAUSE = "controlplane.kplane.dev/paused"
 
 
 Adopt = Callable[..., Awaitable[dict[str, Any]]]

@@ -12,9 +12,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from kplane.api.configuration import HostPort
 from kplane.controlplane_operator.app import run_operator
-from kplane.controlplane_operator.config import EtcdAt, Settings
-from kplane.controlplane_operator.watch import relisting
+from kplane.controlplane_operator.config import OperatorConfig
+from kplane.controlplane_operator.watch import feeds as resync
 from kplane.embedded.handle import Handle
 from kplane.provider import ClusterConfig
 
@@ -36,19 +37,19 @@ async def url(
     api_server: Handle, line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold_port: Callable[[], int]
 ) -> AsyncIterator[str]:
     """Of an operator at the end of the line, whose minutes are seconds."""
-    monkeypatch.setattr(relisting, "_PERIOD_SECONDS", 0.4)
-    monkeypatch.setattr(relisting, "_STALE_SECONDS", 2.0)
+    monkeypatch.setattr(resync, "_PERIOD_SECONDS", 0.4)
+    monkeypatch.setattr(resync, "_STALE_SECONDS", 2.0)
     config = replace(ClusterConfig.load(api_server.operator_kubeconfig), server=f"https://127.0.0.1:{line.port}")
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(json.dumps(config.to_kubeconfig()))
     stop, port = asyncio.Event(), hold_port()
-    settings = Settings(
+    settings = OperatorConfig(
         kubeconfig=kubeconfig,
-        state_directory=tmp_path / "state",
-        program_directories=api_server.programs,
-        listen_host="127.0.0.1",
-        listen_port=port,
-        shared_etcd=EtcdAt(api_server.tenants_etcd.endpoint, api_server.tenants_etcd_credentials),
+        state_dir=tmp_path / "state",
+        programs_dir=api_server.programs,
+        listen=HostPort("127.0.0.1", port),
+        shared_etcd_endpoint=api_server.tenants_etcd.endpoint,
+        shared_etcd_credentials=api_server.tenants_etcd_credentials,
     )
     async with asyncio.TaskGroup() as group:
         group.create_task(run_operator(settings, stop=stop))

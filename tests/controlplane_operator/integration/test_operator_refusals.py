@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from kplane.controlplane_operator import failures
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
-from kplane.controlplane_operator.status import failures
 from kplane.provider import AlreadyExists, ApiError, NotFound, Resource
 from kplane.provider.client.resources import EVENTS, NAMESPACES, ROLES, SECRETS
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 Adopt = Callable[..., Awaitable[dict[str, Any]]]
 
-_TROUBLES = 'kplane_reconcile_troubles_total{controller="controlplane",reason="ManagementClusterRefused"}'
+_TROUBLES = 'kplane_reconcile_failures_total{controller="controlplane",reason="ManagementClusterRefused"}'
 _GROUP = "admissionregistration.k8s.io/v1"
 POLICIES = Resource(_GROUP, "ValidatingAdmissionPolicy", "validatingadmissionpolicies", namespaced=False)
 BINDINGS = Resource(_GROUP, "ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", namespaced=False)
@@ -106,7 +106,7 @@ async def test_a_new_control_plane_says_what_is_refused_and_goes_on_when_it_no_l
         assert ready["status"] == "False"
         assert _WORDS in ready["message"]
         assert (await field.get("ControlPlane", "refused-new"))["status"]["phase"] == "Failed"
-        assert await condition(field, "refused-new", "Maintained") == {}
+        assert await condition(field, "refused-new", "Synced") == {}
         told = await field.eventually(lambda: events(field, "refused-new", "ManagementClusterRefused"))
         # It is tried again meanwhile, and said no more than once.
         first = (await metrics(field)).get(_TROUBLES, 0.0)
@@ -129,17 +129,17 @@ async def test_what_is_published_stays_and_says_that_it_is_not_kept_up(field: An
     before = (await field.settles(lambda: field.get("ControlPlane", "refused-old")))["status"]
     async with refusing(field, SECRETS):
         await field.client.delete(SECRETS, name, namespace=namespace)
-        maintained = await says(field, "refused-old", "Maintained", "ManagementClusterRefused")
+        maintained = await says(field, "refused-old", "Synced", "ManagementClusterRefused")
         assert (maintained["status"], _WORDS in maintained["message"]) == ("False", True)
         status = (await field.get("ControlPlane", "refused-old"))["status"]
-        others = [each for each in status["conditions"] if each["type"] != "Maintained"]
+        others = [each for each in status["conditions"] if each["type"] != "Synced"]
         assert {**status, "conditions": others} == before
         [told] = await field.eventually(lambda: events(field, "refused-old", "ManagementClusterRefused"))
         assert told["type"] == "Warning"
-    assert await says(field, "refused-old", "Maintained", "") == {}
+    assert await says(field, "refused-old", "Synced", "") == {}
     await field.client.get(SECRETS, name, namespace=namespace)
     assert (await condition(field, "refused-old", "Ready"))["status"] == "True"
-    [told] = await field.eventually(lambda: events(field, "refused-old", "Maintained"))
+    [told] = await field.eventually(lambda: events(field, "refused-old", "Synced"))
     assert told["type"] == "Normal"
 
 

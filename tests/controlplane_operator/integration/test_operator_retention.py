@@ -179,7 +179,7 @@ async def test_a_namespace_that_only_looks_retained_is_neither_adopted_nor_delet
         metadata = {"name": f"kplane-cp-{name}", "labels": labels, "annotations": annotations}
         await field.client.create(NAMESPACES, {"metadata": metadata})
         await create(field, name, adopt="forged", virtual={"clusterPath": name}, deletionPolicy="Destroy")
-        await told(field, name, "NamespaceForeign")
+        await told(field, name, "NamespaceConflict")
         await delete(field, name)
         assert (await field.client.get(NAMESPACES, f"kplane-cp-{name}"))["status"]["phase"] == "Active"
         assert await secrets(field, f"kplane-cp-{name}") == {}

@@ -94,5 +94,5 @@ async def test_an_api_server_that_is_away_holds_no_deletion_and_it_is_told(
     # A step that is repeated, as after a conflict, tells again, in other words where the failure was another one.
     event, *_ = await field.eventually(lambda: not_revoked(field, uid))
     assert event["type"] == "Warning"
-    assert "stays valid there until it expires" in event["message"]
-    assert "nor by the published credentials" in event["message"]
+    assert "stay valid in the control plane until they expire" in event["message"]
+    assert "and the published credentials fail as well" in event["message"]

@@ -13,7 +13,7 @@ from typing_extensions import override
 from kplane.binaries.programs import Binaries
 from kplane.binaries.upstreams import KUBERNETES
 from kplane.controlplane_operator import app as operator
-from kplane.controlplane_operator.config import Settings
+from kplane.controlplane_operator.config import OperatorConfig
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.provider import Client
 from kplane.provider.client.resources import EVENTS, NAMESPACES
@@ -81,9 +81,9 @@ def runtimes(binaries: Binaries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     other.chmod(0o700)
     made: list[TwoVersions] = []
 
-    def runtime(_: Client, settings: Settings) -> TwoVersions:
+    def runtime(_: Client, settings: OperatorConfig) -> TwoVersions:
         versions = {OWN: real, NEXT: other}
-        made.append(TwoVersions(settings.state_directory, programs=settings.program_directories, versions=versions))
+        made.append(TwoVersions(settings.state_dir, programs=settings.programs_dir, versions=versions))
         return made[-1]
 
     monkeypatch.setattr(operator, "_runtime", runtime)

@@ -12,20 +12,20 @@ from typing_extensions import override
 from kplane.api import ControlPlane, ControlPlaneClass, DeletionPolicy, ResourceModel
 from kplane.api.names import FINALIZER, controllers_secret_name, kubeconfig_secret_name
 from kplane.controlplane_operator.backends.base import Provision
-from kplane.controlplane_operator.context import Management
-from kplane.controlplane_operator.controlplanes.address_claims import etcd_place
-from kplane.controlplane_operator.controlplanes.claims import Claims
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.claims import AddressClaims
+from kplane.controlplane_operator.controlplanes.deletion import Removal
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
-from kplane.controlplane_operator.controlplanes.removal import Removal
+from kplane.controlplane_operator.grants import Access, Account
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities
 from kplane.controlplane_operator.pki.secrets import write_secret
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms
-from kplane.controlplane_operator.registrations.grants import Access, Account
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
+from kplane.controlplane_operator.watch.addresses import etcd_address
 from kplane.controlplane_operator.watch.event_routing import LABEL_SELECTORS, Queues, Stores
 from kplane.embedded.handle import Handle
 from kplane.provider import Client, ClusterConfig, NotFound, Resource, Result
@@ -102,8 +102,8 @@ class Data:
         self.shut_out_of: list[str] = []
         """Who lost access, by uid."""
 
-    def place(self, control_plane: ControlPlane) -> str | None:
-        return etcd_place(control_plane.cluster_path)
+    def address(self, control_plane: ControlPlane) -> str | None:
+        return etcd_address(control_plane.cluster_path)
 
     async def ensure(self, control_plane: ControlPlane) -> Provision:
         raise AssertionError("a removal makes nothing")
@@ -139,7 +139,7 @@ class Operator:
 
     def __init__(self, client: Client, data: Data) -> None:
         self.events = events = Said(client)
-        self.management = Management(
+        self.context = OperatorContext(
             client=client,
             stores=Stores(),
             queues=Queues(),
@@ -147,14 +147,14 @@ class Operator:
             events=events,
             access=Access(client, shared=Account("kplane-system", "mcm")),
         )
-        self.namespaces = ManagementNamespaces(self.management)
-        self.keys = TenantKeys(self.management)
+        self.namespaces = ManagementNamespaces(self.context)
+        self.keys = TenantKeys(self.context)
         self.data = data
-        claims = Claims(self.management.stores, place=data.place)
+        claims = AddressClaims(self.context.stores, address=data.address)
         # Nothing runs here, and so no mcm either.
         runtime = ProcessRuntime(Path("/nonexistent"), programs=())
         self.removal = Removal(
-            self.management,
+            self.context,
             namespaces=self.namespaces,
             provisioner=lambda _: data,
             claims=claims,
@@ -163,12 +163,10 @@ class Operator:
 
     async def look(self, name: str) -> ControlPlane:
         """Read everything anew; raises NotFound where the control plane is gone."""
-        for store in self.management.stores.watched():
-            found = await self.management.client.list(
-                store.resource, label_selector=LABEL_SELECTORS.get(store.resource)
-            )
+        for store in self.context.stores.watched():
+            found = await self.context.client.list(store.resource, label_selector=LABEL_SELECTORS.get(store.resource))
             store.replace(found.items, resource_version=found.resource_version)
-        return ControlPlane.model_validate(await self.management.client.get(CONTROL_PLANES, name))
+        return ControlPlane.model_validate(await self.context.client.get(CONTROL_PLANES, name))
 
     async def make(self, name: str) -> TenantAuthorities:
         """Do what is done for a control plane before its API server runs, and after."""
@@ -181,7 +179,7 @@ class Operator:
 
         authorities = await self.keys.authorities(control_plane, has_data=has_data)
         for secret in (kubeconfig_secret_name(name), controllers_secret_name(name)):
-            await write_secret(self.management, control_plane, name=secret, data={"kubeconfig": b"secret"})
+            await write_secret(self.context, control_plane, name=secret, data={"kubeconfig": b"secret"})
         return authorities
 
     async def remove(self, name: str, *, chosen: ControlPlaneClass | None = None) -> Result | None:
@@ -260,10 +258,10 @@ async def gone(client: Client, name: str) -> bool:
 
 
 async def remove_all(operator: Operator, name: str) -> None:
-    while not await gone(operator.management.client, name):
+    while not await gone(operator.context.client, name):
         await operator.remove(name)
     with pytest.raises(NotFound):
-        await operator.management.client.get(NAMESPACES, f"kplane-cp-{name}")
+        await operator.context.client.get(NAMESPACES, f"kplane-cp-{name}")
 
 
 async def dying_at_every_write(client: Mortal, run: Callable[[], Any]) -> int:

@@ -8,7 +8,7 @@ import pytest
 
 from kplane.api.names import FINALIZER, controllers_secret_name
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 
 from .conftest import AUTHORITIES, Data, Died, Mortal, Operator, authorities, begin, gone, record_of, remove_all, token
@@ -29,7 +29,7 @@ async def test_a_refused_control_plane_touches_nothing_even_where_it_was_begun(c
 
     for policy in ("Destroy", "Retain"):
         await begin(client, name, policy=policy)
-        with pytest.raises(Trouble, match="keeps the data of an earlier control plane") as refused:
+        with pytest.raises(ConditionError, match="keeps the data of an earlier control plane") as refused:
             await Operator(client, data).make(name)
         assert refused.value.reason == "DataRetained"
         await client.delete(CONTROL_PLANES, name)
@@ -50,7 +50,7 @@ async def test_data_whose_control_plane_went_without_the_operator_are_retained(c
     assert await gone(client, name)
 
     await begin(client, name, policy="Destroy")
-    with pytest.raises(Trouble, match="adoption-token"):
+    with pytest.raises(ConditionError, match="adoption-token"):
         await Operator(client, data).make(name)
     namespace = await record_of(client, name)
     assert namespace["labels"][f"{_GROUP}/retained"] == "true"
@@ -58,7 +58,7 @@ async def test_data_whose_control_plane_went_without_the_operator_are_retained(c
     # The uid is in too many places to be a secret; nor is any text but the token one.
     for wrong in (uid, "", "geheim\u00fc"):
         await client.patch(CONTROL_PLANES, name, {"metadata": {"annotations": {f"{_GROUP}/adopt": wrong}}})
-        with pytest.raises(Trouble, match="does not match") as refused:
+        with pytest.raises(ConditionError, match="does not match") as refused:
             await Operator(client, data).make(name)
         assert await token(client, name) not in refused.value.message
     assert data.shut_out_of == []
@@ -137,9 +137,9 @@ async def test_nothing_is_removed_in_a_namespace_that_is_not_ours(
         await client.patch(NAMESPACES, namespace, {"metadata": {"labels": {f"{_GROUP}/name": None}}})
     else:
         await client.create(NAMESPACES, {"metadata": {"name": namespace}})
-        with pytest.raises(Trouble) as refused:
+        with pytest.raises(ConditionError) as refused:
             await operator.make(name)
-        assert refused.value.reason == "NamespaceForeign"
+        assert refused.value.reason == "NamespaceConflict"
     before = await record_of(client, name)
     await client.delete(CONTROL_PLANES, name)
     await operator.remove(name)
@@ -166,7 +166,7 @@ async def test_what_the_management_cluster_refuses_in_a_removal_is_told_and_trie
     found = {condition.type: condition for condition in (await operator.look(name)).status.conditions}
     assert (found["Ready"].status, found["Ready"].reason) == ("False", "Deleting")
     assert (found["Deleting"].status, found["Deleting"].reason) == ("True", "RemovingNamespace")
-    said = "the management cluster refuses what is needed: a policy of somebody's says no"
+    said = "the management cluster refused a write: a policy of somebody's says no"
     assert {condition.message for condition in found.values()} == {said}
     client.refused = set()
     await remove_all(operator, name)

@@ -70,8 +70,8 @@ async def test_no_other_policy_comes_into_force_once_the_deletion_was_asked_for(
     await client.delete(CONTROL_PLANES, name)
     status = seen.status.model_copy(update={"deletion_policy": DeletionPolicy.DESTROY})
     with pytest.raises(Conflict):
-        await operator.management.status.write(
-            operator.management.stores.control_planes, seen, status=status, only_as_seen=True
+        await operator.context.status.write(
+            operator.context.stores.control_planes, seen, status=status, only_as_seen=True
         )
     assert (await operator.look(name)).status.deletion_policy == "Retain"
     await operator.remove(name)

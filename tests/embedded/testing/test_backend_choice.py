@@ -135,8 +135,8 @@ def test_knows_what_each_backend_can_do() -> None:
         return choose(option, environment=ALLOWED, probes=machine).capabilities
 
     assert can("none") == frozenset()
-    assert can("local") == {"api", "gc"}
-    assert can("kind") == {"api", "gc", "pods", "images"} == set(CAPABILITIES)
+    assert can("local") == {"api", "gc", "reset"}
+    assert can("kind") == {"api", "gc", "pods", "images"} == set(CAPABILITIES) - {"reset"}
     assert can("existing", Found(context="test", can=frozenset({"api", "pods"}))) == {"api", "pods"}
 
 

@@ -394,4 +394,4 @@ def test_a_clean_one_without_grpc_says_what_to_install(
     pytester.makepyfile("def test_uses_it(clean_api_server): pass")
     outcome = pytester.runpytest_subprocess("--k8s=local")
     outcome.assert_outcomes(errors=1)
-    outcome.stdout.fnmatch_lines(["*needs grpc and google.protobuf; install kplane with its extra `testing`*"])
+    outcome.stdout.fnmatch_lines(["*needs grpc and google.protobuf; install kplane[[]testing[]]*"])

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from kplane.controlplane_operator.backends.mcm import McmProgram
-from kplane.controlplane_operator.backends.names import place
-from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.component_names import place
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.grants import Access, Account
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms
-from kplane.controlplane_operator.registrations.grants import Access, Account
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
@@ -32,7 +32,7 @@ class Dedicated:
     def __init__(self, client, runtime):
         events = Events(client)
         self.client = client
-        self.management = Management(
+        self.context = OperatorContext(
             client=client,
             stores=Stores(),
             queues=Queues(),
@@ -42,7 +42,7 @@ class Dedicated:
         )
         identities = McmIdentities(client)
         self.reconciler = DedicatedMcmReconciler(
-            self.management,
+            self.context,
             runtime=runtime,
             mcms=DedicatedMcms(runtime, identities=identities),
             identities=identities,
@@ -52,7 +52,7 @@ class Dedicated:
 
     async def look(self):
         """Reconcile once; returns the reason of its condition."""
-        for store in self.management.stores.watched():
+        for store in self.context.stores.watched():
             found = await self.client.list(store.resource, label_selector=LABEL_SELECTORS.get(store.resource))
             store.replace(found.items, resource_version=found.resource_version)
         await self.reconciler.reconcile(("", NAME))

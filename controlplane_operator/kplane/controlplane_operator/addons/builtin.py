@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kplane.api.names import ADDON_LABEL
-from kplane.controlplane_operator.addons.bundle import Bundle
-from kplane.controlplane_operator.addons.join_token import current_tokens, read_token
-from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts, join_objects
+from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts, current_tokens, join_objects, read_token
+from kplane.controlplane_operator.addons.manifest import Bundle
 from kplane.controlplane_operator.errors import BootstrapFailed
 from kplane.controlplane_operator.tenant.bootstrap import JOIN_ADDON, TENANT_NAMESPACE
 from kplane.provider import Client
@@ -24,7 +23,7 @@ BUILT_IN: Final = frozenset({STARTER_ADDON, JOIN_ADDON})
 _RBAC: Final = "rbac.authorization.k8s.io"
 _INFO: Final = "control-plane-info"
 _MAX_TOKENS: Final = 50
-"""We keep three at most: somebody else gave others our label."""
+"""kplane keeps three at most; tenants may label others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ import asyncio
 from dataclasses import dataclass
 
 from kplane.controlplane_operator.addons.builtin import BUILT_IN
-from kplane.controlplane_operator.addons.bundle import Bundle, read_bundle
+from kplane.controlplane_operator.addons.manifest import Bundle, read_bundle
 from kplane.controlplane_operator.errors import BundleInvalid
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.cache import Store
 from kplane.controlplane_operator.watch.event_routing import BUNDLES
 
@@ -23,7 +24,7 @@ class _Read:
 
 
 class Bundles:
-    """Finds bundles by the names of their ConfigMaps; each is parsed once, whoever asks."""
+    """Finds bundles by the names of their ConfigMaps; each version is parsed once."""
 
     def __init__(self, store: Store, *, namespace: str) -> None:
         self._store = store
@@ -37,16 +38,16 @@ class Bundles:
         return f"{found['metadata']['uid']}/{found['metadata']['resourceVersion']}" if found is not None else ""
 
     async def find(self, addon: str) -> Bundle:
-        """Return a bundle. Raises Trouble (AddonUnknown, BundleInvalid), which nothing but a change of it can end."""
+        """Return a bundle. Raises ConditionError (AddonUnknown, BundleInvalid), which nothing but a change of it can
+        end."""
         async with self._reading:
             found = self._store.get((self._namespace, addon))
             where = f"ConfigMap {self._namespace}/{addon}"
             if found is None:
                 self._read.pop(addon, None)
-                raise Trouble(
-                    "AddonUnknown",
+                raise ConditionError(
+                    Reason.ADDON_UNKNOWN,
                     f"there is no {where} with label {BUNDLES}; create it, or take the add-on off the class",
-                    waits_for_event=True,
                 )
             version = self.version(addon)
             known = self._read.get(addon)
@@ -55,10 +56,10 @@ class Bundles:
                 known = await asyncio.to_thread(_parse, found.get("data") or {}, version)
                 self._read[addon] = known
         if known.bundle is None:
-            raise Trouble("BundleInvalid", f"{where} cannot be used: {known.problem}", waits_for_event=True)
+            raise ConditionError(Reason.BUNDLE_INVALID, f"{where} cannot be used: {known.problem}")
         return known.bundle
 
-    async def problems(self, addons: list[str]) -> list[Trouble]:
+    async def problems(self, addons: list[str]) -> list[ConditionError]:
         """Say what is wrong with the add-ons of these names, before any control plane tries them."""
         found = []
         for addon in addons:
@@ -67,12 +68,12 @@ class Bundles:
                     told = (
                         f"ConfigMap {self._namespace}/{addon} is not used: kplane has an add-on of its own of that name"
                     )
-                    found.append(Trouble("BundleInvalid", f"{told}; rename yours"))
+                    found.append(ConditionError(Reason.BUNDLE_INVALID, f"{told}; rename yours"))
                 continue
             try:
                 await self.find(addon)
-            except Trouble as trouble:
-                found.append(trouble)
+            except ConditionError as failure:
+                found.append(failure)
         return found
 
 

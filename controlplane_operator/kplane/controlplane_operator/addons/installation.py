@@ -1,8 +1,8 @@
 """Installs add-ons in one control plane: by server-side apply, tracked, pruned, each on its own.
 
-Everything is done through the tenant's own API. What is there already and is not an add-on's is never taken over: it
-is the tenant's. What is deleted was installed by an add-on and still bears its label, so that a tenant's user who may
-write an inventory cannot have us delete what that user may not touch.
+The operator does everything through the tenant's own API. An object that exists and is not an add-on's is the tenant's,
+and the operator does not adopt it. The operator deletes only what is in an inventory and has the add-on's label. So a
+user who may write inventories cannot have it delete other objects.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kplane.api.names import ADDON_LABEL, GROUP, label_value
-from kplane.controlplane_operator.addons.bundle import Bundle
 from kplane.controlplane_operator.addons.discovery import Discovery
 from kplane.controlplane_operator.addons.inventory import FIELD_MANAGER, Inventory
-from kplane.controlplane_operator.addons.manifest import ObjectId, identify
-from kplane.controlplane_operator.addons.order import CRD_KIND, FOUNDATION, rank
+from kplane.controlplane_operator.addons.manifest import CRD_KIND, FOUNDATION, Bundle, ObjectId, identify, rank
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import ApiError, Client, Invalid, NotFound, ProviderError, Resource, Unreachable
 from kplane.provider.client.resources import CUSTOM_RESOURCE_DEFINITIONS
@@ -33,8 +31,8 @@ _ADDON_SECONDS: Final = 30.0
 _ESTABLISHED_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.1
 _MAX_SILENT: Final = 2
-"""So many calls that get no answer in time, and the rest of the add-on waits for the next try: a webhook of the
-tenant's that hangs holds up what it is asked about only."""
+"""Calls without an answer in time after which the rest of the add-on waits for a retry. A webhook of the tenant that
+hangs delays only the objects that it is called for."""
 _MAX_TOLD: Final = 300
 _REPLACED: Final = frozenset({"ClusterRoleBinding", "RoleBinding"})
 
@@ -106,9 +104,9 @@ class Installation:
             async with asyncio.timeout(_ADDON_SECONDS):
                 yield
         except TimeoutError:
-            outcome.failures.append(f"not finished in {_ADDON_SECONDS:g} s; it goes on later")
+            outcome.failures.append(f"not finished in {_ADDON_SECONDS:g} s; the operator continues later")
         except _GivenUp:
-            outcome.failures.append("the rest was not tried yet")
+            outcome.failures.append("the rest waits for a retry")
 
     async def _make(
         self, addon: str, objects: list[Object], outcome: _Outcome, *, new_kinds: Collection[tuple[str, str]] = ()
@@ -145,7 +143,7 @@ class Installation:
         except Invalid:
             if resource.kind not in _REPLACED:
                 raise
-            # Somebody made it anew with another role, which cannot be changed.
+            # A user made it anew with another role, which cannot be changed.
             with contextlib.suppress(NotFound):
                 await self._client.delete(resource, obj["metadata"]["name"], namespace=obj["metadata"].get("namespace"))
             await self._client.apply(resource, obj, field_manager=FIELD_MANAGER)
@@ -193,8 +191,8 @@ class Installation:
             # It is there, which is all that is asked of it; it stays the tenant's.
             return False
         outcome.failures.append(
-            f"{identity} exists in the control plane and is not the add-on's; delete it there, or hand it over with the"
-            f" label {ADDON_LABEL}={label_value(addon)}"
+            f"{identity} exists in the control plane and is not the add-on's; delete it there, or label it"
+            f" {ADDON_LABEL}={label_value(addon)}"
         )
         return False
 
@@ -248,7 +246,7 @@ class Installation:
 
     @contextlib.contextmanager
     def _told(self, identity: ObjectId, outcome: _Outcome) -> Iterator[None]:
-        """Note a failure of one object; what is the whole control plane's trouble goes on up."""
+        """Note a failure of one object; raise a failure of the whole control plane."""
         try:
             yield
         except (Unauthorized, TooManyRequests):

@@ -1,7 +1,7 @@
 """What was installed in a control plane: one ConfigMap in the tenant for each add-on.
 
-It is in the tenant because there it shares the fate of what it tells of: data that is retained, adopted or moved takes
-it along. Who may write it may have us delete what bears an add-on's label, and nothing else, see `installation`.
+It is in the tenant because it belongs to the tenant's data: retained, adopted and moved data bring it along. A user who
+may write it can have the operator delete objects with an add-on's label, see `installation`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OBJECTS: Final = "objects"
 _PREFIX: Final = "kplane-addon-"
 _MAX_NAME: Final = 253
 _MAX_READ: Final = 2000
-"""More objects than we ever write into one: somebody else did."""
+"""More objects than kplane writes into one."""
 _MAX_INVENTORIES: Final = 200
 """A class has 64 add-ons at most, and those that were taken off it may still be on their way out."""
 _MAX_OBJECTS: Final = 50_000

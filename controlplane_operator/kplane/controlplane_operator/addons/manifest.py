@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import orjson
 import yaml
 from typing_extensions import override
 
 from kplane.controlplane_operator.errors import BundleInvalid
 from kplane.controlplane_operator.watch.cache import Object
 
-__all__ = ["ObjectId", "identify", "read_manifests"]
+__all__ = [
+    "CRD_KIND",
+    "FOUNDATION",
+    "MAX_OBJECTS",
+    "Bundle",
+    "ObjectId",
+    "identify",
+    "rank",
+    "read_bundle",
+    "read_manifests",
+]
 
 _MAX_NODES: Final = 200_000
 """Values in one bundle: aliases let a few lines of YAML stand for gigabytes."""
@@ -138,3 +150,65 @@ class _Budget:
 
 def _in_one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
+
+
+CRD_KIND: Final = "CustomResourceDefinition"
+FOUNDATION: Final = 1
+"""Objects up to this rank are there, and CRDs established, before any other is made."""
+
+_RANKS: Final = {
+    ("", "Namespace"): 0,
+    ("apiextensions.k8s.io", CRD_KIND): 1,
+    ("scheduling.k8s.io", "PriorityClass"): 2,
+    ("storage.k8s.io", "StorageClass"): 2,
+    ("", "ServiceAccount"): 2,
+    ("rbac.authorization.k8s.io", "ClusterRole"): 2,
+    ("rbac.authorization.k8s.io", "Role"): 2,
+    ("rbac.authorization.k8s.io", "ClusterRoleBinding"): 3,
+    ("rbac.authorization.k8s.io", "RoleBinding"): 3,
+    ("", "ConfigMap"): 3,
+    ("", "Secret"): 3,
+    # Last: who answers them, or serves the group, may be one of the bundle's own workloads.
+    ("admissionregistration.k8s.io", "MutatingWebhookConfiguration"): 5,
+    ("admissionregistration.k8s.io", "ValidatingWebhookConfiguration"): 5,
+    ("admissionregistration.k8s.io", "ValidatingAdmissionPolicyBinding"): 5,
+    ("apiregistration.k8s.io", "APIService"): 5,
+}
+_OTHERS: Final = 4
+
+
+def rank(identity: ObjectId) -> int:
+    """Return the rank of an object; those of equal rank keep the order of the bundle."""
+    return _RANKS.get((identity.key[0], identity.kind), _OTHERS)
+
+
+MAX_OBJECTS: Final = 500
+"""Objects in one bundle: each is one request at each look at a control plane."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The objects of an add-on; equal digests mean equal objects."""
+
+    objects: tuple[Object, ...]
+    digest: str
+
+    @classmethod
+    def of(cls, objects: list[Object]) -> Bundle:
+        """Make a bundle of objects."""
+        encoded = orjson.dumps(objects, option=orjson.OPT_SORT_KEYS)
+        return cls(tuple(objects), hashlib.sha256(encoded).hexdigest())
+
+
+def read_bundle(data: Mapping[str, str]) -> Bundle:
+    """Read the entries of a ConfigMap, each a text of manifests, in the order of their keys.
+
+    Raises BundleInvalid with a sentence that says in which entry what is wrong. An empty bundle is wrong as well: it is
+    more often a slip than a wish, and what was installed would be removed for it.
+    """
+    found = [obj for key in sorted(data) for obj in read_manifests(data[key], source=f"entry {key!r}")]
+    if not found:
+        raise BundleInvalid("it has no manifest in its data; add them, or take the add-on off the class")
+    if len(found) > MAX_OBJECTS:
+        raise BundleInvalid(f"it has {len(found)} objects, and {MAX_OBJECTS} are the most; split it into several")
+    return Bundle.of(found)

@@ -1,7 +1,7 @@
 """Reconciles the add-ons of a ControlPlane: what its class names is installed in it, and removed again.
 
-Apart from the control plane's own reconciler, and with a condition of its own: a broken add-on is nobody's trouble but
-its author's. It gets in with the published credentials of the controllers: nothing is installed before there are any.
+It has a condition of its own, so a broken add-on does not make the control plane fail. It uses the published
+credentials of the controllers, so it installs add-ons only after these are published.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Final
 from pydantic import ValidationError
 
 from kplane.api import ControlPlane, EndpointType, find_condition, is_true
+from kplane.api.conditions import ADDONS_READY, MANAGED
 from kplane.api.names import KUBECONFIG_KEY, controllers_secret_name, management_namespace
 from kplane.controlplane_operator.addons.builtin import TenantFacts
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts
-from kplane.controlplane_operator.addons.sync import Look
+from kplane.controlplane_operator.addons.sync import AddonSync
 from kplane.controlplane_operator.backends.apiserver import DNS_ADDRESS, SERVICE_RANGE
-from kplane.controlplane_operator.context import Management
-from kplane.controlplane_operator.controlplanes.address_claims import MANAGED
-from kplane.controlplane_operator.controlplanes.policy import class_in_force
-from kplane.controlplane_operator.pause import is_paused
+from kplane.controlplane_operator.class_policy import class_in_force
+from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.pki.secrets import data_of
-from kplane.controlplane_operator.status.errors import Trouble, trouble_with
-from kplane.controlplane_operator.status.writer import ADDONS_READY
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.conditions import is_paused
+from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
 from kplane.controlplane_operator.tenant.client import tenant_client
-from kplane.controlplane_operator.watch.backoff import Backoff, jittered
+from kplane.controlplane_operator.watch.backoff import KeyedBackoff, jittered
 from kplane.controlplane_operator.watch.cache import Key
 from kplane.provider import ClusterConfig, ProviderError, Result, Unreachable
 from kplane.provider.errors import Forbidden, KubeconfigError, Unauthorized
@@ -37,7 +37,6 @@ from kplane.provider.logs import log_fields
 
 __all__ = ["ControlPlaneAddonsReconciler"]
 
-_CALL_SECONDS: Final = 5.0
 _SETTLED_SECONDS: Final = 300.0
 """So long what was found in order in a control plane is taken for granted."""
 _MAX_BACKOFF_SECONDS: Final = 120.0
@@ -57,15 +56,15 @@ class _Memory:
 class ControlPlaneAddonsReconciler:
     """Keeps add-ons installed."""
 
-    def __init__(self, management: Management, *, bundles: Bundles) -> None:
-        self._management = management
+    def __init__(self, context: OperatorContext, *, bundles: Bundles) -> None:
+        self._context = context
         self._bundles = bundles
         self._memory: dict[Key, _Memory] = {}
-        self._backoff: Backoff[Key] = Backoff(first_seconds=1.0, limit_seconds=_MAX_BACKOFF_SECONDS)
+        self._backoff: KeyedBackoff[Key] = KeyedBackoff(first_seconds=1.0, limit_seconds=_MAX_BACKOFF_SECONDS)
 
     async def reconcile(self, key: Key) -> Result | None:
         """Bring the add-ons of one control plane in line, and say in its condition AddonsReady what is wrong."""
-        obj = self._management.stores.control_planes.get(key)
+        obj = self._context.stores.control_planes.get(key)
         if obj is None:
             self._memory.pop(key, None)
             self._backoff.forget(key)
@@ -74,7 +73,7 @@ class ControlPlaneAddonsReconciler:
             try:
                 control_plane = ControlPlane.model_validate(obj)
             except ValidationError:
-                return None  # its own reconciler tells; no add-on is removed for that
+                return None  # its own reconciler says so; no add-on is removed for that
             if is_paused(control_plane):
                 return None
             wanted = self._wanted(control_plane)
@@ -90,12 +89,12 @@ class ControlPlaneAddonsReconciler:
         """Return the add-ons that are to be there; None where that is not known, so that nothing is removed."""
         if control_plane.spec.class_ref is None:
             return []
-        followed = class_in_force(control_plane, classes=self._management.stores.classes)
+        followed = class_in_force(control_plane, classes=self._context.stores.classes)
         return list(dict.fromkeys(followed.chosen.spec.addons)) if followed.chosen is not None else None
 
     def _credentials(self, control_plane: ControlPlane) -> ClusterConfig | None:
         key = management_namespace(control_plane.name), controllers_secret_name(control_plane.name)
-        secret = self._management.stores.secrets.get(key)
+        secret = self._context.stores.secrets.get(key)
         try:
             config = ClusterConfig.from_kubeconfig(data_of(secret)[KUBECONFIG_KEY]) if secret is not None else None
         except (KeyError, KubeconfigError):
@@ -114,18 +113,20 @@ class ControlPlaneAddonsReconciler:
             return Result(memory.until - time.monotonic())
         if find_condition(control_plane.status.conditions, ADDONS_READY) is None:
             # Before anything is made: where this condition is, there may be something to remove.
-            await self._tell(control_plane, Trouble("Installing", f"installing add-ons {', '.join(wanted)}"))
+            await self._tell(
+                control_plane, ConditionError(Reason.INSTALLING, f"installing add-ons {', '.join(wanted)}")
+            )
         memory.fingerprint = ""
         try:
-            async with tenant_client(config, timeout_seconds=_CALL_SECONDS) as client:
-                look = Look(client, bundles=self._bundles, facts=facts)
-                troubles = await look.all(wanted, last=memory.failed)
+            async with tenant_client(config) as client:
+                look = AddonSync(client, bundles=self._bundles, facts=facts)
+                failures = await look.all(wanted, last=memory.failed)
         except ProviderError as error:
-            await self._tell(control_plane, _trouble(error))
+            await self._tell(control_plane, _failure(error))
             return Result(self._backoff.next(key, reason="unreachable"))
-        memory.failed = list(troubles)
-        await self._report(control_plane, wanted=wanted, troubles=troubles)
-        if any(not trouble.waits_for_event for trouble in troubles.values()):
+        memory.failed = list(failures)
+        await self._report(control_plane, wanted=wanted, failures=failures)
+        if any(not failure.waits_for_event for failure in failures.values()):
             return Result(self._backoff.next(key))
         self._backoff.forget(key)
         seconds = jittered(_SETTLED_SECONDS)
@@ -138,36 +139,36 @@ class ControlPlaneAddonsReconciler:
         parts = [config.server, repr(facts), *(f"{addon}={self._bundles.version(addon)}" for addon in wanted)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
-    async def _report(self, control_plane: ControlPlane, *, wanted: list[str], troubles: dict[str, Trouble]) -> None:
-        if troubles:
-            told = "; ".join(f"add-on {addon}: {trouble.message}" for addon, trouble in sorted(troubles.items()))
-            await self._tell(control_plane, Trouble(troubles[min(troubles)].reason, told))
+    async def _report(
+        self, control_plane: ControlPlane, *, wanted: list[str], failures: dict[str, ConditionError]
+    ) -> None:
+        if failures:
+            told = "; ".join(f"add-on {addon}: {failure.message}" for addon, failure in sorted(failures.items()))
+            await self._tell(control_plane, ConditionError(failures[min(failures)].reason, told))
         elif wanted:
             await self._tell(control_plane, None, message=f"installed: {', '.join(wanted)}")
         else:
-            await self._management.status.drop_apart(
-                self._management.stores.control_planes, control_plane, type=ADDONS_READY
-            )
+            await self._context.status.drop_apart(self._context.stores.control_planes, control_plane, type=ADDONS_READY)
 
-    async def _tell(self, control_plane: ControlPlane, trouble: Trouble | None, *, message: str = "") -> None:
-        if trouble is not None:
-            self._management.metrics.troubled("controlplaneaddons", reason=trouble.reason)
-        await self._management.status.write_apart(
-            self._management.stores.control_planes,
+    async def _tell(self, control_plane: ControlPlane, failure: ConditionError | None, *, message: str = "") -> None:
+        if failure is not None:
+            self._context.metrics.condition_failed("controlplaneaddons", reason=failure.reason)
+        await self._context.status.write_apart(
+            self._context.stores.control_planes,
             control_plane,
             type=ADDONS_READY,
-            status="True" if trouble is None else "False",
-            reason="Installed" if trouble is None else trouble.reason,
-            message=message if trouble is None else trouble.message,
+            status="True" if failure is None else "False",
+            reason=Reason.INSTALLED if failure is None else failure.reason,
+            message=message if failure is None else failure.message,
         )
 
 
-def _trouble(error: ProviderError) -> Trouble:
-    trouble = trouble_with("installing add-ons", error)
+def _failure(error: ProviderError) -> ConditionError:
+    failure = tenant_error("installing add-ons", error)
     return (
-        trouble
+        failure
         if isinstance(error, (Unreachable, Unauthorized, Forbidden))
-        else Trouble("AddonFailed", trouble.message)
+        else ConditionError(Reason.ADDON_FAILED, failure.message)
     )
 
 

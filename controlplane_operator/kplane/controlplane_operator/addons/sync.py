@@ -7,22 +7,23 @@ from datetime import datetime
 from typing import Final
 
 from kplane.controlplane_operator.addons.builtin import BUILT_IN, TenantFacts, render_built_in
-from kplane.controlplane_operator.addons.bundle import Bundle
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.installation import Installation
+from kplane.controlplane_operator.addons.manifest import Bundle
 from kplane.controlplane_operator.errors import BootstrapFailed
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.provider import Client, ProviderError, Unreachable
 from kplane.provider.errors import Unauthorized
 
-__all__ = ["Look"]
+__all__ = ["AddonSync"]
 
 _PASS_SECONDS: Final = 45.0
 """After so long no further add-on is begun: what is left comes first next time."""
 _MAX_TOLD: Final = 5
 
 
-class Look:
+class AddonSync:
     """One look at all add-ons of a control plane; `until` is when the next one is due for what ends by itself."""
 
     def __init__(self, client: Client, *, bundles: Bundles, facts: TenantFacts) -> None:
@@ -31,11 +32,11 @@ class Look:
         self._bundles = bundles
         self._facts = facts
         self._installation = Installation(client)
-        self._troubles: dict[str, Trouble] = {}
-        self._not_begun: dict[str, Trouble] = {}
+        self._failures: dict[str, ConditionError] = {}
+        self._not_begun: dict[str, ConditionError] = {}
         self._ends = time.monotonic() + _PASS_SECONDS
 
-    async def all(self, wanted: list[str], *, last: list[str]) -> dict[str, Trouble]:
+    async def all(self, wanted: list[str], *, last: list[str]) -> dict[str, ConditionError]:
         """Install, prune and uninstall; those in `last` after the others. Returns what is wrong, by add-on.
 
         Raises ProviderError where the control plane is of no use at all.
@@ -44,24 +45,24 @@ class Look:
         for addon in sorted(wanted, key=lambda addon: last.index(addon) + 1 if addon in last else 0):
             if self._begins(addon):
                 await self._install(addon)
-        for addon in [addon for addon in wanted if addon not in {**self._troubles, **self._not_begun}]:
+        for addon in [addon for addon in wanted if addon not in {**self._failures, **self._not_begun}]:
             if self._begins(addon):
                 self._note(addon, await self._installation.prune(addon))
         for addon in [addon for addon in installed if addon not in wanted]:
             if self._begins(addon):
                 self._note(addon, await self._installation.uninstall(addon))
         # First those that are to come first next time.
-        return {**self._not_begun, **self._troubles}
+        return {**self._not_begun, **self._failures}
 
     async def _install(self, addon: str) -> None:
         try:
             bundle = await self._bundle(addon)
-        except Trouble as trouble:
-            self._troubles[addon] = trouble
+        except ConditionError as failure:
+            self._failures[addon] = failure
         except (Unreachable, Unauthorized):
             raise
         except (BootstrapFailed, ProviderError) as error:
-            self._troubles[addon] = Trouble("AddonFailed", str(error))
+            self._failures[addon] = ConditionError(Reason.ADDON_FAILED, str(error))
         else:
             self._note(addon, await self._installation.install(addon, bundle))
 
@@ -75,11 +76,11 @@ class Look:
     def _begins(self, addon: str) -> bool:
         if time.monotonic() < self._ends:
             return True
-        self._not_begun[addon] = Trouble("AddonFailed", "not looked at yet, because others took too long")
+        self._not_begun[addon] = ConditionError(Reason.ADDON_FAILED, "not looked at yet, because others took too long")
         return False
 
     def _note(self, addon: str, failures: list[str]) -> None:
         if failures:
             more = len(failures) - _MAX_TOLD
             told = ", ".join(failures[:_MAX_TOLD]) + (f", and {more} more" if more > 0 else "")
-            self._troubles[addon] = Trouble("AddonFailed", told)
+            self._failures[addon] = ConditionError(Reason.ADDON_FAILED, told)

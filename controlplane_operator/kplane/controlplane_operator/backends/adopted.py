@@ -1,4 +1,4 @@
-"""Control planes whose API server somebody else runs: an address, and credentials to get in."""
+"""Adopted control planes: an address, and credentials for it."""
 
 from __future__ import annotations
 
@@ -6,37 +6,40 @@ from datetime import UTC, datetime
 from typing import Final
 
 from kplane.api import ControlPlane, ControlPlaneEndpoint, DeletionPolicy
+from kplane.api.names import KUBECONFIG_KEY, controllers_secret_name, kubeconfig_secret_name, management_namespace
 from kplane.controlplane_operator.backends.base import Provision
-from kplane.controlplane_operator.backends.published_identities import take_back_as_published
-from kplane.controlplane_operator.context import Management
-from kplane.controlplane_operator.controlplanes.address_claims import place_of
-from kplane.controlplane_operator.controlplanes.partial import understood_endpoint
-from kplane.controlplane_operator.controlplanes.retention import take_back
+from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.endpoints.addresses import Addresses, addresses_of
 from kplane.controlplane_operator.endpoints.credentials import EndpointCredentials, check_trust
-from kplane.controlplane_operator.status.errors import Trouble
-from kplane.provider import ClusterConfig
-from kplane.provider.errors import KubeconfigError
+from kplane.controlplane_operator.pki.secrets import data_of, find_secret
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
+from kplane.controlplane_operator.status.partial import validated_endpoint
+from kplane.controlplane_operator.tenant.client import tenant_client
+from kplane.controlplane_operator.tenant.revocation import revoke_as_controllers, revoke_issued
+from kplane.controlplane_operator.watch.addresses import normalized_address
+from kplane.provider import ClusterConfig, ProviderError
+from kplane.provider.errors import KubeconfigError, Unauthorized
 
-__all__ = ["ExternalProvisioner"]
+__all__ = ["AdoptedProvisioner", "revoke_as_published"]
 
 _REVOKE_SECONDS: Final = 20.0
 """So long after the deletion was asked for it is tried to take our identities back."""
 
 
-class ExternalProvisioner:
+class AdoptedProvisioner:
     """Adopts an API server by its ControlPlaneEndpoint."""
 
-    def __init__(self, management: Management, *, default_credentials: ClusterConfig | None) -> None:
+    def __init__(self, context: OperatorContext, *, default_credentials: ClusterConfig | None) -> None:
         """`default_credentials` are for endpoints that name no Secret themselves."""
-        self._management = management
-        self._credentials = EndpointCredentials(management, default=default_credentials)
+        self._context = context
+        self._credentials = EndpointCredentials(context, default=default_credentials)
 
-    def place(self, control_plane: ControlPlane) -> str | None:
+    def address(self, control_plane: ControlPlane) -> str | None:
         """Name the address that the endpoint leads to."""
         try:
-            return place_of(self._addresses(control_plane).internal)
-        except Trouble:
+            return normalized_address(self._addresses(control_plane).internal)
+        except ConditionError:
             return None
 
     async def ensure(self, control_plane: ControlPlane) -> Provision:
@@ -49,11 +52,11 @@ class ExternalProvisioner:
         try:
             administrator = credentials.with_server(addresses.internal)
         except KubeconfigError as error:
-            raise Trouble("EndpointInvalid", f"ControlPlaneEndpoint {endpoint.name}: {error}") from error
+            raise ConditionError(Reason.ENDPOINT_INVALID, f"ControlPlaneEndpoint {endpoint.name}: {error}") from error
         return Provision(addresses, administrator=administrator, authorities=None)
 
     async def has_data(self, control_plane: ControlPlane) -> bool:  # noqa: ARG002 - of none
-        """Whoever runs the API server keeps its data."""
+        """Return False: the data stay with the API server, which kplane does not run."""
         return False
 
     async def shut_out(self, uid: str) -> None:
@@ -62,41 +65,41 @@ class ExternalProvisioner:
     async def shut_down(self, control_plane: ControlPlane) -> None:
         """Take our identities back, with the credentials of the endpoint or else with what was published."""
         try:
-            await self._take_back(control_plane)
-        except Trouble as trouble:
+            await self._revoke_issued(control_plane)
+        except ConditionError as failure:
             if not _gives_up(control_plane):
                 raise
-            self._management.events.record(
+            self._context.events.record(
                 control_plane,
                 reason="CredentialsNotRevoked",
-                message=f"what was issued in the control plane stays valid there until it expires: {trouble.message}",
+                message=f"issued credentials stay valid in the control plane until they expire: {failure.message}",
                 warning=True,
             )
 
     async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
         """Leave the data, whatever the policy says, because they are not ours."""
         if policy is DeletionPolicy.DESTROY:
-            self._management.events.record(
+            self._context.events.record(
                 control_plane,
-                reason="DataRetained",
-                message="the data stays: the API server is run by somebody else, so Destroy does not reach it",
+                reason=Reason.DATA_RETAINED,
+                message="the data stay: kplane does not run the API server, so Destroy does not reach them",
             )
 
-    async def _take_back(self, control_plane: ControlPlane) -> None:
+    async def _revoke_issued(self, control_plane: ControlPlane) -> None:
         try:
             provision = await self.ensure(control_plane)
             # Not at what the endpoint says by now, which may be another control plane's.
             for url in _addresses_held(control_plane):
                 check_trust(provision.administrator, url=url)
-                await take_back(provision.administrator.with_server(url))
-        except Trouble as trouble:
+                await revoke_issued(provision.administrator.with_server(url))
+        except ConditionError as failure:
             if control_plane.status.endpoint is None:
                 raise
             try:
-                await take_back_as_published(self._management, control_plane)
-            except Trouble as other:
-                told = f"{trouble.message}; nor by the published credentials: {other.message}"
-                raise Trouble(trouble.reason, told) from trouble
+                await revoke_as_published(self._context, control_plane)
+            except ConditionError as other:
+                told = f"{failure.message}; and the published credentials fail as well: {other.message}"
+                raise ConditionError(failure.reason, told) from failure
             if len(_addresses_held(control_plane)) > 1:
                 raise  # they are good at one of them only
 
@@ -106,24 +109,61 @@ class ExternalProvisioner:
     def _endpoint(self, control_plane: ControlPlane) -> ControlPlaneEndpoint:
         reference = control_plane.spec.endpoint_ref
         name = reference.name if reference is not None else ""
-        obj = self._management.stores.endpoints.get(("", name))
+        obj = self._context.stores.endpoints.get(("", name))
         if obj is None:
-            raise Trouble(
-                "EndpointPending",
+            raise ConditionError(
+                Reason.ENDPOINT_PENDING,
                 f"ControlPlaneEndpoint {name}, named by spec.endpointRef, does not exist; create it",
-                waits_for_event=True,
             )
-        return understood_endpoint(obj)
+        return validated_endpoint(obj)
 
 
 def _addresses_held(control_plane: ControlPlane) -> list[str]:
     """Return where identities of ours may be: where it is published last or about to be, and where it was before."""
     urls = (control_plane.status.claimed_address, control_plane.status.endpoint)
-    return list({place_of(url): url for url in urls if url is not None}.values())
+    return list({normalized_address(url): url for url in urls if url is not None}.values())
 
 
 def _gives_up(control_plane: ControlPlane) -> bool:
     if control_plane.status.endpoint is None:
-        return True  # nothing was published, so nobody holds anything that could be taken back
+        return True  # nothing was published, so there is nothing to revoke
     asked = control_plane.metadata.deletion_timestamp
     return asked is not None and (datetime.now(UTC) - asked).total_seconds() > _REVOKE_SECONDS
+
+
+async def revoke_as_published(context: OperatorContext, control_plane: ControlPlane) -> None:
+    """Have what was issued in the control plane be worth nothing, by means of that. Raises ConditionError where it
+    cannot."""
+    controllers = await _published(context, control_plane, name=controllers_secret_name(control_plane.name))
+    if controllers is None:
+        raise ConditionError(Reason.CREDENTIALS_MISSING, "the published identity of the controllers is gone as well")
+    try:
+        async with tenant_client(controllers) as client:
+            await revoke_as_controllers(client)
+    except Unauthorized as error:
+        # So it is after a call that succeeded, of which an operator that was killed has not told.
+        administrator = await _published(context, control_plane, name=kubeconfig_secret_name(control_plane.name))
+        if administrator is None or not await _is_refused(administrator):
+            raise tenant_error("taking back what was issued in the control plane", error) from error
+    except ProviderError as error:
+        raise tenant_error("taking back what was issued in the control plane", error) from error
+
+
+async def _published(context: OperatorContext, control_plane: ControlPlane, *, name: str) -> ClusterConfig | None:
+    namespace = management_namespace(control_plane.name)
+    secret = await find_secret(context, namespace=namespace, name=name, of=control_plane)
+    try:
+        return ClusterConfig.from_kubeconfig(data_of(secret)[KUBECONFIG_KEY]) if secret is not None else None
+    except (KeyError, KubeconfigError):
+        return None
+
+
+async def _is_refused(config: ClusterConfig) -> bool:
+    try:
+        async with tenant_client(config) as client:
+            await client.request("GET", "/version")
+    except Unauthorized:
+        return True
+    except ProviderError:
+        return False
+    return False

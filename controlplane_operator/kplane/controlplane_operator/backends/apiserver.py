@@ -48,7 +48,7 @@ _ANONYMOUS_PATHS: Final = (
 
 API_SERVER_RESOURCES: Final = Resources(cpu_request="100m", memory_request="256Mi", memory_limit="2Gi")
 """An empty one takes 159 MiB, see docs/measured.md; the limit keeps one tenant from taking the others' memory.
-Where nobody asks for others."""
+They apply unless spec or class set others."""
 
 _ENVIRONMENT: Final = {"GOGC": "50"}
 """Measured: 150 MiB (PSS) in the place of 200, see docs/measured.md."""
@@ -102,7 +102,7 @@ def api_server_component(
         version=version,
         args=(
             f"--bind-address={address.listen}",
-            # Where the host is a name, the API server finds its own address; nobody is told of it, see below.
+            # If the host is a name, the API server finds its own address, which it does not publish, see below.
             *(() if address.bind else (f"--advertise-address={address.host}",)),
             f"--secure-port={port}",
             # Pods that would look up default/kubernetes need a routable address, which loopback is not.
@@ -170,7 +170,7 @@ def _pair(name: str, pair: KeyPair) -> dict[str, File]:
 
 
 def _authentication() -> bytes:
-    """Let nobody in without credentials, but for the health of the API server and for what joining nodes start from."""
+    """Allow anonymous requests only for health checks, and for what joining nodes start from."""
     configuration = {
         "apiVersion": "apiserver.config.k8s.io/v1",
         "kind": "AuthenticationConfiguration",

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from kplane.api import ControlPlane, DeletionPolicy, KubernetesVersion
+from kplane.controlplane_operator.backends.apiserver import external_url, server_url
 from kplane.controlplane_operator.endpoints.addresses import Addresses
-from kplane.controlplane_operator.pki.authorities import TenantAuthorities
+from kplane.controlplane_operator.errors import KeyspaceError
+from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
 from kplane.controlplane_operator.pki.primitives import KeyPair
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.provider import ClusterConfig
+from kplane.workloads import Address, ComponentState, Phase, Runtime, WorkloadsError
 
-__all__ = ["Behind", "Provision", "Provisioner"]
+__all__ = ["Provision", "Provisioner", "VersionLag", "check_ready", "provision_at", "runtime_errors"]
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class VersionLag:
     """Why an API server that serves is not what its control plane asks for: a reason and a sentence."""
 
-    reason: str
+    reason: Reason
     message: str
 
 
@@ -29,7 +37,7 @@ class Provision:
     addresses: Addresses
     administrator: ClusterConfig
     authorities: TenantAuthorities | None
-    """None where somebody else runs the API server, and so keeps its keys."""
+    """None for an adopted control plane, whose keys kplane does not have."""
     controllers: KeyPair | None = None
     """Client certificate of the controllers; None where they get a token."""
     settled: bool = True
@@ -37,33 +45,111 @@ class Provision:
     the API server says is that of all of it.
     """
     asked: KubernetesVersion | None = None
-    """The version that the API server is to have, where somebody asked for one."""
-    behind: Behind | None = None
+    """The version that the API server is to have, if spec or class ask for one."""
+    lag: VersionLag | None = None
 
 
 class Provisioner(Protocol):
-    """One way to an API server. Every call may be repeated, and goes on where an earlier one was cut off."""
+    """One way to an API server. Every call may be repeated, and continues where an earlier one was cut off."""
 
-    def place(self, control_plane: ControlPlane) -> str | None:
-        """Name what the control plane is to have for itself; None where nobody else could have it, or not known yet."""
+    def address(self, control_plane: ControlPlane) -> str | None:
+        """Name what the control plane claims for itself; None if others cannot claim it, or it is not known yet."""
         ...
 
     async def ensure(self, control_plane: ControlPlane) -> Provision:
-        """Have an API server run that answers. Raises Trouble while it does not."""
+        """Have an API server run that answers. Raises ConditionError while it does not."""
         ...
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
-        """Tell whether there are data that kplane keeps for the control plane. Raises Trouble where that is unknown."""
+        """Tell whether there are data that kplane keeps for the control plane. Raises ConditionError where that is
+        unknown."""
         ...
 
     async def shut_out(self, uid: str) -> None:
-        """Take away what access to the data an earlier control plane had, whose uid this is. Raises Trouble."""
+        """Take away what access to the data an earlier control plane had, whose uid this is. Raises ConditionError."""
         ...
 
     async def shut_down(self, control_plane: ControlPlane) -> None:
-        """Have what was issued be worth nothing, and what `ensure` started end. Raises Trouble while not done."""
+        """Have what was issued be worth nothing, and what `ensure` started end. Raises ConditionError while not
+        done."""
         ...
 
     async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
-        """After `shut_down`: delete the data, or leave them in order, by the policy. Raises Trouble while not done."""
+        """After `shut_down`: delete the data, or leave them in order, by the policy. Raises ConditionError while not
+        done."""
         ...
+
+
+_PATIENCE_SECONDS: Final = 3.0
+
+
+async def check_ready(runtime: Runtime, component: str, *, what: str, published: bool) -> ComponentState:
+    """Return the state of a component that is ready; `what` names it for people.
+
+    Raises ConditionError (Provisioning, or APIServerNotReady once published) while it is not ready, and (Failed) if it
+    never was and there is no program to run.
+
+    Once published, wait a little for a start: after a restart of the operator it probes every component anew, and that
+    must not make the control planes seem to be down.
+    """
+    if published:
+        await _settle(runtime, component)
+    state = runtime.state(component)
+    if state.phase is not Phase.READY:
+        told = f": {state.message}" if state.message else ""
+        if state.unobtainable and not published:
+            raise ConditionError(Reason.FAILED, f"{what} cannot be started{told}")
+        reason = Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING
+        raise ConditionError(reason, f"waiting for {what}, which is {state.phase}{told}")
+    return state
+
+
+async def _settle(runtime: Runtime, component: str) -> None:
+    changed = asyncio.Event()
+    unsubscribe = runtime.subscribe(lambda name: changed.set() if name == component else None)
+    try:
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            while runtime.state(component).phase is Phase.STARTING:
+                changed.clear()
+                await changed.wait()
+    except TimeoutError:
+        return
+    finally:
+        unsubscribe()
+
+
+def provision_at(
+    address: Address,
+    *,
+    authorities: TenantAuthorities,
+    certificates: TenantCertificates,
+    settled: bool,
+    asked: KubernetesVersion | None,
+    lag: VersionLag | None,
+) -> Provision:
+    """Describe how to get in at the address of a kube-apiserver that kplane runs; the rest is that of Provision."""
+    url, external = server_url(address), external_url(address)
+    administrator = authorities.issue_administrator()
+    return Provision(
+        addresses=Addresses(internal=url, external=external, join=external),
+        administrator=ClusterConfig(
+            server=url,
+            ca_data=authorities.serving_trust,
+            client_certificate=administrator.certificate,
+            client_key=administrator.key,
+        ),
+        authorities=authorities,
+        controllers=certificates.controllers,
+        settled=settled,
+        asked=asked,
+        lag=lag,
+    )
+
+
+@contextmanager
+def runtime_errors(reason: Reason) -> Iterator[None]:
+    """Turn failures of the runtime and of the shared etcd into ConditionError with this reason."""
+    try:
+        yield
+    except (WorkloadsError, KeyspaceError) as error:
+        raise ConditionError(reason, str(error)) from error

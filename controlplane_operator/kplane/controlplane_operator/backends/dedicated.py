@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from kplane.api import ControlPlane, DeletionPolicy
-from kplane.controlplane_operator.backends.api_server_plan import ApiServerPlanner
 from kplane.controlplane_operator.backends.apiserver import API_SERVER_PORTS, api_server_component, serving_hosts
-from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.backends.base import Provision, check_ready, provision_at, runtime_errors
 from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
-from kplane.controlplane_operator.backends.managed import check_ready, provision_at, troubles
-from kplane.controlplane_operator.backends.names import apiserver_name, etcd_name
-from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.backends.versions import ApiServerPlanner
+from kplane.controlplane_operator.component_names import apiserver_name, etcd_name
+from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.pki.store import TenantKeys
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.workloads import Runtime
 
 __all__ = ["DedicatedProvisioner"]
@@ -25,14 +25,14 @@ _PREFIX: Final = "/registry"
 class DedicatedProvisioner:
     """Runs an etcd and an API server for each control plane."""
 
-    def __init__(self, management: Management, *, runtime: Runtime, quota_bytes: int) -> None:
+    def __init__(self, context: OperatorContext, *, runtime: Runtime, quota_bytes: int) -> None:
         """`quota_bytes` is the size of a database at which its etcd refuses writes."""
-        self._keys = TenantKeys(management)
-        self._planner = ApiServerPlanner(management, runtime=runtime)
+        self._keys = TenantKeys(context)
+        self._planner = ApiServerPlanner(context, runtime=runtime)
         self._runtime = runtime
         self._quota_bytes = quota_bytes
 
-    def place(self, control_plane: ControlPlane) -> str | None:  # noqa: ARG002 - it is made for it
+    def address(self, control_plane: ControlPlane) -> str | None:  # noqa: ARG002 - it is made for it
         """There is nothing that could be shared."""
         return None
 
@@ -42,7 +42,7 @@ class DedicatedProvisioner:
         name, etcd = apiserver_name(control_plane.name), etcd_name(control_plane.name)
 
         plan = await self._planner.plan(control_plane)
-        with troubles("Provisioning"):
+        with runtime_errors(Reason.PROVISIONING):
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
             etcd_address = await self._runtime.reserve(etcd, ports=ETCD_PORTS)
             address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=True)
@@ -55,7 +55,7 @@ class DedicatedProvisioner:
                 etcd_hosts=(etcd_address.host, "localhost"),
             )
             if certificates.etcd_server is None:
-                raise Trouble("Failed", "the etcd of this control plane has no certificate")
+                raise ConditionError(Reason.FAILED, "the etcd of this control plane has no certificate")
             ca = authorities.etcd_trust
             await self._runtime.apply(
                 etcd_component(
@@ -89,7 +89,7 @@ class DedicatedProvisioner:
             certificates=certificates,
             settled=settled,
             asked=plan.asked,
-            behind=plan.behind(state),
+            lag=plan.lag(state),
         )
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
@@ -97,15 +97,15 @@ class DedicatedProvisioner:
         return etcd_name(control_plane.name) in self._runtime.names()
 
     async def shut_out(self, uid: str) -> None:
-        """Nobody else reaches its etcd, and its API server is replaced by the next one."""
+        """Do nothing: only its API server reaches its etcd, and the next API server replaces that one."""
 
     async def shut_down(self, control_plane: ControlPlane) -> None:
         """End the API server."""
-        with troubles("Deleting"):
+        with runtime_errors(Reason.DELETING):
             await self._runtime.delete(apiserver_name(control_plane.name))
 
     async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
         """End etcd; its data go if the policy is Destroy."""
         etcd = etcd_name(control_plane.name)
-        with troubles("Deleting"):
+        with runtime_errors(Reason.DELETING):
             await (self._runtime.delete(etcd) if policy is DeletionPolicy.DESTROY else self._runtime.stop(etcd))

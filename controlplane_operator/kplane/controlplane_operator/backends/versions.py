@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
-from kplane.api import KubernetesVersion
+from kplane.api import ComputeResources, Condition, ControlPlane, ControlPlaneClass, KubernetesVersion, quantity
+from kplane.api.conditions import UP_TO_DATE
+from kplane.controlplane_operator.backends.apiserver import API_SERVER, API_SERVER_RESOURCES
+from kplane.controlplane_operator.backends.base import Provision, VersionLag
+from kplane.controlplane_operator.class_policy import class_in_force
+from kplane.controlplane_operator.component_names import apiserver_name
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.conditions import with_condition
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.workloads import ComponentState, Phase, Resources, Runtime, RuntimeFailure
 
-__all__ = ["OLDEST", "why_not"]
+__all__ = [
+    "OLDEST",
+    "ApiServerPlan",
+    "ApiServerPlanner",
+    "not_held_to",
+    "resources_of",
+    "why_not",
+    "with_up_to_date",
+]
 
 OLDEST: Final = KubernetesVersion(1, 34, 0)
 """Before, kube-apiserver does not read the configuration of authentication that it gets here (KEP-3331, v1)."""
@@ -35,3 +55,172 @@ def why_not(wanted: KubernetesVersion, *, running: KubernetesVersion | None, pat
             f" set spec.version to {running} or newer"
         )
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServerPlan:
+    """What is asked of the runtime."""
+
+    version: str | None
+    """None: the runtime's own."""
+    resources: Resources
+    asked: KubernetesVersion | None = None
+    """The version that spec or class ask for, and that is allowed."""
+    refused: VersionLag | None = None
+    """Why the API server stays what it is."""
+
+    def lag(self, state: ComponentState) -> VersionLag | None:
+        """Say in what the API server, whose state this is, is not what the control plane asks for."""
+        if self.refused is not None or not state.rolling:
+            return self.refused
+        way = f"; in its way: {state.message}" if state.message else ""
+        return VersionLag(
+            Reason.ROLLING_OUT, f"the next kube-apiserver is not ready yet, and the one before it serves on{way}"
+        )
+
+
+class ApiServerPlanner:
+    """Makes the plans."""
+
+    def __init__(self, context: OperatorContext, *, runtime: Runtime) -> None:
+        self._context = context
+        self._runtime = runtime
+
+    async def plan(self, control_plane: ControlPlane) -> ApiServerPlan:
+        """Decide what the control plane's API server is to be.
+
+        One that runs already, and must not or cannot become what is wanted, is planned as it is. Raises ConditionError
+        where there is none yet: VersionNotAllowed, VersionNotAvailable.
+        """
+        chosen = class_in_force(control_plane, classes=self._context.stores.classes).chosen
+        resources = resources_of(control_plane, chosen=chosen)
+        running = KubernetesVersion.parse(control_plane.status.version)
+        wanted = KubernetesVersion.parse(_asked(control_plane, chosen=chosen))
+        if wanted is None:
+            return await self._default(control_plane, running=running, resources=resources)
+        refused = await self._refused(wanted, running=running)
+        if refused is None:
+            return ApiServerPlan(await self._version(wanted), resources, asked=wanted)
+        if running is None and control_plane.status.endpoint is None:
+            raise ConditionError(refused.reason, refused.message)
+        present = self._runtime.state(apiserver_name(control_plane.name))
+        absent = present.phase is Phase.ABSENT
+        held = await self._held(running if absent else KubernetesVersion.parse(present.version))
+        return ApiServerPlan(held, resources, refused=refused)
+
+    async def _refused(self, wanted: KubernetesVersion, *, running: KubernetesVersion | None) -> VersionLag | None:
+        if not_allowed := why_not(wanted, running=running):
+            return VersionLag(Reason.VERSION_NOT_ALLOWED, not_allowed)
+        try:
+            lacking = await self._runtime.lacks(API_SERVER, version=str(wanted))
+        except RuntimeFailure as error:
+            lacking = str(error)
+        return (
+            VersionLag(Reason.VERSION_NOT_AVAILABLE, f"version {wanted} cannot be had: {lacking}") if lacking else None
+        )
+
+    async def _default(
+        self, control_plane: ControlPlane, *, running: KubernetesVersion | None, resources: Resources
+    ) -> ApiServerPlan:
+        """Plan the operator's own version, which moves with the operator: what it would spoil stays behind."""
+        present = KubernetesVersion.parse(self._runtime.state(apiserver_name(control_plane.name)).version)
+        # Images may have a numbering of their own: tags are believed where the present one says what it reports.
+        own = await self._own() if present is not None and present == running else None
+        not_allowed = why_not(own, running=running, patches_back=True) if own is not None else None
+        if not_allowed is None:
+            return ApiServerPlan(None, resources)
+        refused = VersionLag(Reason.VERSION_NOT_ALLOWED, f"the operator's default is refused: {not_allowed}")
+        return ApiServerPlan(await self._held(present), resources, refused=refused)
+
+    async def _held(self, version: KubernetesVersion | None) -> str | None:
+        """Return what keeps an API server in its version; None where the runtime has but one, or it is not known."""
+        try:
+            if version is None or await self._runtime.lacks(API_SERVER, version=str(version)):
+                return None
+        except RuntimeFailure:
+            return None
+        return await self._version(version)
+
+    async def _version(self, version: KubernetesVersion) -> str | None:
+        """Return what is asked of the runtime: nothing where it is its own version anyway."""
+        return None if version == await self._own() else str(version)
+
+    async def _own(self) -> KubernetesVersion | None:
+        try:
+            return KubernetesVersion.parse(await self._runtime.version(API_SERVER))
+        except RuntimeFailure:
+            return None  # starting the program fails with the cause
+
+
+def with_up_to_date(
+    conditions: Iterable[Condition], *, of: ControlPlane, provision: Provision, version: str
+) -> list[Condition]:
+    """Return the conditions with UpToDate=False where the API server is not what is asked for, and without it if it is.
+
+    `version` is what the API server reports.
+    """
+    lag = provision.lag or _differs(provision.asked, version=version)
+    if lag is None:
+        return [condition for condition in conditions if condition.type != UP_TO_DATE]
+    return with_condition(conditions, of=of, type=UP_TO_DATE, status="False", reason=lag.reason, message=lag.message)
+
+
+def _differs(asked: KubernetesVersion | None, *, version: str) -> VersionLag | None:
+    if asked is None or KubernetesVersion.parse(version) == asked:
+        return None
+    return VersionLag(
+        Reason.VERSION_DIFFERS,
+        f"the API server reports {version}, and {asked} is asked for: the image is not what its tag says, or the"
+        " program was replaced and has not been started again",
+    )
+
+
+def resources_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Resources:
+    """Return the resources of the API server. Defaults give way to what is set: no request exceeds its limit."""
+    given = _resources_asked(control_plane, chosen=chosen) or ComputeResources()
+    requests, limits = given.requests, given.limits
+    default = API_SERVER_RESOURCES
+    cpu_limit, memory_limit = (limits.cpu, limits.memory) if limits is not None else (None, None)
+    cpu, memory = (requests.cpu, requests.memory) if requests is not None else (None, None)
+    cpu = cpu or (_lower(default.cpu_request, cpu_limit) if cpu_limit else default.cpu_request)
+    memory = memory or (_lower(default.memory_request, memory_limit) if memory_limit else default.memory_request)
+    return Resources(
+        cpu_request=cpu,
+        memory_request=memory,
+        memory_limit=memory_limit or _higher(default.memory_limit, memory),
+        cpu_limit=cpu_limit,
+    )
+
+
+def not_held_to(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, runtime: Runtime) -> list[str]:
+    """Say, in sentences, which settings of the API server are accepted and have no effect."""
+    if control_plane.spec.endpoint_ref is not None:
+        return _not_for_others(chosen)
+    if _resources_asked(control_plane, chosen=chosen) is None or runtime.enforces_resources:
+        return []
+    return ["resources are not acted on: this operator runs API servers as processes, and only pods are held to them"]
+
+
+def _not_for_others(chosen: ControlPlaneClass | None) -> list[str]:
+    """Say, in sentences, what of a class does not count for an API server that kplane does not run."""
+    set_ = [name for name in ("version", "resources") if chosen is not None and getattr(chosen.spec, name) is not None]
+    if chosen is None or not set_:
+        return []
+    what = f"{' and '.join(set_)} of ControlPlaneClass {chosen.name}"
+    return [f"{what} are not acted on: kplane does not run the API server at spec.endpointRef"]
+
+
+def _asked(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> str | None:
+    return control_plane.spec.version or (chosen.spec.version if chosen is not None else None)
+
+
+def _resources_asked(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> ComputeResources | None:
+    return control_plane.spec.resources or (chosen.spec.resources if chosen is not None else None)
+
+
+def _lower(one: str, other: str) -> str:
+    return min(one, other, key=quantity)
+
+
+def _higher(one: str, other: str) -> str:
+    return max(one, other, key=quantity)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Final
 
 from kplane.api import ControlPlane, DeletionPolicy
-from kplane.controlplane_operator.backends.api_server_plan import ApiServerPlanner
 from kplane.controlplane_operator.backends.apiserver import API_SERVER_PORTS, api_server_component, serving_hosts
-from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.backends.base import Provision, check_ready, provision_at, runtime_errors
 from kplane.controlplane_operator.backends.etcd import EtcdAccess
-from kplane.controlplane_operator.backends.managed import check_ready, provision_at, troubles
-from kplane.controlplane_operator.backends.names import apiserver_name
-from kplane.controlplane_operator.context import Management
-from kplane.controlplane_operator.controlplanes.address_claims import etcd_place
+from kplane.controlplane_operator.backends.versions import ApiServerPlanner
+from kplane.controlplane_operator.component_names import apiserver_name
+from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.pki.store import TenantKeys
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.access_control import AccessControl
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.watch.addresses import etcd_address
 from kplane.workloads import Runtime
 
 __all__ = ["VirtualProvisioner"]
@@ -31,11 +31,11 @@ _NO_ETCD: Final = (
 class VirtualProvisioner:
     """Runs API servers on the shared etcd."""
 
-    def __init__(self, management: Management, *, runtime: Runtime, shared_etcd: SharedEtcd | None) -> None:
-        self._management = management
+    def __init__(self, context: OperatorContext, *, runtime: Runtime, shared_etcd: SharedEtcd | None) -> None:
+        self._context = context
         self._runtime = runtime
-        self._keys = TenantKeys(management)
-        self._planner = ApiServerPlanner(management, runtime=runtime)
+        self._keys = TenantKeys(context)
+        self._planner = ApiServerPlanner(context, runtime=runtime)
         self._shared = shared_etcd
         self._access = AccessControl(shared_etcd) if shared_etcd is not None else None
 
@@ -50,10 +50,10 @@ class VirtualProvisioner:
         if self._access is not None:
             await self._access.run()
 
-    def place(self, control_plane: ControlPlane) -> str | None:
+    def address(self, control_plane: ControlPlane) -> str | None:
         """All share one etcd, and each has a path of it."""
         # As written down before anything was made: the spec may have been edited a moment earlier.
-        return etcd_place(control_plane.status.cluster_path or control_plane.cluster_path)
+        return etcd_address(control_plane.status.cluster_path or control_plane.cluster_path)
 
     async def ensure(self, control_plane: ControlPlane) -> Provision:
         """Grant the key prefix and have the API server run."""
@@ -63,7 +63,7 @@ class VirtualProvisioner:
         user = _etcd_user(control_plane.metadata.uid)
 
         plan = await self._planner.plan(control_plane)
-        with troubles("Provisioning"):
+        with runtime_errors(Reason.PROVISIONING):
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
             address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=True)
             certificates = await self._keys.certificates(
@@ -100,20 +100,20 @@ class VirtualProvisioner:
             certificates=certificates,
             settled=self._runtime.settled(name),
             asked=plan.asked,
-            behind=plan.behind(state),
+            lag=plan.lag(state),
         )
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
         """Tell whether there are keys under the control plane's path; there are none without a shared etcd."""
         if self._shared is None:
             return False
-        with troubles("Provisioning"):
+        with runtime_errors(Reason.PROVISIONING):
             return await self._shared.keyspace.count(_prefix(control_plane)) > 0
 
     async def shut_out(self, uid: str) -> None:
         """Have the etcd know its user no more, and its API server, should one still run, read and write nothing."""
         _, access = self._required()
-        with troubles("Provisioning"):
+        with runtime_errors(Reason.PROVISIONING):
             await access.revoke(_etcd_user(uid))
 
     async def shut_down(self, control_plane: ControlPlane) -> None:
@@ -121,9 +121,9 @@ class VirtualProvisioner:
         if await self._was_never_made(control_plane):
             return
         _, access = self._required()
-        with troubles("Deleting"):
-            # First, because etcd asks for the user at each request: an API server that is not seen to run any more, or
-            # cannot be ended, on a node that is out of reach, writes nothing after the keys were counted to be none.
+        with runtime_errors(Reason.DELETING):
+            # First, because etcd checks the user at each request. An API server that cannot be stopped, such as on a
+            # lost node, then writes no more keys.
             await access.revoke(_etcd_user(control_plane.metadata.uid))
             await self._runtime.delete(apiserver_name(control_plane.name))
 
@@ -132,11 +132,11 @@ class VirtualProvisioner:
         if policy is DeletionPolicy.RETAIN or await self._was_never_made(control_plane):
             return
         shared, _ = self._required()
-        with troubles("Deleting"):
+        with runtime_errors(Reason.DELETING):
             deleted = await shared.keyspace.delete_prefix(_prefix(control_plane))
         if deleted:
-            self._management.metrics.keys_deleted(deleted)
-            self._management.events.record(
+            self._context.metrics.keys_deleted(deleted)
+            self._context.events.record(
                 control_plane, reason="DataDeleted", message=f"deleted {deleted} keys, none is left"
             )
 
@@ -148,7 +148,7 @@ class VirtualProvisioner:
 
     def _required(self) -> tuple[SharedEtcd, AccessControl]:
         if self._shared is None or self._access is None:
-            raise Trouble("Failed", _NO_ETCD)
+            raise ConditionError(Reason.FAILED, _NO_ETCD)
         return self._shared, self._access
 
 

@@ -9,14 +9,15 @@ from pydantic import ValidationError
 
 from kplane.api import ControlPlaneClass
 from kplane.controlplane_operator.addons.bundles import Bundles
-from kplane.controlplane_operator.classes.usage import named, unserved
-from kplane.controlplane_operator.context import Management
-from kplane.controlplane_operator.controlplanes.partial import ClassAsWritten
-from kplane.controlplane_operator.controlplanes.policy import invalid_class
-from kplane.controlplane_operator.status.errors import Trouble
-from kplane.controlplane_operator.status.failures import Failures
-from kplane.controlplane_operator.status.writer import with_condition, with_supported
+from kplane.controlplane_operator.class_policy import invalid_class
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.failures import Failures
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.conditions import with_condition, with_supported
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.partial import PartialClass
 from kplane.controlplane_operator.watch.cache import Key, Object
+from kplane.controlplane_operator.watch.class_usage import named, unserved
 from kplane.provider import Result
 from kplane.provider.logs import log_fields
 
@@ -26,20 +27,20 @@ __all__ = ["ControlPlaneClassReconciler"]
 class ControlPlaneClassReconciler:
     """Keeps the status of classes, and tells when one goes that is in use."""
 
-    def __init__(self, management: Management, *, bundles: Bundles) -> None:
+    def __init__(self, context: OperatorContext, *, bundles: Bundles) -> None:
         self.failures: Final = Failures(
-            management, controller="controlplaneclass", store=management.stores.classes, written=ClassAsWritten
+            context, controller="controlplaneclass", store=context.stores.classes, written=PartialClass
         )
-        self._management = management
+        self._context = context
         self._bundles = bundles
-        self._seen: dict[Key, ClassAsWritten] = {}
+        self._seen: dict[Key, PartialClass] = {}
 
     async def reconcile(self, key: Key) -> Result | None:
         """Bring one class's status up to date."""
-        obj = self._management.stores.classes.get(key)
-        users = self._management.stores.control_planes.by("class", key[1])
+        obj = self._context.stores.classes.get(key)
+        users = self._context.stores.control_planes.by("class", key[1])
         with log_fields(object=f"ControlPlaneClass/{key[1]}"):
-            current = ClassAsWritten.of(obj) if obj is not None else None
+            current = PartialClass.of(obj) if obj is not None else None
             self._tell_end(key, present=current, users=users)
             if obj is None or current is None:
                 return None
@@ -48,22 +49,22 @@ class ControlPlaneClassReconciler:
             await self.failures.over(key)
         return None
 
-    async def _publish(self, current: ClassAsWritten, *, obj: Object, users: Sequence[Object]) -> None:
+    async def _publish(self, current: PartialClass, *, obj: Object, users: Sequence[Object]) -> None:
         supported: list[str] = []
-        trouble: Trouble | None = None
+        failure: ConditionError | None = None
         try:
             chosen = ControlPlaneClass.model_validate(obj)
         except ValidationError as error:
-            trouble = invalid_class(current.name, error)
+            failure = invalid_class(current.name, error)
         else:
             supported = unserved(chosen, users=users)
-            trouble = await self._addons_trouble(chosen.spec.addons)
+            failure = await self._addons_trouble(chosen.spec.addons)
         conditions = with_condition(
             current.status.conditions,
             of=current,
-            status="True" if trouble is None else "False",
-            reason=trouble.reason if trouble is not None else "Valid",
-            message=trouble.message if trouble is not None else "control planes can use this class",
+            status="True" if failure is None else "False",
+            reason=failure.reason if failure is not None else Reason.VALID,
+            message=failure.message if failure is not None else "control planes can use this class",
         )
         status = current.status.model_copy(
             update={
@@ -72,20 +73,20 @@ class ControlPlaneClassReconciler:
                 "conditions": with_supported(conditions, of=current, missing=supported),
             }
         )
-        await self._management.status.write(self._management.stores.classes, current, status=status)
+        await self._context.status.write(self._context.stores.classes, current, status=status)
 
-    async def _addons_trouble(self, addons: list[str]) -> Trouble | None:
-        troubles = await self._bundles.problems(addons)
-        told = "; ".join(trouble.message for trouble in troubles)
-        return Trouble(troubles[0].reason, told) if troubles else None
+    async def _addons_trouble(self, addons: list[str]) -> ConditionError | None:
+        failures = await self._bundles.problems(addons)
+        told = "; ".join(failure.message for failure in failures)
+        return ConditionError(failures[0].reason, told) if failures else None
 
-    def _tell_end(self, key: Key, *, present: ClassAsWritten | None, users: Sequence[Object]) -> None:
+    def _tell_end(self, key: Key, *, present: PartialClass | None, users: Sequence[Object]) -> None:
         """Tell of a class that was deleted while control planes name it; each of them tells of it as well."""
         gone = self._seen.pop(key, None)
         if gone is None or (present is not None and present.metadata.uid == gone.metadata.uid):
             return
         if users:
-            self._management.events.record(
+            self._context.events.record(
                 gone,
                 reason="DeletedInUse",
                 message=f"the class was deleted, and is named by {named(users)}; what it decided last stays in force"

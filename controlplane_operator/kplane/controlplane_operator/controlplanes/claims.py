@@ -2,23 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from kplane.api import ControlPlane, ControlPlaneMode
-from kplane.api.names import management_namespace
+from kplane.api import (
+    ControlPlane,
+    ControlPlaneMode,
+)
+from kplane.api.names import ADOPT_ANNOTATION, management_namespace
 from kplane.controlplane_operator.backends.base import Provision
-from kplane.controlplane_operator.controlplanes.address_claims import etcd_place, is_in_etcd, place_of, places_held
-from kplane.controlplane_operator.controlplanes.partial import as_recorded
-from kplane.controlplane_operator.controlplanes.record import Record
-from kplane.controlplane_operator.controlplanes.validation import Claim, check_unclaimed
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.controlplanes.namespaces import RetainedDataRecord
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.partial import as_recorded
+from kplane.controlplane_operator.watch.addresses import (
+    etcd_address,
+    held_addresses,
+    is_etcd_address,
+    normalized_address,
+)
 from kplane.controlplane_operator.watch.event_routing import Stores
 
-__all__ = ["Claims"]
+__all__ = ["AddressClaims", "Claim", "check_unclaimed"]
 
 
-class Claims:
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A control plane's wish for a place, which is to be its own: data under a path of an etcd, or an API server."""
+
+    name: str
+    uid: str
+    address: str
+    cluster_path: str | None
+    """None where the whole API server is meant."""
+    held: bool
+    """The place was already granted to this one: data may be there."""
+    created: datetime
+    kept_by: str | None = None
+    """The namespace that records whose data lie under the path, where the control plane itself is gone."""
+
+    def goes_before(self, other: Claim) -> bool:
+        """Whether this one has the better right to a place that both want: the holder, then the older, then by uid."""
+        return (not self.held, self.created, self.uid) < (not other.held, other.created, other.uid)
+
+
+def check_unclaimed(claim: Claim, *, others: Iterable[Claim]) -> None:
+    """Raise ConditionError where another control plane has the better right to the place.
+
+    ClusterPathInUse or EndpointInUse where that one is there, DataRetained where it is gone and its data are not.
+    """
+    for other in others:
+        if other.address != claim.address or other.uid == claim.uid or not other.goes_before(claim):
+            continue
+        if other.kept_by is not None:
+            raise ConditionError(
+                Reason.DATA_RETAINED,
+                f"clusterPath {claim.cluster_path!r} holds what control plane {other.name} left, as namespace"
+                f" {other.kept_by} records; choose another spec.virtual.clusterPath, or name this control plane"
+                f" {other.name} and take the data over by annotation {ADOPT_ANNOTATION}",
+            )
+        if claim.cluster_path is None:
+            raise ConditionError(
+                Reason.ENDPOINT_IN_USE,
+                f"the API server at {claim.address} is that of control plane {other.name}, and cannot be another one's;"
+                " correct the endpoint's URL, or delete that one",
+            )
+        raise ConditionError(
+            Reason.CLUSTER_PATH_IN_USE,
+            f"clusterPath {claim.cluster_path!r} is in use by control plane {other.name} on the same API server;"
+            " choose another spec.virtual.clusterPath, or delete that one",
+            # Who wants an address is known only from endpoints, which may be edited without a trace here.
+            waits_for_event=is_etcd_address(claim.address),
+        )
+
+
+class AddressClaims:
     """Grants each place to one control plane at a time.
 
     What was granted is in the status of the control plane; until that is seen in the cache, it is remembered here. One
@@ -26,33 +85,34 @@ class Claims:
     the record of them in its management namespace.
     """
 
-    def __init__(self, stores: Stores, *, place: Callable[[ControlPlane], str | None]) -> None:
+    def __init__(self, stores: Stores, *, address: Callable[[ControlPlane], str | None]) -> None:
         """`place` names what a control plane is to have for itself, as its spec and its endpoint say now."""
         self._stores = stores
-        self._place = place
+        self._address = address
         self._granted: dict[str, str] = {}
 
     def take(self, control_plane: ControlPlane) -> str | None:
         """Grant a control plane its place; returns the address to write down before anything is made there.
 
-        Raises Trouble where another one has the better right: ClusterPathInUse or EndpointInUse, or DataRetained where
-        it is gone. Never waits, so that no other control plane can be granted the place in between.
+        Raises ConditionError where another one has the better right: ClusterPathInUse or EndpointInUse, or DataRetained
+        where it is gone. Never waits, so that no other control plane can be granted the place in between.
         """
-        place = self._place(control_plane)
-        if place is None:
+        address = self._address(control_plane)
+        if address is None:
             return control_plane.status.claimed_address
-        claim = self._claim(control_plane, place=place)
+        claim = self._claim(control_plane, address=address)
         if claim is not None:
-            check_unclaimed(claim, others=self._others(control_plane, place=place))
-            self._granted[claim.uid] = place
-        return None if is_in_etcd(place) else place
+            check_unclaimed(claim, others=self._others(control_plane, address=address))
+            self._granted[claim.uid] = address
+        return None if is_etcd_address(address) else address
 
     def confirm(self, control_plane: ControlPlane, *, provision: Provision) -> None:
-        """Raise Trouble (Provisioning) unless the API server is what was granted: an endpoint is edited at any time."""
+        """Raise ConditionError (Provisioning) unless the API server is what was granted: an endpoint is edited at any
+        time."""
         if provision.authorities is not None:
             return
-        if self._granted.get(control_plane.metadata.uid or "") != place_of(provision.addresses.internal):
-            raise Trouble("Provisioning", "the endpoint was edited a moment ago; it is looked at again")
+        if self._granted.get(control_plane.metadata.uid or "") != normalized_address(provision.addresses.internal):
+            raise ConditionError(Reason.PROVISIONING, "the endpoint was edited a moment ago; it is looked at again")
 
     def release(self, uid: str) -> None:
         """The control plane with this uid is gone."""
@@ -60,41 +120,41 @@ class Claims:
 
     def holds(self, control_plane: ControlPlane) -> bool:
         """Tell whether what was made for the control plane is at a place of its own; true where none is shared."""
-        wanted, uid = self._place(control_plane), control_plane.metadata.uid or ""
+        wanted, uid = self._address(control_plane), control_plane.metadata.uid or ""
         obj = self._stores.control_planes.get(("", control_plane.name))
-        held = places_held(obj) if obj is not None and obj["metadata"]["uid"] == uid else []
-        places = dict.fromkeys(place for place in (*held, self._granted.get(uid)) if place is not None)
+        held = held_addresses(obj) if obj is not None and obj["metadata"]["uid"] == uid else []
+        places = dict.fromkeys(address for address in (*held, self._granted.get(uid)) if address is not None)
         if not places:
             return wanted is None
-        return not any(self._is_anothers(control_plane, place=place) for place in places)
+        return not any(self._is_anothers(control_plane, address=address) for address in places)
 
-    def _is_anothers(self, control_plane: ControlPlane, *, place: str) -> bool:
-        claim = self._claim(control_plane, place=place)
-        others = self._others(control_plane, place=place)
+    def _is_anothers(self, control_plane: ControlPlane, *, address: str) -> bool:
+        claim = self._claim(control_plane, address=address)
+        others = self._others(control_plane, address=address)
         return claim is None or any(other.goes_before(claim) for other in others)
 
-    def _others(self, control_plane: ControlPlane, *, place: str) -> list[Claim]:
+    def _others(self, control_plane: ControlPlane, *, address: str) -> list[Claim]:
         """Return the claims of all others that have the place or want it."""
         stores = self._stores.control_planes
-        found = [*stores.by("place", place), *stores.by("path", _path(control_plane))]
-        for endpoint in self._stores.endpoints.by("place", place):
+        found = [*stores.by("address", address), *stores.by("path", _path(control_plane))]
+        for endpoint in self._stores.endpoints.by("address", address):
             found += stores.by("endpoint", endpoint["metadata"]["name"])
         for uid, granted in self._granted.items():
-            found += stores.by("uid", uid) if granted == place else []
+            found += stores.by("uid", uid) if granted == address else []
         others = {obj["metadata"]["uid"]: obj for obj in found if obj["metadata"]["uid"] != control_plane.metadata.uid}
-        claims = [self._claim(as_recorded(obj), place=place) for obj in others.values()]
-        kept = self._kept(control_plane) if is_in_etcd(place) else []
+        claims = [self._claim(as_recorded(obj), address=address) for obj in others.values()]
+        kept = self._kept(control_plane) if is_etcd_address(address) else []
         return [claim for claim in claims if claim is not None] + kept
 
     def _kept(self, control_plane: ControlPlane) -> list[Claim]:
         """Return the claims of the data that control planes of other names left under the path."""
         namespaces = self._stores.namespaces.by("path", _path(control_plane))
-        records = [Record.of(obj) for obj in namespaces if "deletionTimestamp" not in obj["metadata"]]
+        records = [RetainedDataRecord.of(obj) for obj in namespaces if "deletionTimestamp" not in obj["metadata"]]
         return [
             Claim(
                 name=record.name,
                 uid=record.uid,
-                place=etcd_place(record.cluster_path),
+                address=etcd_address(record.cluster_path),
                 cluster_path=record.cluster_path,
                 held=True,
                 created=record.created,
@@ -107,21 +167,21 @@ class Claims:
             and not self._lives(record)
         ]
 
-    def _lives(self, record: Record) -> bool:
+    def _lives(self, record: RetainedDataRecord) -> bool:
         found = self._stores.control_planes.by("namespace", record.namespace)
         return any(obj["metadata"]["uid"] == record.uid for obj in found)
 
-    def _claim(self, control_plane: ControlPlane, *, place: str) -> Claim | None:
-        """Return a control plane's claim to a place; None where it neither has it nor may want it."""
+    def _claim(self, control_plane: ControlPlane, *, address: str) -> Claim | None:
+        """Return a control plane's claim to a place; None if it does not have it and may not want it."""
         uid = control_plane.metadata.uid or ""
-        holders = self._stores.control_planes.by("place", place)
-        held = self._granted.get(uid) == place or any(obj["metadata"]["uid"] == uid for obj in holders)
-        if not held and (control_plane.deleting or self._place(control_plane) != place):
+        holders = self._stores.control_planes.by("address", address)
+        held = self._granted.get(uid) == address or any(obj["metadata"]["uid"] == uid for obj in holders)
+        if not held and (control_plane.deleting or self._address(control_plane) != address):
             return None
         return Claim(
             name=control_plane.name,
             uid=uid,
-            place=place,
+            address=address,
             cluster_path=_path(control_plane) if control_plane.spec.mode is ControlPlaneMode.VIRTUAL else None,
             held=held,
             created=control_plane.metadata.creation_timestamp or datetime.max.replace(tzinfo=UTC),

@@ -1,59 +1,189 @@
-"""The namespace that a control plane owns in the management cluster: made by us, or not touched at all.
+"""The namespace that a control plane owns in the management cluster. The operator touches only namespaces that it made.
 
-That of a control plane which kplane runs holds its keys, so it has no ownerReference: garbage collection would take it
-with `kubectl delete --cascade=foreground` before anything is decided here. It says whose it is in annotations instead,
-and stays as their record where the data are retained.
+The namespace holds the keys of a control plane that kplane runs, so it has no ownerReference. Otherwise `kubectl delete
+--cascade=foreground` would have it garbage-collected before the operator acts. Annotations name its owner instead. It
+stays as the record of retained data.
 """
 
 from __future__ import annotations
 
+import hmac
+import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, Self
 
-from kplane.api import ControlPlane
-from kplane.api.names import CONTROL_PLANE_LABEL, UID_ANNOTATION, label_value, management_namespace
-from kplane.controlplane_operator.context import Management
-from kplane.controlplane_operator.controlplanes.record import (
-    POD_SECURITY,
-    Record,
-    check_adoption,
-    is_managed,
-    owned_metadata,
-    retained_metadata,
+from kplane.api import ControlPlane, ControlPlaneMode
+from kplane.api.names import (
+    ADOPT_ANNOTATION,
+    ADOPTION_TOKEN_ANNOTATION,
+    CLUSTER_PATH_ANNOTATION,
+    CONTROL_PLANE_LABEL,
+    MODE_ANNOTATION,
+    RETAINED_LABEL,
+    RETAINED_UID_ANNOTATION,
+    UID_ANNOTATION,
+    label_value,
+    management_namespace,
 )
-from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.kinds import owner_reference
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import AlreadyExists, NotFound
 from kplane.provider.client.resources import NAMESPACES
 
-__all__ = ["ManagementNamespaces", "owner_of"]
+__all__ = [
+    "POD_SECURITY",
+    "ManagementNamespaces",
+    "RetainedDataRecord",
+    "check_adoption",
+    "is_managed",
+    "owned_metadata",
+    "retained_metadata",
+]
+
+POD_SECURITY: Final = {"pod-security.kubernetes.io/enforce": "restricted"}
+"""Nothing that runs for a control plane needs more, and nothing else is to run in its namespace."""
+
+_TOKEN_BYTES: Final = 24
+
+
+def is_managed(control_plane: ControlPlane) -> bool:
+    """Tell whether kplane runs the API server, and so keeps keys and data that outlive the control plane."""
+    return control_plane.spec.endpoint_ref is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetainedDataRecord:
+    """Whose keys and data a management namespace stands for."""
+
+    namespace: str
+    name: str
+    """Of the control plane, as a label value."""
+    uid: str
+    """Of the control plane that made the data or took them over last; it may be gone."""
+    mode: str
+    cluster_path: str | None
+    """None for mode Dedicated."""
+    created: datetime
+    adoption_token: str | None = field(default=None, repr=False)
+    """Who names it may take the data over; None while the control plane lives, and no control plane may."""
+
+    @classmethod
+    def of(cls, namespace: Object) -> Self | None:
+        """Read the record; None where there is none, or where the namespace is not labelled as one of ours."""
+        metadata = namespace["metadata"]
+        labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+        uid = annotations.get(RETAINED_UID_ANNOTATION) or annotations.get(UID_ANNOTATION)
+        if CONTROL_PLANE_LABEL not in labels or not uid:
+            return None
+        created = metadata.get("creationTimestamp")
+        return cls(
+            namespace=metadata["name"],
+            name=labels[CONTROL_PLANE_LABEL],
+            uid=uid,
+            mode=annotations.get(MODE_ANNOTATION, ""),
+            cluster_path=annotations.get(CLUSTER_PATH_ANNOTATION),
+            created=datetime.fromisoformat(created) if created else datetime.max.replace(tzinfo=UTC),
+            adoption_token=annotations.get(ADOPTION_TOKEN_ANNOTATION) or None,
+        )
+
+    def is_of(self, control_plane: ControlPlane) -> bool:
+        """Tell whether keys and data are those of this very control plane, and not of an earlier one of its name."""
+        return self.uid == control_plane.metadata.uid
+
+
+def owned_metadata(control_plane: ControlPlane) -> dict[str, Any]:
+    """Return what makes a namespace the record of a living control plane, as a merge patch of its metadata."""
+    return {
+        "labels": {RETAINED_LABEL: None, **POD_SECURITY},
+        "annotations": {
+            UID_ANNOTATION: control_plane.metadata.uid,
+            RETAINED_UID_ANNOTATION: None,
+            ADOPTION_TOKEN_ANNOTATION: None,
+            MODE_ANNOTATION: str(control_plane.spec.mode),
+            CLUSTER_PATH_ANNOTATION: _cluster_path(control_plane),
+        },
+    }
+
+
+def retained_metadata(record: RetainedDataRecord) -> dict[str, Any]:
+    """Return what makes a namespace the record of a control plane that is gone, as a merge patch of its metadata.
+
+    A token that it has already is kept.
+    """
+    return {
+        "labels": {RETAINED_LABEL: "true", **POD_SECURITY},
+        "annotations": {
+            UID_ANNOTATION: None,
+            RETAINED_UID_ANNOTATION: record.uid,
+            # Not the uid, which is no secret: it was in lists of control planes, in Events and in registrations.
+            ADOPTION_TOKEN_ANNOTATION: record.adoption_token or secrets.token_urlsafe(_TOKEN_BYTES),
+        },
+    }
+
+
+def check_adoption(control_plane: ControlPlane, *, record: RetainedDataRecord) -> None:
+    """Raise ConditionError (DataRetained) unless the control plane may take over what an earlier one of its name left.
+
+    The token is not told: to know it is to have read the namespace, which is its administrators' right.
+    """
+    where = f"namespace {record.namespace} keeps the data of an earlier control plane of this name"
+    given = control_plane.metadata.annotations.get(ADOPT_ANNOTATION)
+    if given is None:
+        raise _retained(
+            f"{where}; to take them over, set annotation {ADOPT_ANNOTATION} to the value of annotation"
+            f" {ADOPTION_TOKEN_ANNOTATION} of that namespace; to delete them, set it and spec.deletionPolicy Destroy,"
+            " and delete the control plane"
+        )
+    if record.adoption_token is None or not hmac.compare_digest(given.encode(), record.adoption_token.encode()):
+        raise _retained(
+            f"{where}, and annotation {ADOPT_ANNOTATION} does not match; set it to the value of annotation"
+            f" {ADOPTION_TOKEN_ANNOTATION} of that namespace, or give the control plane another name"
+        )
+    if not is_managed(control_plane):
+        raise _retained(
+            f"{where}, whose API server kplane ran; remove spec.endpointRef, or give the control plane another name"
+        )
+    if control_plane.spec.mode != record.mode:
+        raise _retained(
+            f"{where}, of mode {record.mode or 'unknown'}; create the control plane with that spec.mode instead of"
+            f" {control_plane.spec.mode}, or give it another name"
+        )
+    if _cluster_path(control_plane) != record.cluster_path:
+        raise _retained(
+            f"{where}, under clusterPath {record.cluster_path!r}; set spec.virtual.clusterPath to that instead of"
+            f" {_cluster_path(control_plane)!r}, or give the control plane another name"
+        )
+
+
+def _cluster_path(control_plane: ControlPlane) -> str | None:
+    return control_plane.cluster_path if control_plane.spec.mode is ControlPlaneMode.VIRTUAL else None
+
+
+def _retained(message: str) -> ConditionError:
+    return ConditionError(Reason.DATA_RETAINED, message)
+
 
 _ACTIVE: Final = "Active"
-
-
-def owner_of(control_plane: ControlPlane) -> dict[str, Any]:
-    """Return the ownerReference by which an object belongs to a control plane, and goes with it at the latest."""
-    return {
-        "apiVersion": CONTROL_PLANES.api_version,
-        "kind": CONTROL_PLANES.kind,
-        "name": control_plane.name,
-        "uid": control_plane.metadata.uid,
-    }
 
 
 class ManagementNamespaces:
     """Makes the namespaces of control planes, hands them on with the data that they stand for, and removes them."""
 
-    def __init__(self, management: Management) -> None:
-        self._management = management
+    def __init__(self, context: OperatorContext) -> None:
+        self._context = context
 
     async def check(self, control_plane: ControlPlane) -> None:
-        """Raise Trouble (DataRetained) where the namespace is known to keep data that the control plane may not have.
+        """Raise ConditionError (DataRetained) where the namespace is known to keep data that the control plane may not
+        have.
 
         For before anything is written down about a control plane; `ensure` decides.
         """
-        known = self._management.stores.namespaces.get(("", management_namespace(control_plane.name)))
+        known = self._context.stores.namespaces.get(("", management_namespace(control_plane.name)))
         record = _record(known, control_plane) if known is not None and not _terminating(known) else None
         if known is not None and record is not None and not record.is_of(control_plane):
             await self._check_adoption(control_plane, namespace=known, record=record)
@@ -63,24 +193,24 @@ class ManagementNamespaces:
 
         Before it takes the data of an earlier one over, `shut_out` is called with the uid of that one.
 
-        Raises Trouble: NamespaceForeign where somebody else made one of that name, DataRetained where it keeps data
-        that the control plane may not have, Provisioning where the one of an earlier one is still on its way out.
+        Raises ConditionError: NamespaceConflict where somebody else made one of that name, DataRetained where it keeps
+        data that the control plane may not have, Provisioning where the one of an earlier one is still on its way out.
         """
         name = management_namespace(control_plane.name)
-        found = self._management.stores.namespaces.get(("", name)) or await self._create(control_plane, name)
+        found = self._context.stores.namespaces.get(("", name)) or await self._create(control_plane, name)
         if _lost_label(found, control_plane):
             found = await self._patch(found, {"labels": {CONTROL_PLANE_LABEL: label_value(control_plane.name)}})
         record = _record(found, control_plane)
         if record is None and not _owned(found, control_plane):
             raise _foreign(control_plane)
         if _terminating(found):
-            raise Trouble("Provisioning", f"namespace {name} is being deleted; waiting until it is gone")
+            raise ConditionError(Reason.PROVISIONING, f"namespace {name} is being deleted; waiting until it is gone")
         if record is not None and not record.is_of(control_plane):
             await self._check_adoption(control_plane, namespace=found, record=record)
             # While it is still written down who that is.
             await shut_out(record.uid)
             await self._patch(found, owned_metadata(control_plane))
-            self._management.events.record(
+            self._context.events.record(
                 control_plane, reason="DataAdopted", message=f"took over the data that namespace {name} keeps"
             )
         elif not POD_SECURITY.items() <= (found["metadata"].get("labels") or {}).items():
@@ -104,27 +234,29 @@ class ManagementNamespaces:
         return True
 
     async def remove(self, control_plane: ControlPlane) -> None:
-        """Delete the namespace, unless it was never ours. Raises Trouble (Deleting) until it is gone."""
+        """Delete the namespace, unless it was never ours. Raises ConditionError (Deleting) until it is gone."""
         found = await self._find(control_plane)
         if found is None or not _owned(found, control_plane):
             return
         name = found["metadata"]["name"]
         if not _terminating(found):
             try:
-                await self._management.client.delete(NAMESPACES, name, uid=found["metadata"]["uid"])
+                await self._context.client.delete(NAMESPACES, name, uid=found["metadata"]["uid"])
             except NotFound:
                 return
-        raise Trouble("Deleting", f"waiting until namespace {name} is gone")
+        raise ConditionError(Reason.DELETING, f"waiting until namespace {name} is gone")
 
-    async def _check_adoption(self, control_plane: ControlPlane, *, namespace: Object, record: Record) -> None:
+    async def _check_adoption(
+        self, control_plane: ControlPlane, *, namespace: Object, record: RetainedDataRecord
+    ) -> None:
         if record.adoption_token is None:
-            # Its control plane went without us, by a finalizer that somebody removed: nobody could ask for its data.
+            # A user removed the finalizer of its control plane, so there is no token to adopt its data with yet.
             await self._patch(namespace, retained_metadata(record))
         check_adoption(control_plane, record=record)
 
     async def _find(self, control_plane: ControlPlane) -> Object | None:
         try:
-            return await self._management.client.get(NAMESPACES, management_namespace(control_plane.name))
+            return await self._context.client.get(NAMESPACES, management_namespace(control_plane.name))
         except NotFound:
             return None
 
@@ -135,26 +267,26 @@ class ManagementNamespaces:
             recorded = owned_metadata(control_plane)["annotations"]
             metadata["annotations"] = {key: value for key, value in recorded.items() if value is not None}
         else:
-            metadata["ownerReferences"] = [owner_of(control_plane)]
+            metadata["ownerReferences"] = [owner_reference(control_plane)]
         try:
-            made = await self._management.client.create(NAMESPACES, {"metadata": metadata})
+            made = await self._context.client.create(NAMESPACES, {"metadata": metadata})
         except AlreadyExists:
-            made = await self._management.client.get(NAMESPACES, name)
+            made = await self._context.client.get(NAMESPACES, name)
         if CONTROL_PLANE_LABEL in (made["metadata"].get("labels") or {}):
-            self._management.stores.namespaces.apply(made)
+            self._context.stores.namespaces.apply(made)
         return made
 
     async def _patch(self, namespace: Object, metadata: dict[str, Any]) -> Object:
         """Change what the namespace records; raises Conflict where it is no longer as it was read."""
         body = {"metadata": {**metadata, "resourceVersion": namespace["metadata"]["resourceVersion"]}}
-        patched = await self._management.client.patch(NAMESPACES, namespace["metadata"]["name"], body)
-        self._management.stores.namespaces.apply(patched)
+        patched = await self._context.client.patch(NAMESPACES, namespace["metadata"]["name"], body)
+        self._context.stores.namespaces.apply(patched)
         return patched
 
 
-def _record(namespace: Object, control_plane: ControlPlane) -> Record | None:
+def _record(namespace: Object, control_plane: ControlPlane) -> RetainedDataRecord | None:
     """Return what the namespace records, where that is of the control plane or an earlier one of its name."""
-    record = Record.of(namespace)
+    record = RetainedDataRecord.of(namespace)
     return record if record is not None and record.name == label_value(control_plane.name) else None
 
 
@@ -169,14 +301,14 @@ def _owned(namespace: Object, control_plane: ControlPlane) -> bool:
 
 
 def _lost_label(namespace: Object, control_plane: ControlPlane) -> bool:
-    """Tell whether the namespace is the control plane's by all but the label, which somebody took off."""
+    """Tell whether the namespace is the control plane's by all but the label, which was removed."""
     metadata = namespace["metadata"]
     owners = {owner.get("uid") for owner in metadata.get("ownerReferences") or ()}
     owners.add((metadata.get("annotations") or {}).get(UID_ANNOTATION))
     return CONTROL_PLANE_LABEL not in (metadata.get("labels") or {}) and control_plane.metadata.uid in owners
 
 
-def _foreign(control_plane: ControlPlane) -> Trouble:
+def _foreign(control_plane: ControlPlane) -> ConditionError:
     name = management_namespace(control_plane.name)
     said = f"namespace {name} exists and does not belong to this control plane, so nothing is put into it"
     if control_plane.status.endpoint is None:
@@ -185,7 +317,7 @@ def _foreign(control_plane: ControlPlane) -> Trouble:
         # To delete it would be to delete the keys of a control plane that runs.
         label = f"{CONTROL_PLANE_LABEL}={label_value(control_plane.name)}"
         what = f"restore its label {label} and annotation {UID_ANNOTATION}={control_plane.metadata.uid}, which it had"
-    return Trouble("NamespaceForeign", f"{said}; {what}")
+    return ConditionError(Reason.NAMESPACE_CONFLICT, f"{said}; {what}")
 
 
 def _terminating(namespace: Object) -> bool:

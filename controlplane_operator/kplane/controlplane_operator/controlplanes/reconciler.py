@@ -1,11 +1,18 @@
-"""Reconciles ControlPlane: checks it, has an API server run for it, publishes how to get in, and takes it down."""
+"""Reconciles ControlPlane: a list of phases, then one status made of what they found.
+
+The phases are policy, claim, record, namespace, backend, credentials, publish, rotate. Each is one method here that
+takes the `Pass` and returns its outcome. A phase that fails raises ConditionError, and the status says so.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Final
 
 from kplane.api import (
     READY,
+    AuthSpec,
     Condition,
     ControlPlane,
     ControlPlaneMode,
@@ -13,68 +20,101 @@ from kplane.api import (
     ControlPlaneStatus,
     find_condition,
 )
+from kplane.api.conditions import MANAGED, PAUSED, SYNCED
 from kplane.api.names import FINALIZER
-from kplane.controlplane_operator.backends.base import Provisioner
-from kplane.controlplane_operator.context import Management
-from kplane.controlplane_operator.controlplanes.address_claims import MANAGED
-from kplane.controlplane_operator.controlplanes.claims import Claims
-from kplane.controlplane_operator.controlplanes.deletion_policy import policy_of
+from kplane.controlplane_operator.backends.base import Provision, Provisioner
+from kplane.controlplane_operator.backends.versions import not_held_to, with_up_to_date
+from kplane.controlplane_operator.class_policy import (
+    ClassInForce,
+    check_cluster_path,
+    class_in_force,
+    policy_of,
+    with_class_found,
+)
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.claims import AddressClaims
+from kplane.controlplane_operator.controlplanes.credentials import CredentialIssuer, Credentials
+from kplane.controlplane_operator.controlplanes.deletion import Removal
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
-from kplane.controlplane_operator.controlplanes.partial import ControlPlaneAsWritten, as_recorded
-from kplane.controlplane_operator.controlplanes.policy import ClassInForce, class_in_force, with_class_found
-from kplane.controlplane_operator.controlplanes.publish import Publication
-from kplane.controlplane_operator.controlplanes.removal import Removal
-from kplane.controlplane_operator.controlplanes.retention import take_back
-from kplane.controlplane_operator.controlplanes.validation import check_cluster_path
+from kplane.controlplane_operator.controlplanes.publish import (
+    ensure_default_registration,
+    ensure_endpoint,
+    published_fields,
+    write_secrets,
+)
+from kplane.controlplane_operator.controlplanes.rotator import Rotator, refused_rotation
+from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.controlplane_operator.pause import PAUSED, is_paused, with_pause, without_pause
-from kplane.controlplane_operator.pki.rotator import Rotator
-from kplane.controlplane_operator.status.errors import Trouble
-from kplane.controlplane_operator.status.failures import Failures
-from kplane.controlplane_operator.status.writer import with_condition, with_supported
-from kplane.controlplane_operator.watch.backoff import Backoff
-from kplane.controlplane_operator.watch.cache import Key, Object
-from kplane.controlplane_operator.watch.uid_tracker import Namesakes
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
+from kplane.controlplane_operator.status.conditions import (
+    is_paused,
+    with_condition,
+    with_pause,
+    with_supported,
+    without_pause,
+)
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.partial import PartialControlPlane, as_recorded
+from kplane.controlplane_operator.tenant.revocation import revoke_issued
+from kplane.controlplane_operator.watch.backoff import KeyedBackoff
+from kplane.controlplane_operator.watch.cache import Key, Object, UIDTracker
 from kplane.provider import Result
 from kplane.provider.logs import log_fields
+from kplane.workloads import Runtime
 
 __all__ = ["ControlPlaneReconciler", "Provisioners"]
-
-_WAITING: Final = frozenset(
-    {"ClassNotFound", "ClusterPathInUse", "EndpointInUse", "DataRetained", "EndpointPending", "CredentialsMissing"}
-)
-_UNDER_WAY: Final = frozenset({"Provisioning", "Bootstrapping"})
-_MAY_PASS: Final = frozenset({"EndpointUnreachable", "CertificateInvalid"})
 
 
 class Provisioners:
     """The three ways to an API server, and which of them is a control plane's."""
 
-    def __init__(self, *, virtual: Provisioner, dedicated: Provisioner, external: Provisioner) -> None:
+    def __init__(self, *, virtual: Provisioner, dedicated: Provisioner, adopted: Provisioner) -> None:
         self.virtual: Final = virtual
         self.dedicated: Final = dedicated
-        self.external: Final = external
+        self.adopted: Final = adopted
 
     def wanted(self, control_plane: ControlPlane) -> Provisioner:
         """Return the way that the spec asks for."""
-        if control_plane.spec.endpoint_ref is not None:
-            return self.external
-        return self.managed(control_plane)
+        return self.adopted if control_plane.spec.endpoint_ref is not None else self.managed(control_plane)
 
     def managed(self, control_plane: ControlPlane) -> Provisioner:
         """Return the way by which kplane itself would run the API server."""
         return self.dedicated if control_plane.spec.mode is ControlPlaneMode.DEDICATED else self.virtual
 
     def used(self, control_plane: ControlPlane) -> Provisioner:
-        """Return the way that was gone for an existing control plane, whatever its spec says by now."""
+        """Return the way that was chosen when the control plane was made, whatever its spec says by now."""
         recorded = find_condition(control_plane.status.conditions, MANAGED)
         if recorded is None:
             return self.wanted(control_plane)
-        return self.managed(control_plane) if recorded.status == "True" else self.external
+        return self.managed(control_plane) if recorded.status == "True" else self.adopted
 
-    def place(self, control_plane: ControlPlane) -> str | None:
+    def address(self, control_plane: ControlPlane) -> str | None:
         """Name what the control plane is to have for itself."""
-        return self.used(control_plane).place(control_plane)
+        return self.used(control_plane).address(control_plane)
+
+
+@dataclass(slots=True)
+class Pass:
+    """One look at a control plane: what each phase found, from which its status is made."""
+
+    control_plane: ControlPlane
+    followed: ClassInForce
+    until_written: AsyncExitStack
+    """Closed after the status is written."""
+    provisioner: Provisioner | None = None
+    claimed: str | None = None
+    provision: Provision | None = None
+    credentials: Credentials | None = None
+    published: dict[str, Any] | None = None
+    """Fields of the status, once all that they name is there."""
+    again: Result | None = None
+    failure: ConditionError | None = None
+
+    @property
+    def was_published(self) -> bool:
+        """Whether users rely on it already."""
+        return self.control_plane.status.endpoint is not None
 
 
 class ControlPlaneReconciler:
@@ -82,97 +122,92 @@ class ControlPlaneReconciler:
 
     def __init__(
         self,
-        management: Management,
+        context: OperatorContext,
         *,
         provisioners: Provisioners,
         namespaces: ManagementNamespaces,
-        publication: Publication,
-        rotator: Rotator,
+        claims: AddressClaims,
+        switch: EndpointSwitch,
         removal: Removal,
-        claims: Claims,
+        runtime: Runtime,
     ) -> None:
         self.failures: Final = Failures(
-            management, controller="controlplane", store=management.stores.control_planes, written=ControlPlaneAsWritten
+            context, controller="controlplane", store=context.stores.control_planes, written=PartialControlPlane
         )
-        self._management = management
+        self._context = context
         self._provisioners = provisioners
         self._namespaces = namespaces
-        self._publication = publication
-        self._rotator = rotator
-        self._removal = removal
         self._claims = claims
-        self._backoff: Backoff[Key] = Backoff()
-        self._namesakes = Namesakes()
+        self._issuer = CredentialIssuer(context)
+        self._switch = switch
+        self._rotator = Rotator(context)
+        self._removal = removal
+        self._runtime = runtime
+        self._backoff: KeyedBackoff[Key] = KeyedBackoff()
+        self._uids = UIDTracker()
 
     async def reconcile(self, key: Key) -> Result | None:
         """Bring one control plane as far as it gets now, and say in its status where it is."""
-        obj = self._management.stores.control_planes.get(key)
+        obj = self._context.stores.control_planes.get(key)
         self._forget_former(key, obj["metadata"]["uid"] if obj is not None else None)
         if obj is None:
             return None
         with log_fields(object=f"ControlPlane/{key[1]}"):
             control_plane = _read(obj)
             if is_paused(control_plane):
-                await self._stay(control_plane)
+                await self._pause(control_plane)
                 return None
-            control_plane = await self._go_on(key, control_plane)
-            followed = class_in_force(control_plane, classes=self._management.stores.classes)
+            control_plane = await self._resume(key, control_plane)
+            followed = class_in_force(control_plane, classes=self._context.stores.classes)
             if control_plane.deleting:
                 return await self._removal.remove(control_plane, chosen=followed.chosen)
-            try:
-                result = await self._bring_up(control_plane, followed=followed)
-            except Trouble as trouble:
-                await self._tell(key, trouble)
-                return None if trouble.waits_for_event else Result(self._pause(key, trouble))
-            self._backoff.forget(key)
-            await self.failures.over(key)
-            return result
+            async with AsyncExitStack() as until_written:
+                one = Pass(control_plane, followed, until_written)
+                try:
+                    await self._phases(one)
+                except ConditionError as failure:
+                    one.failure = failure
+                await self._report(one)
+            return self._next(key, one)
 
-    async def _stay(self, control_plane: ControlPlane) -> None:
-        """Leave a paused control plane alone, and say so: no more is written than that."""
-        waiting = ControlPlanePhase.TERMINATING if control_plane.deleting else control_plane.status.phase
-        left = "nothing of this control plane is changed, renewed or repaired"
-        conditions = with_pause(control_plane.status.conditions, of=control_plane, left=left)
-        update = {"phase": waiting or ControlPlanePhase.PENDING, "conditions": conditions}
-        await self._write(control_plane, status=control_plane.status.model_copy(update=update))
+    async def _phases(self, one: Pass) -> None:
+        one.provisioner = self._policy(one)
+        one.claimed = await self._claim(one)
+        one.control_plane = await self._record(one)
+        await self._namespace(one, shut_out=one.provisioner)
+        one.provision = await self._backend(one, one.provisioner)
+        one.credentials = await self._credentials(one, one.provision)
+        one.published = await self._publish(one, one.provision, one.credentials)
+        one.again = await self._rotate(one, one.provision, one.credentials)
 
-    async def _go_on(self, key: Key, control_plane: ControlPlane) -> ControlPlane:
-        """Return the control plane as it is without the condition of a pause that is over."""
-        if find_condition(control_plane.status.conditions, PAUSED) is None:
-            return control_plane
-        update = {"conditions": without_pause(control_plane.status.conditions)}
-        await self._write(control_plane, status=control_plane.status.model_copy(update=update))
-        stored = self._management.stores.control_planes.get(key)
-        return _read(stored) if stored is not None else control_plane
-
-    async def _bring_up(self, control_plane: ControlPlane, *, followed: ClassInForce) -> Result | None:
-        chosen = followed.chosen
+    def _policy(self, one: Pass) -> Provisioner:
+        """Check the spec, and the class that the control plane follows; returns the way to its API server."""
+        control_plane, followed = one.control_plane, one.followed
         if control_plane.spec.mode is ControlPlaneMode.VIRTUAL:
             check_cluster_path(control_plane)
-        if chosen is None and followed.lost is not None:
+        if followed.chosen is None and followed.lost is not None:
             raise followed.lost
         provisioner = self._provisioners.wanted(control_plane)
         if provisioner is not self._provisioners.used(control_plane):
-            raise Trouble(
-                "EndpointInvalid",
+            raise ConditionError(
+                Reason.ENDPOINT_INVALID,
                 "spec.endpointRef was added or removed, and that would exchange the API server under its users;"
                 " undo it, or create a second control plane",
                 waits_for_event=True,
             )
-        await self._namespaces.check(control_plane)
-        claimed = self._claims.take(control_plane)
-        control_plane = await self._begin(control_plane, followed=followed, claimed=claimed)
-        await self._namespaces.ensure(control_plane, shut_out=provisioner.shut_out)
-        provision = await provisioner.ensure(control_plane)
-        self._claims.confirm(control_plane, provision=provision)
-        if provision.authorities is not None and control_plane.status.endpoint is None:
-            # The data may be an earlier one's, and whoever it let in stays out.
-            await take_back(provision.administrator)
-        published = await self._publication.publish(control_plane, provision=provision, chosen=chosen)
-        return await self._rotator.advance(control_plane, provision=provision, otherwise=published)
+        return provisioner
 
-    async def _begin(self, control_plane: ControlPlane, *, followed: ClassInForce, claimed: str | None) -> ControlPlane:
-        """Write down, before anything is made, what will have to be removed, finalizer, path, policy, and the class."""
+    async def _claim(self, one: Pass) -> str | None:
+        """Claim the clusterPath or the address of the API server; returns the address to record."""
+        await self._namespaces.check(one.control_plane)
+        return self._claims.take(one.control_plane)
+
+    async def _record(self, one: Pass) -> ControlPlane:
+        """Write down, before anything is made, what will have to be removed: finalizer, path, address, policy, class.
+
+        This is the one status that a pass writes besides the last one, and only if something of it changed.
+        """
+        control_plane = one.control_plane
         if FINALIZER not in control_plane.metadata.finalizers:
             body = {
                 "metadata": {
@@ -180,93 +215,177 @@ class ControlPlaneReconciler:
                     "resourceVersion": control_plane.metadata.resource_version,
                 }
             }
-            stored = await self._management.client.patch(CONTROL_PLANES, control_plane.name, body)
-            self._management.stores.control_planes.apply(stored)
+            stored = await self._context.client.patch(CONTROL_PLANES, control_plane.name, body)
+            self._context.stores.control_planes.apply(stored)
             control_plane = ControlPlane.model_validate(stored)
         virtual = control_plane.spec.mode is ControlPlaneMode.VIRTUAL
-        decided = {
+        recorded = {
             "cluster_path": control_plane.cluster_path if virtual else None,
-            "claimed_address": claimed,
-            "deletion_policy": policy_of(control_plane, chosen=followed.chosen),
-            "remembered_class": followed.remembered(),
-            "conditions": self._recorded(control_plane, followed=followed),
+            "claimed_address": one.claimed,
+            "deletion_policy": policy_of(control_plane, chosen=one.followed.chosen),
+            "remembered_class": one.followed.remembered(),
+            "conditions": self._recorded_conditions(control_plane, followed=one.followed),
         }
-        status = control_plane.status.model_copy(update=decided)
+        status = control_plane.status.model_copy(update=recorded)
         if find_condition(status.conditions, READY) is None:
-            status = self._status_of(
-                control_plane.model_copy(update={"status": status}),
-                Trouble("Provisioning", "the control plane is being made"),
-            )
-        # A policy that was in force is not changed of one whose deletion was asked for already.
+            begun = Pass(control_plane.model_copy(update={"status": status}), one.followed, one.until_written)
+            begun.failure = ConditionError(Reason.PROVISIONING, "the control plane is being made")
+            status = self._status(begun)
+        # The policy of a control plane whose deletion was requested meanwhile must not change.
         changed = control_plane.status.deletion_policy not in {None, status.deletion_policy}
         await self._write(control_plane, status=status, only_as_seen=changed)
         return control_plane.model_copy(update={"status": status})
 
-    def _recorded(self, control_plane: ControlPlane, *, followed: ClassInForce) -> list[Condition]:
-        managed = self._provisioners.wanted(control_plane) is not self._provisioners.external
+    async def _namespace(self, one: Pass, *, shut_out: Provisioner) -> None:
+        """Make or adopt the namespace for the control plane's keys."""
+        await self._namespaces.ensure(one.control_plane, shut_out=shut_out.shut_out)
+
+    async def _backend(self, one: Pass, provisioner: Provisioner) -> Provision:
+        """Run or find the API server, and have the ControlPlaneEndpoint say where it is."""
+        provision = await provisioner.ensure(one.control_plane)
+        self._claims.confirm(one.control_plane, provision=provision)
+        if provision.authorities is None:
+            return provision
+        if not one.was_published:
+            # The data may be those of an earlier control plane, whose users must not get in.
+            await revoke_issued(provision.administrator)
+        try:
+            await ensure_endpoint(self._context, one.control_plane, addresses=provision.addresses)
+        except ConditionError as taken:
+            if not one.was_published:
+                raise
+            one.failure = taken  # credentials are still renewed
+        return provision
+
+    async def _credentials(self, one: Pass, provision: Provision) -> Credentials:
+        """Set up the inside, and have credentials that the API server accepts."""
+        auth = one.followed.chosen.spec.auth if one.followed.chosen is not None else AuthSpec()
+        return await self._issuer.ensure(one.control_plane, provision=provision, auth=auth)
+
+    async def _publish(self, one: Pass, provision: Provision, credentials: Credentials) -> dict[str, Any]:
+        """Write Secrets and default registration; returns the fields of the status.
+
+        If the address changes, no registration names the former one until the status is written.
+        """
+        switching = self._switch.moving(one.control_plane, to=provision.addresses.internal)
+        await one.until_written.enter_async_context(switching)
+        await write_secrets(self._context, one.control_plane, provision=provision, credentials=credentials)
+        await ensure_default_registration(self._context, one.control_plane, chosen=one.followed.chosen)
+        return published_fields(one.control_plane, provision=provision, credentials=credentials)
+
+    async def _rotate(self, one: Pass, provision: Provision, credentials: Credentials) -> Result:
+        """Take the next step of a rotation of keys; returns when to look again."""
+        otherwise = Result(credentials.due_in_seconds())
+        return await self._rotator.advance(one.control_plane, provision=provision, otherwise=otherwise)
+
+    async def _report(self, one: Pass) -> None:
+        """Write the status, with Events and metrics of what changed."""
+        before, status = one.control_plane, self._status(one)
+        former = before.status.version
+        if one.published is not None and former is not None and status.version != former:
+            said = f"the API server is {status.version}, and was {former} before"
+            self._context.events.record(before, reason="VersionChanged", message=said)
+        await self._write(before, status=status)
+        if one.published is not None and not one.was_published:
+            self._context.metrics.published(before)
+
+    def _status(self, one: Pass) -> ControlPlaneStatus:
+        """Make the status of what the phases found. What was published stays unless it is published anew."""
+        control_plane, fields = one.control_plane, one.published or {}
+        reason, message = _ready(one)
+        conditions = with_condition(
+            control_plane.status.conditions,
+            of=control_plane,
+            status="True" if reason is Reason.RECONCILED else "False",
+            reason=reason,
+            message=message,
+        )
+        if one.provision is not None and fields:
+            conditions = with_up_to_date(
+                conditions, of=control_plane, provision=one.provision, version=fields["version"]
+            )
+        if one.failure is None:
+            conditions = [each for each in conditions if each.type != SYNCED]
+        published = one.was_published or bool(fields)
+        return control_plane.status.model_copy(
+            update={
+                **fields,
+                "phase": reason.phase(published=published),
+                "observed_generation": control_plane.metadata.generation,
+                "conditions": with_supported(conditions, of=control_plane, missing=self._unsupported(one)),
+            }
+        )
+
+    def _next(self, key: Key, one: Pass) -> Result | None:
+        if one.failure is None:
+            self._backoff.forget(key)
+            return one.again
+        self._context.metrics.condition_failed("controlplane", reason=one.failure.reason)
+        if one.failure.waits_for_event:
+            return None
+        # By reason: an API server that starts is looked at often, also after a long silence.
+        return Result(self._backoff.next(key, reason=one.failure.reason))
+
+    def _unsupported(self, one: Pass) -> list[str]:
+        """Say, in sentences, what of the spec and the class is accepted and has no effect."""
+        told = refused_rotation(one.control_plane)
+        dedicated = one.control_plane.spec.dedicated
+        if dedicated is not None and (dedicated.provider_ref is not None or dedicated.parameters_ref is not None):
+            told.append("spec.dedicated.providerRef and parametersRef have no effect: kplane runs the control plane")
+        return [*told, *not_held_to(one.control_plane, chosen=one.followed.chosen, runtime=self._runtime)]
+
+    def _recorded_conditions(self, control_plane: ControlPlane, *, followed: ClassInForce) -> list[Condition]:
+        managed = self._provisioners.wanted(control_plane) is not self._provisioners.adopted
         return with_condition(
             with_class_found(control_plane, followed=followed),
             of=control_plane,
             type=MANAGED,
             status="True" if managed else "False",
-            reason="RunByKplane" if managed else "EndpointReferenced",
+            reason=Reason.RUN_BY_KPLANE if managed else Reason.ENDPOINT_REFERENCED,
             message="kplane runs the API server" if managed else "the API server at spec.endpointRef is used",
         )
 
-    async def _tell(self, key: Key, trouble: Trouble) -> None:
-        self._management.metrics.troubled("controlplane", reason=trouble.reason)
-        obj = self._management.stores.control_planes.get(key)
-        if obj is not None:
-            control_plane = ControlPlane.model_validate(obj)
-            await self._write(control_plane, status=self._status_of(control_plane, trouble))
+    async def _pause(self, control_plane: ControlPlane) -> None:
+        """Leave a paused control plane alone, and say so."""
+        waiting = ControlPlanePhase.TERMINATING if control_plane.deleting else control_plane.status.phase
+        left = "the operator changes, renews and repairs nothing of this control plane"
+        conditions = with_pause(control_plane.status.conditions, of=control_plane, left=left)
+        update = {"phase": waiting or ControlPlanePhase.PENDING, "conditions": conditions}
+        await self._write(control_plane, status=control_plane.status.model_copy(update=update))
 
-    def _pause(self, key: Key, trouble: Trouble) -> float:
-        # By reason: an API server that starts is looked at often, and when it does not answer at once then, that is no
-        # reason to wait for as long as if it had been silent all the time.
-        return self._backoff.next(key, reason=trouble.reason)
+    async def _resume(self, key: Key, control_plane: ControlPlane) -> ControlPlane:
+        """Return the control plane without the condition of a pause that is over."""
+        if find_condition(control_plane.status.conditions, PAUSED) is None:
+            return control_plane
+        update = {"conditions": without_pause(control_plane.status.conditions)}
+        await self._write(control_plane, status=control_plane.status.model_copy(update=update))
+        stored = self._context.stores.control_planes.get(key)
+        return _read(stored) if stored is not None else control_plane
 
     def _forget_former(self, key: Key, uid: str | None) -> None:
-        if (former := self._namesakes.former(key, uid=uid)) is not None:
+        if (former := self._uids.former(key, uid=uid)) is not None:
             self._claims.release(former)
-            self._publication.forget(former)
+            self._issuer.forget(former)
             self._backoff.forget(key)
-        self._namesakes.succeed(key, uid=uid)
-
-    def _status_of(self, control_plane: ControlPlane, trouble: Trouble) -> ControlPlaneStatus:
-        """Return the present status, with what is published left in place and the trouble in its conditions."""
-        conditions = with_condition(
-            control_plane.status.conditions,
-            of=control_plane,
-            status="False",
-            reason=trouble.reason,
-            message=trouble.message,
-        )
-        return control_plane.status.model_copy(
-            update={
-                "phase": _phase(trouble, published=control_plane.status.endpoint is not None),
-                "observed_generation": control_plane.metadata.generation,
-                "conditions": with_supported(
-                    conditions, of=control_plane, missing=self._publication.not_acted_on(control_plane)
-                ),
-            }
-        )
+        self._uids.succeed(key, uid=uid)
 
     async def _write(
         self, control_plane: ControlPlane, *, status: ControlPlaneStatus, only_as_seen: bool = False
     ) -> None:
-        await self._management.status.write(
-            self._management.stores.control_planes, control_plane, status=status, only_as_seen=only_as_seen
+        await self._context.status.write(
+            self._context.stores.control_planes, control_plane, status=status, only_as_seen=only_as_seen
         )
 
 
 def _read(obj: Object) -> ControlPlane:
-    """Read a control plane; what is wrong with the spec of one that is being deleted does not hold that up."""
+    """Read a control plane; an invalid spec must not hold up a deletion."""
     return as_recorded(obj) if "deletionTimestamp" in obj["metadata"] else ControlPlane.model_validate(obj)
 
 
-def _phase(trouble: Trouble, *, published: bool) -> ControlPlanePhase:
-    if trouble.reason in _WAITING:
-        return ControlPlanePhase.PENDING
-    if trouble.reason in _UNDER_WAY or (trouble.reason in _MAY_PASS and not published):
-        return ControlPlanePhase.PROVISIONING
-    return ControlPlanePhase.FAILED
+def _ready(one: Pass) -> tuple[Reason, str]:
+    """Return reason and message of the condition Ready."""
+    if one.failure is not None:
+        return one.failure.reason, one.failure.message
+    if one.credentials is not None and one.credentials.lacking is not None:
+        return Reason.ROLE_NOT_FOUND, str(one.credentials.lacking)
+    return Reason.RECONCILED, "the control plane is ready"

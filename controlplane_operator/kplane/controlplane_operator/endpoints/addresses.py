@@ -17,7 +17,8 @@ from kplane.api import (
     EndpointType,
 )
 from kplane.api.references import HttpsUrl
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
 
 __all__ = ["Addresses", "addresses_of", "tenant_url", "written_urls"]
 
@@ -48,13 +49,13 @@ def addresses_of(endpoint: ControlPlaneEndpoint, *, control_plane: ControlPlane)
 
     An endpoint that kplane made for this control plane is taken as it is. No other one may have the path of another
     tenant in it; for mode Virtual `/clusters/<clusterPath>/control-plane` is appended where it is missing. Raises
-    Trouble: EndpointPending where there is no URL yet, EndpointInvalid where the endpoint or its URL belongs to another
-    control plane, or is no URL.
+    ConditionError: EndpointPending where there is no URL yet, EndpointInvalid where the endpoint or its URL belongs to
+    another control plane, or is no URL.
     """
     owner = next((ref for ref in endpoint.metadata.owner_references if ref.kind == ControlPlane.resource.kind), None)
     if owner is not None and owner.uid != control_plane.metadata.uid:
-        raise Trouble(
-            "EndpointInvalid",
+        raise ConditionError(
+            Reason.ENDPOINT_INVALID,
             f"ControlPlaneEndpoint {endpoint.name} belongs to control plane {owner.name}; name another one",
         )
     urls = written_urls(endpoint)
@@ -67,19 +68,18 @@ def addresses_of(endpoint: ControlPlaneEndpoint, *, control_plane: ControlPlane)
 
 
 def written_urls(endpoint: ControlPlaneEndpoint) -> list[str]:
-    """Return the URLs of an endpoint, internal, external and join, as somebody wrote them.
+    """Return the URLs of an endpoint, internal, external and join, as they are written.
 
-    Raises Trouble: EndpointPending where there is none yet, EndpointInvalid where one is no https URL: what is in the
-    status was never held to the rules of the spec.
+    Raises ConditionError: EndpointPending where there is none yet, EndpointInvalid where one is no https URL: what is
+    in the status was never held to the rules of the spec.
     """
     internal, external, join = (
         _in_force(endpoint, field) for field in ("endpoint", "external_endpoint", "join_endpoint")
     )
     if internal is None:
-        raise Trouble(
-            "EndpointPending",
+        raise ConditionError(
+            Reason.ENDPOINT_PENDING,
             f"ControlPlaneEndpoint {endpoint.name} has no spec.endpoint (nor status.endpoint) yet",
-            waits_for_event=True,
         )
     external = external or internal
     urls = [internal, external, join or external]
@@ -98,12 +98,14 @@ def _in_force(endpoint: ControlPlaneEndpoint, field: str) -> str | None:
 def tenant_url(url: str, *, cluster_path: str) -> str:
     """Return the URL with `/clusters/<clusterPath>/control-plane` in it, appended where it is missing.
 
-    Raises Trouble (EndpointInvalid) where the URL names another tenant's path, or is written so that a server could
-    read it in another way than we do.
+    Raises ConditionError (EndpointInvalid) where the URL names another tenant's path, or is written so that a server
+    could read it in another way than we do.
     """
     segments = [unquote(segment) for segment in _split(url).path.strip("/").split("/")]
     if segments != [""] and any(segment in {"", ".", ".."} or "/" in segment for segment in segments):
-        raise Trouble("EndpointInvalid", f"{url}: write the path without empty, '.' and '..' segments and without %2F")
+        raise ConditionError(
+            Reason.ENDPOINT_INVALID, f"{url}: write the path without empty, '.' and '..' segments and without %2F"
+        )
     named = [
         segments[at + 1]
         for at in range(len(segments) - 2)
@@ -111,8 +113,8 @@ def tenant_url(url: str, *, cluster_path: str) -> str:
     ]
     foreign = next((name for name in named if name != cluster_path or name in RESERVED_CLUSTER_PATHS), None)
     if foreign is not None:
-        raise Trouble(
-            "EndpointInvalid",
+        raise ConditionError(
+            Reason.ENDPOINT_INVALID,
             f"{url} is the address of clusterPath {foreign!r}, and this control plane's is {cluster_path!r};"
             " correct the endpoint's URL",
         )
@@ -125,11 +127,15 @@ def _check(url: str) -> None:
         _HTTPS_URL.validate_python(url)
     except ValidationError as error:
         why = error.errors(include_url=False, include_input=False)[0]["msg"].removeprefix("Value error, ")
-        raise Trouble("EndpointInvalid", f"{url[:200]!r} cannot be an endpoint: {why}", waits_for_event=True) from error
+        raise ConditionError(
+            Reason.ENDPOINT_INVALID, f"{url[:200]!r} cannot be an endpoint: {why}", waits_for_event=True
+        ) from error
 
 
 def _split(url: str) -> SplitResult:
     try:
         return urlsplit(url)
     except ValueError as error:
-        raise Trouble("EndpointInvalid", f"{url} is no URL: {error}; correct the endpoint's URL") from error
+        raise ConditionError(
+            Reason.ENDPOINT_INVALID, f"{url} is no URL: {error}; correct the endpoint's URL"
+        ) from error

@@ -6,9 +6,10 @@ from urllib.parse import urlsplit
 
 from kplane.api import ControlPlaneEndpoint, SecretReference
 from kplane.api.names import ALLOW_ENDPOINT_LABEL, CONTROL_PLANE_LABEL, KUBECONFIG_KEY
-from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.pki.secrets import data_of
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import ClusterConfig, NotFound
 from kplane.provider.client.resources import SECRETS
@@ -20,22 +21,22 @@ __all__ = ["EndpointCredentials", "check_trust"]
 class EndpointCredentials:
     """Reads the Secrets of endpoints, those only that carry the label by which their owners agree."""
 
-    def __init__(self, management: Management, *, default: ClusterConfig | None) -> None:
+    def __init__(self, context: OperatorContext, *, default: ClusterConfig | None) -> None:
         """`default` are for endpoints that name no Secret themselves."""
-        self._management = management
+        self._context = context
         self._default = default
 
     async def of(self, endpoint: ControlPlaneEndpoint) -> ClusterConfig:
         """Return the credentials of an endpoint; their server is the one in the kubeconfig.
 
-        Raises Trouble: CredentialsMissing where there are none that can be used, SecretNotAllowed where the Secret is
-        not there for endpoints.
+        Raises ConditionError: CredentialsMissing where there are none that can be used, SecretNotAllowed where the
+        Secret is not there for endpoints.
         """
         reference = endpoint.spec.credentials_secret_ref
         if reference is None:
             if self._default is None:
-                raise Trouble(
-                    "CredentialsMissing",
+                raise ConditionError(
+                    Reason.CREDENTIALS_MISSING,
                     f"ControlPlaneEndpoint {endpoint.name} names no credentials; set its spec.credentialsSecretRef to a"
                     " Secret with an administrator's kubeconfig",
                     waits_for_event=True,
@@ -44,48 +45,49 @@ class EndpointCredentials:
         where = f"Secret {reference.namespace}/{reference.name}, named by ControlPlaneEndpoint {endpoint.name},"
         secret = await self._find(reference)
         if secret is None:
-            # Tried again by time as well: without the label nobody tells that it was created.
-            raise Trouble(
-                "CredentialsMissing", f'{where} does not exist; create it, with the label {ALLOW_ENDPOINT_LABEL}="true"'
+            # Retried by time as well: a Secret without the label is not watched.
+            raise ConditionError(
+                Reason.CREDENTIALS_MISSING,
+                f'{where} does not exist; create it, with the label {ALLOW_ENDPOINT_LABEL}="true"',
             )
         _check_allowed(secret, where=where)
         return _read(secret, where=where)
 
     async def _find(self, reference: SecretReference) -> Object | None:
-        known = self._management.stores.endpoint_secrets.get((reference.namespace, reference.name))
+        known = self._context.stores.endpoint_secrets.get((reference.namespace, reference.name))
         if known is not None:
             return known
         try:
-            return await self._management.client.get(SECRETS, reference.name, namespace=reference.namespace)
+            return await self._context.client.get(SECRETS, reference.name, namespace=reference.namespace)
         except NotFound:
             return None
 
 
 def check_trust(credentials: ClusterConfig, *, url: str) -> None:
-    """Raise Trouble where nothing but a certificate that anybody can get would guard the credentials."""
+    """Raise ConditionError where nothing but a certificate that anybody can get would guard the credentials."""
     if credentials.ca_data is None and _origin(credentials.server) != _origin(url):
-        raise Trouble(
-            "EndpointInvalid",
+        raise ConditionError(
+            Reason.ENDPOINT_INVALID,
             f"the kubeconfig names no CA, so its credentials are for its own server {credentials.server} only, and not"
             f" for {url}; add certificate-authority-data to it, or correct the endpoint's URL",
         )
 
 
 def _check_allowed(secret: Object, *, where: str) -> None:
-    # Else whoever may write endpoints, and read no Secret, would become administrator wherever somebody keeps a
-    # kubeconfig in the management cluster.
+    # Otherwise a user who may write endpoints, and may not read Secrets, could use every kubeconfig in the management
+    # cluster.
     labels = secret["metadata"].get("labels") or {}
     if CONTROL_PLANE_LABEL in labels:
-        raise Trouble(
-            "SecretNotAllowed",
+        raise ConditionError(
+            Reason.SECRET_NOT_ALLOWED,
             f"{where} is one that kplane made for a control plane, so it is not used for another one; name a Secret of"
             " your own",
             waits_for_event=True,
         )
     if labels.get(ALLOW_ENDPOINT_LABEL) != "true":
-        raise Trouble(
-            "SecretNotAllowed",
-            f'{where} is not there for endpoints; to let them use it, label it {ALLOW_ENDPOINT_LABEL}="true"',
+        raise ConditionError(
+            Reason.SECRET_NOT_ALLOWED,
+            f'{where} must not be used by endpoints; to allow it, label it {ALLOW_ENDPOINT_LABEL}="true"',
             waits_for_event=True,
         )
 
@@ -93,14 +95,14 @@ def _check_allowed(secret: Object, *, where: str) -> None:
 def _read(secret: Object, *, where: str) -> ClusterConfig:
     kubeconfig = data_of(secret).get(KUBECONFIG_KEY)
     if kubeconfig is None:
-        raise Trouble("CredentialsMissing", f"{where} has no key {KUBECONFIG_KEY!r} with a kubeconfig")
+        raise ConditionError(Reason.CREDENTIALS_MISSING, f"{where} has no key {KUBECONFIG_KEY!r} with a kubeconfig")
     try:
         credentials = ClusterConfig.from_kubeconfig(kubeconfig)
     except KubeconfigError as error:
-        raise Trouble("CredentialsMissing", f"{where} cannot be used: {error}") from error
+        raise ConditionError(Reason.CREDENTIALS_MISSING, f"{where} cannot be used: {error}") from error
     if credentials.tls_server_name is not None:
-        raise Trouble(
-            "CredentialsMissing",
+        raise ConditionError(
+            Reason.CREDENTIALS_MISSING,
             f"{where} has a kubeconfig with tls-server-name, which published kubeconfigs do not carry; use a URL whose"
             " host is in the server's certificate",
         )

@@ -1,4 +1,4 @@
-"""Reconciles ControlPlaneEndpoint: publishes the addresses in force, and whether somebody answers there."""
+"""Reconciles ControlPlaneEndpoint: publishes the addresses in force, and whether an API server answers there."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Final
 
 from kplane.api import ConditionStatus, ControlPlane, ControlPlaneEndpoint, find_condition
 from kplane.api.names import CA_KEY, kubeconfig_secret_name, management_namespace
-from kplane.controlplane_operator.context import Management
-from kplane.controlplane_operator.controlplanes.partial import EndpointAsWritten, as_recorded
+from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.endpoints.addresses import addresses_of, written_urls
 from kplane.controlplane_operator.endpoints.credentials import EndpointCredentials, check_trust
+from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.pki.secrets import data_of
-from kplane.controlplane_operator.status.errors import Trouble
-from kplane.controlplane_operator.status.failures import Failures
-from kplane.controlplane_operator.status.writer import with_condition
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.conditions import with_condition
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.partial import PartialEndpoint, as_recorded
 from kplane.controlplane_operator.tenant.client import tenant_client
-from kplane.controlplane_operator.watch.backoff import Backoff, jittered
+from kplane.controlplane_operator.watch.backoff import KeyedBackoff, jittered
 from kplane.controlplane_operator.watch.cache import Key
 from kplane.provider import ApiError, ClusterConfig, Result, Unreachable
 from kplane.provider.client.connections import Connections
@@ -45,9 +46,9 @@ class _Told:
     message: str
 
 
-_USABLE: Final = _Told("True", "Reconciled", "usable as it is written")
-_ANSWERED: Final = _Told("True", "Answered", "/readyz answered")
-_PROBING: Final = _Told("Unknown", "Probing", "/readyz is asked for the first time")
+_USABLE: Final = _Told("True", Reason.RECONCILED, "usable as it is written")
+_ANSWERED: Final = _Told("True", Reason.ANSWERED, "/readyz answered")
+_PROBING: Final = _Told("Unknown", Reason.PROBING, "/readyz is asked for the first time")
 
 
 class ControlPlaneEndpointReconciler:
@@ -56,23 +57,23 @@ class ControlPlaneEndpointReconciler:
     Condition Ready: the endpoint can be used as it is written. Condition Reachable: its API server answers.
     """
 
-    def __init__(self, management: Management, *, default_credentials: ClusterConfig | None) -> None:
+    def __init__(self, context: OperatorContext, *, default_credentials: ClusterConfig | None) -> None:
         """`default_credentials` tell the CA of endpoints that name no Secret themselves."""
         self.failures: Final = Failures(
-            management,
+            context,
             controller="controlplaneendpoint",
-            store=management.stores.endpoints,
-            written=EndpointAsWritten,
+            store=context.stores.endpoints,
+            written=PartialEndpoint,
         )
-        self._management = management
+        self._context = context
         self._default = default_credentials
-        self._credentials = EndpointCredentials(management, default=default_credentials)
-        self._backoff: Backoff[Key] = Backoff(first_seconds=1.0)
+        self._credentials = EndpointCredentials(context, default=default_credentials)
+        self._backoff: KeyedBackoff[Key] = KeyedBackoff(first_seconds=1.0)
         self._answered: dict[Key, tuple[ClusterConfig, float]] = {}
 
     async def reconcile(self, key: Key) -> Result | None:
         """Publish the URLs of one endpoint and probe it."""
-        obj = self._management.stores.endpoints.get(key)
+        obj = self._context.stores.endpoints.get(key)
         if obj is None:
             self._backoff.forget(key)
             self._answered.pop(key, None)
@@ -81,11 +82,11 @@ class ControlPlaneEndpointReconciler:
             endpoint = ControlPlaneEndpoint.model_validate(obj)
             try:
                 target = await self._target(endpoint)
-            except Trouble as trouble:
-                self._management.metrics.troubled("controlplaneendpoint", reason=trouble.reason)
-                why = trouble.reason, trouble.message
+            except ConditionError as failure:
+                self._context.metrics.condition_failed("controlplaneendpoint", reason=failure.reason)
+                why = failure.reason, failure.message
                 await self._publish(endpoint, ready=_Told("False", *why), reachable=_Told("Unknown", *why))
-                return None if trouble.waits_for_event else Result(self._backoff.next(key))
+                return None if failure.waits_for_event else Result(self._backoff.next(key))
             found = _ANSWERED if self._is_fresh(key, target) else await self._probe(endpoint, target=target)
             await self._publish(endpoint, ready=_USABLE, reachable=found)
             await self.failures.over(key)
@@ -100,7 +101,7 @@ class ControlPlaneEndpointReconciler:
         return known == target and time.monotonic() < until
 
     async def _target(self, endpoint: ControlPlaneEndpoint) -> ClusterConfig:
-        """Return where to knock. Raises Trouble where the endpoint cannot be used as it is written.
+        """Return where to knock. Raises ConditionError where the endpoint cannot be used as it is written.
 
         Nobody is let in for a probe, so nothing is shown: of the credentials only the CA is used.
         """
@@ -109,14 +110,14 @@ class ControlPlaneEndpointReconciler:
         try:
             return ClusterConfig(server=self._address(endpoint, written=urls[0]), ca_data=ca)
         except KubeconfigError as error:
-            raise Trouble("EndpointInvalid", str(error), waits_for_event=True) from error
+            raise ConditionError(Reason.ENDPOINT_INVALID, str(error), waits_for_event=True) from error
 
     def _address(self, endpoint: ControlPlaneEndpoint, *, written: str) -> str:
         """Return the URL as it is used: below the path of a tenant there may be an answer, and none above."""
-        for obj in self._management.stores.control_planes.by("endpoint", endpoint.name):
+        for obj in self._context.stores.control_planes.by("endpoint", endpoint.name):
             try:
                 return addresses_of(endpoint, control_plane=as_recorded(obj)).internal
-            except Trouble:
+            except ConditionError:
                 continue
         return written
 
@@ -131,16 +132,20 @@ class ControlPlaneEndpointReconciler:
         )
         if owner is not None:
             key = management_namespace(owner.name), kubeconfig_secret_name(owner.name)
-            published = self._management.stores.secrets.get(key)
+            published = self._context.stores.secrets.get(key)
             if published is None:
-                raise Trouble("EndpointPending", f"control plane {owner.name} has not published its CA yet")
+                raise ConditionError(
+                    Reason.ENDPOINT_PENDING,
+                    f"control plane {owner.name} has not published its CA yet",
+                    waits_for_event=False,
+                )
             return data_of(published).get(CA_KEY)
         return self._default.ca_data if self._default is not None else None
 
     async def _probe(self, endpoint: ControlPlaneEndpoint, *, target: ClusterConfig) -> _Told:
-        """Ask whether somebody answers; where that takes its time, the URLs are published meanwhile."""
+        """Ask whether an API server answers; the URLs are published meanwhile if that takes long."""
         async with asyncio.TaskGroup() as group:
-            probe = group.create_task(_ask(target, connections=self._management.connections))
+            probe = group.create_task(_ask(target, connections=self._context.connections))
             await asyncio.wait([probe], timeout=_PROMPT_SECONDS)
             if not probe.done():
                 await self._publish(endpoint, ready=_USABLE, reachable=_as_before(endpoint))
@@ -149,7 +154,7 @@ class ControlPlaneEndpointReconciler:
         return probe.result()
 
     async def _publish(self, endpoint: ControlPlaneEndpoint, *, ready: _Told, reachable: _Told) -> None:
-        obj = self._management.stores.endpoints.get(("", endpoint.name))
+        obj = self._context.stores.endpoints.get(("", endpoint.name))
         if obj is None or obj["metadata"].get("generation") != endpoint.metadata.generation:
             return  # what was found is of another spec, which is looked at next
         current = ControlPlaneEndpoint.model_validate(obj)
@@ -158,14 +163,13 @@ class ControlPlaneEndpointReconciler:
             conditions = with_condition(
                 conditions, of=current, type=kind, status=told.status, reason=told.reason, message=told.message
             )
-        # Only what the spec says: a URL of somebody else's in the status stays theirs, and one of ours goes with the
-        # spec's.
+        # Only what the spec says. A URL that another controller wrote into the status stays.
         urls = {field: getattr(current.spec, field) for field in _URLS}
         status = current.status.model_copy(
             update={**urls, "observed_generation": current.metadata.generation, "conditions": conditions}
         )
-        await self._management.status.write(
-            self._management.stores.endpoints,
+        await self._context.status.write(
+            self._context.stores.endpoints,
             current,
             status=status,
             yield_fields=("endpoint", "externalEndpoint", "joinEndpoint"),
@@ -181,9 +185,11 @@ async def _ask(target: ClusterConfig, *, connections: Connections) -> _Told:
     except Unreachable as error:
         return _Told("False", error.reason, str(error))
     except ApiError as error:
-        return _Told("False", "EndpointUnreachable", f"{target.server}/readyz answered {error.status}: {error.message}")
+        return _Told(
+            "False", Reason.ENDPOINT_UNREACHABLE, f"{target.server}/readyz answered {error.status}: {error.message}"
+        )
     except KubeconfigError as error:
-        return _Told("False", "CertificateInvalid", str(error))
+        return _Told("False", Reason.CERTIFICATE_INVALID, str(error))
     return _ANSWERED
 
 

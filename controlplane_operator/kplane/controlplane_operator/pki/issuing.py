@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, utils
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
 from kplane.api.names import GROUP, KUBECONFIG_KEY
 from kplane.controlplane_operator.errors import BootstrapFailed
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities
-from kplane.controlplane_operator.pki.primitives import KeyPair, expiry, issue_client, issued_by, renewal_time
+from kplane.controlplane_operator.pki.primitives import (
+    KeyPair,
+    expiry,
+    issue_client,
+    issued_by,
+    public_key,
+    renewal_time,
+)
 from kplane.controlplane_operator.pki.secrets import data_of
-from kplane.controlplane_operator.pki.token import signed_by
 from kplane.controlplane_operator.tenant.tokens import request_token
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import Client, ClusterConfig
@@ -27,8 +40,34 @@ __all__ = [
     "issued_under",
     "of_certificate",
     "reusable",
+    "signed_by",
     "until_renewal",
 ]
+
+_COORDINATE_BYTES: Final = 32
+"""Of a P-256 signature; ES256 puts the two one after the other (RFC 7518, 3.4)."""
+
+
+def signed_by(token: str, *, key: bytes) -> bool:
+    """Tell whether a private key (PEM) of ours signed a token. Raises CredentialsInvalid where the key is none.
+
+    It says nothing of whether the token is good otherwise: that is up to the API server.
+    """
+    verifier = load_pem_public_key(public_key(key))
+    signed, _, encoded = token.rpartition(".")
+    try:
+        signature = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
+    except (binascii.Error, ValueError):
+        return False
+    if len(signature) != 2 * _COORDINATE_BYTES or not isinstance(verifier, ec.EllipticCurvePublicKey):
+        return False
+    r, s = (int.from_bytes(part) for part in (signature[:_COORDINATE_BYTES], signature[_COORDINATE_BYTES:]))
+    try:
+        verifier.verify(utils.encode_dss_signature(r, s), signed.encode(), ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        return False
+    return True
+
 
 _RENEW_AT: Final = f"{GROUP}/renew-at"
 _EXPIRES_AT: Final = f"{GROUP}/expires-at"
@@ -46,10 +85,10 @@ class Identity:
     token: str | None = field(default=None, repr=False)
     client: KeyPair | None = None
     lifetime: timedelta | None = None
-    """What was asked for, which the API server need not have granted; None where nobody asks."""
+    """What was asked for, which the API server need not have granted; None if no lifetime was asked for."""
 
     def annotations(self) -> dict[str, str]:
-        """Return what the Secret of the kubeconfig notes about it; the checksum tells whether somebody edited it."""
+        """Return what the Secret of the kubeconfig notes about it; the checksum shows edits."""
         noted = {_RENEW_AT: self.renew_at.isoformat(), _EXPIRES_AT: self.expires_at.isoformat()}
         if self.lifetime is not None:
             noted[_LIFETIME] = f"{self.lifetime.total_seconds():g}s"
@@ -93,7 +132,7 @@ def issue_certificate(authority: KeyPair, *, user: str, lifetime: timedelta) -> 
 
 
 def of_certificate(client: KeyPair) -> Identity:
-    """Return the identity that a client certificate gives; whoever issued it says when it is due."""
+    """Return the identity that a client certificate gives, with the time when it is due."""
     return Identity(renewal_time(client.certificate), expiry(client.certificate), client=client)
 
 
@@ -120,7 +159,7 @@ def reusable(secret: Object | None, *, by_certificate: bool, lifetime: timedelta
         issued = all(annotations.get(name) == value for name, value in identity.annotations().items())
         good = issued and datetime.now(UTC) < identity.renew_at and (pair is not None) is by_certificate
     except (KeyError, ValueError, TypeError, KubeconfigError):
-        # Somebody edited it: what cannot be read is issued anew.
+        # It was edited: what cannot be read is issued anew.
         return None
     return identity if good else None
 

@@ -1,12 +1,12 @@
 """The exchange of a control plane's CAs and ServiceAccount key, as a pure function of what was done so far.
 
-Trusting: everybody trusts the new ones next to the old ones, which still issue everything. Overlapping: the new ones
-issue clients' credentials; those that the old ones issued are good still, and the API server still serves with a
-certificate of the old CA, which clients with a kubeconfig of before know as well. Dropping: the API server serves with
-a certificate of the new CA, and takes nothing that the old ones issued any more. Done: nobody trusts the old ones.
+Trusting: all programs trust the new ones beside the old ones, which still issue everything. Overlapping: the new ones
+issue clients' credentials. Credentials of the old ones are still good. The API server still serves with a certificate
+of the old CA, which clients with an older kubeconfig know as well. Dropping: the API server serves with a certificate
+of the new CA, and rejects what the old ones issued. Done: only the new ones are trusted.
 
-A kubeconfig is good for as long as its credential, so whoever has a good one when the overlap ends has fetched it since
-the new CA is in it. That is why one overlap is enough, for both directions of trust.
+A kubeconfig is good as long as its credential. A client with a good one at the end of the overlap fetched it after the
+new CA was added. So one overlap is enough for both directions of trust.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from typing import Any, Final, Self, TypeGuard
 
 from kplane.api import MAX_ROTATION_VALUE, RotationPhase
 
-__all__ = ["OVERLAP", "Rotation", "RotationWish", "begun_with", "next_rotation"]
+__all__ = [
+    "OVERLAP",
+    "Rotation",
+    "RotationWish",
+    "begun_with",
+    "next_rotation",
+]
 
 OVERLAP: Final = timedelta(hours=24, minutes=5)
 """The least overlap: the life of what kplane issues, and some minutes by which clocks may differ."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from kplane.api import ControlPlane
 from kplane.api.names import CONTROL_PLANE_LABEL, UID_ANNOTATION, label_value, management_namespace
-from kplane.controlplane_operator.context import Management
-from kplane.controlplane_operator.controlplanes.namespaces import owner_of
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.kinds import owner_reference
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import Invalid, NotFound
 from kplane.provider.client.resources import SECRETS
@@ -29,19 +29,19 @@ __all__ = [
 
 
 async def find_secret(
-    management: Management, *, namespace: str, name: str, of: ControlPlane | None = None
+    context: OperatorContext, *, namespace: str, name: str, of: ControlPlane | None = None
 ) -> Object | None:
     """Return a Secret from what is watched, else from the API server; None where it does not exist.
 
     With `of`, what is watched counts only where it belongs to that very control plane: its end may be seen late, and
     nobody may get the keys of an earlier control plane of the same name.
     """
-    for store in (management.stores.secrets, management.stores.allowed_secrets):
+    for store in (context.stores.secrets, context.stores.allowed_secrets):
         known = store.get((namespace, name))
         if known is not None and (of is None or _owned(known, of)):
             return known
     try:
-        return await management.client.get(SECRETS, name, namespace=namespace)
+        return await context.client.get(SECRETS, name, namespace=namespace)
     except NotFound:
         return None
 
@@ -58,7 +58,7 @@ def data_of(secret: Object) -> dict[str, bytes]:
 
 
 async def write_secret(
-    management: Management,
+    context: OperatorContext,
     control_plane: ControlPlane,
     *,
     name: str,
@@ -73,50 +73,50 @@ async def write_secret(
         control_plane,
         name=name,
         data=data,
-        metadata={"annotations": dict(annotations or {}), "ownerReferences": [owner_of(control_plane)]},
+        metadata={"annotations": dict(annotations or {}), "ownerReferences": [owner_reference(control_plane)]},
     )
-    known = management.stores.secrets.get((management_namespace(control_plane.name), name))
+    known = context.stores.secrets.get((management_namespace(control_plane.name), name))
     if known is not None and _carries(known, body):
         return
     try:
-        written = await management.client.apply(SECRETS, body)
+        written = await context.client.apply(SECRETS, body)
     except Invalid:
-        await delete_secret(management, control_plane, name=name)
-        written = await management.client.apply(SECRETS, body)
-    management.stores.secrets.apply(written)
+        await delete_secret(context, control_plane, name=name)
+        written = await context.client.apply(SECRETS, body)
+    context.stores.secrets.apply(written)
 
 
 async def create_lasting_secret(
-    management: Management, control_plane: ControlPlane, *, name: str, data: Mapping[str, bytes]
+    context: OperatorContext, control_plane: ControlPlane, *, name: str, data: Mapping[str, bytes]
 ) -> None:
     """Create a Secret that goes with its namespace only, whatever becomes of the control plane.
 
     Raises AlreadyExists, so that nothing is overwritten.
     """
     body = _body(control_plane, name=name, data=data, metadata=_lasting(control_plane))
-    management.stores.secrets.apply(await management.client.create(SECRETS, body))
+    context.stores.secrets.apply(await context.client.create(SECRETS, body))
 
 
-async def take_over_secret(management: Management, control_plane: ControlPlane, *, secret: Object) -> None:
+async def take_over_secret(context: OperatorContext, control_plane: ControlPlane, *, secret: Object) -> None:
     """Have a lasting Secret of the control plane's namespace be its own; nothing is written where it is."""
     if not _owned(secret, control_plane):
         name = secret["metadata"]["name"]
         body = {"metadata": _lasting(control_plane)}
-        management.stores.secrets.apply(
-            await management.client.patch(SECRETS, name, body, namespace=management_namespace(control_plane.name))
+        context.stores.secrets.apply(
+            await context.client.patch(SECRETS, name, body, namespace=management_namespace(control_plane.name))
         )
 
 
-async def make_secret_last(management: Management, control_plane: ControlPlane, *, name: str) -> None:
+async def make_secret_last(context: OperatorContext, control_plane: ControlPlane, *, name: str) -> None:
     """Have a Secret that `write_secret` wrote, where it is there still, go with its namespace only."""
     body = {"metadata": {"ownerReferences": None, **_lasting(control_plane)}}
     with contextlib.suppress(NotFound):
-        management.stores.secrets.apply(
-            await management.client.patch(SECRETS, name, body, namespace=management_namespace(control_plane.name))
+        context.stores.secrets.apply(
+            await context.client.patch(SECRETS, name, body, namespace=management_namespace(control_plane.name))
         )
 
 
-async def replace_data(management: Management, secret: Object, *, data: Mapping[str, bytes]) -> None:
+async def replace_data(context: OperatorContext, secret: Object, *, data: Mapping[str, bytes]) -> None:
     """Have a Secret carry this data and no other, in one write.
 
     Raises Conflict where it was changed since it was read.
@@ -125,15 +125,15 @@ async def replace_data(management: Management, secret: Object, *, data: Mapping[
     encoded: dict[str, str | None] = dict.fromkeys(secret.get("data") or {})
     encoded |= {key: base64.b64encode(value).decode() for key, value in data.items()}
     body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "data": encoded}
-    management.stores.secrets.apply(
-        await management.client.patch(SECRETS, metadata["name"], body, namespace=metadata["namespace"])
+    context.stores.secrets.apply(
+        await context.client.patch(SECRETS, metadata["name"], body, namespace=metadata["namespace"])
     )
 
 
-async def delete_secret(management: Management, control_plane: ControlPlane, *, name: str) -> None:
+async def delete_secret(context: OperatorContext, control_plane: ControlPlane, *, name: str) -> None:
     """Have no Secret of this name in the control plane's namespace."""
     with contextlib.suppress(NotFound):
-        await management.client.delete(SECRETS, name, namespace=management_namespace(control_plane.name))
+        await context.client.delete(SECRETS, name, namespace=management_namespace(control_plane.name))
 
 
 def _body(control_plane: ControlPlane, *, name: str, data: Mapping[str, bytes], metadata: Mapping[str, Any]) -> Object:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final
+from typing import Final, Self
 
-from kplane.api import ControlPlane
+from kplane.api import ControlPlane, RotationPhase
 from kplane.api.names import ROTATE_ANNOTATION, management_namespace
-from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import CredentialsInvalid
-from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
-from kplane.controlplane_operator.pki.generations import Generations
-from kplane.controlplane_operator.pki.primitives import KeyPair
+from kplane.controlplane_operator.pki.authorities import (
+    CONTROLLERS_USER,
+    TenantAuthorities,
+    TenantCertificates,
+    TrustedAuthorities,
+)
+from kplane.controlplane_operator.pki.primitives import (
+    KeyPair,
+    public_key,
+)
 from kplane.controlplane_operator.pki.rotation import Rotation, begun_with
 from kplane.controlplane_operator.pki.secrets import (
     create_lasting_secret,
@@ -24,11 +33,97 @@ from kplane.controlplane_operator.pki.secrets import (
     take_over_secret,
     write_secret,
 )
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import AlreadyExists, Conflict
 
-__all__ = ["TenantKeys"]
+__all__ = ["Generations", "TenantKeys"]
+
+
+_NEXT: Final = "next-"
+_ROTATION: Final = "rotation.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Generations:
+    """What the Secret of the authorities holds: one write of it is one step of an exchange, or none."""
+
+    present: TenantAuthorities
+    """The only ones; during an exchange the old ones."""
+    following: TenantAuthorities | None = None
+    """During an exchange the new ones."""
+    rotation: Rotation | None = None
+    """The latest exchange; None where there was none yet."""
+
+    @classmethod
+    def from_secret(cls, data: Mapping[str, bytes]) -> Self:
+        """Read what `to_secret` wrote. Raises CredentialsInvalid with the entry that is missing or damaged."""
+        rotation = _rotation(data)
+        present, following = TenantAuthorities.from_secret(data), None
+        if rotation is not None and rotation.phase is not RotationPhase.DONE:
+            try:
+                following = TenantAuthorities.from_secret(
+                    {name.removeprefix(_NEXT): value for name, value in data.items() if name.startswith(_NEXT)}
+                )
+            except CredentialsInvalid as error:
+                raise CredentialsInvalid(f"of the new keys, whose entries begin with {_NEXT}: {error}") from None
+        return cls(present, following, rotation)
+
+    def to_secret(self) -> dict[str, bytes]:
+        """Return the data of a Secret that only the operator may read; an entry that is not in it has to go."""
+        following = self.following.to_secret() if self.following is not None else {}
+        rotation = self.rotation
+        return {
+            **self.present.to_secret(),
+            **{f"{_NEXT}{name}": content for name, content in following.items()},
+            **({_ROTATION: json.dumps(rotation.to_json()).encode()} if rotation is not None else {}),
+        }
+
+    def advanced(self, rotation: Rotation, *, name: str) -> Self:
+        """Return what there is as of the next step; `name` is the control plane's, for the new authorities."""
+        match rotation.phase:
+            case RotationPhase.TRUSTING:
+                return replace(self, following=TenantAuthorities.create(name), rotation=rotation)
+            case RotationPhase.DONE if self.following is not None:
+                return replace(self, present=self.following, following=None, rotation=rotation)
+        return replace(self, rotation=rotation)
+
+    def in_force(self) -> TenantAuthorities:
+        """Return the authorities that issue now, with those that are trusted besides."""
+        old, new, rotation = self.present, self.following, self.rotation
+        if new is None or rotation is None:
+            return replace(old, rotation=rotation)
+        match rotation.phase:
+            case RotationPhase.TRUSTING:
+                return replace(old, also_trusted=_trusted(new), rotation=rotation)
+            case RotationPhase.OVERLAPPING:
+                # The API server's own certificate is of the old CA, which all clients trust.
+                trusted = replace(_trusted(old), serving=new.serving.certificate)
+                return replace(new, serving=old.serving, also_trusted=trusted, rotation=rotation)
+            case RotationPhase.DROPPING | RotationPhase.DONE:
+                trusted = TrustedAuthorities(serving=old.serving.certificate)
+                return replace(new, also_trusted=trusted, rotation=rotation)
+
+
+def _trusted(authorities: TenantAuthorities) -> TrustedAuthorities:
+    return TrustedAuthorities(
+        serving=authorities.serving.certificate,
+        client=authorities.client.certificate,
+        front_proxy=authorities.front_proxy.certificate,
+        etcd=authorities.etcd.certificate,
+        service_account=public_key(authorities.service_account_key),
+    )
+
+
+def _rotation(data: Mapping[str, bytes]) -> Rotation | None:
+    if _ROTATION not in data:
+        return None
+    try:
+        return Rotation.from_json(json.loads(data[_ROTATION]))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise CredentialsInvalid(f"entry {_ROTATION} cannot be read") from None
+
 
 _AUTHORITIES: Final = "control-plane-authorities"
 _CERTIFICATES: Final = "control-plane-certificates"
@@ -37,32 +132,32 @@ _CERTIFICATES: Final = "control-plane-certificates"
 class TenantKeys:
     """Reads what exists and creates what is missing."""
 
-    def __init__(self, management: Management) -> None:
-        self._management = management
+    def __init__(self, context: OperatorContext) -> None:
+        self._context = context
 
     async def authorities(
         self, control_plane: ControlPlane, *, has_data: Callable[[ControlPlane], Awaitable[bool]]
     ) -> TenantAuthorities:
         """Return the authorities, created at the first call.
 
-        Raises Trouble (Failed) where they are missing although the control plane has data or was published: new ones
-        would lock out everybody who trusts the old ones.
+        Raises ConditionError (Failed) where they are missing although the control plane has data or was published: new
+        ones would lock out everybody who trusts the old ones.
         """
         found = await self._find(control_plane, _AUTHORITIES)
         if found is None:
             if control_plane.status.endpoint is not None or await has_data(control_plane):
-                raise Trouble(
-                    "Failed",
+                raise ConditionError(
+                    Reason.FAILED,
                     f"there are data of this control plane, and Secret {_where(control_plane)} with its keys is gone;"
                     " restore the Secret, or remove the data by deleting the control plane with deletionPolicy Destroy",
                 )
             return _generations(control_plane, await self._create(control_plane)).in_force()
         generations = _generations(control_plane, data_of(found))
-        await take_over_secret(self._management, control_plane, secret=found)
+        await take_over_secret(self._context, control_plane, secret=found)
         return generations.in_force()
 
     async def advance(self, control_plane: ControlPlane, *, known: Rotation | None, following: Rotation) -> bool:
-        """Take the step of an exchange that follows `known`, in one write; False where somebody else was quicker."""
+        """Take the step of an exchange that follows `known`, in one write; False if another write was quicker."""
         found = await self._find(control_plane, _AUTHORITIES)
         if found is None:
             return False
@@ -71,7 +166,7 @@ class TenantKeys:
             return False
         advanced = generations.advanced(following, name=control_plane.name)
         try:
-            await replace_data(self._management, found, data=advanced.to_secret())
+            await replace_data(self._context, found, data=advanced.to_secret())
         except Conflict:
             return False
         return True
@@ -81,13 +176,13 @@ class TenantKeys:
         return await self._find(control_plane, _AUTHORITIES) is not None
 
     async def present(self, control_plane: ControlPlane) -> TenantAuthorities | None:
-        """Return the authorities without creating any; raises Trouble (Failed) where they are damaged."""
+        """Return the authorities without creating any; raises ConditionError (Failed) where they are damaged."""
         found = await self._find(control_plane, _AUTHORITIES)
         return _generations(control_plane, data_of(found)).in_force() if found is not None else None
 
     async def forget_certificates(self, control_plane: ControlPlane) -> None:
         """Delete the leaf certificates; `certificates` issues others."""
-        await delete_secret(self._management, control_plane, name=_CERTIFICATES)
+        await delete_secret(self._context, control_plane, name=_CERTIFICATES)
 
     async def certificates(
         self,
@@ -108,8 +203,8 @@ class TenantKeys:
             etcd_authority=etcd_authority,
             etcd_user=etcd_user,
             etcd_hosts=etcd_hosts,
-            # By uid, because no certificate can be taken back: one of an earlier control plane whose CAs these are is
-            # let in by the API server, and may do nothing there.
+            # By uid, because a certificate cannot be revoked. One of an earlier control plane with these CAs is
+            # authenticated by the API server, and has no rights.
             controllers_user=f"{CONTROLLERS_USER}:{control_plane.metadata.uid}",
             now=datetime.now(UTC),
         )
@@ -118,19 +213,19 @@ class TenantKeys:
         except CredentialsInvalid:
             # Leaf certificates are cheap: damaged ones are replaced.
             certificates = renewed(None)
-        await write_secret(self._management, control_plane, name=_CERTIFICATES, data=certificates.to_secret())
+        await write_secret(self._context, control_plane, name=_CERTIFICATES, data=certificates.to_secret())
         return certificates
 
     async def _find(self, control_plane: ControlPlane, name: str) -> Object | None:
         namespace = management_namespace(control_plane.name)
-        return await find_secret(self._management, namespace=namespace, name=name, of=control_plane)
+        return await find_secret(self._context, namespace=namespace, name=name, of=control_plane)
 
     async def _create(self, control_plane: ControlPlane) -> dict[str, bytes]:
         value = control_plane.metadata.annotations.get(ROTATE_ANNOTATION)
         authorities = TenantAuthorities.create(control_plane.name)
         created = Generations(authorities, rotation=begun_with(value, now=datetime.now(UTC))).to_secret()
         try:
-            await create_lasting_secret(self._management, control_plane, name=_AUTHORITIES, data=created)
+            await create_lasting_secret(self._context, control_plane, name=_AUTHORITIES, data=created)
         except AlreadyExists:
             found = await self._find(control_plane, _AUTHORITIES)
             return data_of(found) if found is not None else {}
@@ -141,7 +236,9 @@ def _generations(control_plane: ControlPlane, data: Mapping[str, bytes]) -> Gene
     try:
         return Generations.from_secret(data)
     except CredentialsInvalid as error:
-        raise Trouble("Failed", f"Secret {_where(control_plane)} is damaged: {error}; restore it") from error
+        raise ConditionError(
+            Reason.FAILED, f"Secret {_where(control_plane)} is damaged: {error}; restore it"
+        ) from error
 
 
 def _where(control_plane: ControlPlane) -> str:

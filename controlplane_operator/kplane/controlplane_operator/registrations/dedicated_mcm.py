@@ -1,9 +1,8 @@
 """Runs an mcm for each registration of mode Dedicated, in the namespace of the control plane that it serves.
 
-Between two mcm of one registration is what each says in `status.instance`: neither announces an instance while one of
-the other mode is there. So all that is done here is to have the dedicated one run while `status.mode` says so, and to
-have it ended, awaited, before another one runs elsewhere. When it ends it says that its instance has ended; where it
-could not, that is said here, because nothing is left of either.
+Shared and dedicated mcm hand over through `status.instance`: an mcm announces its instance after that of the other mode
+is gone. This module runs the dedicated mcm while `status.mode` says so. It stops that mcm, and waits for its end,
+before another one runs elsewhere. An mcm that stops confirms the end of its instance. If it cannot, this module does.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from pathlib import Path
 from typing import Final
 
 from kplane.api import ConditionStatus, ControlPlane, RegistrationMode, find_condition
+from kplane.api.conditions import DEDICATED_READY
 from kplane.api.names import management_namespace
 from kplane.controlplane_operator.backends.mcm import MCM_PORTS, McmProgram, mcm_component
-from kplane.controlplane_operator.backends.names import mark_of, mcm_mark, mcm_name, place
-from kplane.controlplane_operator.context import Management
-from kplane.controlplane_operator.controlplanes.partial import RegistrationAsWritten
+from kplane.controlplane_operator.component_names import mark_of, mcm_mark, mcm_name, place
+from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import BootstrapFailed
-from kplane.controlplane_operator.pause import is_paused
-from kplane.controlplane_operator.registrations.grants import Account
+from kplane.controlplane_operator.grants import Account
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.identities import McmIdentities
-from kplane.controlplane_operator.status.errors import refusal
-from kplane.controlplane_operator.status.writer import DEDICATED_READY, MCM_WAITS
+from kplane.controlplane_operator.status.conditions import is_paused
+from kplane.controlplane_operator.status.errors import management_refusal
+from kplane.controlplane_operator.status.partial import PartialRegistration
 from kplane.controlplane_operator.watch.backoff import jittered
-from kplane.controlplane_operator.watch.cache import Key, key_of
+from kplane.controlplane_operator.watch.cache import Key, UIDTracker, key_of
 from kplane.controlplane_operator.watch.event_routing import Stores
-from kplane.controlplane_operator.watch.uid_tracker import Namesakes
 from kplane.provider import ClusterConfig, Conflict, Invalid, Result
 from kplane.provider.errors import Forbidden
 from kplane.provider.logs import log_fields
@@ -94,7 +93,7 @@ class DedicatedMcmReconciler:
 
     def __init__(
         self,
-        management: Management,
+        context: OperatorContext,
         *,
         runtime: Runtime,
         mcms: DedicatedMcms,
@@ -107,7 +106,7 @@ class DedicatedMcmReconciler:
         `config` is the operator's own, where they are no pods: they reach the management cluster as it does, with
         credentials of their own.
         """
-        self._management = management
+        self._context = context
         self._runtime = runtime
         self._mcms = mcms
         self._identities = identities
@@ -123,44 +122,44 @@ class DedicatedMcmReconciler:
             if config is not None
             else None
         )
-        self._namesakes = Namesakes()
+        self._uids = UIDTracker()
 
     async def reconcile(self, key: Key) -> Result | None:
         """Bring the mcm of one registration in line, or end that of a deleted one."""
-        obj = self._management.stores.registrations.get(key)
+        obj = self._context.stores.registrations.get(key)
         uid = obj["metadata"]["uid"] if obj is not None else None
         with log_fields(object=f"ControlPlaneRegistration/{key[1]}"):
-            if (former := self._namesakes.former(key, uid=uid)) is not None:
+            if (former := self._uids.former(key, uid=uid)) is not None:
                 # Also where another one has its name already. Those that are not remembered are ended by Orphans.
                 try:
-                    if eldest_of(mcm_mark(former), stores=self._management.stores) is None:
+                    if eldest_of(mcm_mark(former), stores=self._context.stores) is None:
                         await self._end(self._mcms.of(former))
                 except WorkloadsError as error:
                     _log.info("not ended yet, again in %g s: %s", _RETRY_SECONDS, error)
                     return Result(jittered(_RETRY_SECONDS))
                 await self._identities.revoke(former)
-            self._namesakes.succeed(key, uid=uid)
+            self._uids.succeed(key, uid=uid)
             if obj is None:
                 return None
-            return await self._keep(RegistrationAsWritten.of(obj))
+            return await self._keep(PartialRegistration.of(obj))
 
     def wake(self, component: str) -> None:
         """Have those be looked at whom a change of an mcm concerns when its registration is gone.
 
         Such are the name that its registration had, under which it is ended, and whoever is not served before that.
         """
-        mark, stores, queues = mark_of(component), self._management.stores, self._management.queues
+        mark, stores, queues = mark_of(component), self._context.stores, self._context.queues
         if mark is None or eldest_of(mark, stores=stores) is not None:
             return
-        for key in self._namesakes.of(lambda uid: mcm_mark(uid) == mark):
+        for key in self._uids.of(lambda uid: mcm_mark(uid) == mark):
             queues.mcms.add(key)
         for served in stores.control_planes.by("namespace", place(component).namespace):
             for obj in stores.registrations.by("control plane", served["metadata"]["name"]):
                 queues.registrations.add(key_of(obj))
 
-    async def _keep(self, registration: RegistrationAsWritten) -> Result | None:
+    async def _keep(self, registration: PartialRegistration) -> Result | None:
         uid = registration.metadata.uid or ""
-        if eldest_of(mcm_mark(uid), stores=self._management.stores) != uid:
+        if eldest_of(mcm_mark(uid), stores=self._context.stores) != uid:
             return None  # it is refused, and what has its mark is looked after by another one
         present = self._mcms.of(uid)
         if not present and not self._is_concerned(registration):
@@ -179,35 +178,33 @@ class DedicatedMcmReconciler:
         except Conflict:
             _log.info("changed meanwhile, again in %g s", _RETRY_SECONDS)
         except (WorkloadsError, BootstrapFailed) as error:
-            await self._tell(registration, "False", "McmFailed", str(error))
+            await self._tell(registration, "False", Reason.MCM_FAILED, str(error))
         except (Forbidden, Invalid) as error:
-            trouble = refusal(error)
-            await self._tell(registration, "False", trouble.reason, trouble.message)
+            failure = management_refusal(error)
+            await self._tell(registration, "False", failure.reason, failure.message)
         return Result(jittered(_RETRY_SECONDS))
 
-    async def _has_ended(self, registration: RegistrationAsWritten, ending: Sequence[str]) -> bool:
+    async def _has_ended(self, registration: PartialRegistration, ending: Sequence[str]) -> bool:
         """End mcm; returns whether they have ended. One that takes its time is nothing out of the ordinary."""
         known = find_condition(registration.conditions, DEDICATED_READY)
-        if known is None or known.reason != "McmEnding":
-            await self._tell(registration, "False", "McmEnding", _ENDING)
+        if known is None or known.reason != Reason.MCM_ENDING:
+            await self._tell(registration, "False", Reason.MCM_ENDING, _ENDING)
         try:
             await self._end(ending)
         except WorkloadsError as error:
-            await self._tell(registration, "False", "McmEnding", f"{_ENDING}; {error}")
+            await self._tell(registration, "False", Reason.MCM_ENDING, f"{_ENDING}; {error}")
             return False
         return True
 
-    async def _leave(self, registration: RegistrationAsWritten) -> None:
+    async def _leave(self, registration: PartialRegistration) -> None:
         """Have nothing be left of a registration's mcm, which has ended: no turn, no rights, no word."""
-        management, latest = self._management, self._latest(registration)
+        context, latest = self._context, self._latest(registration)
         if _has_instance(latest, mode=RegistrationMode.DEDICATED):
-            await management.status.end_instance(management.stores.registrations, latest)
+            await context.status.end_instance(context.stores.registrations, latest)
         await self._identities.revoke(registration.metadata.uid or "")
-        await management.status.drop_apart(
-            management.stores.registrations, self._latest(registration), type=DEDICATED_READY
-        )
+        await context.status.drop_apart(context.stores.registrations, self._latest(registration), type=DEDICATED_READY)
 
-    def _is_concerned(self, registration: RegistrationAsWritten) -> bool:
+    def _is_concerned(self, registration: PartialRegistration) -> bool:
         """Tell whether it is to have an mcm of its own, or whether something is left of one that has ended."""
         return (
             registration.status.mode is RegistrationMode.DEDICATED
@@ -216,30 +213,30 @@ class DedicatedMcmReconciler:
             or registration.metadata.uid in self._identities.holders()
         )
 
-    def _component(self, registration: RegistrationAsWritten, *, present: Sequence[str]) -> str | None:
+    def _component(self, registration: PartialRegistration, *, present: Sequence[str]) -> str | None:
         """Name the component that is to run; None: no mcm has anything to do here, or there is no place for one."""
         wanted = registration.status.mode is RegistrationMode.DEDICATED and not registration.deleting
         if not wanted or self._program is None:
             return None
         return self._home(registration) or next((each for each in present if self._stays(each)), None)
 
-    def _home(self, registration: RegistrationAsWritten) -> str | None:
+    def _home(self, registration: PartialRegistration) -> str | None:
         if not registration.status.ready:
             return None
-        served = self._management.stores.control_planes.by("uid", registration.status.control_plane_uid or "")
+        served = self._context.stores.control_planes.by("uid", registration.status.control_plane_uid or "")
         names = [obj["metadata"]["name"] for obj in served if "deletionTimestamp" not in obj["metadata"]]
         return mcm_name(names[0], uid=registration.metadata.uid or "") if names else None
 
     def _stays(self, component: str) -> bool:
         """Tell whether the control plane that an mcm is at stays, so that its registration may be ready soon again."""
-        found = self._management.stores.control_planes.by("namespace", place(component).namespace)
+        found = self._context.stores.control_planes.by("namespace", place(component).namespace)
         return any("deletionTimestamp" not in obj["metadata"] for obj in found)
 
-    async def _run(self, registration: RegistrationAsWritten, component: str) -> Result | None:
+    async def _run(self, registration: PartialRegistration, component: str) -> Result | None:
         if self._program is None:
             return None  # it is paused, and was started by an operator that had a program
         if find_condition(registration.conditions, DEDICATED_READY) is None:
-            await self._tell(registration, "False", "McmStarting", "its mcm is about to be started")
+            await self._tell(registration, "False", Reason.MCM_STARTING, "its mcm is about to be started")
         # First, so that it is known from then on that there is something to remove.
         address = await self._runtime.reserve(component, ports=MCM_PORTS)
         account = account_of(component)
@@ -257,13 +254,13 @@ class DedicatedMcmReconciler:
         state = self._runtime.state(component)
         if state.phase is Phase.READY and _has_instance(registration, mode=RegistrationMode.SHARED):
             said = "its mcm runs, and waits until the one of many registrations says that its instance has ended"
-            await self._tell(registration, "False", "WaitingForShared", said)
+            await self._tell(registration, "False", Reason.WAITING_FOR_SHARED, said)
         elif state.phase is Phase.READY:
-            await self._tell(registration, "True", "McmRunning", f"its mcm runs in namespace {account.namespace}")
+            await self._tell(registration, "True", Reason.MCM_RUNNING, f"its mcm runs in namespace {account.namespace}")
         else:
             starts = state.phase in _BEFORE_READY and not state.unobtainable
             said = f"its mcm is {state.phase}" + (f": {state.message}" if state.message else "")
-            await self._tell(registration, "False", "McmStarting" if starts else "McmFailed", said)
+            await self._tell(registration, "False", Reason.MCM_STARTING if starts else Reason.MCM_FAILED, said)
         renewal = self._identities.renewed_in(account) if self._config is not None else _PERIOD_SECONDS
         return Result(jittered(max(_RETRY_SECONDS, min(_PERIOD_SECONDS, renewal))))
 
@@ -280,12 +277,12 @@ class DedicatedMcmReconciler:
             await self._mcms.end(component)
 
     async def _tell(
-        self, registration: RegistrationAsWritten, status: ConditionStatus, reason: str, message: str
+        self, registration: PartialRegistration, status: ConditionStatus, reason: Reason, message: str
     ) -> None:
-        if status == "False" and reason not in MCM_WAITS:
-            self._management.metrics.troubled("dedicatedmcm", reason=reason)
-        await self._management.status.write_apart(
-            self._management.stores.registrations,
+        if status == "False":
+            self._context.metrics.condition_failed("dedicatedmcm", reason=reason)
+        await self._context.status.write_apart(
+            self._context.stores.registrations,
             self._latest(registration),
             type=DEDICATED_READY,
             status=status,
@@ -293,14 +290,14 @@ class DedicatedMcmReconciler:
             message=message,
         )
 
-    def _latest(self, registration: RegistrationAsWritten) -> RegistrationAsWritten:
+    def _latest(self, registration: PartialRegistration) -> PartialRegistration:
         """Return it with what was said of it meanwhile, so that nothing is said twice."""
-        obj = self._management.stores.registrations.get(("", registration.name))
+        obj = self._context.stores.registrations.get(("", registration.name))
         if obj is None or obj["metadata"]["uid"] != registration.metadata.uid:
             return registration
-        return RegistrationAsWritten.of(obj)
+        return PartialRegistration.of(obj)
 
 
-def _has_instance(registration: RegistrationAsWritten, *, mode: RegistrationMode) -> bool:
+def _has_instance(registration: PartialRegistration, *, mode: RegistrationMode) -> bool:
     instance = registration.status.instance
     return instance is not None and (instance.mode or RegistrationMode.SHARED) is mode

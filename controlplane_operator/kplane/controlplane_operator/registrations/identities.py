@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from kplane.api import ResourceModel
 from kplane.api.names import GROUP, REGISTRATION_LABEL, label_value
-from kplane.controlplane_operator.registrations.grants import Account, owned_by
+from kplane.controlplane_operator.grants import Account
+from kplane.controlplane_operator.kinds import owner_reference
 from kplane.controlplane_operator.tenant.tokens import Token, request_token
 from kplane.provider import Client, NotFound, Resource
 from kplane.provider.client.resources import (
@@ -72,7 +73,7 @@ class McmIdentities:
         if written == account and now < until:
             return
         labels = {REGISTRATION_LABEL: label_value(registration.name)}
-        # First, because a `remove` may go on meanwhile, and what that takes away is to be written again.
+        # First, because a `remove` may run meanwhile, and what that takes away is to be written again.
         self._written[uid] = account, now + _VERIFIED_SECONDS
         try:
             await self._ensure_account(account, labels=labels)
@@ -87,7 +88,7 @@ class McmIdentities:
             for resource, body in _rights(registration, labels=labels, account=account):
                 await self._client.apply(resource, body)
         finally:
-            # Also where the answer to a write was not heard; and not before, when a `load` may go on meanwhile.
+            # Also where the answer to a write was not heard; and not before, when a `load` may run meanwhile.
             self._holders.add(uid)
             self._changed.add(uid)
 
@@ -95,7 +96,7 @@ class McmIdentities:
         body = {"metadata": {**account._asdict(), "labels": labels}, "automountServiceAccountToken": False}
         uid = (await self._client.apply(SERVICE_ACCOUNTS, body))["metadata"]["uid"]
         if self._uids.get(account) != uid:
-            # Tokens of one that somebody deleted are worthless.
+            # Tokens of a deleted ServiceAccount are worthless.
             self._tokens.pop(account, None)
         self._uids[account] = uid
 
@@ -149,7 +150,7 @@ def _rights(
     metadata = {
         "name": _name(uid),
         "labels": {**labels, _UID_LABEL: uid},
-        "ownerReferences": [owned_by(registration)],
+        "ownerReferences": [owner_reference(registration)],
     }
     named = {"apiGroups": [GROUP], "resourceNames": [registration.name]}
     rules = [

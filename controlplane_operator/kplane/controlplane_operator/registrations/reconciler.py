@@ -15,15 +15,15 @@ from kplane.api import (
     Service,
 )
 from kplane.api.names import ALLOW_REGISTRATION_LABEL
-from kplane.controlplane_operator.backends.names import mark_of, mcm_mark, mcm_name, place
-from kplane.controlplane_operator.context import Management
-from kplane.controlplane_operator.controlplanes.endpoint_switch import Pairs
-from kplane.controlplane_operator.controlplanes.partial import RegistrationAsWritten, as_recorded, understood_endpoint
-from kplane.controlplane_operator.controlplanes.policy import class_in_force
-from kplane.controlplane_operator.pause import is_paused, with_pause, without_pause
+from kplane.controlplane_operator.class_policy import class_in_force
+from kplane.controlplane_operator.component_names import mark_of, mcm_mark, mcm_name, place
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.failures import Failures
+from kplane.controlplane_operator.grants import Account
 from kplane.controlplane_operator.pki.secrets import find_secret
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms, account_of, eldest_of
-from kplane.controlplane_operator.registrations.grants import Account
+from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
 from kplane.controlplane_operator.registrations.resolution import (
     Resolution,
     SecretStanding,
@@ -31,12 +31,17 @@ from kplane.controlplane_operator.registrations.resolution import (
     resolve,
     secret_wanted,
 )
-from kplane.controlplane_operator.status.errors import Trouble
-from kplane.controlplane_operator.status.failures import Failures
-from kplane.controlplane_operator.status.writer import MCM_WAITS, with_condition, with_supported
+from kplane.controlplane_operator.status.conditions import (
+    is_paused,
+    with_condition,
+    with_pause,
+    with_supported,
+    without_pause,
+)
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.partial import PartialRegistration, as_recorded, validated_endpoint
 from kplane.controlplane_operator.watch.backoff import jittered
-from kplane.controlplane_operator.watch.cache import Key
-from kplane.controlplane_operator.watch.uid_tracker import Namesakes
+from kplane.controlplane_operator.watch.cache import Key, UIDTracker
 from kplane.provider import Result
 from kplane.provider.logs import log_fields
 
@@ -49,32 +54,34 @@ _RETRY_SECONDS: Final = 5.0
 class ControlPlaneRegistrationReconciler:
     """Resolves registrations."""
 
-    def __init__(self, management: Management, *, pairs: Pairs, mcms: DedicatedMcms, no_dedicated: str | None) -> None:
+    def __init__(
+        self, context: OperatorContext, *, switch: EndpointSwitch, mcms: DedicatedMcms, no_dedicated: str | None
+    ) -> None:
         """`no_dedicated` says in a sentence why registrations of mode Dedicated get no mcm; None: they do."""
         self.failures: Final = Failures(
-            management,
+            context,
             controller="controlplaneregistration",
-            store=management.stores.registrations,
-            written=RegistrationAsWritten,
+            store=context.stores.registrations,
+            written=PartialRegistration,
         )
-        self._management = management
-        self._pairs = pairs
+        self._context = context
+        self._switch = switch
         self._mcms = mcms
         self._no_dedicated = no_dedicated
-        self._namesakes = Namesakes()
+        self._uids = UIDTracker()
 
     async def reconcile(self, key: Key) -> Result | None:
-        """Resolve one registration, or take back what a deleted one was granted."""
-        obj = self._management.stores.registrations.get(key)
+        """Resolve one registration, or revoke what a deleted one was granted."""
+        obj = self._context.stores.registrations.get(key)
         uid = obj["metadata"]["uid"] if obj is not None else None
         with log_fields(object=f"ControlPlaneRegistration/{key[1]}"):
-            if (former := self._namesakes.former(key, uid=uid)) is not None:
-                await self._management.access.revoke(former)
-            self._namesakes.succeed(key, uid=uid)
+            if (former := self._uids.former(key, uid=uid)) is not None:
+                await self._context.access.revoke(former)
+            self._uids.succeed(key, uid=uid)
             if obj is None:
                 return None
             registration = ControlPlaneRegistration.model_validate(obj)
-            async with self._pairs.resolving(registration.spec.control_plane_ref.name):
+            async with self._switch.resolving(registration.spec.control_plane_ref.name):
                 result = await self._resolve(registration)
             await self.failures.over(key)
             return result
@@ -94,52 +101,52 @@ class ControlPlaneRegistrationReconciler:
                 standing=await self._standing(registration, control_plane=control_plane),
             )
             if control_plane is not None:
-                self._pairs.check(registration, resolution, of=control_plane)
+                self._switch.check(registration, resolution, of=control_plane)
             self._check_mode(registration)
             self._check_former(registration, resolution)
-        except Trouble as trouble:
-            if trouble.reason not in MCM_WAITS:
-                self._management.metrics.troubled("controlplaneregistration", reason=trouble.reason)
-            # First nobody is told to use the Secret, then nobody may.
-            await self._publish(registration, trouble)
-            await self._management.access.revoke(registration.metadata.uid or "")
-            return None if trouble.waits_for_event else Result(jittered(_RETRY_SECONDS))
+        except ConditionError as failure:
+            self._context.metrics.condition_failed("controlplaneregistration", reason=failure.reason)
+            # First the status stops naming the Secret, then its grant goes.
+            await self._publish(registration, failure)
+            await self._context.access.revoke(registration.metadata.uid or "")
+            return None if failure.waits_for_event else Result(jittered(_RETRY_SECONDS))
         secret = resolution.controllers_secret or resolution.kubeconfig_secret
-        await self._management.access.grant(registration, secret=secret, to=self._reader(registration))
+        await self._context.access.grant(registration, secret=secret, to=self._reader(registration))
         if not self._is_current(registration, resolution):
             return None  # the change that made it so has the registration looked at again
         await self._publish(registration, resolution, control_plane=control_plane)
-        await self._management.access.revoke(registration.metadata.uid or "", keep=secret)
+        await self._context.access.revoke(registration.metadata.uid or "", keep=secret)
         return Result(jittered(_PERIOD_SECONDS))
 
     def _check_mode(self, registration: ControlPlaneRegistration) -> None:
         if registration.spec.mode is not RegistrationMode.DEDICATED:
             return
         if self._no_dedicated is not None:
-            raise Trouble("DedicatedNotAvailable", self._no_dedicated, waits_for_event=True)
+            raise ConditionError(Reason.DEDICATED_NOT_AVAILABLE, self._no_dedicated)
         uid = registration.metadata.uid or ""
-        if eldest_of(mcm_mark(uid), stores=self._management.stores) != uid:
+        if eldest_of(mcm_mark(uid), stores=self._context.stores) != uid:
             said = (
-                "by chance an older registration has the name that its mcm would have: set spec.mode to Shared, or"
-                " delete this registration and create it again, which gives it another name"
+                "an older registration has the name that its mcm would have by chance; set spec.mode to Shared, or"
+                " delete this registration and create it again"
             )
-            raise Trouble("DedicatedNotAvailable", said, waits_for_event=True)
+            raise ConditionError(Reason.DEDICATED_NOT_AVAILABLE, said)
 
     def _check_former(self, registration: ControlPlaneRegistration, resolution: Resolution) -> None:
-        """Raise Trouble where nothing serves this one yet, and the mcm of one that is gone may still work there."""
-        known, stores = registration.status, self._management.stores
+        """Raise ConditionError where nothing serves this one yet, and the mcm of one that is gone may still work
+        there."""
+        known, stores = registration.status, self._context.stores
         if known.ready and known.control_plane_uid == resolution.control_plane_uid:
             return
         for component in self._mcms.at(registration.spec.control_plane_ref.name):
             if eldest_of(mark_of(component) or "", stores=stores) is None:
                 former = place(component)
                 said = f"{former.name} in namespace {former.namespace}, mcm of a deleted registration, has to end first"
-                raise Trouble("McmEnding", said)
+                raise ConditionError(Reason.MCM_ENDING, said)
 
     def _reader(self, registration: ControlPlaneRegistration) -> Account:
         """Return whose instance the Secret is for."""
         if registration.spec.mode is not RegistrationMode.DEDICATED:
-            return self._management.access.shared
+            return self._context.access.shared
         return account_of(mcm_name(registration.spec.control_plane_ref.name, uid=registration.metadata.uid or ""))
 
     def _is_current(self, registration: ControlPlaneRegistration, resolution: Resolution) -> bool:
@@ -148,14 +155,14 @@ class ControlPlaneRegistrationReconciler:
         return found is not None and not found.deleting and found.metadata.uid == resolution.control_plane_uid
 
     def _control_plane(self, registration: ControlPlaneRegistration) -> ControlPlane | None:
-        obj = self._management.stores.control_planes.get(("", registration.spec.control_plane_ref.name))
+        obj = self._context.stores.control_planes.get(("", registration.spec.control_plane_ref.name))
         # Of one that is not understood, what it published stays.
         return as_recorded(obj) if obj is not None else None
 
     def _endpoint(self, registration: ControlPlaneRegistration) -> ControlPlaneEndpoint | None:
         reference = registration.spec.endpoint_ref
-        obj = self._management.stores.endpoints.get(("", reference.name)) if reference is not None else None
-        return understood_endpoint(obj) if obj is not None else None
+        obj = self._context.stores.endpoints.get(("", reference.name)) if reference is not None else None
+        return validated_endpoint(obj) if obj is not None else None
 
     async def _standing(
         self, registration: ControlPlaneRegistration, *, control_plane: ControlPlane | None
@@ -164,12 +171,12 @@ class ControlPlaneRegistrationReconciler:
         if secret is None or control_plane is None:
             return SecretStanding.ABSENT
         if secret == control_plane.status.kubeconfig_secret_ref:
-            # Where somebody deleted it, it is back in a moment: no reason to stop what runs.
+            # A deleted one is back in a moment: no reason to stop the instance.
             return SecretStanding.USABLE
         return await self._standing_of_other(secret, published=is_published(secret, control_plane=control_plane))
 
     async def _standing_of_other(self, secret: SecretReference, *, published: bool) -> SecretStanding:
-        found = await find_secret(self._management, namespace=secret.namespace, name=secret.name)
+        found = await find_secret(self._context, namespace=secret.namespace, name=secret.name)
         if found is None:
             return SecretStanding.ABSENT
         opened = (found["metadata"].get("labels") or {}).get(ALLOW_REGISTRATION_LABEL) == "true"
@@ -183,7 +190,7 @@ class ControlPlaneRegistrationReconciler:
             return own
         if control_plane is None or control_plane.spec.class_ref is None:
             return None
-        chosen = class_in_force(control_plane, classes=self._management.stores.classes).chosen
+        chosen = class_in_force(control_plane, classes=self._context.stores.classes).chosen
         if chosen is None:
             # The class is not here yet: what was said before stays in force.
             return current.status.controllers
@@ -193,7 +200,7 @@ class ControlPlaneRegistrationReconciler:
     async def _publish(
         self,
         current: ControlPlaneRegistration,
-        outcome: Resolution | Trouble,
+        outcome: Resolution | ConditionError,
         *,
         control_plane: ControlPlane | None = None,
     ) -> None:
@@ -202,8 +209,8 @@ class ControlPlaneRegistrationReconciler:
             current.status.conditions,
             of=current,
             status="True" if resolved is not None else "False",
-            reason=outcome.reason if isinstance(outcome, Trouble) else "Resolved",
-            message=outcome.message if isinstance(outcome, Trouble) else "services can run",
+            reason=outcome.reason if isinstance(outcome, ConditionError) else Reason.RESOLVED,
+            message=outcome.message if isinstance(outcome, ConditionError) else "services can run",
         )
         status = current.status.model_copy(
             update={
@@ -223,7 +230,7 @@ class ControlPlaneRegistrationReconciler:
         await self._write(current, status=status)
 
     async def _write(self, current: ControlPlaneRegistration, *, status: ControlPlaneRegistrationStatus) -> None:
-        await self._management.status.write(self._management.stores.registrations, current, status=status)
+        await self._context.status.write(self._context.stores.registrations, current, status=status)
 
 
 def _unsupported(registration: ControlPlaneRegistration) -> list[str]:

@@ -13,8 +13,9 @@ from kplane.api.names import (
     management_namespace,
 )
 from kplane.controlplane_operator.endpoints.addresses import addresses_of
-from kplane.controlplane_operator.pause import is_paused
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.conditions import is_paused
+from kplane.controlplane_operator.status.errors import ConditionError
 
 __all__ = ["Resolution", "SecretStanding", "is_published", "resolve", "secret_wanted"]
 
@@ -47,7 +48,7 @@ def secret_wanted(
 
 
 def is_published(secret: SecretReference, *, control_plane: ControlPlane) -> bool:
-    """Tell whether a Secret is one that kplane makes for whoever works with the control plane; its keys are not."""
+    """Tell whether a Secret is one that kplane publishes for users of the control plane; its keys are not."""
     return secret.namespace == management_namespace(control_plane.name) and secret.name in _published(control_plane)
 
 
@@ -65,25 +66,23 @@ def resolve(
     """Resolve a registration.
 
     `endpoint` is the object that spec.endpointRef names, `standing` that of the Secret which `secret_wanted` returned.
-    Raises Trouble with the reason: ControlPlaneNotFound, ControlPlaneNotReady, EndpointPending, EndpointInvalid,
+    Raises ConditionError with the reason: ControlPlaneNotFound, ControlPlaneNotReady, EndpointPending, EndpointInvalid,
     KubeconfigPending, SecretNotFound or SecretNotAllowed.
     """
     name = registration.spec.control_plane_ref.name
     if registration.deleting:
-        raise Trouble("Deleting", "the registration is being deleted", waits_for_event=True)
+        raise ConditionError(Reason.DELETING, "the registration is being deleted", waits_for_event=True)
     if control_plane is None:
-        raise Trouble("ControlPlaneNotFound", f"control plane {name} does not exist", waits_for_event=True)
+        raise ConditionError(Reason.CONTROL_PLANE_NOT_FOUND, f"control plane {name} does not exist")
     if control_plane.deleting and not is_paused(control_plane):
-        raise Trouble("ControlPlaneNotReady", f"control plane {name} is being deleted", waits_for_event=True)
+        raise ConditionError(Reason.CONTROL_PLANE_NOT_READY, f"control plane {name} is being deleted")
     url = _endpoint(registration, control_plane=control_plane, endpoint=endpoint)
     secret = secret_wanted(registration, control_plane=control_plane)
     if secret is None:
-        raise Trouble(
-            "KubeconfigPending", f"control plane {name} has not published a kubeconfig yet", waits_for_event=True
-        )
+        raise ConditionError(Reason.KUBECONFIG_PENDING, f"control plane {name} has not published a kubeconfig yet")
     published = control_plane.status
     if published.kubeconfig_secret_ref is None:
-        raise Trouble("ControlPlaneNotReady", f"control plane {name} has not been ready yet", waits_for_event=True)
+        raise ConditionError(Reason.CONTROL_PLANE_NOT_READY, f"control plane {name} has not been ready yet")
     _check_standing(secret, standing=standing, control_plane=control_plane)
     own = secret == published.kubeconfig_secret_ref
     return Resolution(
@@ -103,32 +102,28 @@ def _endpoint(
     # By its own endpoint it is reached at what it published: a changed one counts when the Secrets are for it as well.
     if reference is not None and (reference.name != own or control_plane.status.endpoint is None):
         if endpoint is None:
-            raise Trouble(
-                "EndpointPending",
+            raise ConditionError(
+                Reason.ENDPOINT_PENDING,
                 f"ControlPlaneEndpoint {reference.name}, named by spec.endpointRef, does not exist",
-                waits_for_event=True,
             )
         return addresses_of(endpoint, control_plane=control_plane).internal
     if control_plane.status.endpoint is not None:
         return control_plane.status.endpoint
     ready = next((condition for condition in control_plane.status.conditions if condition.type == "Ready"), None)
-    if ready is None or ready.reason == "EndpointPending":
-        raise Trouble(
-            "EndpointPending", f"control plane {control_plane.name} has no endpoint yet", waits_for_event=True
-        )
-    raise Trouble(
-        "ControlPlaneNotReady",
+    if ready is None or ready.reason == Reason.ENDPOINT_PENDING:
+        raise ConditionError(Reason.ENDPOINT_PENDING, f"control plane {control_plane.name} has no endpoint yet")
+    raise ConditionError(
+        Reason.CONTROL_PLANE_NOT_READY,
         f"control plane {control_plane.name} has not been ready yet: {ready.message or ready.reason}",
-        waits_for_event=True,
     )
 
 
 def _check_standing(secret: SecretReference, *, standing: SecretStanding, control_plane: ControlPlane) -> None:
     if standing is SecretStanding.ABSENT:
-        raise Trouble("SecretNotFound", f"Secret {secret.namespace}/{secret.name} does not exist")
+        raise ConditionError(Reason.SECRET_NOT_FOUND, f"Secret {secret.namespace}/{secret.name} does not exist")
     if standing is SecretStanding.NOT_ALLOWED:
-        raise Trouble(
-            "SecretNotAllowed",
+        raise ConditionError(
+            Reason.SECRET_NOT_ALLOWED,
             f"Secret {secret.namespace}/{secret.name} is not one that is published for control plane"
             f" {control_plane.name}; name {' or '.join(_published(control_plane))} of namespace"
             f" {management_namespace(control_plane.name)}, leave spec.kubeconfigSecretRef out, or, to let registrations"

@@ -23,7 +23,7 @@ from kplane.controlplane_operator.shared_etcd.certificates import (
     server_hosts,
 )
 from kplane.controlplane_operator.shared_etcd.files import write_credentials
-from kplane.controlplane_operator.watch.backoff import Backoff, jittered
+from kplane.controlplane_operator.watch.backoff import jittered, retry_backoff
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import Client, Conflict, NotFound, ProviderError
 from kplane.provider.client.resources import SECRETS
@@ -76,7 +76,7 @@ class CredentialsKeeper:
         self._now = now
         self._hosts = server_hosts(service, namespace=namespace)
         self._kept: dict[str, bytes] | None = None
-        self._backoff: Backoff[None] = Backoff(first_seconds=0.2)
+        self._backoff = retry_backoff(first_seconds=0.2)
 
     async def run(self) -> NoReturn:
         """Look after the credentials until cancelled; what hinders is told by the etcd and in the log."""
@@ -84,14 +84,14 @@ class CredentialsKeeper:
             try:
                 await self.check()
             except Conflict as error:
-                pause = self._backoff.next(None)
+                pause = self._backoff.next_delay()
                 _log.info("another operator was quicker, looking again in %.1f s: %s", pause, error)
             except (ProviderError, OperatorError, OSError) as error:
-                pause = self._backoff.next(None)
+                pause = self._backoff.next_delay()
                 self._etcd.lacks(str(error))
                 _log.warning("the shared etcd's credentials cannot be kept, again in %.1f s: %s", pause, error)
             else:
-                self._backoff.forget(None)
+                self._backoff.reset()
                 pause = jittered(_PERIOD_SECONDS)
             await asyncio.sleep(pause)
 

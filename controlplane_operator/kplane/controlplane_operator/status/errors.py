@@ -1,45 +1,44 @@
-"""Why an object is not what it should be: a reason for programs and a sentence for people."""
+"""Why an object is not what it should be: a reason for programs and a message for people."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from kplane.controlplane_operator.errors import OperatorError
+from kplane.controlplane_operator.reasons import Reason
 from kplane.provider import ApiError, ProviderError, Unreachable
 from kplane.provider.errors import Forbidden, Unauthorized
 
-__all__ = ["MANAGEMENT_CLUSTER_REFUSED", "Trouble", "refusal", "trouble_with"]
+__all__ = ["ConditionError", "management_refusal", "tenant_error"]
 
-MANAGEMENT_CLUSTER_REFUSED: Final = "ManagementClusterRefused"
+_BY_WORD: Final = {str(reason): reason for reason in Reason}
 
 
-class Trouble(OperatorError):
-    """Something keeps an object from being ready; it ends up as `reason` and `message` of its condition.
+class ConditionError(OperatorError):
+    """Keeps an object from being ready; it becomes `reason` and `message` of a condition."""
 
-    `waits_for_event` says that nothing but a change of some watched object can help, so that no try by time is needed.
-    """
-
-    def __init__(self, reason: str, message: str, *, waits_for_event: bool = False) -> None:
+    def __init__(self, reason: Reason, message: str, *, waits_for_event: bool | None = None) -> None:
+        """`waits_for_event` says what the reason says, unless this case is another one."""
         super().__init__(message)
         self.reason: Final = reason
         self.message: Final = message
-        self.waits_for_event: Final = waits_for_event
+        self.waits_for_event: Final = reason.waits_for_event if waits_for_event is None else waits_for_event
 
 
-def trouble_with(what: str, error: ProviderError) -> Trouble:
-    """Say what an error of a tenant's API server means for the control plane; `what` names the address or the act."""
+def tenant_error(what: str, error: ProviderError) -> ConditionError:
+    """Return what an error of a tenant's API server means; `what` names the address or the act."""
     match error:
         case Unreachable():
-            reason = error.reason
+            reason = _BY_WORD[error.reason]
         case Unauthorized() | Forbidden():
-            reason = "CredentialsRejected"
+            reason = Reason.CREDENTIALS_REJECTED
         case ApiError():
-            reason = "Bootstrapping"
+            reason = Reason.BOOTSTRAPPING
         case _:
-            reason = "Failed"
-    return Trouble(reason, f"{what}: {error}")
+            reason = Reason.FAILED
+    return ConditionError(reason, f"{what}: {error}")
 
 
-def refusal(error: ProviderError) -> Trouble:
-    """Say that the management cluster does not let us do what is needed, by a quota or somebody's admission policy."""
-    return Trouble(MANAGEMENT_CLUSTER_REFUSED, f"the management cluster refuses what is needed: {error}")
+def management_refusal(error: ProviderError) -> ConditionError:
+    """Return what a refusal of the management cluster means, such as a quota's or an admission policy's."""
+    return ConditionError(Reason.MANAGEMENT_CLUSTER_REFUSED, f"the management cluster refused a write: {error}")

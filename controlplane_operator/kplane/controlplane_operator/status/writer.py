@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from kplane.api import (
@@ -14,43 +13,29 @@ from kplane.api import (
     ControlPlaneRegistrationStatus,
     ResourceModel,
     find_condition,
-    set_condition,
 )
+from kplane.api.conditions import ADDONS_READY, DEDICATED_READY, SYNCED
 from kplane.api.resource import ApiModel
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.watch.cache import Object, Store
 from kplane.provider import Client, Conflict, NotFound
 
 __all__ = [
-    "ADDONS_READY",
-    "DEDICATED_READY",
     "FIELD_MANAGER",
-    "MAINTAINED",
-    "MCM_WAITS",
     "StatusWriter",
-    "with_condition",
-    "with_supported",
 ]
 
 _log: Final = logging.getLogger(__name__)
 
 FIELD_MANAGER: Final = "kplane-status"
 
-ADDONS_READY: Final = "AddonsReady"
-"""Whether a control plane's add-ons are installed."""
-DEDICATED_READY: Final = "DedicatedReady"
-"""The condition of a registration that has an mcm of its own: whether that runs."""
-MAINTAINED: Final = "Maintained"
-"""The condition that is there, and False, while what is published stays and is not kept up."""
-
-MCM_WAITS: Final = frozenset({"McmStarting", "McmEnding", "WaitingForShared"})
-"""Reasons of registrations while one mcm comes and another one goes, which is nothing out of the ordinary."""
-
 _APART: Final = {ADDONS_READY: "kplane-addons-status", DEDICATED_READY: "kplane-dedicated-status"}
-"""Conditions that have a writer of their own, by the name of their field manager: none of them is to be overtaken by
-what another one has read before."""
+"""Conditions that have a writer of their own, with the name of their field manager. A writer of other conditions must
+not overwrite them with what it read before."""
 _TRIES: Final = 5
-"""So often somebody else may be faster."""
+"""Number of attempts if another writer is faster."""
 
 
 class StatusWriter:
@@ -133,7 +118,7 @@ class StatusWriter:
             type=RUNNING,
             status="False",
             reason="Ended",
-            message="nothing of it runs any more",
+            message="the instance has ended",
         )
         others = [each for each in seen["status"].get("conditions", ()) if each["type"] != RUNNING]
         told = [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in ended]
@@ -147,7 +132,9 @@ class StatusWriter:
         except NotFound:
             return
         store.apply(stored)
-        self._say(current, reason="InstanceEnded", message="its instance ended with its mcm, which could not say so")
+        self._say(
+            current, reason="InstanceEnded", message="its instance ended with its mcm, which could not confirm that"
+        )
 
     async def _write_apart(
         self,
@@ -248,16 +235,16 @@ class StatusWriter:
 
 
 _OVER: Final = {
-    "ClassFound": ("ClassFound", "what is remembered of a class is no longer in force in the place of one"),
-    "Supported": ("Supported", "nothing that was asked for is without effect any more"),
-    "UpToDate": ("UpToDate", "the API server is what is asked for"),
-    "Paused": ("Resumed", "the pause of it is over"),
-    MAINTAINED: ("Maintained", "what is published is kept up again"),
+    "ClassFound": ("ClassFound", "the class is followed again, and not what was remembered of it"),
+    "Supported": ("Supported", "every field has effect again"),
+    "UpToDate": ("UpToDate", "the API server is what spec and class ask for"),
+    "Paused": ("Resumed", "the operator reconciles it again"),
+    SYNCED: ("Synced", "the operator reconciles what is published again"),
     DEDICATED_READY: (
         "DedicatedEnded",
-        "no mcm of its own is asked for any more, and the one that was there has ended",
+        "spec.mode is not Dedicated any more, and its mcm has ended",
     ),
-    ADDONS_READY: ("AddonsRemoved", "no add-on is asked for any more, and those that were there are removed"),
+    ADDONS_READY: ("AddonsRemoved", "the class names no add-on any more, and the installed ones are removed"),
 }
 """What is said when a condition goes that is there only while something is out of the ordinary."""
 
@@ -271,52 +258,13 @@ def _ended(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return [kind for kind in gone if kind in _OVER and kind not in said]
 
 
-_EXPECTED: Final = MCM_WAITS | frozenset(
-    {
-        "Installing",
-        "Provisioning",
-        "Bootstrapping",
-        "Deleting",
-        "EndpointPending",
-        "KubeconfigPending",
-        "RollingOut",
-    }
-)
+_EXPECTED: Final = frozenset(reason for reason in Reason if reason.expected)
 
 
 def _conflicts(error: Conflict) -> set[str]:
     """Return the fields that other managers own, as the API server writes them, such as `.status.endpoint`."""
     causes = error.details.get("causes") or ()
     return {cause["field"] for cause in causes if cause.get("reason") == "FieldManagerConflict"}
-
-
-def with_condition(
-    conditions: Iterable[Condition],
-    *,
-    of: ResourceModel,
-    type: str = "Ready",  # noqa: A002 - upstream's word
-    status: ConditionStatus,
-    reason: str,
-    message: str,
-) -> list[Condition]:
-    """Return the conditions with one set as of now, for the generation of the object."""
-    return set_condition(
-        conditions,
-        type=type,
-        status=status,
-        reason=reason,
-        message=message,
-        observed_generation=of.metadata.generation,
-        now=datetime.now(UTC),
-    )
-
-
-def with_supported(conditions: Iterable[Condition], *, of: ResourceModel, missing: Iterable[str]) -> list[Condition]:
-    """Return the conditions with Supported=False where sentences say what is not acted on, and without it otherwise."""
-    told = "; ".join(missing)
-    if told:
-        return with_condition(conditions, of=of, type="Supported", status="False", reason="NotSupported", message=told)
-    return [condition for condition in conditions if condition.type != "Supported"]
 
 
 def _conditions(current: ResourceModel) -> list[Condition]:

@@ -1,8 +1,7 @@
-"""How tenants' API servers are talked to: whoever runs one, or may write in it, may mean harm.
+"""Clients for tenants' API servers, whose owners and users are not trusted.
 
-A tenant has as many calls under way as reconciles work on it: one for the control plane, one for its add-ons, one for
-its endpoint. Over all tenants that may be three times the workers and those that wait without one, 432 of 16 workers.
-So what their answers take together is bounded as well, whatever their number: see `tenant_client`.
+Up to three reconciles call one tenant at once: of the control plane, its add-ons and its endpoint. With 16 workers, and
+those that wait without one, that is 432 calls. So the memory of all answers together is bounded: see `tenant_client`.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ from kplane.provider.client.limits import Allowance, AnswerLimits
 
 __all__ = ["reported_version", "tenant_client"]
 
+_CALL_SECONDS: Final = 5.0
+"""How long a tenant's API server may take to answer one call."""
 _MIB: Final = 1024**2
 _LIMITS: Final = AnswerLimits(
     # etcd takes 1.5 MiB of an object, and managedFields may double that.
@@ -30,13 +31,16 @@ _MAX_VERSION: Final = 63
 _VERSION: Final = re.compile(r"[0-9A-Za-z][-+.0-9A-Za-z]*")
 
 
-def tenant_client(config: ClusterConfig, *, timeout_seconds: float, connections: Connections | None = None) -> Client:
-    """Make a client for the API server of a control plane, or of whoever answers in its place.
+def tenant_client(
+    config: ClusterConfig, *, timeout_seconds: float | None = None, connections: Connections | None = None
+) -> Client:
+    """Make a client for the API server of a control plane.
 
-    It takes 4 MiB in of one answer, and of all pages of a list together, with 250,000 values at most, and 96 MiB of
-    memory over all tenants at once, not counting answers that need less than 64 KiB; beyond, it raises AnswerTooLarge.
+    It reads at most 4 MiB and 250,000 values of one answer, and of all pages of a list. Over all tenants, it takes at
+    most 96 MiB of memory, without answers below 64 KiB. Beyond that it raises AnswerTooLarge.
     """
-    return Client(config, timeout_seconds=timeout_seconds, connections=connections, limits=_LIMITS)
+    seconds = _CALL_SECONDS if timeout_seconds is None else timeout_seconds
+    return Client(config, timeout_seconds=seconds, connections=connections, limits=_LIMITS)
 
 
 def reported_version(answer: Any) -> str:

@@ -1,4 +1,4 @@
-"""Takes back, in a control plane, the identities that `bootstrap` made there. Every call may be repeated."""
+"""Revokes, in a control plane, the identities that `bootstrap` made there. Every call may be repeated."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 from typing import Any, Final
 
 from kplane.api.names import ADDON_LABEL
+from kplane.controlplane_operator.status.errors import tenant_error
 from kplane.controlplane_operator.tenant.bootstrap import (
     ADMIN_ACCOUNT,
     ADMIN_BINDING,
@@ -17,11 +18,12 @@ from kplane.controlplane_operator.tenant.bootstrap import (
     TENANT_NAMESPACE,
     Subject,
 )
-from kplane.provider import Client, NotFound
+from kplane.controlplane_operator.tenant.client import tenant_client
+from kplane.provider import Client, ClusterConfig, NotFound, ProviderError
 from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, ROLE_BINDINGS, ROLES, SECRETS, SERVICE_ACCOUNTS
 from kplane.provider.errors import Forbidden
 
-__all__ = ["revoke", "revoke_as_controllers"]
+__all__ = ["revoke", "revoke_as_controllers", "revoke_issued"]
 
 _JOIN_NAMESPACE: Final = "kube-system"
 _FIELD_MANAGER: Final = "kplane-bootstrap"
@@ -41,7 +43,7 @@ async def revoke(client: Client) -> None:
         await _unbind(client, binding)
     for account in (ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT):
         await _end(client, account)
-    # Last: whoever could make another token has no rights any more.
+    # Last: no identity can make another token any more.
     await _end_join_tokens(client)
     for resource in (ROLE_BINDINGS, ROLES):
         with contextlib.suppress(NotFound):
@@ -104,3 +106,12 @@ async def _grant_last_right(client: Client) -> None:
     await client.apply(ROLES, {"metadata": metadata, "rules": [rule]}, field_manager=_FIELD_MANAGER)
     binding = {"metadata": metadata, "roleRef": role_ref, "subjects": [subject]}
     await client.apply(ROLE_BINDINGS, binding, field_manager=_FIELD_MANAGER)
+
+
+async def revoke_issued(administrator: ClusterConfig) -> None:
+    """Have what was issued in a control plane be worth nothing; raises ConditionError where it cannot be reached."""
+    try:
+        async with tenant_client(administrator) as client:
+            await revoke(client)
+    except ProviderError as error:
+        raise tenant_error("taking back what was issued in the control plane", error) from error

@@ -1,13 +1,17 @@
-"""How long to wait before the next try, per object."""
+"""How long to wait before a retry, by object."""
 
 from __future__ import annotations
 
 import random
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
-__all__ = ["Backoff", "jittered"]
+from kplane.provider.aio.backoff import Backoff
+
+__all__ = ["KeyedBackoff", "jittered", "retry_backoff"]
 
 K = TypeVar("K")
+
+_LIMIT_SECONDS: Final = 30.0
 
 
 def jittered(seconds: float, *, share: float = 0.2) -> float:
@@ -15,23 +19,26 @@ def jittered(seconds: float, *, share: float = 0.2) -> float:
     return seconds * random.uniform(1 - share, 1 + share)  # noqa: S311 - spreads load, guards nothing
 
 
-class Backoff(Generic[K]):
-    """Delays that double with each failure of a key, from `first_seconds` to `limit_seconds`, with jitter.
+def retry_backoff(*, first_seconds: float = 0.5, limit_seconds: float = _LIMIT_SECONDS) -> Backoff:
+    """Make a backoff that doubles from `first_seconds` to `limit_seconds`."""
+    return Backoff(initial_seconds=first_seconds, maximum_seconds=limit_seconds)
 
-    What fails for another reason than before starts anew.
-    """
 
-    def __init__(self, *, first_seconds: float = 0.5, limit_seconds: float = 30.0) -> None:
-        self._first = first_seconds
-        self._limit = limit_seconds
-        self._failures: dict[K, tuple[str, int]] = {}
+class KeyedBackoff(Generic[K]):
+    """Counts the failures of each key by itself; a failure for another reason than before starts anew."""
+
+    def __init__(self, *, first_seconds: float = 0.5, limit_seconds: float = _LIMIT_SECONDS) -> None:
+        self._first_seconds = first_seconds
+        self._limit_seconds = limit_seconds
+        self._failures: dict[K, tuple[str, Backoff]] = {}
 
     def next(self, key: K, *, reason: str = "") -> float:
-        """Count a failure of the key and return the seconds to wait."""
-        former, count = self._failures.get(key, (reason, 0))
-        failures = count if former == reason else 0
-        self._failures[key] = reason, failures + 1
-        return jittered(min(self._limit, self._first * 2.0 ** min(failures, 16)))
+        """Count a failure of the key, and return the seconds to wait."""
+        known, backoff = self._failures.get(key, (None, None))
+        if backoff is None or known != reason:
+            backoff = retry_backoff(first_seconds=self._first_seconds, limit_seconds=self._limit_seconds)
+            self._failures[key] = reason, backoff
+        return backoff.next_delay()
 
     def forget(self, key: K) -> None:
         """The key succeeded, or is gone: it starts anew."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from kplane.provider import Resource
 
-__all__ = ["Change", "Key", "Object", "Store", "key_of"]
+__all__ = ["Change", "Key", "Object", "Store", "UIDTracker", "key_of"]
 
 Key: TypeAlias = tuple[str, str]
 Object: TypeAlias = dict[str, Any]
@@ -122,3 +122,26 @@ class Store:
 def _version(obj: Mapping[str, Any]) -> int:
     # A decimal number that grows, and comparable: promised by Kubernetes since 1.35, true of etcd always.
     return int(obj["metadata"]["resourceVersion"])
+
+
+class UIDTracker:
+    """Remembers by its uid who had each name when that was looked at last."""
+
+    def __init__(self) -> None:
+        self._uids: Final[dict[Key, str]] = {}
+
+    def former(self, key: Key, *, uid: str | None) -> str | None:
+        """Return the uid of who had the name and is gone, where something of it may be left; `uid` has it now."""
+        known = self._uids.get(key)
+        return known if known != uid else None
+
+    def succeed(self, key: Key, *, uid: str | None) -> None:
+        """Remember the uid under the name now; None if there is no such object."""
+        if uid is None:
+            self._uids.pop(key, None)
+        else:
+            self._uids[key] = uid
+
+    def of(self, concerned: Callable[[str], bool]) -> list[Key]:
+        """Return the names under which those are remembered whose uid is as asked for."""
+        return [key for key, uid in self._uids.items() if concerned(uid)]

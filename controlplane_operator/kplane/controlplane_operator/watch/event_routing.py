@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kplane.api.conditions import DEDICATED_READY
 from kplane.api.names import (
     ALLOW_ENDPOINT_LABEL,
     ALLOW_REGISTRATION_LABEL,
@@ -14,17 +15,16 @@ from kplane.api.names import (
     CONTROL_PLANE_LABEL,
     management_namespace,
 )
-from kplane.controlplane_operator.backends.names import apiserver_name, etcd_name, mark_of, mcm_mark, place
-from kplane.controlplane_operator.classes.usage import concerned_classes
-from kplane.controlplane_operator.controlplanes.address_claims import places_held, places_written
+from kplane.controlplane_operator.component_names import apiserver_name, etcd_name, mark_of, mcm_mark, place
 from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
     CONTROL_PLANE_REGISTRATIONS,
     CONTROL_PLANES,
 )
-from kplane.controlplane_operator.status.writer import DEDICATED_READY
+from kplane.controlplane_operator.watch.addresses import held_addresses, written_addresses
 from kplane.controlplane_operator.watch.cache import Change, Key, Object, Store, key_of
+from kplane.controlplane_operator.watch.class_usage import concerned_classes
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS
 from kplane.provider.controllers.queue import FairQueue
 from kplane.provider.controllers.rate_limiter import ItemBackoff
@@ -105,7 +105,7 @@ class Stores:
                 "class": _field("spec", "classRef", "name"),
                 "endpoint": _field("spec", "endpointRef", "name"),
                 "path": _cluster_path,
-                "place": places_held,
+                "address": held_addresses,
                 "namespace": _namespace,
                 "component": _components,
                 "uid": _field("metadata", "uid"),
@@ -120,7 +120,7 @@ class Stores:
                 "credentials": lambda obj: [
                     _reference(secret) for secret in [obj["spec"].get("credentialsSecretRef")] if secret
                 ],
-                "place": places_written,
+                "address": written_addresses,
             },
         )
     )
@@ -215,7 +215,7 @@ def wake_all(stores: Stores, *, queues: Queues) -> None:
 
 
 def _listeners(stores: Stores, queues: Queues) -> tuple[tuple[Store, Callable[[Change], None]], ...]:
-    wiring = _Fanout(stores, queues)
+    wiring = _EventRouter(stores, queues)
     return (
         (stores.control_planes, wiring.control_plane),
         (stores.classes, wiring.control_plane_class),
@@ -235,7 +235,7 @@ def wake_by_component(component: str, *, stores: Stores, queues: Queues) -> None
         for obj in stores.registrations.by("mcm", mark):
             queues.mcms.add(("", obj["metadata"]["name"]))
         for obj in stores.control_planes.by("namespace", place(component).namespace):
-            # A removal goes on when each mcm there has ended.
+            # A removal continues when each mcm there has ended.
             if "deletionTimestamp" in obj["metadata"]:
                 queues.control_planes.add(key_of(obj))
     for obj in stores.control_planes.by("component", component):
@@ -274,7 +274,7 @@ def _without_words(obj: Object | None) -> Object | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fanout:
+class _EventRouter:
     stores: Stores
     queues: Queues
 
@@ -301,12 +301,12 @@ class _Fanout:
         # An endpoint is probed where its control planes use it.
         for name in set(referenced(change.old or {})) ^ set(referenced(change.new or {})):
             self.queues.endpoints.add(("", name))
-        left = set(places_held(change.old or {})) - set(places_held(change.new or {}))
+        left = set(held_addresses(change.old or {})) - set(held_addresses(change.new or {}))
         if change.old is not None and (left or change.new is None):
-            # Its clusterPath or its address is free now: whoever was refused because of it gets another look.
+            # Its clusterPath or its address is free now: control planes that were refused because of it are reconciled.
             for path in _cluster_path(change.old):
                 self._control_planes("path", path)
-            for endpoint in [found for place in left for found in self.stores.endpoints.by("place", place)]:
+            for endpoint in [found for place in left for found in self.stores.endpoints.by("address", place)]:
                 self._control_planes("endpoint", endpoint["metadata"]["name"])
 
     def control_plane_class(self, change: Change) -> None:
@@ -350,7 +350,7 @@ class _Fanout:
         self._control_planes("namespace", change.key[1])
         kept = {path for obj in (change.old, change.new) if obj for path in _recorded_path(obj)}
         for path in kept:
-            # Whoever was refused because of data under its clusterPath gets another look.
+            # Control planes that were refused because of data under their clusterPath are reconciled.
             self._control_planes("path", path)
 
     def secret(self, change: Change) -> None:

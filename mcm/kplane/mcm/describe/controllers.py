@@ -87,7 +87,7 @@ def _controllers_wanted(cluster: Cluster, *, flags: Flags) -> ControllersProfile
     except ValueError:
         known = ", ".join(ControllersProfile)
         raise ConfigurationError(
-            f"registration {cluster.name}: controllers.profile {profile!r} is not known; there are {known}"
+            f"registration {cluster.name}: unknown controllers.profile {profile!r}; use one of {known}"
         ) from None
 
 
@@ -219,7 +219,7 @@ def connection(cluster: Cluster) -> dict[str, File]:
         files[_TOKEN] = File(config.token.encode(), reloaded=True)
     if not user:
         raise ConfigurationError(
-            f"registration {cluster.name}: the kubeconfig has neither a client certificate nor a token for its user"
+            f"registration {cluster.name}: the kubeconfig has no credentials; add a token or a client certificate"
         )
     if config.impersonation is not None:
         user |= config.impersonation.to_kubeconfig()

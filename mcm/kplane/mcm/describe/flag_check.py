@@ -32,11 +32,11 @@ async def dry_run(program: Path, arguments: Sequence[str]) -> str | None:
     except ProgramFailed as failure:
         said = _refusal(failure.stderr.decode(errors="replace"))
         if said is None:
-            raise RuntimeFailure(f"{program} cannot be asked about its flags: {failure}") from failure
+            raise RuntimeFailure(f"failed to validate flags with {program}: {failure}") from failure
         return None if said.startswith(f"stat {_NOWHERE}:") else said
     except ProgramTimedOut as error:
-        raise RuntimeFailure(f"{program} cannot be asked about its flags: {error}") from error
-    raise RuntimeFailure(f"{program} cannot be asked about its flags: it ended without a word about its kubeconfig")
+        raise RuntimeFailure(f"failed to validate flags with {program}: {error}") from error
+    raise RuntimeFailure(f"failed to validate flags with {program}: it ended and did not mention its kubeconfig")
 
 
 def _refusal(said: str) -> str | None:

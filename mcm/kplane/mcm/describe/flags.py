@@ -16,12 +16,12 @@ __all__ = ["NO_FLAGS", "Flags", "check_flags"]
 
 _CONTROLLERS: Final = "controllers"
 
-_CONNECTION: Final = "each instance works for the control plane of its own registration, with the credentials of that"
-_ENDPOINT: Final = "mcm gives each instance a port and a certificate of its own, because it asks them for their health"
-_CALLERS: Final = "mcm decides who may ask an instance, because it asks them for their health"
+_CONNECTION: Final = "each instance connects to the control plane of its own registration"
+_ENDPOINT: Final = "mcm gives each instance a port and a certificate for its health check"
+_CALLERS: Final = "mcm decides who may ask an instance, and only mcm does"
 _LEADER: Final = "mcm runs one instance for each control plane, and ends it before it starts the next"
-_KEYS: Final = "keys are each control plane's own, and come from the Secret of its registration"
-_ASIDE: Final = "it would have the instances end at once: ask the program itself for it"
+_KEYS: Final = "the keys of a control plane come from the Secret of its registration"
+_ASIDE: Final = "instances would print it and end; ask the program itself"
 
 _OWNED: Final = {
     "kubeconfig": _CONNECTION,
@@ -53,8 +53,8 @@ _OWNED_FAMILIES: Final = (
     (re.compile(r"cluster-signing-(.+-)?(cert|key)-file"), _KEYS),
 )
 _OWNED_OF_SCHEDULER: Final = {
-    "config": "the file would say to which API server it connects, and that it elects a leader, both of which are for"
-    " mcm to say; profiles other than the default one need a kube-scheduler of your own",
+    "config": "the file sets the API server and leader election, which mcm sets; for other profiles run a"
+    " kube-scheduler of your own",
     "write-config-to": _ASIDE,
 }
 
@@ -80,9 +80,9 @@ class Flags:
         for argument in rest:
             name = _name(argument)
             if (reason := _why_owned(name)) is not None:
-                raise ConfigurationError(f"--{name} is not for you to set: {reason}")
+                raise ConfigurationError(f"mcm sets --{name} itself: {reason}")
             if argument == "--":
-                raise ConfigurationError("-- is not understood: every argument has to be a flag")
+                raise ConfigurationError("remove --: every argument has to be a flag")
             if name != _CONTROLLERS:
                 kept.append(argument)
                 continue
@@ -91,7 +91,7 @@ class Flags:
             controllers = controllers or []
             controllers += [item for item in (value if separator else next(rest, "")).split(",") if item]
         if controllers is not None and all(item.startswith("-") for item in controllers):
-            raise ConfigurationError("--controllers has none run: name some, or '*' for all that are on by default")
+            raise ConfigurationError("--controllers has none run; name some, or '*' for all that are on by default")
         return cls(tuple(kept), tuple(controllers or ()))
 
     @classmethod
@@ -103,12 +103,12 @@ class Flags:
         for argument in arguments:
             if not argument.startswith("--") or argument == "--":
                 raise ConfigurationError(
-                    f"--scheduler-flag={argument} is not understood: give one flag with its value each time, such as"
+                    f"cannot parse --scheduler-flag={argument}: give one flag with its value each time, such as"
                     " --scheduler-flag=--kube-api-qps=100"
                 )
             name = _name(argument)
             if (reason := _OWNED_OF_SCHEDULER.get(name) or _why_owned(name)) is not None:
-                raise ConfigurationError(f"--{name} of kube-scheduler is not for you to set: {reason}")
+                raise ConfigurationError(f"mcm sets --{name} of kube-scheduler itself: {reason}")
         return cls(tuple(arguments))
 
     def __bool__(self) -> bool:
@@ -133,13 +133,13 @@ async def check_flags(flags: Flags, *, program: str, directories: Sequence[Path]
     found = find_programs(program, directories=directories)
     if not found:
         places = ", ".join(str(directory) for directory in directories)
-        raise ConfigurationError(f"there is no {program} in {places} that could say whether it knows the flags given")
+        raise ConfigurationError(f"cannot validate flags: {program} not found in {places}; check --programs-dir")
     question = list(flags.arguments)
     if flags.controllers:
         question.append(f"--controllers={','.join(flags.controllers)}")
     for path in found:
         if (refused := await dry_run(path, question)) is not None:
-            raise ConfigurationError(f"{path} refuses its flags: {refused}")
+            raise ConfigurationError(f"{path} rejects its flags: {refused}")
 
 
 def _name(argument: str) -> str:

@@ -73,8 +73,8 @@ class Programs:
         there = " and ".join(str(version) for version in sorted(builds))
         raise ConfigurationError(
             f"registration {cluster.name}: its API server is Kubernetes {reported}, which needs {program}"
-            f" {server.major}.{server.minor} or {server.major}.{server.minor - 1}, and there is {there} only; give mcm"
-            " a directory with one of them (--programs-dir), or bring the control plane to a version that fits"
+            f" {server.major}.{server.minor} or {server.major}.{server.minor - 1}, and there is {there} only; add one"
+            " (--programs-dir), or change the version of the control plane"
         )
 
     async def check_controllers(self, build: Build, names: tuple[str, ...], *, cluster: Cluster) -> None:
@@ -99,7 +99,7 @@ class Programs:
             refused = self._answers[key]
         if refused is not None:
             raise ConfigurationError(
-                f"registration {cluster.name}: kube-controller-manager refuses controllers.explicit: {refused}"
+                f"registration {cluster.name}: kube-controller-manager rejects controllers.explicit: {refused}"
             )
 
     async def _builds(self, program: str) -> dict[KubernetesVersion, str]:
@@ -116,11 +116,11 @@ class Programs:
             if version is not None:
                 builds.setdefault(version, path)
         if not builds:
-            raise RuntimeFailure(" ".join(failures) or f"The version of {program} is not known.")
+            raise RuntimeFailure(" ".join(failures) or f"failed to find out the version of {program}")
         for failure in failures:
             if failure not in self._told:
                 self._told.add(failure)
-                logger.warning("one of several programs is left out: %s", failure)
+                logger.warning("skipping a program: %s", failure)
         return builds
 
     def _path(self, program: str) -> Path | None:

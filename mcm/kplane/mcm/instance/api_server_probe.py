@@ -72,7 +72,7 @@ class APIServerProbe:
                 self._sight = None
             return None
         except KubeconfigError as error:
-            return BlockingReason(Reason.CANNOT_START, f"the kubeconfig in its Secret cannot be used: {error}")
+            return BlockingReason(Reason.CANNOT_START, f"invalid kubeconfig in its Secret: {error}")
         except ProviderError as error:
             return BlockingReason(Reason.API_SERVER_UNREACHABLE, f"its API server does not answer: {error}")
         return self._judge(lease.get("spec"))
@@ -113,8 +113,7 @@ class APIServerProbe:
         return BlockingReason(
             Reason.FOREIGN_CONTROLLER_MANAGER,
             f"another {self._program} works on this control plane: {holder[:_HOLDER_LENGTH]!r} holds the Lease"
-            f" {_NAMESPACE}/{self._program}; end that one, and this one starts when the Lease is given back or has run"
-            " out",
+            f" {_NAMESPACE}/{self._program}; stop it; mcm starts its instance when the Lease is released or expires",
         )
 
 

@@ -178,7 +178,7 @@ class Instance:
         """End the process, if there is one, and report what is in its way."""
         async with self._lock:
             if self.reason is not why.reason:
-                logger.warning("instance %s is not run: %s", self.component, why.message)
+                logger.warning("instance %s is held: %s", self.component, why.message)
             runs = self._state.block(why)
             self._started.set()
             self._changed()
@@ -252,7 +252,7 @@ class Instance:
             try:
                 await self._change(engagement)
             except (McmError, WorkloadsError, OSError) as error:
-                problem = f"changes are not followed: {error}"
+                problem = f"failed to apply the changed configuration: {error}"
                 self._state.follow(problem)
                 self._changed()
                 delay = backoff.next_delay()
@@ -275,7 +275,7 @@ class Instance:
             self._state.follow()
             self._changed()
             if self.process.pid == before:
-                logger.info("instance %s goes on; what it reads again is renewed", self.component)
+                logger.info("instance %s continues; what it reads again is renewed", self.component)
             else:
                 logger.info("instance %s has the changed configuration, process %s", self.component, self.process.pid)
 

@@ -87,7 +87,7 @@ class InstanceLogs:
                 async with asyncio.timeout(_LAST_SECONDS):
                     await self._pass_on({})
             except TimeoutError:
-                logger.warning("the last lines of instances are not passed on: nobody reads them")
+                logger.warning("failed to write the last log lines of instances: the standard output is not read")
 
     async def _run(self) -> None:
         while True:
@@ -114,7 +114,7 @@ class InstanceLogs:
                 self._stream.writelines(f"{self._format(file.cluster, line)}\n" for line in lines)
             self._stream.flush()
         except (OSError, ValueError) as error:  # whoever reads the stream may have closed it
-            logger.warning("the logs of instances cannot be passed on: %s", error)
+            logger.warning("failed to write the logs of instances: %s", error)
         finally:
             for file in ended:
                 file.close()
@@ -143,14 +143,14 @@ class _OpenFile:
         lines: list[str] = []
         if self._was_cut():
             self._offset, self._rest = 0, b""
-            lines.append(f"the log was cut here; {self._path}.1 has for a while what came before")
+            lines.append(f"the log was rotated here; earlier lines are in {self._path}.1 for a while")
         size = os.fstat(self._descriptor).st_size
         skipped = max(0, size - self._offset - _BYTES_AT_ONCE)
         content = os.pread(self._descriptor, _BYTES_AT_ONCE, self._offset + skipped)
         if content:
             self._offset += skipped + len(content)
             if skipped:
-                lines.append(f"{skipped} bytes are left out here; {self._path} has them for a while")
+                lines.append(f"{skipped} bytes are skipped here; they are in {self._path} for a while")
                 content, self._rest = content.partition(b"\n")[2], b""
         *whole, self._rest = (self._rest + content).split(b"\n")
         if last or len(self._rest) > _LINE_LENGTH:

@@ -89,10 +89,10 @@ class StartGate:
             return await self._probe.look(engagement.cluster.config)
         except Exception as error:  # whatever it is that an API server makes of us, its instance is looked after
             name = engagement.cluster.name
-            logger.exception("cluster %s: its API server cannot be looked at", name)
+            logger.exception("cluster %s: failed to check its API server", name)
             return BlockingReason(
                 Reason.CANNOT_START,
-                f"mcm fails to look at its API server ({type(error).__name__}): the log of mcm says more",
+                f"mcm failed to check its API server ({type(error).__name__}); see the log of mcm",
             )
 
     async def _try_start(self, blocking: BlockingReason | None, engagement: Engagement) -> None:

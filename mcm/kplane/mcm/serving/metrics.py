@@ -80,7 +80,7 @@ class Metrics:
         families |= {family.name: family for family in (*_fleet_families(summaries, pss=pss), *self._more())}
         success = GaugeMetricFamily(
             "mcm_instance_scrape_success",
-            "1 where the metrics of the cluster's ready instance of the program were read.",
+            "1 if the metrics of the cluster's ready instance of the program were read.",
             labels=["cluster", "program"],
         )
         present = {found.name for found in summaries}
@@ -101,7 +101,7 @@ def _fleet_families(summaries: Iterable[ClusterSummary], *, pss: Mapping[int, in
     counts = Counter(summary.state for summary in found)
     for state in State:
         clusters.add_metric([state], counts[state])
-    up = GaugeMetricFamily("mcm_instance_up", "1 where the cluster's instance is ready.", labels=["cluster"])
+    up = GaugeMetricFamily("mcm_instance_up", "1 if the cluster's instance is ready.", labels=["cluster"])
     restarts = CounterMetricFamily(
         "mcm_instance_restarts", "Starts after the instance ended by itself.", labels=["cluster"]
     )

@@ -108,7 +108,7 @@ class Scraper:
             except (aiohttp.ClientError, OSError, ValueError, McmError, KubeconfigError) as error:
                 reason = str(error) or type(error).__name__
                 level = logging.DEBUG if target.origin in self._failing else logging.INFO
-                logger.log(level, "the metrics of %s of %s cannot be read: %s", *reversed(target.origin), reason)
+                logger.log(level, "failed to read the metrics of %s of %s: %s", *reversed(target.origin), reason)
 
     async def _read(self, target: Target) -> bytearray:
         if self._session is None:
@@ -120,7 +120,7 @@ class Scraper:
             async for chunk in answer.content.iter_any():
                 text += chunk
                 if len(text) > self._limits.bytes_each:
-                    raise McmError(f"{target.url} says more than {self._limits.bytes_each} bytes")
+                    raise McmError(f"{target.url} sends more than {self._limits.bytes_each} bytes")
         return text
 
     def _context(self, target: Target) -> ssl.SSLContext:

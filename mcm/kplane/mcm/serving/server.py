@@ -32,7 +32,7 @@ async def serve_status(
     a table. Raises McmError where the address cannot be listened on.
     """
 
-    not_synced = f"the {sources} have not been read yet; see the log for what is in the way"
+    not_synced = f"the {sources} have not been read yet; see the log"
 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")

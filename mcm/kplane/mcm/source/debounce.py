@@ -151,7 +151,7 @@ class _DebouncedFleet:
                     if asked_to_end():
                         raise
                     delay = backoff.next_delay()
-                    logger.exception("cluster %s cannot be changed, again in %.1f s", name, delay)
+                    logger.exception("failed to change cluster %s, retry in %.1f s", name, delay)
                     await asyncio.sleep(delay)
                 else:
                     if self._pending.get(name) is cluster:

@@ -32,7 +32,7 @@ _EVENT_KINDS: Final = {
     Reason.UNREADY: _EventKind("Warning", "InstanceUnready"),
     Reason.BACKOFF: _EventKind("Warning", "InstanceEnded"),
     Reason.CANNOT_START: _EventKind("Warning", "InstanceCannotStart"),
-    Reason.CANNOT_END: _EventKind("Warning", "InstanceCannotEnd"),
+    Reason.STOP_FAILED: _EventKind("Warning", "InstanceStopFailed"),
     Reason.ENDED: _EventKind("Normal", "InstanceEnded"),
 }
 

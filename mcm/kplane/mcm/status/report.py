@@ -23,7 +23,7 @@ Transition = tuple[str, str, tuple[tuple[str, str], ...] | None]
 _SENTENCES: Final = {
     Reason.INSTANCE_RUNNING: "kube-controller-manager runs",
     Reason.STARTING: "kube-controller-manager is starting",
-    Reason.ENDED: "nothing of it runs any more",
+    Reason.ENDED: "no instance runs any more",
 }
 
 

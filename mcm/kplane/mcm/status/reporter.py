@@ -163,7 +163,7 @@ class StatusReporter:
         except ProviderError as error:
             # After a conflict it may be another instance that is announced by now.
             if self._has_to_announce or isinstance(error, (ClusterNotOwned, Conflict)):
-                raise NotAnnounced(f"registration {name} cannot be told of its instance: {error}") from error
+                raise NotAnnounced(f"failed to announce the instance of registration {name}: {error}") from error
             self._retry(name, error)
             return False
         return True
@@ -199,7 +199,7 @@ class StatusReporter:
 
     def _retry(self, name: str, error: ProviderError) -> None:
         delay = self._queue.retry(name)
-        logger.warning("registration %s cannot be told of its instance, again in %.1f s: %s", name, delay, error)
+        logger.warning("failed to update the status of registration %s, retry in %.1f s: %s", name, delay, error)
 
     async def _reconcile(self, name: str) -> Result | None:
         try:

@@ -1,8 +1,8 @@
 """Address and kubeconfig of a control plane as one pair, also while it moves to another address.
 
-They are in several objects, which cannot be written in one step. So before the Secrets of a control plane that moves
-are written, its registrations stop naming the former address; they name the new one when Secrets and status have it. At
-no moment does a registration name an address with the credentials for another one, wherever the operator is killed.
+They are in several objects, which cannot be written in one step. So the registrations of a control plane stop naming
+the former address before its Secrets are written. They name the new one after Secrets and status have it. A
+registration never names an address with the credentials for another one, even if the operator is killed in between.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from weakref import WeakValueDictionary
 
 from kplane.api import ControlPlane, ControlPlaneRegistration, SecretReference
 from kplane.api.names import KUBECONFIG_KEY
-from kplane.controlplane_operator.controlplanes.partial import RegistrationAsWritten
 from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.resolution import Resolution
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.partial import PartialRegistration
 from kplane.controlplane_operator.watch.cache import Change
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores
 from kplane.provider import ClusterConfig
 from kplane.provider.errors import KubeconfigError
 
-__all__ = ["Pairs"]
+__all__ = ["EndpointSwitch"]
 
 _FREED_SECONDS: Final = 10.0
 """So long registrations may take to let go of the former address; it takes milliseconds."""
 
 
-class Pairs:
+class EndpointSwitch:
     """Keeps writers of Secrets and writers of registrations from each other's way, a control plane each."""
 
     def __init__(self, stores: Stores, *, queues: Queues) -> None:
@@ -46,7 +47,8 @@ class Pairs:
         return self._locks.setdefault(name, asyncio.Lock())
 
     def check(self, registration: ControlPlaneRegistration, resolution: Resolution, *, of: ControlPlane) -> None:
-        """Raise Trouble (EndpointPending) where the control plane's address and its Secrets do not belong together now.
+        """Raise ConditionError (EndpointPending) where the control plane's address and its Secrets do not belong
+        together now.
 
         A registration with a Secret of its own choice is not concerned. One that names the pair already keeps it: what
         somebody writes into a Secret is mended, and ends nothing that runs.
@@ -54,9 +56,7 @@ class Pairs:
         if resolution.kubeconfig_secret != of.status.kubeconfig_secret_ref:
             return
         if of.name in self._moving:
-            raise Trouble(
-                "EndpointPending", f"control plane {of.name} is moving to another address", waits_for_event=True
-            )
+            raise ConditionError(Reason.ENDPOINT_PENDING, f"control plane {of.name} is moving to another address")
         named = registration.status
         if (
             named.ready
@@ -67,15 +67,17 @@ class Pairs:
         secrets = (resolution.kubeconfig_secret, resolution.controllers_secret)
         servers = {server for secret in secrets if secret is not None and (server := self._server(secret)) is not None}
         if servers - {of.status.endpoint}:
-            raise Trouble(
-                "EndpointPending", f"the kubeconfig of control plane {of.name} is for the address that it moves to"
+            raise ConditionError(
+                Reason.ENDPOINT_PENDING,
+                f"the kubeconfig of control plane {of.name} is for the address that it moves to",
+                waits_for_event=False,
             )
 
     @contextlib.asynccontextmanager
     async def moving(self, control_plane: ControlPlane, *, to: str) -> AsyncIterator[None]:
         """Have Secrets and status of a control plane be written within, which is reached at `to` from then on.
 
-        Where that is another address than before, no registration names the former one within. Raises Trouble
+        Where that is another address than before, no registration names the former one within. Raises ConditionError
         (Provisioning) where one goes on to.
         """
         name = control_plane.name
@@ -110,8 +112,8 @@ class Pairs:
                             return lock
                     await self._changed.wait()
         except TimeoutError:
-            raise Trouble(
-                "Provisioning",
+            raise ConditionError(
+                Reason.PROVISIONING,
                 "waiting until registrations no longer name the former address:"
                 f" {', '.join(self._naming(control_plane))}",
             ) from None
@@ -119,7 +121,7 @@ class Pairs:
     def _naming(self, control_plane: ControlPlane) -> list[str]:
         found = []
         for obj in self._stores.registrations.by("control plane", control_plane.name):
-            registration = RegistrationAsWritten.of(obj)
+            registration = PartialRegistration.of(obj)
             status = registration.status
             published = control_plane.status.kubeconfig_secret_ref
             if status.ready and published is not None and status.resolved_kubeconfig_secret_ref == published:

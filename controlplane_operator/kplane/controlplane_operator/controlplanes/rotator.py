@@ -1,4 +1,4 @@
-"""Has the CAs and the ServiceAccount key of a control plane exchanged, a step at a time."""
+"""Rotates the CAs and the ServiceAccount key of a control plane, one step at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from kplane.api import MAX_ROTATION_VALUE, ControlPlane, RotationPhase, RotationStatus
 from kplane.api.names import FINISH_ROTATION_ANNOTATION, ROTATE_ANNOTATION, kubeconfig_secret_name, management_namespace
 from kplane.controlplane_operator.backends.base import Provision
-from kplane.controlplane_operator.context import Management
+from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities
 from kplane.controlplane_operator.pki.issuing import expires_at
 from kplane.controlplane_operator.pki.rotation import Rotation, RotationWish, next_rotation
@@ -20,6 +20,7 @@ __all__ = ["Rotator", "refused_rotation", "rotation_status"]
 
 _LOOKED_AT_AGAIN_SECONDS: Final = 5.0
 """Between two looks at what is under way, should no event tell of its end."""
+
 
 _TOLD: Final = {
     RotationPhase.TRUSTING: "new CAs and a new ServiceAccount key are made, and will be trusted next to the old ones",
@@ -36,10 +37,10 @@ def _utc_now() -> datetime:
 class Rotator:
     """Takes the steps. What was done is in the Secret of the authorities, whatever becomes of us in between."""
 
-    def __init__(self, management: Management, *, now: Callable[[], datetime] = _utc_now) -> None:
+    def __init__(self, context: OperatorContext, *, now: Callable[[], datetime] = _utc_now) -> None:
         """`now` is the clock that the overlap goes by."""
-        self._management = management
-        self._keys = TenantKeys(management)
+        self._context = context
+        self._keys = TenantKeys(context)
         self._now = now
 
     async def advance(self, control_plane: ControlPlane, *, provision: Provision, otherwise: Result) -> Result:
@@ -61,7 +62,7 @@ class Rotator:
             return self._wait(known, settled=provision.settled, otherwise=otherwise)
         if not await self._keys.advance(control_plane, known=known, following=following):
             return Result(_LOOKED_AT_AGAIN_SECONDS)
-        self._management.events.record(
+        self._context.events.record(
             control_plane,
             reason=f"Rotation{following.phase}",
             message=f"rotation {following.value!r}: {_TOLD[following.phase]}",
@@ -70,7 +71,7 @@ class Rotator:
 
     def _published_until(self, control_plane: ControlPlane) -> datetime | None:
         key = management_namespace(control_plane.name), kubeconfig_secret_name(control_plane.name)
-        secret = self._management.stores.secrets.get(key)
+        secret = self._context.stores.secrets.get(key)
         return expires_at(secret) if secret is not None else None
 
     def _wait(self, known: Rotation | None, *, settled: bool, otherwise: Result) -> Result:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Final, NamedTuple
 
-from kplane.api import ControlPlaneRegistration, ResourceModel, SecretReference
+from kplane.api import ControlPlaneRegistration, SecretReference
 from kplane.api.names import GROUP, REGISTRATION_LABEL, label_value
-from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS
+from kplane.controlplane_operator.kinds import owner_reference
 from kplane.controlplane_operator.watch.cache import Key, key_of
 from kplane.provider import Client, NotFound
 from kplane.provider.client.resources import ROLE_BINDINGS, ROLES
 
-__all__ = ["Access", "Account", "owned_by"]
+__all__ = ["Access", "Account"]
 
 _UID_LABEL: Final = f"{GROUP}/registration-uid"
 
@@ -70,7 +70,7 @@ class Access:
             "name": key[1],
             "namespace": key[0],
             "labels": {REGISTRATION_LABEL: label_value(registration.name), _UID_LABEL: uid},
-            "ownerReferences": [owned_by(registration)],
+            "ownerReferences": [owner_reference(registration)],
         }
         rule = {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [secret.name], "verbs": ["get", "watch"]}
         await self._client.apply(ROLES, {"metadata": metadata, "rules": [rule]})
@@ -79,7 +79,7 @@ class Access:
         self._changed.add(uid)
 
     async def revoke(self, uid: str, *, keep: SecretReference | None = None) -> None:
-        """Take back the grants of the registration with this uid, which may be gone; all but the one to keep."""
+        """Revoke the grants of the registration with this uid, which may be gone; all but the one to keep."""
         kept = _key(uid, keep) if keep is not None else None
         for key in self._granted.get(uid, {}).keys() - {kept}:
             for resource in (ROLE_BINDINGS, ROLES):
@@ -90,22 +90,12 @@ class Access:
             self._forget(uid, key)
 
     def _forget(self, uid: str, key: Key) -> None:
-        # Whoever revokes the same at the same time, or loads, may have been here first.
+        # A concurrent revoke or load may have been here first.
         held = self._granted.get(uid, {})
         held.pop(key, None)
         if not held:
             self._granted.pop(uid, None)
         self._changed.add(uid)
-
-
-def owned_by(registration: ResourceModel) -> dict[str, Any]:
-    """Return the ownerReference by which an object goes with a registration at the latest."""
-    return {
-        "apiVersion": CONTROL_PLANE_REGISTRATIONS.api_version,
-        "kind": CONTROL_PLANE_REGISTRATIONS.kind,
-        "name": registration.name,
-        "uid": registration.metadata.uid,
-    }
 
 
 def _binding(metadata: dict[str, Any], *, to: Account) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""Tells, in an object's conditions, why looking at it ended without a word of its reconciler: what lasts is told.
+"""Reports failures that last, and that a reconciler does not report itself, in the conditions of its objects.
 
-The management cluster refuses something, by a quota or by somebody's admission policy; the time was up; the object is
-not understood; or the operator has a fault. What is published stays while it is good, and condition Maintained says
-that nobody keeps it up.
+The management cluster refuses a write, by a quota or an admission policy. An attempt takes too long. The object is not
+valid. Or the operator has a fault. What is published stays while it is good, and condition Synced is False.
 """
 
 from __future__ import annotations
@@ -14,11 +13,13 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from kplane.api import READY
-from kplane.controlplane_operator.context import Management
-from kplane.controlplane_operator.controlplanes.partial import SPEC_INVALID, AsWritten, misunderstood
+from kplane.api.conditions import SYNCED
+from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.metrics import Reconcile
-from kplane.controlplane_operator.status.errors import Trouble, refusal
-from kplane.controlplane_operator.status.writer import MAINTAINED, with_condition
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.conditions import with_condition
+from kplane.controlplane_operator.status.errors import ConditionError, management_refusal
+from kplane.controlplane_operator.status.partial import PartialObject, validation_failure
 from kplane.controlplane_operator.watch.cache import Key, Object, Store
 from kplane.provider import Conflict, ProviderError, Result, Unreachable
 from kplane.provider.errors import Expired, LeaseLost, TooManyRequests
@@ -28,19 +29,21 @@ __all__ = ["Failures"]
 _log: Final = logging.getLogger(__name__)
 
 _LASTS_SECONDS: Final = 3.0
-"""What fails for less than this only the log tells: a lost connection, or an etcd that elects its leader."""
+"""Failures that last less are only logged, such as a lost connection or an election in etcd."""
 
 _OF_THE_MOMENT: Final = (Conflict, Expired, LeaseLost, TooManyRequests, Unreachable)
-"""The next try is better, or there is nobody to write a status to."""
+"""A retry helps, or the status cannot be written."""
 
 
 class Failures:
-    """Tells the failures of one reconciler."""
+    """Reports the failures of one reconciler."""
 
-    def __init__(self, management: Management, *, controller: str, store: Store, written: type[AsWritten]) -> None:
+    def __init__(
+        self, context: OperatorContext, *, controller: str, store: Store, written: type[PartialObject]
+    ) -> None:
         """`store` has the reconciler's objects, and `written` is how those are read that are not understood."""
         self.kind: Final = store.resource.kind
-        self._management = management
+        self._context = context
         self._controller = controller
         self._store = store
         self._written = written
@@ -54,10 +57,10 @@ class Failures:
                 result = await reconcile(key)
             except ValidationError:
                 obj = self._store.get(key)
-                trouble = misunderstood(self._written.kind, obj) if obj is not None else None
-                if trouble is None:
+                failure = validation_failure(self._written.kind, obj) if obj is not None else None
+                if failure is None:
                     raise
-                await self._tell(key, trouble)
+                await self._tell(key, failure)
                 result = None
             else:
                 await self._understood(key)
@@ -68,72 +71,75 @@ class Failures:
 
     async def failed(self, key: Key, error: BaseException) -> None:
         """Count a failure, and tell it where it lasts."""
-        self._management.metrics.failed(self._controller)
-        trouble = self._lasting(key, error)
-        if trouble is None:
+        self._context.metrics.failed(self._controller)
+        failure = self._lasting(key, error)
+        if failure is None:
             return
         try:
-            await self._tell(key, trouble)
+            await self._tell(key, failure)
         except ProviderError as refused:
-            _log.warning("cannot tell in the status of %s what fails: %s", key[1], refused)
+            _log.warning("failed to update the status of %s: %s", key[1], refused)
 
     async def over(self, key: Key) -> None:
-        """The reconciler got through: what is published is kept up."""
+        """Note that the reconciler got through, and remove condition Synced."""
         obj = self._store.get(key)
         if obj is not None and _reason(obj) is not None:
             await self._drop(obj)
 
     async def _understood(self, key: Key) -> None:
         obj = self._store.get(key)
-        if obj is not None and _reason(obj) == SPEC_INVALID:
+        if obj is not None and _reason(obj) == Reason.SPEC_INVALID:
             await self._drop(obj)
 
     async def _drop(self, obj: Object) -> None:
         current = self._written.of(obj)
-        conditions = [each for each in current.conditions if each.type != MAINTAINED]
+        conditions = [each for each in current.conditions if each.type != SYNCED]
         await self._write(current, conditions=conditions, **current.own(obj.get("spec") or {}))
 
-    def _lasting(self, key: Key, error: BaseException) -> Trouble | None:
+    def _lasting(self, key: Key, error: BaseException) -> ConditionError | None:
         """Say what fails; None where it may pass by itself at once."""
         now = time.monotonic()
         since = self._since.setdefault(key, now)
         if isinstance(error, TimeoutError):
             told = str(error) or "an answer took too long"
-            return Trouble("TimedOut", f"one attempt was given up: {told}; it is tried again")
+            return ConditionError(Reason.TIMED_OUT, f"one attempt timed out: {told}; the operator retries")
         if isinstance(error, _OF_THE_MOMENT) or now - since < _LASTS_SECONDS:
             return None
         if isinstance(error, ProviderError):
-            return refusal(error)
+            return management_refusal(error)
         # Not what the error says: that may be anything.
-        return Trouble("InternalError", f"the operator failed by {type(error).__name__}; its log says where: report it")
+        return ConditionError(
+            Reason.INTERNAL_ERROR,
+            f"the operator failed with {type(error).__name__}; report it, with the operator's log",
+        )
 
-    async def _tell(self, key: Key, trouble: Trouble) -> None:
-        """Say it in Maintained where something good is published, and in Ready otherwise."""
-        self._management.metrics.troubled(self._controller, reason=trouble.reason)
+    async def _tell(self, key: Key, failure: ConditionError) -> None:
+        """Report it in Synced if what is published is good, and in Ready otherwise."""
+        self._context.metrics.condition_failed(self._controller, reason=failure.reason)
         obj = self._store.get(key)
         if obj is None:
             return
         current = self._written.of(obj)
         update = current.own(obj.get("spec") or {})
-        good = current.deleting or (current.published and current.holds(self._management.stores))
+        good = current.deleting or (current.published and current.holds(self._context.stores))
         if not good:
-            update |= {"observed_generation": current.metadata.generation, **current.withdrawn()}
+            update |= {"observed_generation": current.metadata.generation, **current.withdrawn(failure.reason)}
         update["conditions"] = with_condition(
             current.conditions,
             of=current,
-            type=MAINTAINED if good else READY,
+            type=SYNCED if good else READY,
             status="False",
-            reason=trouble.reason,
-            message=trouble.message,
+            reason=failure.reason,
+            message=failure.message,
         )
         await self._write(current, **update)
 
-    async def _write(self, current: AsWritten, **update: Any) -> None:
+    async def _write(self, current: PartialObject, **update: Any) -> None:
         status = current.status.model_copy(update=update)
-        await self._management.status.write(self._store, current, status=status, yield_fields=current.yields)
+        await self._context.status.write(self._store, current, status=status, yield_fields=current.yields)
 
 
 def _reason(obj: Object) -> str | None:
-    """Return why nobody keeps up what is published; None where somebody does."""
+    """Return the reason of condition Synced; None if it is not there."""
     conditions = obj.get("status", {}).get("conditions", ())
-    return next((each["reason"] for each in conditions if each["type"] == MAINTAINED), None)
+    return next((each["reason"] for each in conditions if each["type"] == SYNCED), None)

@@ -1,4 +1,4 @@
-"""Objects that the models do not understand, as they are written: what their status recorded counts all the same.
+"""Objects that the models do not understand, by what their status recorded.
 
 Such an object was stored before a rule of the CRD, or by a later version of kplane. It is told, what is published of it
 stays, and to delete it needs no more than what was written down when it was made.
@@ -7,7 +7,7 @@ stays, and to delete it needs no more than what was written down when it was mad
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import ValidationError
 from typing_extensions import override
@@ -21,7 +21,6 @@ from kplane.api import (
     ControlPlaneEndpoint,
     ControlPlaneEndpointStatus,
     ControlPlaneMode,
-    ControlPlanePhase,
     ControlPlaneRegistration,
     ControlPlaneRegistrationStatus,
     ControlPlaneStatus,
@@ -30,36 +29,32 @@ from kplane.api import (
     find_condition,
     is_true,
 )
+from kplane.api.conditions import MANAGED
 from kplane.api.resource import ApiModel
-from kplane.controlplane_operator.controlplanes.address_claims import MANAGED
-from kplane.controlplane_operator.status.errors import Trouble
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.controlplane_operator.watch.event_routing import Stores
 
 __all__ = [
-    "SPEC_INVALID",
-    "AsWritten",
-    "ClassAsWritten",
-    "ControlPlaneAsWritten",
-    "EndpointAsWritten",
-    "RegistrationAsWritten",
+    "PartialClass",
+    "PartialControlPlane",
+    "PartialEndpoint",
+    "PartialObject",
+    "PartialRegistration",
     "as_recorded",
-    "misunderstood",
-    "understood_endpoint",
+    "validated_endpoint",
+    "validation_failure",
 ]
 
 
-SPEC_INVALID: Final = "SpecInvalid"
-"""The reason of an object that is not understood."""
-
-
-class AsWritten(ResourceModel):
+class PartialObject(ResourceModel):
     """An object of which only metadata and status are read."""
 
     kind: ClassVar[type[ResourceModel]]
     """The model of all of it."""
     yields: ClassVar[tuple[str, ...]] = ()
-    """What of the status is left to whoever else wrote it."""
+    """Fields of the status that other controllers may own."""
 
     status: ApiModel
 
@@ -81,23 +76,23 @@ class AsWritten(ResourceModel):
 
     @property
     def published(self) -> bool:
-        """Whether somebody may rely on what the status says."""
+        """Whether users may rely on the status."""
         return is_true(self.conditions, READY)
 
     def holds(self, stores: Stores) -> bool:  # noqa: ARG002 - of some kinds it does not depend on others
-        """Tell whether what is published is still good, though nobody keeps it up."""
+        """Tell whether what is published is still good, though it is not reconciled."""
         return True
 
-    def own(self, spec: Object) -> dict[str, Any]:  # noqa: ARG002 - see EndpointAsWritten
+    def own(self, spec: Object) -> dict[str, Any]:  # noqa: ARG002 - see PartialEndpoint
         """Return what of the status is ours, besides its conditions; all of it where that is empty."""
         return {}
 
-    def withdrawn(self) -> dict[str, Any]:
-        """Return what the status says where nothing of it can be relied on."""
+    def withdrawn(self, reason: Reason) -> dict[str, Any]:  # noqa: ARG002 - see PartialControlPlane
+        """Return what the status says if nothing in it can be relied on any more."""
         return {}
 
 
-class ControlPlaneAsWritten(AsWritten):
+class PartialControlPlane(PartialObject):
     """A control plane's status."""
 
     kind = ControlPlane
@@ -117,12 +112,12 @@ class ControlPlaneAsWritten(AsWritten):
         return ends is None or datetime.now(UTC) < ends
 
     @override
-    def withdrawn(self) -> dict[str, Any]:
-        # The endpoint is where it was, and whoever has other credentials than the published ones gets in.
-        return {"phase": ControlPlanePhase.FAILED}
+    def withdrawn(self, reason: Reason) -> dict[str, Any]:
+        # The endpoint stays: credentials other than the published ones may still be good.
+        return {"phase": reason.phase(published=self.published)}
 
 
-class RegistrationAsWritten(AsWritten):
+class PartialRegistration(PartialObject):
     """A registration's status."""
 
     kind = ControlPlaneRegistration
@@ -142,7 +137,7 @@ class RegistrationAsWritten(AsWritten):
         return any("deletionTimestamp" not in obj["metadata"] for obj in served)
 
     @override
-    def withdrawn(self) -> dict[str, Any]:
+    def withdrawn(self, reason: Reason) -> dict[str, Any]:
         return {
             "ready": False,
             "resolved_endpoint": None,
@@ -152,7 +147,7 @@ class RegistrationAsWritten(AsWritten):
         }
 
 
-class EndpointAsWritten(AsWritten):
+class PartialEndpoint(PartialObject):
     """An endpoint's status."""
 
     kind = ControlPlaneEndpoint
@@ -164,13 +159,13 @@ class EndpointAsWritten(AsWritten):
 
     @override
     def own(self, spec: Object) -> dict[str, Any]:
-        # Another URL in the status is somebody else's, and stays theirs.
+        # Another URL in the status belongs to another controller, and stays.
         fields = zip(("endpoint", "external_endpoint", "join_endpoint"), self.yields, strict=True)
         said = {field: (getattr(self.status, field), spec.get(alias)) for field, alias in fields}
         return {field: url if url == written else None for field, (url, written) in said.items()}
 
 
-class ClassAsWritten(AsWritten):
+class PartialClass(PartialObject):
     """A class's status."""
 
     kind = ControlPlaneClass
@@ -180,22 +175,23 @@ class ClassAsWritten(AsWritten):
     """What was said of it before."""
 
 
-def misunderstood(kind: type[ResourceModel], obj: Object) -> Trouble | None:
+def validation_failure(kind: type[ResourceModel], obj: Object) -> ConditionError | None:
     """Say what of an object this version of kplane does not understand; None where it understands all of it."""
     try:
         kind.model_validate(obj)
     except ValidationError as error:
-        return Trouble(SPEC_INVALID, _told(error), waits_for_event=True)
+        return ConditionError(Reason.SPEC_INVALID, _told(error))
     return None
 
 
-def understood_endpoint(obj: Object) -> ControlPlaneEndpoint:
-    """Return an endpoint that another object names; raises Trouble (EndpointInvalid) where it is not understood."""
+def validated_endpoint(obj: Object) -> ControlPlaneEndpoint:
+    """Return an endpoint that another object names; raises ConditionError (EndpointInvalid) where it is not
+    understood."""
     try:
         return ControlPlaneEndpoint.model_validate(obj)
     except ValidationError as error:
         message = f"ControlPlaneEndpoint {obj['metadata']['name']}: {_told(error)}"
-        raise Trouble("EndpointInvalid", message, waits_for_event=True) from error
+        raise ConditionError(Reason.ENDPOINT_INVALID, message, waits_for_event=True) from error
 
 
 def as_recorded(obj: Object) -> ControlPlane:
@@ -207,7 +203,7 @@ def as_recorded(obj: Object) -> ControlPlane:
     try:
         return ControlPlane.model_validate(obj)
     except ValidationError:
-        status = ControlPlaneStatus.model_validate(ControlPlaneAsWritten.of(obj).status.model_dump())
+        status = ControlPlaneStatus.model_validate(PartialControlPlane.of(obj).status.model_dump())
     given = obj.get("spec") or {}
     managed = find_condition(status.conditions, MANAGED)
     adopted = managed is not None and managed.status == "False" and _is_reference(given.get("endpointRef"))

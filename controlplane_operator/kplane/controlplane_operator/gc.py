@@ -1,5 +1,7 @@
-"""Ends what runs for control planes and registrations that are gone without us: by a finalizer that somebody removed,
-or while no operator worked."""
+"""Collects components and grants of control planes and registrations that went without the operator.
+
+They went while no operator worked, or because a user removed a finalizer.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +10,26 @@ import logging
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from kplane.controlplane_operator.backends.names import apiserver_name, etcd_name, mark_of, mcm_mark
+from kplane.controlplane_operator.component_names import apiserver_name, etcd_name, mark_of, mcm_mark
+from kplane.controlplane_operator.grants import Access
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms
-from kplane.controlplane_operator.watch.backoff import Backoff, jittered
+from kplane.controlplane_operator.registrations.identities import McmIdentities
+from kplane.controlplane_operator.watch.backoff import jittered, retry_backoff
+from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.feeds import Resync
 from kplane.provider import Client, ProviderError
 from kplane.workloads import Phase, Runtime, WorkloadsError
 
-__all__ = ["Orphans"]
+__all__ = ["ComponentCollector", "GrantCollector"]
 
 _log: Final = logging.getLogger(__name__)
 
 _PERIOD_SECONDS: Final = 60.0
 
 
-class Orphans:
-    """Collects components that no control plane and no registration has. Data stay: nobody said that they may go."""
+class ComponentCollector:
+    """Collects components that no control plane and no registration has. Data stay: their removal was not requested."""
 
     def __init__(
         self, client: Client, *, runtime: Runtime, mcms: DedicatedMcms, period_seconds: float = _PERIOD_SECONDS
@@ -32,7 +38,7 @@ class Orphans:
         self._runtime = runtime
         self._mcms = mcms
         self._period_seconds = period_seconds
-        self._backoff: Backoff[None] = Backoff()
+        self._backoff = retry_backoff()
 
     async def run(self) -> NoReturn:
         """Collect until cancelled."""
@@ -41,13 +47,13 @@ class Orphans:
             try:
                 ended = await self.collect()
             except ProviderError as error:
-                pause = self._backoff.next(None)
-                _log.warning("orphans cannot be collected, again in %.1f s: %s", pause, error)
+                pause = self._backoff.next_delay()
+                _log.warning("failed to collect components without an owner: %s; retry in %.1f s", error, pause)
             else:
                 if ended:
-                    self._backoff.forget(None)
+                    self._backoff.reset()
                 # A registration may wait for the end of the mcm of a former one.
-                pause = jittered(self._period_seconds) if ended else self._backoff.next(None)
+                pause = jittered(self._period_seconds) if ended else self._backoff.next_delay()
             await asyncio.sleep(pause)
 
     async def collect(self) -> bool:
@@ -96,3 +102,39 @@ class Orphans:
         """Return the components of all control planes that the API server has."""
         names = [found["metadata"]["name"] for found in (await self._client.list(CONTROL_PLANES)).items]
         return {component for name in names for component in (apiserver_name(name), etcd_name(name))}
+
+
+class GrantCollector:
+    """Compares the grants that exist with the registrations, each time when these were listed."""
+
+    def __init__(self, resync: Resync, *, stores: Stores, access: Access, identities: McmIdentities) -> None:
+        self.synced: Final = asyncio.Event()
+        self._resync = resync
+        self._stores = stores
+        self._access = access
+        self._identities = identities
+        self._backoff = retry_backoff(first_seconds=0.2)
+
+    async def run(self) -> NoReturn:
+        """Sweep until cancelled; `synced` is set once everything was listed, and all grants are known."""
+        await self._resync.anew()
+        while True:
+            try:
+                await self._sweep()
+            except ProviderError as error:
+                pause = self._backoff.next_delay()
+                _log.warning("failed to compare grants with registrations: %s; retry in %.1f s", error, pause)
+                await asyncio.sleep(pause)
+            else:
+                self._backoff.reset()
+                self.synced.set()
+                await self._resync.next()
+
+    async def _sweep(self) -> None:
+        await self._access.load()
+        await self._identities.load()
+        registered = {obj["metadata"]["uid"] for obj in self._stores.registrations}
+        for uid in self._access.holders() - registered:
+            await self._access.revoke(uid)
+        for uid in self._identities.holders() - registered:
+            await self._identities.revoke(uid)

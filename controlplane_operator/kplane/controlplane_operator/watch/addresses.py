@@ -10,28 +10,26 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
+from kplane.api.conditions import MANAGED
 from kplane.controlplane_operator.watch.cache import Object
 
-__all__ = ["MANAGED", "etcd_place", "is_in_etcd", "place_of", "places_held", "places_written"]
-
-MANAGED: Final = "Managed"
-"""The condition that records whether kplane runs the API server; decided once, because the removal depends on it."""
+__all__ = ["etcd_address", "held_addresses", "is_etcd_address", "normalized_address", "written_addresses"]
 
 _ETCD: Final = "shared etcd/"
 
 
-def etcd_place(cluster_path: str) -> str:
+def etcd_address(cluster_path: str) -> str:
     """Name what lies under a clusterPath in the etcd that control planes of mode Virtual share."""
     return f"{_ETCD}{cluster_path}"
 
 
-def is_in_etcd(place: str) -> bool:
+def is_etcd_address(address: str) -> bool:
     """Tell whether a place is one of the shared etcd, and not the address of an API server."""
-    return place.startswith(_ETCD)
+    return address.startswith(_ETCD)
 
 
 @lru_cache(maxsize=4096)
-def place_of(url: str) -> str:
+def normalized_address(url: str) -> str:
     """Return the one spelling of a URL: control planes of one place would share what is there.
 
     Whatever is equal without asking a name server is one place: upper and lower case and a dot after the host, the
@@ -42,7 +40,7 @@ def place_of(url: str) -> str:
     return f"https://{_host(parts.hostname or '')}:{parts.port or 443}{path}"
 
 
-def places_held(control_plane: Object) -> list[str]:
+def held_addresses(control_plane: Object) -> list[str]:
     """Return the places that are written down as a control plane's, in its status.
 
     An adopted one has where it is published, and what it was granted last; the two differ while it moves.
@@ -51,20 +49,20 @@ def places_held(control_plane: Object) -> list[str]:
     managed = next((told.get("status") for told in status.get("conditions") or () if told.get("type") == MANAGED), None)
     if managed != "False":
         path = status.get("clusterPath")
-        return [etcd_place(path)] if path else []
-    return _places(status.get("claimedAddress"), status.get("endpoint"))
+        return [etcd_address(path)] if path else []
+    return _addresses(status.get("claimedAddress"), status.get("endpoint"))
 
 
-def places_written(endpoint: Object) -> list[str]:
+def written_addresses(endpoint: Object) -> list[str]:
     """Return the places that a ControlPlaneEndpoint may lead to as it is written, without a tenant's path."""
-    return _places(*((endpoint.get(part) or {}).get("endpoint") for part in ("spec", "status")))
+    return _addresses(*((endpoint.get(part) or {}).get("endpoint") for part in ("spec", "status")))
 
 
-def _places(*urls: str | None) -> list[str]:
+def _addresses(*urls: str | None) -> list[str]:
     found = []
     for url in urls:
         with contextlib.suppress(ValueError):
-            found += [place_of(url)] if url else []
+            found += [normalized_address(url)] if url else []
     return list(dict.fromkeys(found))
 
 

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from kplane.api import READY, AuthModel, ControlPlaneClass, ControlPlaneMode
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Change, Object
 
-__all__ = ["ROLE_NOT_FOUND", "concerned_classes", "named", "unserved"]
-
-ROLE_NOT_FOUND: Final = "RoleNotFound"
-"""Reason of a control plane that lacks the ClusterRole which its class wants the administrator to have."""
+__all__ = ["concerned_classes", "named", "unserved"]
 
 _NAMED_AT_MOST: Final = 5
 
@@ -22,13 +20,13 @@ def unserved(chosen: ControlPlaneClass, *, users: Sequence[Object]) -> list[str]
     adopted = [obj for obj in users if _is_adopted(obj)]
     if chosen.spec.auth.model is AuthModel.X509 and adopted:
         told.append(
-            f"auth.model x509 needs a client CA, and whoever runs the API server keeps that of {named(adopted)}; they"
-            " need a class of model token"
+            f"auth.model x509 needs the client CA, which kplane does not have of adopted {named(adopted)}; they need a"
+            " class with model token"
         )
     allowed = chosen.spec.modes_allowed
     forbidden = [obj for obj in users if allowed and obj["spec"].get("mode", ControlPlaneMode.VIRTUAL) not in allowed]
     if forbidden:
-        told.append(f"modesAllowed does not allow the mode of {named(forbidden)}; what runs of them goes on")
+        told.append(f"modesAllowed does not allow the mode of {named(forbidden)}; those that run keep running")
     roleless = [obj for obj in users if _lacks_role(obj)]
     if roleless:
         told.append(
@@ -61,4 +59,4 @@ def _is_adopted(obj: Object) -> bool:
 
 def _lacks_role(obj: Object) -> bool:
     conditions = obj.get("status", {}).get("conditions") or ()
-    return any(item["type"] == READY and item.get("reason") == ROLE_NOT_FOUND for item in conditions)
+    return any(item["type"] == READY and item.get("reason") == Reason.ROLE_NOT_FOUND for item in conditions)

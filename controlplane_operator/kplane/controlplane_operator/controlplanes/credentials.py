@@ -1,0 +1,206 @@
+"""Sets up the inside of a control plane, and issues the credentials that are published for it."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kplane.api import AuthModel, AuthSpec, ControlPlane, is_true
+from kplane.api.names import KUBECONFIG_KEY, controllers_secret_name, kubeconfig_secret_name, management_namespace
+from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.errors import BootstrapFailed, RoleMissing
+from kplane.controlplane_operator.pki.issuing import (
+    Identity,
+    issue_certificate,
+    issue_token,
+    issued_under,
+    of_certificate,
+    reusable,
+    until_renewal,
+)
+from kplane.controlplane_operator.pki.primitives import user_of
+from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
+from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT, Subject, bootstrap
+from kplane.controlplane_operator.tenant.client import reported_version, tenant_client
+from kplane.controlplane_operator.watch.backoff import jittered
+from kplane.provider import Client, ClusterConfig, ProviderError
+from kplane.provider.errors import KubeconfigError, Unauthorized
+
+__all__ = ["CredentialIssuer", "Credentials"]
+
+_ROLE_SECONDS: Final = 15.0
+"""How often the operator looks for a role that a user may create."""
+_VERIFIED_SECONDS: Final = 300.0
+"""How long the operator relies on what it found inside a control plane."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Who gets into a control plane, and the version that it reports."""
+
+    admin: Identity
+    controllers: Identity
+    version: str
+    lacking: RoleMissing | None = None
+    """Why the administrator may do nothing; what is published is still renewed."""
+
+    def due_in_seconds(self) -> float:
+        """Return when to look again: to renew what expires, and to repair changes inside."""
+        again = _VERIFIED_SECONDS if self.lacking is None else _ROLE_SECONDS
+        return min(jittered(again), until_renewal(self.admin, self.controllers))
+
+
+class CredentialIssuer:
+    """Reuses published credentials while they are good, and issues others in their place."""
+
+    def __init__(self, context: OperatorContext) -> None:
+        self._context = context
+        self._verified: dict[str, tuple[str, float]] = {}
+        self._unsettled: set[str] = set()
+
+    def forget(self, uid: str) -> None:
+        """Forget what was verified of the control plane with this uid."""
+        self._verified.pop(uid, None)
+        self._unsettled.discard(uid)
+
+    async def ensure(self, control_plane: ControlPlane, *, provision: Provision, auth: AuthSpec) -> Credentials:
+        """Return credentials that the control plane accepts. Raises ConditionError if its inside cannot be set up."""
+        uid, fingerprint = control_plane.metadata.uid or "", _fingerprint(provision, auth)
+        self._note_replacement(uid, settled=provision.settled)
+        admin, controllers = self._reusable(control_plane, provision=provision, auth=auth)
+        version = control_plane.status.version
+        ready = is_true(control_plane.status.conditions, "Ready")
+        if ready and admin and controllers and version and self._is_verified(uid, fingerprint):
+            return Credentials(admin, controllers, version)
+        try:
+            made = await self._set_up(control_plane, provision, auth=auth, admin=admin, controllers=controllers)
+        except ProviderError as error:
+            self.forget(uid)
+            raise tenant_error("setting up the control plane", error) from error
+        except BootstrapFailed as error:
+            self.forget(uid)
+            reason = Reason.ROLE_NOT_FOUND if isinstance(error, RoleMissing) else Reason.BOOTSTRAPPING
+            raise ConditionError(reason, str(error)) from error
+        if made.lacking is None:
+            self._verified[uid] = fingerprint, time.monotonic() + jittered(_VERIFIED_SECONDS) * 0.75
+        return made
+
+    def _note_replacement(self, uid: str, *, settled: bool) -> None:
+        """Verify anew after an API server was replaced."""
+        if not settled:
+            self._unsettled.add(uid)
+        elif uid in self._unsettled:
+            self.forget(uid)
+
+    def _reusable(
+        self, control_plane: ControlPlane, *, provision: Provision, auth: AuthSpec
+    ) -> tuple[Identity | None, Identity | None]:
+        """Return the published identities of administrator and controllers that are good still."""
+        by_certificate, lifetime = auth.model is AuthModel.X509, auth.lifetime_asked
+        moved = self._is_another_server(control_plane, provision)
+        admin = controllers = None
+        if not moved:
+            published = self._published(control_plane, kubeconfig_secret_name)
+            admin = reusable(published, by_certificate=by_certificate, lifetime=lifetime)
+        authorities = provision.authorities if provision.settled else None
+        # An API server that still has the keys of before could issue the next one with them as well.
+        if admin is not None and authorities is not None and not issued_under(admin, authorities=authorities):
+            admin = None
+        if provision.controllers is not None:
+            controllers = of_certificate(provision.controllers)
+        elif not moved:
+            published = self._published(control_plane, controllers_secret_name)
+            controllers = reusable(published, by_certificate=False, lifetime=lifetime)
+        return admin, controllers
+
+    async def _set_up(
+        self,
+        control_plane: ControlPlane,
+        provision: Provision,
+        *,
+        auth: AuthSpec,
+        admin: Identity | None,
+        controllers: Identity | None,
+    ) -> Credentials:
+        by_certificate = auth.model is AuthModel.X509
+        # By uid, because a certificate cannot be revoked. A user of an earlier control plane, whose data and CAs this
+        # one adopted, is another user then.
+        user = Subject("User", f"kplane:admin:{control_plane.metadata.uid}")
+        certificate, lifetime = provision.controllers, auth.lifetime_asked
+        bound = Subject("User", user_of(certificate.certificate)) if certificate else CONTROLLERS_ACCOUNT
+        lacking = None
+        async with self._client(provision.administrator) as client:
+            try:
+                await bootstrap(
+                    client,
+                    admin=user if by_certificate else ADMIN_ACCOUNT,
+                    admin_role=auth.default_role,
+                    controllers=bound,
+                )
+            except RoleMissing as error:
+                if control_plane.status.endpoint is None:
+                    raise
+                lacking = error
+            if admin is None or await self._version(provision, admin) is None:
+                if by_certificate and provision.authorities is not None:
+                    admin = issue_certificate(provision.authorities.client, user=user.name, lifetime=lifetime)
+                else:
+                    admin = await issue_token(client, service_account=ADMIN_ACCOUNT.name, lifetime=lifetime)
+            if controllers is None or await self._version(provision, controllers) is None:
+                controllers = await issue_token(client, service_account=CONTROLLERS_ACCOUNT.name, lifetime=lifetime)
+        version = await self._version(provision, admin)
+        if version is None:
+            raise ConditionError(
+                Reason.CREDENTIALS_REJECTED, "the control plane rejects the credentials that it has just issued"
+            )
+        return Credentials(admin, controllers, version, lacking)
+
+    async def _version(self, provision: Provision, identity: Identity) -> str | None:
+        """Ask for the version as this identity; None if the control plane rejects it."""
+        try:
+            async with self._client(identity.config(provision.administrator)) as client:
+                answer = await client.request("GET", "/version")
+        except Unauthorized:
+            return None
+        return reported_version(answer)
+
+    def _client(self, config: ClusterConfig) -> Client:
+        return tenant_client(config, connections=self._context.connections)
+
+    def _published(self, control_plane: ControlPlane, name: Any) -> dict[str, Any] | None:
+        key = management_namespace(control_plane.name), name(control_plane.name)
+        return self._context.stores.secrets.get(key)
+
+    def _is_another_server(self, control_plane: ControlPlane, provision: Provision) -> bool:
+        """Tell whether another API server may have issued what is published: this one must not see it."""
+        if control_plane.status.endpoint in (None, provision.addresses.internal):
+            return False
+        secret = self._published(control_plane, kubeconfig_secret_name)
+        try:
+            known = ClusterConfig.from_kubeconfig(data_of(secret)[KUBECONFIG_KEY]) if secret is not None else None
+        except (KeyError, KubeconfigError):
+            known = None
+        now = provision.administrator
+        # One that only changed its address still has its CA.
+        return known is None or (known.server != now.server and known.ca_data != now.ca_data)
+
+    def _is_verified(self, uid: str, fingerprint: str) -> bool:
+        known, until = self._verified.get(uid, ("", 0.0))
+        return known == fingerprint and time.monotonic() < until
+
+
+def _fingerprint(provision: Provision, auth: AuthSpec) -> str:
+    administrator = provision.administrator
+    parts = (
+        administrator.server.encode(),
+        administrator.ca_data or b"",
+        (administrator.token or "").encode(),
+        auth.model.encode(),
+        auth.default_role.encode(),
+    )
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()

@@ -1,0 +1,387 @@
+"""Takes a control plane down in order: registrations, instances, credentials, data, namespace, finalizer."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Final
+
+from kplane.api import DELETING, ControlPlane, ControlPlaneClass, ControlPlanePhase, DeletionPolicy, find_condition
+from kplane.api.names import FINALIZER, controllers_secret_name, kubeconfig_secret_name, management_namespace
+from kplane.controlplane_operator.backends.base import Provisioner, runtime_errors
+from kplane.controlplane_operator.class_policy import is_decided, is_unclear, policy_of
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.claims import AddressClaims
+from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.pki.secrets import delete_secret, make_secret_last
+from kplane.controlplane_operator.pki.store import TenantKeys
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms
+from kplane.controlplane_operator.status.conditions import with_condition
+from kplane.controlplane_operator.status.errors import ConditionError, management_refusal
+from kplane.controlplane_operator.status.partial import PartialRegistration, as_recorded
+from kplane.controlplane_operator.tenant.revocation import revoke_issued
+from kplane.controlplane_operator.watch.backoff import KeyedBackoff
+from kplane.controlplane_operator.watch.cache import Change, Object
+from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.provider import ClusterConfig, Conflict, NotFound, ProviderError, Result
+
+__all__ = ["DeletedRegistrations", "Progress", "Removal", "Retention", "instances_of", "registrations_of"]
+
+
+def registrations_of(control_plane: ControlPlane, *, stores: Stores) -> list[str]:
+    """Name the registrations whose status still lets services run for the control plane, whatever their spec says."""
+    return [found.name for found in _of(control_plane, stores) if found.status.ready and _serves(found, control_plane)]
+
+
+def instances_of(control_plane: ControlPlane, *, stores: Stores) -> list[str]:
+    """Name the registrations whose instance works for the control plane, or may: its end is not confirmed yet.
+
+    mcm announces an instance before it starts, and takes that back when nothing is left of it. So after a registration
+    was seen to be not ready and without an instance, in one look at it, none comes any more.
+    """
+    return [
+        found.name
+        for found in _of(control_plane, stores)
+        if found.status.instance is not None and found.status.instance.control_plane_uid == control_plane.metadata.uid
+    ]
+
+
+class DeletedRegistrations:
+    """Default registrations that go before their control plane, and the instances that they leave behind.
+
+    With `kubectl delete controlplane --cascade=foreground` garbage collection deletes them at once. Then nothing is
+    there any more in which the end of an instance could be confirmed. As long as the class wants such a registration it
+    is made again, so one that is missing went with the deletion: no record of it is needed to know that.
+    """
+
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
+        self._left: dict[str, str | None] = {}
+        stores.registrations.listen(self._changed)
+
+    def unconfirmed(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> list[str]:
+        """Name the default registration of a deleted control plane where it went and its instance may run still.
+
+        So it is too where it went while nobody looked.
+        """
+        name = control_plane.name
+        wanted = chosen is not None and chosen.spec.default_services and control_plane.status.endpoint is not None
+        if not wanted or self._stores.registrations.get(("", name)) is not None:
+            return []
+        return [name] if self._left.get(name, control_plane.metadata.uid) == control_plane.metadata.uid else []
+
+    def forget(self, name: str) -> None:
+        """The control plane of this name is gone."""
+        self._left.pop(name, None)
+
+    def _changed(self, change: Change) -> None:
+        name = change.key[1]
+        if change.new is not None:
+            self._left.pop(name, None)
+        elif change.old is not None and self._stores.control_planes.get(("", name)) is not None:
+            self._left[name] = _instance_uid(change.old)
+
+
+def _instance_uid(registration: Object) -> str | None:
+    uid: str | None = ((registration.get("status") or {}).get("instance") or {}).get("controlPlaneUID")
+    return uid
+
+
+def _of(control_plane: ControlPlane, stores: Stores) -> list[PartialRegistration]:
+    found = stores.registrations.by("served", control_plane.metadata.uid or "")
+    return [PartialRegistration.of(obj) for obj in found]
+
+
+def _serves(registration: PartialRegistration, control_plane: ControlPlane) -> bool:
+    return registration.status.control_plane_uid == control_plane.metadata.uid
+
+
+_SENTENCES: Final = {
+    Reason.REVOKING_CREDENTIALS: "revoking credentials and ending what runs",
+    Reason.DELETING_DATA: "deleting the data",
+    Reason.VERIFYING_EMPTY: "looking whether data are left",
+    Reason.RETAINING_DATA: "leaving the data and a record of them",
+    Reason.REMOVING_NAMESPACE: "removing the namespace",
+}
+
+
+class Progress:
+    """The removal of one control plane, as far as one look at it gets."""
+
+    def __init__(self, context: OperatorContext, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
+        self.step = Reason.REGISTRATIONS_PENDING
+        self._context = context
+        self._control_plane = control_plane
+        self._policy = policy
+        self._notes: list[str] = []
+        began = find_condition(control_plane.status.conditions, DELETING)
+        self._began = began.last_transition_time if began is not None else datetime.now(UTC)
+
+    @property
+    def seconds(self) -> float:
+        """For how long the removal has been going on, also in an operator that was there before.
+
+        Counted from our first look at it: before that, no operator waited.
+        """
+        return (datetime.now(UTC) - self._began).total_seconds()
+
+    def note(self, sentence: str) -> None:
+        """Have this said with every step from now on."""
+        self._notes.append(sentence)
+
+    async def begin(self, step: Reason) -> None:
+        """Go on to a step, and say so before anything of it is done."""
+        self.step = step
+        await self.tell(_SENTENCES.get(step, ""))
+
+    async def tell(self, message: str) -> None:
+        """Say what the present step does or waits for."""
+        message = "; ".join(filter(None, (message, *self._notes)))
+        before = self._control_plane
+        conditions = with_condition(
+            before.status.conditions, of=before, status="False", reason=Reason.DELETING, message=message
+        )
+        conditions = with_condition(
+            conditions, of=before, type=DELETING, status="True", reason=self.step, message=message
+        )
+        status = before.status.model_copy(
+            update={
+                "phase": ControlPlanePhase.TERMINATING,
+                "deletion_policy": self._policy if before.status.deletion_policy is not None else None,
+                "observed_generation": before.metadata.generation,
+                "conditions": conditions,
+            }
+        )
+        await self._context.status.write(self._context.stores.control_planes, before, status=status)
+        self._control_plane = self._seen() or before.model_copy(update={"status": status})
+
+    @property
+    def control_plane(self) -> ControlPlane:
+        """The control plane as the operator's writes left it, unless its spec changed."""
+        return self._control_plane
+
+    def _seen(self) -> ControlPlane | None:
+        obj = self._context.stores.control_planes.get(("", self._control_plane.name))
+        found = as_recorded(obj) if obj is not None else None
+        before = self._control_plane.metadata
+        if found is None or (found.metadata.uid, found.metadata.generation) != (before.uid, before.generation):
+            return None
+        return found
+
+
+class Retention:
+    """Retains the data of control planes that kplane runs. Every call may be repeated."""
+
+    def __init__(self, context: OperatorContext, *, namespaces: ManagementNamespaces) -> None:
+        self._context = context
+        self._namespaces = namespaces
+        self._keys = TenantKeys(context)
+
+    async def shut_out(self, control_plane: ControlPlane) -> None:
+        """Revoke what was issued in the control plane, while its API server still runs.
+
+        A failure is left to whoever takes the data over, because that does the same before anything is published; done
+        here, nothing issued before is let in for even the first moments after.
+        """
+        with contextlib.suppress(ConditionError):
+            administrator = await self._administrator(control_plane)
+            if administrator is not None:
+                await revoke_issued(administrator)
+
+    async def keep(self, control_plane: ControlPlane, *, has_data: Callable[[ControlPlane], Awaitable[bool]]) -> bool:
+        """Leave a record of a control plane that was taken down, with its keys; False where there is nothing to keep.
+
+        Data whose keys somebody deleted are kept as well: keys can be restored, and data cannot. First the record, so
+        that whatever comes next finds it; the published Secrets are worth nothing by then, but for what keys are in
+        them.
+        """
+        keys = await self._keys.exist(control_plane)
+        if not keys and control_plane.status.endpoint is None and not await has_data(control_plane):
+            return False
+        if not await self._namespaces.retain(control_plane):
+            return False
+        controllers = controllers_secret_name(control_plane.name)
+        if keys:
+            await delete_secret(self._context, control_plane, name=controllers)
+        else:
+            await make_secret_last(self._context, control_plane, name=controllers)
+        await delete_secret(self._context, control_plane, name=kubeconfig_secret_name(control_plane.name))
+        await self._keys.forget_certificates(control_plane)
+        return True
+
+    async def _administrator(self, control_plane: ControlPlane) -> ClusterConfig | None:
+        endpoint = control_plane.status.endpoint
+        authorities = await self._keys.present(control_plane) if endpoint is not None else None
+        if endpoint is None or authorities is None:
+            return None
+        administrator = authorities.issue_administrator()
+        return ClusterConfig(
+            server=endpoint,
+            ca_data=authorities.serving_trust,
+            client_certificate=administrator.certificate,
+            client_key=administrator.key,
+        )
+
+
+_log: Final = logging.getLogger(__name__)
+
+_CONSUMERS_SECONDS: Final = 30.0
+"""So long registrations and instances are waited for; they take a few seconds unless something is broken."""
+
+
+class Removal:
+    """Removes control planes; each call goes as far as it can and says in the status what it waits for."""
+
+    def __init__(
+        self,
+        context: OperatorContext,
+        *,
+        namespaces: ManagementNamespaces,
+        provisioner: Callable[[ControlPlane], Provisioner],
+        claims: AddressClaims,
+        mcms: DedicatedMcms,
+    ) -> None:
+        """`provisioner` tells which one made a control plane."""
+        self._context = context
+        self._namespaces = namespaces
+        self._provisioner = provisioner
+        self._claims = claims
+        self._mcms = mcms
+        self._backoff: KeyedBackoff[str] = KeyedBackoff(first_seconds=0.2, limit_seconds=5.0)
+        self._deleted = DeletedRegistrations(context.stores)
+        self._retention = Retention(context, namespaces=namespaces)
+        self._undone: dict[str, DeletionPolicy] = {}
+        self._given_up: set[tuple[str, Reason]] = set()
+
+    async def remove(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Result | None:
+        """Continue the removal; returns None when the object can go."""
+        uid = control_plane.metadata.uid or ""
+        if FINALIZER not in control_plane.metadata.finalizers:
+            return None
+        policy = policy_of(control_plane, chosen=chosen)
+        progress = Progress(self._context, control_plane, policy=policy)
+        try:
+            if control_plane.status.deletion_policy is not None and not is_decided(control_plane):
+                control_plane = await self._decide(control_plane, policy=policy, chosen=chosen, progress=progress)
+            self._await_consumers(control_plane, chosen=chosen, progress=progress)
+            message = await self._take_down(control_plane, policy=policy, progress=progress)
+            await self._release(progress.control_plane)
+        except Conflict:
+            raise  # the object changed meanwhile: retried at once
+        except (ConditionError, ProviderError) as error:
+            # Also what the management cluster refuses, by a quota or an admission policy.
+            failure = error if isinstance(error, ConditionError) else management_refusal(error)
+            if isinstance(error, ProviderError):
+                _log.warning("failed to remove %s: %s; the operator retries", control_plane.name, error)
+            self._context.metrics.condition_failed("controlplane", reason=failure.reason)
+            await progress.tell(failure.message)
+            return Result(self._backoff.next(uid))
+        self._context.events.record(control_plane, reason="Deleted", message=f"the control plane is gone; {message}")
+        self._backoff.forget(uid)
+        self._deleted.forget(control_plane.name)
+        self._undone.pop(uid, None)
+        self._given_up = {told for told in self._given_up if told[0] != uid}
+        return None
+
+    async def _decide(
+        self,
+        control_plane: ControlPlane,
+        *,
+        policy: DeletionPolicy,
+        chosen: ControlPlaneClass | None,
+        progress: Progress,
+    ) -> ControlPlane:
+        """Write down by which policy is removed, before anything is, so that no edit of the class changes it."""
+        if is_unclear(control_plane, chosen=chosen):
+            self._context.events.record(
+                control_plane,
+                reason="PolicyUnclear",
+                message=f"policy {control_plane.status.deletion_policy} was in force, and the class has another one."
+                " It is not known whether that edit or the deletion was first, so the operator keeps the data.",
+                warning=True,
+            )
+        await progress.tell(f"the removal begins, with policy {policy}")
+        return progress.control_plane
+
+    def _await_consumers(
+        self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, progress: Progress
+    ) -> None:
+        """Raise ConditionError while registrations or instances use the control plane, unless that takes too long."""
+        stores = self._context.stores
+        if served := registrations_of(control_plane, stores=stores):
+            progress.step = Reason.REGISTRATIONS_PENDING
+            self._await(control_plane, f"registrations are no longer ready: {', '.join(served)}", progress=progress)
+        if working := instances_of(control_plane, stores=stores):
+            progress.step = Reason.INSTANCES_ENDING
+            self._await(
+                control_plane, f"instances have ended, of registrations {', '.join(working)}", progress=progress
+            )
+        if left := self._deleted.unconfirmed(control_plane, chosen=chosen):
+            progress.step = Reason.INSTANCES_ENDING
+            what = f"the instance has ended of registration {', '.join(left)}, which is gone already"
+            self._await(control_plane, what, progress=progress)
+
+    def _await(self, control_plane: ControlPlane, what: str, *, progress: Progress) -> None:
+        if progress.seconds <= _CONSUMERS_SECONDS:
+            raise ConditionError(Reason.DELETING, f"waiting until {what}; for {_CONSUMERS_SECONDS:.0f} s at most")
+        said = f"gone on after {_CONSUMERS_SECONDS:.0f} s without a confirmation that {what}"
+        progress.note(said)
+        if (told := (control_plane.metadata.uid or "", progress.step)) not in self._given_up:
+            self._given_up.add(told)
+            self._context.events.record(control_plane, reason="EndNotConfirmed", message=said, warning=True)
+
+    async def _take_down(self, control_plane: ControlPlane, *, policy: DeletionPolicy, progress: Progress) -> str:
+        """Remove what is the control plane's own; returns what became of its data."""
+        if await self._namespaces.is_foreign(control_plane):
+            # What runs there has the same names as ours would, and so have the data that a record stands for.
+            namespace = management_namespace(control_plane.name)
+            return f"nothing was touched, because namespace {namespace} does not belong to it"
+        with runtime_errors(Reason.DELETING):
+            # Also one that had not confirmed the end of its instance in time.
+            await self._mcms.vacate(control_plane)
+        # Under a path that was never granted, or that another one has the better right to, nothing is ours.
+        made = control_plane.status.deletion_policy is not None and self._claims.holds(control_plane)
+        if made:
+            provisioner = self._provisioner(control_plane)
+            await self._undo(control_plane, policy=policy, provisioner=provisioner, progress=progress)
+            if policy is DeletionPolicy.RETAIN:
+                progress.step = Reason.RETAINING_DATA  # what came before may have been done by an earlier look
+                if await self._retention.keep(control_plane, has_data=provisioner.has_data):
+                    return f"its data were kept, by policy {policy}"
+        progress.step = Reason.REMOVING_NAMESPACE
+        await self._namespaces.remove(control_plane)
+        if not made and control_plane.status.endpoint is not None:
+            return "nothing was touched there, because its address is that of another control plane"
+        return f"its data by policy {policy}" if made else "nothing was touched, because nothing had been made for it"
+
+    async def _undo(
+        self, control_plane: ControlPlane, *, policy: DeletionPolicy, provisioner: Provisioner, progress: Progress
+    ) -> None:
+        uid = control_plane.metadata.uid or ""
+        if self._undone.get(uid) is policy:
+            return
+        await progress.begin(Reason.REVOKING_CREDENTIALS)
+        if policy is DeletionPolicy.RETAIN:
+            await self._retention.shut_out(control_plane)
+        await provisioner.shut_down(control_plane)
+        await progress.begin(Reason.RETAINING_DATA if policy is DeletionPolicy.RETAIN else Reason.DELETING_DATA)
+        await provisioner.settle(control_plane, policy=policy)
+        if policy is DeletionPolicy.DESTROY:
+            await progress.begin(Reason.VERIFYING_EMPTY)
+            if await provisioner.has_data(control_plane):
+                raise ConditionError(
+                    Reason.DELETING, "data are there again after their deletion; they are deleted once more"
+                )
+        self._undone[uid] = policy
+
+    async def _release(self, control_plane: ControlPlane) -> None:
+        kept = [finalizer for finalizer in control_plane.metadata.finalizers if finalizer != FINALIZER]
+        body = {"metadata": {"finalizers": kept, "resourceVersion": control_plane.metadata.resource_version}}
+        try:
+            await self._context.client.patch(CONTROL_PLANES, control_plane.name, body)
+        except NotFound:
+            return

@@ -1,0 +1,363 @@
+"""The reasons of the conditions that the operator writes, and what each of them means for phases, Events and metrics.
+
+This is the one list: phases are decided by it, `docs/reference.md` is generated from it, and a test compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Self
+
+from kplane.api import ControlPlanePhase
+
+__all__ = ["Reason", "reason_tables"]
+
+_READY: Final = "ControlPlane: `Ready`"
+_UP_TO_DATE: Final = "ControlPlane: `UpToDate`"
+_CLASS_FOUND: Final = "ControlPlane: `ClassFound`"
+_FACTS: Final = "ControlPlane: `Managed`, `Supported`, `Paused`"
+_ADDONS: Final = "ControlPlane: `AddonsReady`"
+_DELETING: Final = "ControlPlane: `Deleting`, in the order of the steps"
+_REGISTRATION: Final = "ControlPlaneRegistration: `Ready`"
+_DEDICATED: Final = "ControlPlaneRegistration: `DedicatedReady`"
+_ENDPOINT: Final = "ControlPlaneEndpoint: `Ready`"
+_REACHABLE: Final = "ControlPlaneEndpoint: `Reachable`"
+_CLASS: Final = "ControlPlaneClass: `Ready`"
+_ANY: Final = "Every kind: `Ready`, or `Synced` while what is published stays good"
+_TABLES: Final = (
+    _READY,
+    _ANY,
+    _UP_TO_DATE,
+    _CLASS_FOUND,
+    _FACTS,
+    _ADDONS,
+    _DELETING,
+    _REGISTRATION,
+    _DEDICATED,
+    _ENDPOINT,
+    _REACHABLE,
+    _CLASS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Traits:
+    tables: tuple[str, ...]
+    phase: ControlPlanePhase
+    waits_for_event: bool
+    transient: bool
+    expected: bool
+
+
+def _in(
+    *tables: str,
+    phase: ControlPlanePhase = ControlPlanePhase.FAILED,
+    waits: bool = False,
+    transient: bool = False,
+    expected: bool = False,
+) -> _Traits:
+    return _Traits(tables, phase, waits_for_event=waits, transient=transient, expected=expected)
+
+
+_PENDING: Final = ControlPlanePhase.PENDING
+_PROVISIONING: Final = ControlPlanePhase.PROVISIONING
+_TERMINATING: Final = ControlPlanePhase.TERMINATING
+
+
+class Reason(StrEnum):
+    """Why a condition is what it is, with what to do about it."""
+
+    meaning: str
+    """What to do, or what the operator does, in one sentence."""
+    waits_for_event: bool
+    """Only a change of a watched object helps, so the operator does not retry by time."""
+    transient: bool
+    """It passes without a person."""
+    expected: bool
+    """Part of normal work: its Event is no warning, and the metric of failures does not count it."""
+    traits: _Traits
+    """Where it is used, and which phase it leads to."""
+
+    def __new__(cls, word: str, meaning: str, traits: _Traits) -> Self:
+        member = str.__new__(cls, word)
+        member._value_ = word
+        member.meaning = meaning
+        member.waits_for_event = traits.waits_for_event
+        member.transient = traits.transient
+        member.expected = traits.expected
+        member.traits = traits
+        return member
+
+    # What is well
+    RECONCILED = ("Reconciled", "nothing to do", _in(_READY, _ENDPOINT, phase=ControlPlanePhase.READY))
+    VALID = ("Valid", "nothing to do", _in(_CLASS))
+    RESOLVED = ("Resolved", "nothing to do: services can run", _in(_REGISTRATION))
+    ANSWERED = ("Answered", "nothing to do: `/readyz` answered", _in(_REACHABLE))
+    RUN_BY_KPLANE = ("RunByKplane", "kplane runs the API server", _in(_FACTS))
+    ENDPOINT_REFERENCED = ("EndpointReferenced", "the API server at `spec.endpointRef` is adopted", _in(_FACTS))
+    NOT_SUPPORTED = ("NotSupported", "the message names the fields that have no effect", _in(_FACTS))
+    PAUSED_BY_ANNOTATION = ("PausedByAnnotation", "remove the annotation to resume", _in(_FACTS))
+
+    # What a control plane needs
+    INVALID_CLUSTER_PATH = (
+        "InvalidClusterPath",
+        "set `spec.virtual.clusterPath` to a DNS label, or back",
+        _in(_READY, waits=True),
+    )
+    CLUSTER_PATH_RESERVED = (
+        "ClusterPathReserved",
+        "choose another `spec.virtual.clusterPath`",
+        _in(_READY, waits=True),
+    )
+    CLUSTER_PATH_IN_USE = (
+        "ClusterPathInUse",
+        "choose another `spec.virtual.clusterPath`, or revert the endpoint's URL",
+        _in(_READY, phase=_PENDING),
+    )
+    ENDPOINT_IN_USE = (
+        "EndpointInUse",
+        "correct the endpoint's URL, or delete the other control plane",
+        _in(_READY, phase=_PENDING),
+    )
+    CLASS_NOT_FOUND = (
+        "ClassNotFound",
+        "create the class, or name another",
+        _in(_READY, _CLASS_FOUND, phase=_PENDING, waits=True),
+    )
+    CLASS_INVALID = (
+        "ClassInvalid",
+        "correct the class, or upgrade the operator",
+        _in(_READY, _CLASS_FOUND, _CLASS, waits=True),
+    )
+    MODE_NOT_ALLOWED = ("ModeNotAllowed", "name a class that allows this mode", _in(_READY, _CLASS_FOUND, waits=True))
+    AUTH_MODEL_NOT_SUPPORTED = (
+        "AuthModelNotSupported",
+        "name a class with `auth.model: token`: x509 needs the client CA",
+        _in(_READY, _CLASS_FOUND, waits=True),
+    )
+    ROLE_NOT_FOUND = (
+        "RoleNotFound",
+        "create the ClusterRole in the control plane, or correct `auth.defaultRole`",
+        _in(_READY),
+    )
+    ENDPOINT_PENDING = (
+        "EndpointPending",
+        "create the ControlPlaneEndpoint, or give it a URL",
+        _in(_READY, _ENDPOINT, _REGISTRATION, phase=_PENDING, waits=True, expected=True),
+    )
+    ENDPOINT_INVALID = ("EndpointInvalid", "correct the ControlPlaneEndpoint", _in(_READY, _ENDPOINT, _REGISTRATION))
+    CREDENTIALS_MISSING = (
+        "CredentialsMissing",
+        "name a Secret with a working kubeconfig in `spec.credentialsSecretRef`",
+        _in(_READY, _ENDPOINT, phase=_PENDING),
+    )
+    CREDENTIALS_REJECTED = (
+        "CredentialsRejected",
+        "replace the kubeconfig in the endpoint's Secret",
+        _in(_READY, _ADDONS),
+    )
+    SECRET_NOT_ALLOWED = (
+        "SecretNotAllowed",
+        "label the Secret as the message says",
+        _in(_READY, _ENDPOINT, _REGISTRATION),
+    )
+    ENDPOINT_UNREACHABLE = (
+        "EndpointUnreachable",
+        "check the address; the operator retries",
+        _in(_READY, _REACHABLE, _ADDONS, phase=_PROVISIONING, transient=True),
+    )
+    CERTIFICATE_INVALID = (
+        "CertificateInvalid",
+        "check the address and its certificate; the operator retries",
+        _in(_READY, _REACHABLE, _ADDONS, phase=_PROVISIONING),
+    )
+    ANSWER_TOO_LARGE = (
+        "AnswerTooLarge",
+        "the API server sends more than kplane accepts; the operator retries",
+        _in(_READY, _REACHABLE, _ADDONS),
+    )
+    VERSION_NOT_ALLOWED = (
+        "VersionNotAllowed",
+        "set another `spec.version`, or another version of the class",
+        _in(_READY, _UP_TO_DATE, waits=True),
+    )
+    VERSION_NOT_AVAILABLE = (
+        "VersionNotAvailable",
+        "set another version, or make this one available",
+        _in(_READY, _UP_TO_DATE),
+    )
+    DATA_RETAINED = (
+        "DataRetained",
+        "[adopt the data](operate.md#retained-data), or choose another name or path",
+        _in(_READY, phase=_PENDING, waits=True),
+    )
+    NAMESPACE_CONFLICT = ("NamespaceConflict", "delete that namespace, or choose another name", _in(_READY))
+    PROVISIONING = (
+        "Provisioning",
+        "wait; the message says for what",
+        _in(_READY, phase=_PROVISIONING, transient=True, expected=True),
+    )
+    API_SERVER_NOT_READY = (
+        "APIServerNotReady",
+        "wait; the operator starts it again, and the message says how far it is",
+        _in(_READY, phase=_PROVISIONING, transient=True),
+    )
+    BOOTSTRAPPING = (
+        "Bootstrapping",
+        "wait; the operator retries what the message names",
+        _in(_READY, phase=_PROVISIONING, transient=True, expected=True),
+    )
+    DELETING = (
+        "Deleting",
+        "wait; the message says for what",
+        _in(_READY, _REGISTRATION, phase=_TERMINATING, transient=True, expected=True),
+    )
+    FAILED = ("Failed", "the message says what is wrong", _in(_READY))
+
+    # What keeps any object from being reconciled
+    MANAGEMENT_CLUSTER_REFUSED = (
+        "ManagementClusterRefused",
+        "raise the quota, or correct the admission policy; the operator retries",
+        _in(_ANY, _DEDICATED),
+    )
+    SPEC_INVALID = (
+        "SpecInvalid",
+        "correct the field that the message names, or upgrade the operator",
+        _in(_ANY, waits=True),
+    )
+    TIMED_OUT = (
+        "TimedOut",
+        "check what answers slowly; the operator retries",
+        _in(_ANY, phase=_PROVISIONING, transient=True),
+    )
+    INTERNAL_ERROR = ("InternalError", "report this fault of the operator, with its log", _in(_ANY))
+
+    # What an API server is not yet, or no longer
+    ROLLING_OUT = (
+        "RollingOut",
+        "wait: the next API server is not ready yet",
+        _in(_UP_TO_DATE, transient=True, expected=True),
+    )
+    VERSION_DIFFERS = ("VersionDiffers", "correct the image or program: it reports another version", _in(_UP_TO_DATE))
+
+    # Add-ons
+    INSTALLED = ("Installed", "nothing to do", _in(_ADDONS))
+    INSTALLING = ("Installing", "wait", _in(_ADDONS, transient=True, expected=True))
+    ADDON_UNKNOWN = (
+        "AddonUnknown",
+        "create the ConfigMap that the message names, or remove the add-on",
+        _in(_ADDONS, _CLASS, waits=True),
+    )
+    BUNDLE_INVALID = ("BundleInvalid", "correct the manifests that the message names", _in(_ADDONS, _CLASS, waits=True))
+    ADDON_FAILED = ("AddonFailed", "correct the objects that the message names; the operator retries", _in(_ADDONS))
+
+    # The steps of a removal
+    REGISTRATIONS_PENDING = (
+        "RegistrationsPending",
+        "registrations are still ready for it",
+        _in(_DELETING, phase=_TERMINATING, transient=True, expected=True),
+    )
+    INSTANCES_ENDING = (
+        "InstancesEnding",
+        "instances have not confirmed their end; 30 s at most",
+        _in(_DELETING, phase=_TERMINATING, transient=True, expected=True),
+    )
+    REVOKING_CREDENTIALS = (
+        "RevokingCredentials",
+        "credentials are revoked, and the API server stops",
+        _in(_DELETING, phase=_TERMINATING, transient=True, expected=True),
+    )
+    DELETING_DATA = (
+        "DeletingData",
+        "policy Destroy: the keys, or the etcd with its volume, are deleted",
+        _in(_DELETING, phase=_TERMINATING, transient=True, expected=True),
+    )
+    VERIFYING_EMPTY = (
+        "VerifyingEmpty",
+        "policy Destroy: the operator looks for keys once more",
+        _in(_DELETING, phase=_TERMINATING, transient=True, expected=True),
+    )
+    RETAINING_DATA = (
+        "RetainingData",
+        "policy Retain: the data and a record of them stay",
+        _in(_DELETING, phase=_TERMINATING, transient=True, expected=True),
+    )
+    REMOVING_NAMESPACE = (
+        "RemovingNamespace",
+        "the namespace is removed with what is in it",
+        _in(_DELETING, phase=_TERMINATING, transient=True, expected=True),
+    )
+
+    # Registrations
+    CONTROL_PLANE_NOT_FOUND = (
+        "ControlPlaneNotFound",
+        "create the control plane, or correct `spec.controlPlaneRef`",
+        _in(_REGISTRATION, waits=True),
+    )
+    CONTROL_PLANE_NOT_READY = (
+        "ControlPlaneNotReady",
+        "wait, or see the control plane's conditions",
+        _in(_REGISTRATION, waits=True),
+    )
+    KUBECONFIG_PENDING = (
+        "KubeconfigPending",
+        "wait until the control plane has published its kubeconfig",
+        _in(_REGISTRATION, waits=True, expected=True),
+    )
+    SECRET_NOT_FOUND = ("SecretNotFound", "create the Secret, or omit `spec.kubeconfigSecretRef`", _in(_REGISTRATION))
+    DEDICATED_NOT_AVAILABLE = (
+        "DedicatedNotAvailable",
+        "[tell the operator how to run mcm](mcm.md#an-mcm-for-one-registration), or set mode Shared",
+        _in(_REGISTRATION, waits=True),
+    )
+    MCM_RUNNING = ("McmRunning", "nothing to do", _in(_DEDICATED))
+    MCM_STARTING = ("McmStarting", "wait", _in(_DEDICATED, transient=True, expected=True))
+    MCM_ENDING = (
+        "McmEnding",
+        "wait; delete a pod on a lost node with `--force`",
+        _in(_REGISTRATION, _DEDICATED, transient=True, expected=True),
+    )
+    WAITING_FOR_SHARED = (
+        "WaitingForShared",
+        "wait until the shared mcm confirms that its instance ended",
+        _in(_DEDICATED, transient=True, expected=True),
+    )
+    MCM_FAILED = ("McmFailed", "see the program's last words in the message; the operator retries", _in(_DEDICATED))
+
+    # Endpoints
+    PROBING = ("Probing", "wait for the first answer", _in(_REACHABLE, transient=True, expected=True))
+
+    def phase(self, *, published: bool) -> ControlPlanePhase:
+        """Return the phase of a control plane whose condition Ready has this reason.
+
+        Once published it is neither Pending nor Provisioning again. It is Unavailable while the reason passes without a
+        person, and Failed while a person has to act.
+        """
+        wanted = self.traits.phase
+        if not published or wanted in {ControlPlanePhase.READY, ControlPlanePhase.TERMINATING}:
+            return wanted
+        return ControlPlanePhase.UNAVAILABLE if self.transient else ControlPlanePhase.FAILED
+
+    def is_in(self, table: str) -> bool:
+        """Whether conditions of this table can have the reason."""
+        return table in self.traits.tables
+
+
+def reason_tables() -> Iterator[str]:
+    """Yield the lines of the tables of reasons, in Markdown."""
+    for table in _TABLES:
+        yield from (f"### {table}", "", *_rows(table), "")
+
+
+def _rows(table: str) -> Iterator[str]:
+    with_phase = table in {_READY, _ANY}
+    yield "| reason | retried |" + (" phase at first | once published |" if with_phase else "") + " what to do |"
+    yield "|---|---|" + ("---|---|" if with_phase else "") + "---|"
+    for reason in Reason:
+        if not reason.is_in(table):
+            continue
+        retried = "on an event" if reason.waits_for_event else "by time"
+        phases = f" {reason.phase(published=False)} | {reason.phase(published=True)} |" if with_phase else ""
+        yield f"| `{reason}` | {retried} |{phases} {reason.meaning} |"

@@ -1,0 +1,70 @@
+"""Sets conditions as of now, and those of a pause and of what is not supported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+from kplane.api import (
+    Condition,
+    ConditionStatus,
+    ResourceModel,
+    set_condition,
+)
+from kplane.api.conditions import PAUSED
+from kplane.api.names import PAUSED_ANNOTATION
+from kplane.controlplane_operator.reasons import Reason
+
+__all__ = ["is_paused", "with_condition", "with_pause", "with_supported", "without_pause"]
+
+
+def with_condition(
+    conditions: Iterable[Condition],
+    *,
+    of: ResourceModel,
+    type: str = "Ready",  # noqa: A002 - upstream's word
+    status: ConditionStatus,
+    reason: str,
+    message: str,
+) -> list[Condition]:
+    """Return the conditions with one set as of now, for the generation of the object."""
+    return set_condition(
+        conditions,
+        type=type,
+        status=status,
+        reason=reason,
+        message=message,
+        observed_generation=of.metadata.generation,
+        now=datetime.now(UTC),
+    )
+
+
+def with_supported(conditions: Iterable[Condition], *, of: ResourceModel, missing: Iterable[str]) -> list[Condition]:
+    """Return the conditions with Supported=False where sentences say what is not acted on, and without it otherwise."""
+    told = "; ".join(missing)
+    if told:
+        return with_condition(
+            conditions, of=of, type="Supported", status="False", reason=Reason.NOT_SUPPORTED, message=told
+        )
+    return [condition for condition in conditions if condition.type != "Supported"]
+
+
+_REASON: Final = "PausedByAnnotation"
+
+
+def is_paused(of: ResourceModel) -> bool:
+    """Tell whether the object carries the annotation that has it left alone."""
+    return of.metadata.annotations.get(PAUSED_ANNOTATION) == "true"
+
+
+def with_pause(conditions: Iterable[Condition], *, of: ResourceModel, left: str) -> list[Condition]:
+    """Return the conditions with Paused=True; `left` says in a clause what is not done meanwhile."""
+    waits = "; its deletion waits as well" if of.deleting else ""
+    message = f"annotation {PAUSED_ANNOTATION} is set, so {left}{waits}; remove the annotation to resume"
+    return with_condition(conditions, of=of, type=PAUSED, status="True", reason=_REASON, message=message)
+
+
+def without_pause(conditions: Iterable[Condition]) -> list[Condition]:
+    """Return the conditions of an object that is not paused any more, or never was."""
+    return [condition for condition in conditions if condition.type != PAUSED]

@@ -1,0 +1,89 @@
+"""The status of a control plane is made of what the phases of one pass found."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kplane.api import ControlPlane, find_condition
+from kplane.api.conditions import SYNCED
+from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.class_policy import ClassInForce
+from kplane.controlplane_operator.controlplanes.credentials import Credentials
+from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler, Pass
+from kplane.controlplane_operator.endpoints.addresses import Addresses
+from kplane.controlplane_operator.errors import RoleMissing
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.provider import ClusterConfig
+
+_URL = "https://acme"
+_PUBLISHED = {"endpoint": _URL, "version": "v1.36.3"}
+
+
+@pytest.fixture
+def reconciler() -> ControlPlaneReconciler:
+    parts: Any = SimpleNamespace(stores=Stores(), enforces_resources=True)
+    return ControlPlaneReconciler(
+        parts, provisioners=parts, namespaces=parts, claims=parts, switch=parts, removal=parts, runtime=parts
+    )
+
+
+def look(*, status: dict[str, Any] | None = None, **found: Any) -> Pass:
+    control_plane = ControlPlane.model_validate(
+        {"metadata": {"name": "acme", "uid": "1", "generation": 3}, "spec": {}, "status": status or {}}
+    )
+    return Pass(control_plane, ClassInForce(None), AsyncExitStack(), **found)
+
+
+def published(**found: Any) -> dict[str, Any]:
+    administrator = ClusterConfig(server=_URL, token="administrator")
+    provision = Provision(Addresses(_URL, _URL, _URL), administrator=administrator, authorities=None)
+    credentials = cast("Credentials", SimpleNamespace(lacking=None, **found))
+    return {"provision": provision, "credentials": credentials, "published": _PUBLISHED}
+
+
+@pytest.mark.parametrize(
+    ("reason", "first", "later"),
+    [
+        (Reason.PROVISIONING, "Provisioning", "Unavailable"),
+        (Reason.API_SERVER_NOT_READY, "Provisioning", "Unavailable"),
+        (Reason.CREDENTIALS_MISSING, "Pending", "Failed"),
+    ],
+)
+def test_once_published_it_is_never_at_its_beginning_again_and_keeps_what_is_published(
+    reconciler: ControlPlaneReconciler, reason: Reason, first: str, later: str
+) -> None:
+    failure = ConditionError(reason, "not now")
+    assert reconciler._status(look(failure=failure)).phase == first
+    status = reconciler._status(look(failure=failure, status=_PUBLISHED))
+    assert (status.phase, status.endpoint, status.version) == (later, _URL, "v1.36.3")
+    ready = find_condition(status.conditions, "Ready")
+    assert ready is not None
+    assert (ready.status, ready.reason, ready.message, ready.observed_generation) == ("False", reason, "not now", 3)
+
+
+def test_it_is_ready_when_all_phases_have_been_passed(reconciler: ControlPlaneReconciler) -> None:
+    kept = {
+        "type": SYNCED,
+        "status": "False",
+        "reason": "TimedOut",
+        "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    status = reconciler._status(look(status={"conditions": [kept]}, **published()))
+    assert (status.phase, status.endpoint, status.observed_generation) == ("Ready", _URL, 3)
+    assert [(each.type, each.status, each.reason) for each in status.conditions] == [("Ready", "True", "Reconciled")]
+
+
+def test_what_is_published_is_renewed_while_a_person_is_needed(reconciler: ControlPlaneReconciler) -> None:
+    found = published() | {"credentials": SimpleNamespace(lacking=RoleMissing("no such role"))}
+    status = reconciler._status(look(status=_PUBLISHED, **found))
+    assert (status.phase, status.conditions[0].reason) == ("Failed", "RoleNotFound")
+    taken = ConditionError(Reason.ENDPOINT_INVALID, "another one's")
+    status = reconciler._status(look(status={"endpoint": "https://old"}, failure=taken, **published()))
+    assert (status.phase, status.endpoint, status.conditions[0].reason) == ("Failed", _URL, "EndpointInvalid")

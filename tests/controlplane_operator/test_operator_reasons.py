@@ -1,0 +1,62 @@
+"""Reasons decide phases, and are labels of a metric, so they are few."""
+
+from __future__ import annotations
+
+import pytest
+
+from kplane.api import ControlPlanePhase
+from kplane.controlplane_operator.reasons import Reason, reason_tables
+from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
+from kplane.provider import NotFound, ProviderError, Unreachable
+from kplane.provider.errors import AnswerTooLarge, Unauthorized
+
+_FIRST = {ControlPlanePhase.PENDING, ControlPlanePhase.PROVISIONING}
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_what_was_published_is_never_at_its_beginning_again(reason: Reason) -> None:
+    assert reason.phase(published=True) not in _FIRST
+
+
+@pytest.mark.parametrize(
+    ("reason", "first", "published"),
+    [
+        (Reason.RECONCILED, "Ready", "Ready"),
+        (Reason.PROVISIONING, "Provisioning", "Unavailable"),
+        (Reason.API_SERVER_NOT_READY, "Provisioning", "Unavailable"),
+        (Reason.ENDPOINT_UNREACHABLE, "Provisioning", "Unavailable"),
+        (Reason.CERTIFICATE_INVALID, "Provisioning", "Failed"),
+        (Reason.CLASS_NOT_FOUND, "Pending", "Failed"),
+        (Reason.CLUSTER_PATH_IN_USE, "Pending", "Failed"),
+        (Reason.ROLE_NOT_FOUND, "Failed", "Failed"),
+        (Reason.REVOKING_CREDENTIALS, "Terminating", "Terminating"),
+    ],
+)
+def test_a_person_is_needed_where_it_failed(reason: Reason, first: str, published: str) -> None:
+    assert (reason.phase(published=False), reason.phase(published=True)) == (first, published)
+
+
+def test_reasons_are_words_and_each_is_in_a_table() -> None:
+    shown = "\n".join(reason_tables())
+    assert {reason for reason in Reason if f"| `{reason}` |" not in shown} == set()
+    assert len(Reason) < 80
+
+
+def test_an_error_is_retried_as_its_reason_says_unless_it_says_otherwise() -> None:
+    assert ConditionError(Reason.CLASS_NOT_FOUND, "m").waits_for_event
+    assert not ConditionError(Reason.FAILED, "m").waits_for_event
+    assert ConditionError(Reason.ENDPOINT_INVALID, "m", waits_for_event=True).waits_for_event
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (Unreachable("m", kind="connect"), Reason.ENDPOINT_UNREACHABLE),
+        (Unreachable("m", kind="tls", reason="CertificateInvalid"), Reason.CERTIFICATE_INVALID),
+        (AnswerTooLarge("m"), Reason.ANSWER_TOO_LARGE),
+        (Unauthorized(401, "Unauthorized", "m"), Reason.CREDENTIALS_REJECTED),
+        (NotFound(404, "NotFound", "m"), Reason.BOOTSTRAPPING),
+    ],
+)
+def test_what_a_tenants_api_server_says_is_one_of_them(error: ProviderError, reason: Reason) -> None:
+    assert tenant_error("https://acme", error).reason is reason
