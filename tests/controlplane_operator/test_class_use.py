@@ -15,6 +15,8 @@ from kplane.controlplane_operator.watch import event_routing
 from kplane.controlplane_operator.watch.class_usage import named, unserved
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
 
+from .queues import taken
+
 
 def control_plane(
     name: str, *, chosen: str | None = "gold", version: int = 1, reason: str | None = None, adopted: bool = False
@@ -64,15 +66,15 @@ def wired(monkeypatch: pytest.MonkeyPatch) -> tuple[Stores, Queues]:
 
 async def given(queues: Queues, number: int) -> list[str]:
     """Take so many keys out of the queue of classes, and those that come a little later."""
-    taken: list[str] = []
+    found: list[str] = []
 
     async def take() -> None:
-        key = await queues.classes.get()
-        taken.append(key[1])
+        key = await taken(queues.classes)
+        found.append(key[1])
         queues.classes.done(key)
 
     async with asyncio.timeout(10.0):
-        while len(taken) < number:
+        while len(found) < number:
             await take()
     try:
         async with asyncio.timeout(0.1):
@@ -112,7 +114,7 @@ async def test_the_status_of_a_class_wakes_none_of_its_control_planes(wired: tup
     written = {"metadata": {"name": "gold", "uid": "gold", "resourceVersion": "5"}, "spec": {}}
     stores.classes.apply(written)
     while len(queues.control_planes):
-        queues.control_planes.done(await queues.control_planes.get())
+        queues.control_planes.done(await taken(queues.control_planes))
     await given(queues, 1)
     stores.classes.apply({**written, "metadata": {**written["metadata"], "resourceVersion": "6"}, "status": {"a": 1}})
     assert len(queues.classes) == 0

@@ -13,6 +13,8 @@ from kplane.controlplane_operator.watch.cache import Change, Store
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
 from kplane.provider.client.resources import SECRETS
 
+from .queues import taken
+
 
 def secret(name: str, version: int, **data: str) -> dict[str, Any]:
     return {"metadata": {"name": name, "namespace": "ns", "resourceVersion": str(version)}, "data": data}
@@ -82,7 +84,7 @@ async def woken(stores: Stores, queues: Queues) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name, queue in queues.by_name().items():
         while len(queue):
-            key = await queue.get()
+            key = await taken(queue)
             queue.done(key)
             found.setdefault(name, set()).add(key[1])
     return found

@@ -26,6 +26,8 @@ from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import CLUSTER_ROLES
 from kplane.workloads import Phase, Runtime, RuntimeFailure
 
+from .queues import taken
+
 KEY: Key = ("", "foo")
 _versions = itertools.count(100)
 
@@ -214,7 +216,7 @@ async def test_an_end_that_lasts_is_told_once_and_is_no_trouble() -> None:
 
 async def drained(queues: Queues) -> None:
     while len(queues.mcms):
-        queues.mcms.done(await queues.mcms.get())
+        queues.mcms.done(await taken(queues.mcms))
 
 
 async def test_an_end_that_lasts_is_awaited_though_its_rights_are_gone() -> None:

@@ -17,6 +17,8 @@ from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores
 from kplane.provider import ClusterConfig
 
+from .queues import taken
+
 _OLD, _NEW = "https://old.example", "https://new.example"
 _ADMIN = {"name": "controlplane-acme-kubeconfig", "namespace": "kplane-cp-acme"}
 _CONTROLLERS = {"name": "controlplane-acme-controllers", "namespace": "kplane-cp-acme"}
@@ -79,7 +81,7 @@ async def test_a_move_waits_until_registrations_have_let_go() -> None:
             steps.append("written")
 
     task = asyncio.create_task(move())
-    key = await asyncio.wait_for(world.queues.registrations.get(), 1)
+    key = await asyncio.wait_for(taken(world.queues.registrations), 1)
     assert key == ("", "reg")
     assert steps == []
     async with world.switch.resolving("acme"):
@@ -95,7 +97,7 @@ async def test_a_move_waits_until_registrations_have_let_go() -> None:
     assert steps == ["let go", "written"]
     world.queues.registrations.done(key)
     # It is told that it may name the new one.
-    assert await asyncio.wait_for(world.queues.registrations.get(), 1) == key
+    assert await asyncio.wait_for(taken(world.queues.registrations), 1) == key
 
 
 async def test_what_is_published_during_a_move_is_waited_for_too() -> None:
