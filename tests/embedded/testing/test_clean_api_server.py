@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from kplane.binaries.programs import Binaries
+from kplane.provider import Client, ClusterConfig
 from kplane.testing.clean.client import CleanServer
 from kplane.workloads import find_processes
 
@@ -84,30 +86,38 @@ def kubectl(server: CleanServer, binaries: Binaries) -> Callable[..., str]:
     return run
 
 
-def _everything(server: CleanServer, kubectl: Callable[..., str]) -> dict[str, Any]:
+LISTS = (
+    "/api/v1/namespaces",
+    "/api/v1/configmaps",
+    "/api/v1/services",
+    "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+    "/apis/apiregistration.k8s.io/v1/apiservices",
+    "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "/apis/rbac.authorization.k8s.io/v1/roles",
+    "/apis/rbac.authorization.k8s.io/v1/rolebindings",
+)
+
+
+def _everything(server: CleanServer) -> dict[str, Any]:
     """What an API server shows that is the same after every reset, of lists from its watch caches, as clients do."""
-    found = {}
-    for path in (
-        "/api/v1/namespaces",
-        "/api/v1/configmaps",
-        "/api/v1/services",
-        "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
-        "/apis/apiregistration.k8s.io/v1/apiservices",
-        "/apis/rbac.authorization.k8s.io/v1/clusterroles",
-        "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-        "/apis/rbac.authorization.k8s.io/v1/roles",
-        "/apis/rbac.authorization.k8s.io/v1/rolebindings",
-    ):
-        items = json.loads(kubectl("get", "--raw", f"{path}?resourceVersion=0"))["items"]
-        found[path] = sorted((each["metadata"]["name"], each["metadata"]["uid"]) for each in items)
-    found["discovery"] = sorted(group["name"] for group in json.loads(kubectl("get", "--raw", "/apis"))["groups"])
-    return found
+
+    async def read() -> dict[str, Any]:
+        async with Client(ClusterConfig.load(server.kubeconfig)) as client:
+            found: dict[str, Any] = {}
+            for path in LISTS:
+                items = (await client.request("GET", path, params={"resourceVersion": "0"}))["items"]
+                found[path] = sorted((each["metadata"]["name"], each["metadata"]["uid"]) for each in items)
+            groups = (await client.request("GET", "/apis"))["groups"]
+            return found | {"discovery": sorted(group["name"] for group in groups)}
+
+    return asyncio.run(read())
 
 
 def test_the_same_names_again_for_five_rounds_and_nothing_is_left(
     server: CleanServer, kubectl: Callable[..., str]
 ) -> None:
-    clean = _everything(server, kubectl)
+    clean = _everything(server)
     for _ in range(5):
         kubectl("create", "namespace", "shop")
         for number in range(3):
@@ -123,7 +133,7 @@ def test_the_same_names_again_for_five_rounds_and_nothing_is_left(
         assert kubectl("auth", "can-i", "get", "secrets", "--as=jane").strip() == "yes"
         changed = server.clean()
         assert changed["changes"] > 10
-        assert _everything(server, kubectl) == clean
+        assert _everything(server) == clean
         kubectl("auth", "can-i", "get", "secrets", "--as=jane", refused="")
         kubectl("get", "--raw", "/apis/example.com/v1", refused="NotFound")
         kubectl("create", "configmap", "c0", "-n=shop", refused="not found")
