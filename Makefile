@@ -177,10 +177,9 @@ manifests: venv ## Write deploy/install.yaml: the chart with its defaults, for i
 	@mv deploy/install.yaml.new deploy/install.yaml
 
 .PHONY: generate
-generate: venv ## Write what is generated from the code: the CRD manifests, the chart's copies of them, and the tables of flags in docs/
+generate: venv ## Write what is generated from the code: the CRD manifests, the chart's copies of them, docs/reference.md
 	@$(RUN) -m kplane.api.generate
 	@$(RUN) -m tools.reference
-	@$(RUN) -m tools.mcm_flags
 	@rm -f deploy/chart/kplane/files/crds/*.yaml
 	@cp crds/*.yaml deploy/chart/kplane/files/crds/
 

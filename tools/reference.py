@@ -10,6 +10,7 @@ from typing import Final
 
 from kplane.controlplane_operator.config import OperatorConfig
 from kplane.controlplane_operator.reasons import reason_tables
+from kplane.mcm.settings import Settings
 
 __all__ = ["main", "render"]
 
@@ -33,8 +34,9 @@ _HEAD: Final = (
 
 def render() -> str:
     """Return the page as it should be."""
-    flags = ("## Flags of controlplane-operator", "", *OperatorConfig.reference())
-    return "\n".join([*_HEAD, *reason_tables(), *flags]) + "\n"
+    operator = ("## Flags of controlplane-operator", "", *OperatorConfig.reference(), "")
+    mcm = ("## Flags of mcm", "", *Settings.reference())
+    return "\n".join([*_HEAD, *reason_tables(), *operator, *mcm]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

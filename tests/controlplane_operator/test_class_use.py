@@ -81,7 +81,7 @@ async def given(queues: Queues, number: int) -> list[str]:
             while True:
                 await take()
     except TimeoutError:
-        return sorted(taken)
+        return sorted(found)
 
 
 async def test_many_control_planes_at_once_are_one_look_at_their_class(wired: tuple[Stores, Queues]) -> None:

@@ -139,9 +139,8 @@ def test_a_kubeconfig_without_credentials_is_refused_with_a_sentence() -> None:
 
 
 def test_an_unknown_profile_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"unknown controllers\.profile 'Tiny'; use one of Core, Nodeless, Full"
-    ):
+    sentence = r"unknown controllers\.profile 'Tiny'; use one of Core, Nodeless, Full"
+    with pytest.raises(ConfigurationError, match=sentence):
         describe(profile="Tiny")
 
 

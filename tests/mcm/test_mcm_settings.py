@@ -8,7 +8,6 @@ import pytest
 
 from kplane.api.configuration import HostPort
 from kplane.mcm.settings import Settings
-from tools.mcm_flags import main as write_flags
 
 
 def parse(tmp_path: Path, *more: str) -> Settings:
@@ -119,7 +118,3 @@ def test_the_environment_can_take_the_place_of_flags(tmp_path: Path) -> None:
     given = [f"--state-dir={tmp_path}", f"--programs-dir={tmp_path}", "--instance-memory-mib=64"]
     settings = Settings.parse(given, environment=environment)
     assert (settings.log_level, settings.instance_memory_mib) == ("debug", 64)
-
-
-def test_the_documented_flags_are_those_of_the_code() -> None:
-    assert write_flags(["--check"]) == 0

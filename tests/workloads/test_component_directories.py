@@ -154,7 +154,7 @@ PORT = Port(number=1, name="http")
         ({"args": (f"{DATA}/x",)}, r"\$\(DATA\) is used, but data is not set"),
         ({"env": {"KPLANE_COMPONENT": "x"}}, "env must not set KPLANE_COMPONENT"),
         ({"args": ("a\0b",)}, "NUL"),
-        ({"program": "bin/sh"}, "neither a plain name nor an absolute path"),
+        ({"program": "bin/sh"}, "has to be a plain name or an absolute path"),
         ({"program": "/nowhere/sh"}, "looked for: /nowhere/sh"),
         ({"readiness": Probe(port="https", path="/")}, "port 'https', which is not in ports"),
         ({"ports": (PORT,), "readiness": Probe(port="http", path="/", ca="ca")}, "file 'ca', which is not in files"),

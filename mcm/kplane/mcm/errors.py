@@ -1,4 +1,4 @@
-"""What can go wrong in mcm itself."""
+"""Exceptions of mcm."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ class McmError(Exception):
 
 
 class ConfigurationError(McmError):
-    """A registration asks for something that no instance can be made of; the message says which value and why."""
+    """A registration or a flag has a value that mcm cannot use; the message says which value and why."""
 
 
 class NotAnnounced(McmError):
-    """An instance must not start, because its registration could not be told of it before; it is tried again."""
+    """An instance must not start, because mcm failed to announce it in its registration; the caller retries."""
 
 
 class RegistrationWithdrawn(McmError):
-    """A registration wants no instance any more, or not this one; a change of it is on its way."""
+    """A registration does not want this instance any more; the watch will deliver the change."""

@@ -56,11 +56,10 @@ class Instances(Aware):
         readers: bytes | None = None,
         admit: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`readers` is the authority of those that may read the metrics of instances, in PEM; None: nobody may.
+        """`readers` is the CA, in PEM, of the clients that may read metrics of instances; None: metrics are closed.
 
-        `admit` is awaited before an instance starts that is new in `all`; none starts where it raises. `flags` are of
-        kube-controller-manager. Without
-        `gate_pace` instances run whatever stands in the way of them in their cluster.
+        `admit` is awaited before new instances start; if it raises, they do not start. `flags` are of
+        kube-controller-manager. Without `gate_pace`, instances run without a look at their API server.
         """
         self._runtime = runtime
         self._observer = observer
@@ -84,7 +83,7 @@ class Instances(Aware):
         return [instance for instances in self._instances.values() for instance in instances]
 
     def profile(self, cluster: Cluster) -> str:
-        """Tell which controllers run for a cluster, in one word, whether or not there is an instance."""
+        """Return which controllers run for a cluster, in one word, whether or not there is an instance."""
         return controllers_name(cluster, flags=self._flags)
 
     @override

@@ -114,7 +114,7 @@ async def _check_flags(settings: Settings) -> None:
 async def _observer(
     settings: Settings, *, feed: ClusterFeed, client: Client, coordinator: Coordinator, version: str | None
 ) -> AsyncIterator[InstanceObserver]:
-    """Tell registrations of their instances in their status, if that is wanted, and in Events; endpoints in Events."""
+    """Report instances in Events, and with --report-status in the status of registrations."""
     registrations = feed.registrations
     async with contextlib.AsyncExitStack() as stack:
         told: InstanceObserver = NullReporter(registration=None)
@@ -180,7 +180,7 @@ async def _logs(settings: Settings, *, instances: Instances, runtime: ProcessRun
             for instance in instances.all()
         ]
 
-    # A stream of its own: Python flushes `sys.stdout` at the end, however long nobody reads that.
+    # A stream of its own: at its end Python flushes `sys.stdout`, and would wait for the reader.
     stream = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     logs = InstanceLogs(present, form=settings.instance_logs, stream=stream)
     unsubscribe = runtime.subscribe(logs.look)
@@ -192,7 +192,7 @@ async def _logs(settings: Settings, *, instances: Instances, runtime: ProcessRun
 
 
 async def _version(runtime: Runtime) -> str | None:
-    """Tell the version of the instances; that the program is missing is told where it is to run."""
+    """Return the version of the instances; that the program is missing is told where it is to run."""
     try:
         version = await runtime.version(PROGRAM)
     except WorkloadsError as error:

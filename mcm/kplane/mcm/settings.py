@@ -35,7 +35,7 @@ _BAD_USAGE: Final = 2
 
 def _memory(mebibytes: int) -> int:
     if mebibytes and mebibytes < _LEAST_MIB:
-        raise ValueError(f"this is neither 0 nor at least {_LEAST_MIB}")
+        raise ValueError(f"0 or at least {_LEAST_MIB} is needed")
     return mebibytes
 
 

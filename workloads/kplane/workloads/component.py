@@ -44,12 +44,12 @@ class Lifetime(enum.StrEnum):
     """It is killed with its supervisor (Linux: PR_SET_PDEATHSIG)."""
 
     INDEPENDENT = "Independent"
-    """It goes on, and the next supervisor adopts it."""
+    """It continues, and the next supervisor adopts it."""
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file that the program reads, delivered with mode 0600 in a directory that nobody else may enter."""
+    """A file that the program reads, delivered with mode 0600 in a directory of mode 0700."""
 
     content: bytes = field(repr=False)
     reloaded: bool = False
@@ -101,7 +101,7 @@ class Resources:
     memory_limit: str
     """A component that takes more is ended and started again; the others are not touched."""
     cpu_limit: str | None = None
-    """None: what nobody else uses."""
+    """None: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ class ProgramFailed(WorkloadsError):
     def __init__(self, message: str, *, exit_code: int | None = None, stderr: bytes = b"") -> None:
         super().__init__(message)
         self.exit_code = exit_code
-        """None where it did not start; negative: the number of the signal that ended it."""
+        """None if it did not start; negative: the number of the signal that ended it."""
         self.stderr = stderr
 
 

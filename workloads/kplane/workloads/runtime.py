@@ -70,15 +70,15 @@ class ComponentState:
     restarts: int = 0
     pid: int | None = None
     exit_code: int | None = None
-    """Of the last end; negative: the signal's number. None where it never ended or is not known."""
+    """Of the last end; negative: the signal's number. None if it never ended or is not known."""
     version: str | None = None
-    """Of the program, such as "1.36.3", as the present description has it; None where the runtime cannot tell."""
+    """Of the program, such as "1.36.3", as the present description has it; None if the runtime cannot tell."""
     rolling: bool = False
     """It is being replaced, because its description has changed. `message` says what is in the way then, also where the
     phase is READY: what was there before may serve on. Of that, something may be left even longer: see `settled`.
     """
     unobtainable: bool = False
-    """It does not run, because its program cannot be had: there is no such image, or nobody to pull it from."""
+    """It does not run, because its program cannot be had, for example because there is no such image."""
 
 
 class Runtime(Protocol):
@@ -90,16 +90,16 @@ class Runtime(Protocol):
         ...
 
     async def version(self, program: str) -> str | None:
-        """Tell the version of a program, such as "1.36.3", that components get which ask for none; None: not known.
+        """Return the version of a program, such as "1.36.3", that components get which ask for none; None: not known.
 
-        Raises `RuntimeFailure` where the program is missing, or does not say it in time.
+        Raises `RuntimeFailure` if the program is missing, or does not say it in time.
         """
         ...
 
     async def lacks(self, program: str, *, version: str) -> str | None:
-        """Say in a sentence why no component can have that version of the program; None where one can.
+        """Return a sentence that says why no component can have that version of the program; None if one can.
 
-        Raises `RuntimeFailure` where that cannot be found out.
+        Raises `RuntimeFailure` if that cannot be found out.
         """
         ...
 
@@ -111,7 +111,7 @@ class Runtime(Protocol):
         """Give the address under which a component will be reached; the same one until it is deleted.
 
         `ports` names the ports wanted. `exposed` asks for an external address too, where the runtime was told how.
-        Raises `RuntimeFailure` where no address can be had, or not yet.
+        Raises `RuntimeFailure` if no address can be had, or not yet.
         """
         ...
 
@@ -120,16 +120,16 @@ class Runtime(Protocol):
 
         Returns when it was started, not when it is ready: see `state` and `subscribe`. No two processes ever use the
         same data at once.
-        Raises `RuntimeFailure` where it cannot be started at all (no such program, no disk).
+        Raises `RuntimeFailure` if it cannot be started at all (no such program, no disk).
         """
         ...
 
     def state(self, name: str) -> ComponentState:
-        """Tell what is known of a component; phase ABSENT where there is none. Never blocks."""
+        """Return what is known of a component; phase ABSENT where there is none. Never blocks."""
         ...
 
     def settled(self, name: str) -> bool:
-        """Tell whether the component is ready as this runtime was told last, and nothing runs as it was told before.
+        """Return whether the component is ready as this runtime was told last, and nothing runs as it was told before.
 
         Files that programs read again by themselves are not waited for.
         """
@@ -156,7 +156,7 @@ class Runtime(Protocol):
 
 
 class NamedLocks:
-    """Locks by name, each of which exists only while somebody uses it."""
+    """Locks by name. A lock exists only while it is used."""
 
     def __init__(self) -> None:
         self._locks: dict[str, asyncio.Lock] = {}
@@ -164,7 +164,7 @@ class NamedLocks:
 
     @contextlib.asynccontextmanager
     async def holding(self, name: str) -> AsyncIterator[None]:
-        """Hold the lock of a name, once everybody who asked before has left it."""
+        """Hold the lock of a name, after all earlier callers have left it."""
         lock = self._locks.setdefault(name, asyncio.Lock())
         self._users[name] += 1
         try:

@@ -1,4 +1,4 @@
-"""Certificates between mcm and its instances: nobody but the instance answers mcm, and it answers nobody but mcm."""
+"""Certificates between mcm and its instances: mcm trusts only its instance, and the instance lets in only mcm."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from kplane.api import ControllersProfile
@@ -19,7 +20,6 @@ from kplane.workloads import DATA, FILES, Address, Component, File, Lifetime, Po
 
 __all__ = [
     "ENVIRONMENT",
-    "GRACE_SECONDS",
     "OPEN_FILES",
     "PORT",
     "PROGRAM",
@@ -27,9 +27,9 @@ __all__ = [
     "SERVING",
     "component_name",
     "configure",
-    "connection",
     "controllers_name",
     "controllers_named",
+    "instance_component",
     "keys_of",
 ]
 
@@ -48,13 +48,13 @@ OPEN_FILES: Final = 4096
 READERS: Final = "readers-ca.crt"
 """File with the authority of those that may read the metrics of an instance."""
 SERVING: Final = ("serving.crt", "serving.key")
-"""Files with what an instance shows to those that ask it."""
+"""Files with the serving certificate of an instance, and its key."""
 ENVIRONMENT: Final = {
-    # Trade a little CPU for memory, of which there is an amount for each cluster. Measured (docs/measured.md): 20 takes
-    # 1 MiB less than 30 at rest, and a tenth more of processor time when it is busy; 10 takes a third more.
+    # Trade a little CPU for memory, which each cluster costs. Measured (docs/measured.md): 20 takes 1 MiB less than 30
+    # at rest, and a tenth more processor time when it is busy. 10 takes a third more.
     "GOGC": "20",
     "GOMAXPROCS": "1",
-    # Nobody can ask for the heap profile that Go keeps samples for: up to 1 MiB of them and of what unwinds stacks.
+    # Profiling is off, so Go need not keep up to 1 MiB of samples for heap profiles.
     "GODEBUG": "memprofilerate=0",
 }
 GRACE_SECONDS: Final = 10.0
@@ -73,7 +73,7 @@ def component_name(registration: str, *, prefix: str = "kcm") -> str:
 
 
 def _controllers_wanted(cluster: Cluster, *, flags: Flags) -> ControllersProfile | tuple[str, ...]:
-    """Tell which controllers run: by the registration or its class, by mcm's `--controllers`, or those of Nodeless.
+    """Return which controllers run: by the registration or its class, by mcm's `--controllers`, or those of Nodeless.
 
     Raises ConfigurationError for a profile that is not known here.
     """
@@ -100,7 +100,7 @@ def controllers_name(cluster: Cluster, *, flags: Flags) -> str:
 
 
 def controllers_named(cluster: Cluster) -> tuple[str, ...]:
-    """List the controllers that the registration or its class names one by one; empty where it does not."""
+    """List the controllers that the registration or its class names one by one; empty if it does not."""
     return tuple(name for name in cluster.attributes.get(CONTROLLERS_ATTRIBUTE, "").split(",") if name)
 
 
@@ -129,41 +129,71 @@ def configure(
     `readers` is the authority of those that may read its metrics, in PEM.
 
     Where two descriptions differ only in files that kube-controller-manager reads again by itself, the process goes on.
-    Raises ConfigurationError where the profile is not known or the kubeconfig has no credentials.
+    Raises ConfigurationError if the profile is not known or the kubeconfig has no credentials.
     """
     wanted, keys = _controllers_wanted(cluster, flags=flags), keys_of(cluster)
-    arguments = [
+    arguments = (
         *flags.over(_DEFAULTS),
-        # The last one of a kind counts: what follows is so whatever the flags say.
-        f"--kubeconfig={FILES}/kubeconfig",
-        # With this it asks the API server for something before it serves /healthz. Without, it says that it is healthy
-        # while it waits for an API server that refuses it, for 10 seconds, or that is silent, for ever.
-        f"--authentication-kubeconfig={FILES}/kubeconfig",
-        f"--bind-address={address.host}",
-        f"--secure-port={address.ports[PORT]}",
-        f"--tls-cert-file={FILES}/serving.crt",
-        f"--tls-private-key-file={FILES}/serving.key",
         f"--controllers={','.join(controllers(wanted, keys=keys))}",
-        # mcm ends one instance before it starts the next: a Lease in each tenant would cost writes and say the same.
-        "--leader-elect=false",
         *(f"{flag}={FILES}/{name}" for name, flag in _KEY_FLAGS.items() if name in keys),
-        # In place of the authorities that the tenant's API server names, which then open nothing here.
-        *((f"--client-ca-file={FILES}/{READERS}",) if readers is not None else ()),
-    ]
-    return Component(
+    )
+    return instance_component(
+        cluster,
         name=component_name(cluster.name),
         program=program,
-        args=tuple(arguments),
+        arguments=arguments,
+        files={name: File(content, reloaded=name.startswith("signing-ca.")) for name, content in keys.items()},
+        environment=_environment(arguments),
+        address=address,
+        serving=serving,
+        readers=readers,
+        data=True,
+    )
+
+
+def instance_component(
+    cluster: Cluster,
+    *,
+    name: str,
+    program: str,
+    arguments: Sequence[str],
+    address: Address,
+    serving: ServingCertificate,
+    readers: bytes | None,
+    files: Mapping[str, File] = MappingProxyType({}),
+    environment: Mapping[str, str] = ENVIRONMENT,
+    data: bool = False,
+) -> Component:
+    """Describe an instance of any program by its own arguments and files: connection, port and life are the same."""
+    return Component(
+        name=name,
+        program=program,
+        args=(
+            *arguments,
+            # The last flag of a name counts, so these win over flags of the user.
+            f"--kubeconfig={FILES}/kubeconfig",
+            # With this flag it asks the API server for something before it serves /healthz. Without the flag it claims
+            # to be healthy while it waits for an API server: 10 seconds if that refuses it, for ever if it is silent.
+            f"--authentication-kubeconfig={FILES}/kubeconfig",
+            f"--bind-address={address.host}",
+            f"--secure-port={address.ports[PORT]}",
+            f"--tls-cert-file={FILES}/serving.crt",
+            f"--tls-private-key-file={FILES}/serving.key",
+            # mcm ends one instance before it starts the next: a Lease in each tenant would cost writes for nothing.
+            "--leader-elect=false",
+            # In place of the CAs that the tenant's API server names, which then open nothing here.
+            *((f"--client-ca-file={FILES}/{READERS}",) if readers is not None else ()),
+        ),
         files={
             **connection(cluster),
-            **{name: File(content, reloaded=name.startswith("signing-ca.")) for name, content in keys.items()},
+            **files,
             "serving.crt": File(serving.certificate),
             "serving.key": File(serving.key),
             **({READERS: File(readers)} if readers is not None else {}),
         },
-        env=_environment(arguments),
+        env=environment,
         ports=(Port(number=address.ports[PORT], name=PORT),),
-        data=True,
+        data=data,
         readiness=Probe(port=PORT, path="/healthz", ca="serving.crt"),
         lifetime=Lifetime.BOUND,
         open_files=OPEN_FILES,

@@ -19,11 +19,11 @@ _REFUSAL: Final = re.compile(r'^Error: (.+)$|"command failed"[, ]+"?err"?[=:]"((
 
 
 async def dry_run(program: Path, arguments: Sequence[str]) -> str | None:
-    """Return why kube-controller-manager does not take these arguments, in its own words; None where it does.
+    """Return why kube-controller-manager does not take these arguments, in its own words; None if it does.
 
     It validates all flags before it reads its kubeconfig, and here there is none: so the complaint about that one says
     that all the rest is well (upstream cmd/kube-controller-manager/app/options, `Config`). `--version` and `--help`
-    would have it parse them, and look at no value of `--controllers`. Raises RuntimeFailure where it cannot be asked.
+    would have it parse them, and look at no value of `--controllers`. Raises RuntimeFailure if it cannot be asked.
     """
     # Ours come first, so that no flag that lacks its value takes one of them for it.
     question = [f"--kubeconfig={_NOWHERE}", "--secure-port=0", *arguments]

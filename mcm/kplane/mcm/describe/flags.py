@@ -66,7 +66,7 @@ class Flags:
     arguments: tuple[str, ...] = ()
     """As they were given, in their order, without `--controllers`."""
     controllers: tuple[str, ...] = ()
-    """Of `--controllers`: what runs where neither registration nor class says it. Empty: it was not given."""
+    """Value of `--controllers`, the default of registrations and classes that name no controllers. Empty: not given."""
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> Flags:
@@ -127,7 +127,7 @@ NO_FLAGS: Final = Flags()
 async def check_flags(flags: Flags, *, program: str, directories: Sequence[Path]) -> None:
     """Ask every program of that name, of whatever version, whether it can be started with these flags.
 
-    Raises ConfigurationError where one refuses them, with its own words, or where there is none; RuntimeFailure where
+    Raises ConfigurationError if one refuses them, with its own words, or where there is none; RuntimeFailure where
     one cannot be asked.
     """
     found = find_programs(program, directories=directories)
@@ -143,7 +143,7 @@ async def check_flags(flags: Flags, *, program: str, directories: Sequence[Path]
 
 
 def _name(argument: str) -> str:
-    """Tell the name of a flag as kube-controller-manager understands it: it takes underscores for hyphens."""
+    """Return the name of a flag as kube-controller-manager understands it: it takes underscores for hyphens."""
     if not argument.startswith("--"):
         return "help" if argument == "-h" else ""
     return argument[2:].partition("=")[0].replace("_", "-")

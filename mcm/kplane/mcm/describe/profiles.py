@@ -13,8 +13,8 @@ CORE: Final = (
     "clusterrole-aggregation-controller",
     "garbage-collector-controller",
     "namespace-controller",
-    # The API server puts finalizers on claims and volumes by itself; without these three nothing takes them off again,
-    # and a namespace with a claim in it is never gone.
+    # The API server puts finalizers on claims and volumes. These three controllers remove them: without, a namespace
+    # with a claim never ends.
     "persistentvolume-protection-controller",
     "persistentvolumeclaim-protection-controller",
     "volumeattributesclass-protection-controller",

@@ -31,7 +31,7 @@ class Build:
     program: str
     """As `Component.program` has it: an absolute path, or a name where any version will do."""
     version: KubernetesVersion | None = None
-    """None where it is not known, and was not chosen by that."""
+    """None if it is not known, and was not chosen by that."""
 
 
 class Programs:
@@ -59,7 +59,7 @@ class Programs:
         newer than kube-apiserver, and each is one minor version older at most. Where the API server's version is not
         known, the first one counts.
 
-        Raises ConfigurationError where there is none that fits, RuntimeFailure where none tells its version.
+        Raises ConfigurationError if there is none that fits, RuntimeFailure where none tells its version.
         """
         reported = cluster.attributes.get(VERSION_ATTRIBUTE)
         server = KubernetesVersion.parse(f"{reported}.0") if reported else None
@@ -74,7 +74,7 @@ class Programs:
         raise ConfigurationError(
             f"registration {cluster.name}: its API server is Kubernetes {reported}, which needs {program}"
             f" {server.major}.{server.minor} or {server.major}.{server.minor - 1}, and there is {there} only; add one"
-            " (--programs-dir), or change the version of the control plane"
+            " of them (--programs-dir), or change the version of the control plane"
         )
 
     async def check_controllers(self, build: Build, names: tuple[str, ...], *, cluster: Cluster) -> None:
@@ -103,7 +103,7 @@ class Programs:
             )
 
     async def _builds(self, program: str) -> dict[KubernetesVersion, str]:
-        """Find each version once, in the first directory that has it. Raises RuntimeFailure where there is none."""
+        """Find each version once, in the first directory that has it. Raises RuntimeFailure if there is none."""
         paths = [str(path) for path in find_programs(program, directories=self._directories)] or [program]
         builds: dict[KubernetesVersion, str] = {}
         failures: list[str] = []

@@ -55,7 +55,7 @@ class APIServerProbe:
         self._sight: _Sight | None = None
 
     async def look(self, config: ClusterConfig) -> BlockingReason | None:
-        """Tell what is in the way of an instance now; None where there is nothing.
+        """Return what is in the way of an instance now; None if there is nothing.
 
         An API server that answers, be it that it refuses this request, is not in the way: what an instance makes of
         that, its own exit tells.

@@ -21,7 +21,7 @@ EXIT_REASONS: Final = (
 """Every reason that there may be; the last one is for all other ends."""
 
 KILLED_BY: Final = -9
-"""Exit code of what the kernel, or somebody, has killed."""
+"""Exit code after SIGKILL."""
 
 # What kube-controller-manager 1.34 to 1.36 writes at its end: cmd/kube-controller-manager/app (WaitForAPIServer,
 # leader election), k8s.io/component-base/cli, pflag, k8s.io/apiserver/pkg/server/options/authentication.go.
@@ -46,7 +46,7 @@ _LAST_WORDS: Final = (
 
 
 def exit_reason(exit_code: int | None, log: str, *, oom_killed: bool) -> Reason:
-    """Tell why a process ended by itself.
+    """Return why a process ended by itself.
 
     `exit_code` is negative for a signal, `log` what it wrote last, and `oom_killed` says that it was killed for want of
     memory, if it was killed. What an API server answers may be in the log, so that a hostile one can have
@@ -58,11 +58,11 @@ def exit_reason(exit_code: int | None, log: str, *, oom_killed: bool) -> Reason:
 
 
 class OomKills:
-    """How often the kernel has killed a process of this control group for want of memory: of its limit, or of all.
+    """Counts the processes of this control group that the kernel killed for lack of memory.
 
     Version 2 counts those below too (`oom_kill` of memory.events,
     https://docs.kernel.org/admin-guide/cgroup-v2.html), version 1 this group alone (`oom_kill` of memory.oom_control).
-    Where neither can be read, which is so without control groups, no end is taken for one of these.
+    Without a readable counter, for example without control groups, no end counts as one of these.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -71,7 +71,7 @@ class OomKills:
         self._taken = self._read()
 
     def take(self) -> bool:
-        """Whether there was one that nobody has taken yet: each explains the end of one process."""
+        """Return whether there is a kill that was not taken yet: each explains the end of one process."""
         left = self._read() > self._taken
         self._taken += left
         return left

@@ -98,7 +98,7 @@ class Instance:
 
     @property
     def target(self) -> Target | None:
-        """Where its metrics are, while it is ready; None also if nobody may read them."""
+        """Where its metrics are, while it is ready; None also if its metrics are closed."""
         address, serving = self._address, self._serving
         if self._readers is None or address is None or serving is None or self.process.phase is not Phase.READY:
             return None

@@ -58,9 +58,9 @@ class InstanceLog(NamedTuple):
 class InstanceLogs:
     """Follows the files that instances write, from when they are there until their last line, and writes to a stream.
 
-    Instances write to files and not to mcm, so none of them ever waits for whoever reads this. Files are opened before
-    they are removed with their instance, and an open file is still read to its end. Lines that come just before a
-    file is cut for its size may be missed here; that it was cut is told.
+    Instances write to files, so a slow reader of the stream delays none of them. mcm opens a file before it is removed
+    with its instance, and reads an open file to its end. Lines that come just before a rotation may be missed; a line
+    says that the file was rotated.
     """
 
     def __init__(self, logs: Callable[[], list[InstanceLog]], *, form: LogForm, stream: TextIO) -> None:
@@ -78,7 +78,7 @@ class InstanceLogs:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Pass on while within, and what is left at the end, for which whoever reads the stream has a few seconds."""
+        """Pass on while within. At the end the reader of the stream has a few seconds for what is left."""
         try:
             async with kept_running("logs of instances", self._run):
                 yield
@@ -113,7 +113,7 @@ class InstanceLogs:
                 lines = file.read(last=file in ended)
                 self._stream.writelines(f"{self._format(file.cluster, line)}\n" for line in lines)
             self._stream.flush()
-        except (OSError, ValueError) as error:  # whoever reads the stream may have closed it
+        except (OSError, ValueError) as error:  # the reader of the stream may have closed it
             logger.warning("failed to write the logs of instances: %s", error)
         finally:
             for file in ended:
@@ -169,7 +169,7 @@ class _OpenFile:
 
 
 def _in_thread(work: Callable[[], None]) -> asyncio.Future[None]:
-    """Do it where whoever reads the stream may be slow; the end of the process does not wait for it."""
+    """Do it in a thread, because the reader of the stream may be slow; the process ends without waiting for it."""
     loop = asyncio.get_running_loop()
     done = loop.create_future()
 

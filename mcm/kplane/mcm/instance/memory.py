@@ -83,7 +83,7 @@ class MemoryCeiling:
 
 
 def pss_by_pid(pids: Iterable[int]) -> dict[int, int]:
-    """Tell the proportional set size of processes, in bytes: shared pages count by the share of each.
+    """Return the proportional set size of processes, in bytes: shared pages count by the share of each.
 
     It blocks for up to 2 s. Those that end meanwhile, or that the time does not suffice for, are left out.
     """
@@ -98,7 +98,7 @@ def pss_by_pid(pids: Iterable[int]) -> dict[int, int]:
 
 
 def pss_of(pid: int) -> int | None:
-    """Tell the proportional set size of one process, in bytes; None where it has ended. It blocks."""
+    """Return the proportional set size of one process, in bytes; None if it has ended. It blocks."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:

@@ -35,31 +35,29 @@ class GatePace:
     timeout: float = 5.0
     """Of one look."""
     fresh: float = 1.0
-    """Where an instance had to wait for its turn for longer than this, its API server is looked at again."""
+    """After a longer wait for its turn, the API server of an instance is checked again."""
     grace: float = 60.0
-    """So long an API server may be away until its instance, which can do nothing meanwhile, is ended. So it is with one
-    that mcm fails to look at: nobody sees then who else works there.
-    """
+    """Seconds that an API server may be away, or that mcm may fail to check it, until its instance is ended."""
     retry_initial: float = 1.0
     retry_maximum: float = 60.0
     stable: float = 60.0
-    """An instance that was let run for so long starts over with the shortest wait."""
+    """After so many seconds of running, the next wait is the shortest again."""
     hung: float = 90.0
-    """So long an instance may leave its health check without an answer; kubeadm's static pods have 80 s."""
+    """Seconds that an instance may leave its health check without an answer; kubeadm's static pods have 80 s."""
     hung_maximum: float = 900.0
-    """The same of one that was ended for that again and again."""
+    """The same for an instance that hangs repeatedly."""
 
 
 class StartGate:
     """Starts the instance of one engagement, ends it if something blocks it, and starts it again when that is gone.
 
-    While nothing runs, one small request after growing waits (`retry_initial` to `retry_maximum`, with jitter) is all
-    that a dead control plane costs; the waits go on where they were when the API server comes and goes. What changes in
-    the description, such as renewed credentials, is tried at once.
+    A dead control plane costs one small request after growing waits (`retry_initial` to `retry_maximum`, with jitter).
+    An API server that comes and goes does not reset the waits. A changed description, for example renewed credentials,
+    is tried at once.
     """
 
     def __init__(self, instance: Instance, *, probe: APIServerProbe | None, pace: GatePace) -> None:
-        """`probe` is None where nothing can be in the way."""
+        """Without `probe`, nothing blocks the instance."""
         self._instance = instance
         self._probe = probe
         self._pace = pace
@@ -159,7 +157,7 @@ class Liveness:
         self._ends = 0
         self._ended_at = 0.0
         self._answered_at: float | None = None
-        """When its API server was looked at last; None where it did not answer then."""
+        """When its API server was looked at last; None if it did not answer then."""
         self._unready_since: float | None = None
         self._unready_seconds = 0.0
         """Of those since then, what counts."""

@@ -156,7 +156,7 @@ class InstanceState:
         if process.phase is Phase.BACKOFF:
             self._note_end(process)
         elif process.phase is Phase.ABSENT:
-            self._kill = None  # whoever ended the process for another reason says why
+            self._kill = None  # the owner ended the process for another reason
         if self.running and self.stage is not Stage.STOPPING:
             self._enter((_AFTER_FAILURE if self.failed else _BY_PHASE)[process.phase])
         return process.phase in {Phase.READY, Phase.BACKOFF, Phase.ENDED} and not hung

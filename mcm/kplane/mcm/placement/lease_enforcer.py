@@ -1,4 +1,4 @@
-"""For how long instances may run: as long as mcm holds the Lease of their cluster, whatever becomes of mcm."""
+"""Kills instances whose mcm lost the shard Lease of their cluster, even if mcm itself hangs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from kplane.workloads import Watchdog
 __all__ = ["LeaseEnforcer"]
 
 _LEAD_SECONDS: Final = 0.5
-"""So long before an mcm that can do so ends itself because of an instance that goes on, that instance is killed."""
+"""Seconds by which an instance is killed before mcm would have to end itself because of it."""
 
 
 class LeaseEnforcer:
-    """Has instances killed that outlast the fence of their cluster.
+    """Kills instances that outlast the shard Lease of their cluster.
 
-    An mcm that is stopped (SIGSTOP, a debugger, a disk that hangs) withdraws nothing when others take its clusters
-    over, and its instances would work on: so a process of its own knows until when each of them may.
+    An mcm that is stopped (SIGSTOP, a debugger, a disk that hangs) cannot end its instances when another mcm takes
+    over. So a separate process, the watchdog, knows until when each instance may run.
     """
 
     def __init__(self, directory: Path, *, seconds_left: Callable[[str], float | None] | None) -> None:
-        """`directory` is that of the runtime. `seconds_left` tells for how long a cluster may be worked on (None: for
-        ever), or raises ClusterNotOwned; there is none where nobody else works on any.
+        """`directory` is the runtime's. `seconds_left` returns how long this mcm owns a cluster (None: for ever).
+
+        It raises ClusterNotOwned for a cluster of another mcm. Without it this mcm is the only one.
         """
         self._seconds_left = seconds_left
         self._watchdog = Watchdog(directory, until=self._until) if seconds_left is not None else None

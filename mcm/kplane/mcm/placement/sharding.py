@@ -19,7 +19,7 @@ from kplane.provider.serving.metrics import sharding_metrics
 __all__ = ["SHARDS", "Sharding", "coordinating", "shard_metrics"]
 
 SHARDS: Final = 16
-"""As many Leases, each of which is written every half of its time; and no more mcm than that have something to do."""
+"""Number of shard Leases. Each is renewed after half of its time, and at most so many mcm have work."""
 _ON: Final = "--cluster-sharding"
 _ID: Final = "--cluster-shard-id"
 _NAMESPACE: Final = "--cluster-lease-namespace"
@@ -28,14 +28,14 @@ _PREFIX: Final = "--cluster-lease-prefix"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """How this mcm takes part."""
+    """How this mcm shares the fleet."""
 
     namespace: str
     """Of the Leases, in the management cluster."""
     identity: str | None = None
     """Of this mcm alone; None: the name of its host, which is that of its pod."""
     prefix: str = "mcm"
-    """Of the Leases: those who share a fleet have the same, and nobody else in the namespace has it."""
+    """Of the Leases: all mcm of a fleet have the same prefix, and other fleets of the namespace another one."""
     lease_seconds: int = 20
 
     @classmethod
@@ -93,5 +93,5 @@ async def coordinating(sharding: Sharding | None, *, config: ClusterConfig) -> A
 
 
 def shard_metrics(coordinator: Coordinator) -> list[Metric]:
-    """Tell what a coordinator does, in the words of Prometheus; one that is alone has nothing to tell."""
+    """Return what a coordinator does, in the words of Prometheus; one that is alone has nothing to tell."""
     return [*sharding_metrics(coordinator.stats)] if isinstance(coordinator, Sharded) else []

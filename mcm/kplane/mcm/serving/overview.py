@@ -43,7 +43,7 @@ class ClusterSummary:
     profile: str
     server: str
     version: str | None = None
-    """Of the program, such as v1.36.3; None where it is not known."""
+    """Of the program, such as v1.36.3; None if it is not known."""
     generation: int | None = None
     """Higher each time that another cluster, or another description that ends its instances, is engaged."""
     configuration: str | None = None
@@ -51,7 +51,7 @@ class ClusterSummary:
     pid: int | None = None
     restarts: int = 0
     message: str = ""
-    """What is wrong now; empty where nothing is."""
+    """What is wrong now; empty if nothing is."""
     last_error: str = ""
     """What was wrong last, also where that is over."""
     exits: Mapping[str, int] = field(default_factory=dict)

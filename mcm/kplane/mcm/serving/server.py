@@ -29,7 +29,7 @@ async def serve_status(
     that they are known;
     `/readyz?verbose` tells of each cluster too, but instances that fail never make mcm itself unready, as that would
     help none of them. `/clusters` tells more of them, as JSON or, where text/plain or `?format=table` is asked for, as
-    a table. Raises McmError where the address cannot be listened on.
+    a table. Raises McmError if the address cannot be listened on.
     """
 
     not_synced = f"the {sources} have not been read yet; see the log"

@@ -33,7 +33,7 @@ class ClusterDetails(NamedTuple):
 
     summary: ClusterSummary
     pss_bytes: int | None
-    """None where it has no process, or it could not be found out."""
+    """None if it has no process, or it could not be found out."""
 
     def to_json(self) -> dict[str, Any]:
         """All of it but the name."""

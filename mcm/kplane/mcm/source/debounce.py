@@ -1,4 +1,4 @@
-"""Changes of a cluster that end its instance are waited out, and those that make no difference to it are none."""
+"""Waits until edits of a cluster settle, and drops edits that make no difference to its instances."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class _DebouncedFleet:
             return None
 
     def _with_usable_keys(self, cluster: Effective, *, former: Cluster) -> Cluster:
-        """Keep what the instance can go on with, and tell of it once; another address has keys of its own."""
+        """Keep the last valid keys, and log that once; another address has keys of its own."""
         told = self._told.pop(cluster.name, ())
         if cluster.config.server != former.config.server:
             return cluster
@@ -141,7 +141,7 @@ class _DebouncedFleet:
         return cluster.with_credentials(credentials)
 
     async def _settle(self, name: str) -> None:
-        """Pass on what is pending of a cluster until nothing is; what cannot be passed on disturbs no other cluster."""
+        """Pass on what is pending of a cluster until nothing is; a failure affects no other cluster."""
         backoff = Backoff(initial_seconds=1.0, maximum_seconds=60.0)
         try:
             while (cluster := await self._settled(name)) is not None:
@@ -177,9 +177,9 @@ def _uid(cluster: Cluster) -> str | None:
 async def effective(cluster: Cluster, *, programs: Programs, flags: Flags = NO_FLAGS) -> Effective:
     """Describe a cluster so that descriptions which come to the same instances are the same.
 
-    Services that mcm does not provide are left out, and the profile that counts where none is named is named. The
-    version is left as the API server reports it, and compared by that of the programs that run for it: an API server
-    that is newer than any of them changes nothing.
+    Services that mcm does not provide are left out, and a missing profile is filled in. The version stays as the API
+    server reports it, but the version of the chosen programs is what counts: an API server that is newer than all of
+    them changes nothing.
     """
     attributes = dict(cluster.attributes)
     if attributes.get(SERVICES_ATTRIBUTE):
@@ -193,14 +193,14 @@ async def effective(cluster: Cluster, *, programs: Programs, flags: Flags = NO_F
 
 
 class Effective(Cluster):
-    """A cluster that goes on as the same one while the attributes `compared` are the same, whatever its own are."""
+    """A cluster that continues the former one while the attributes `compared` are the same."""
 
     def __init__(self, cluster: Cluster, *, attributes: Mapping[str, str], compared: Mapping[str, str]) -> None:
         super().__init__(cluster.name, config=cluster.config, credentials=cluster.credentials, attributes=attributes)
         self.compared: Final = compared
 
     def with_credentials(self, credentials: Mapping[str, bytes]) -> Effective:
-        """The same one with others."""
+        """Return the same cluster with other credentials."""
         cluster = Cluster(self.name, config=self.config, credentials=credentials)
         return Effective(cluster, attributes=self.attributes, compared=self.compared)
 
@@ -211,7 +211,7 @@ class Effective(Cluster):
 
 
 async def _version(cluster: Cluster, *, programs: Programs) -> str | None:
-    """Tell the minor version of the programs that run for a cluster; None where they differ, or one does not fit."""
+    """Return the minor version of the programs that run for a cluster; None if they differ, or one does not fit."""
     try:
         builds = [await programs.choose(each.program, cluster=cluster) for each in instance_kinds(cluster)]
     except (McmError, WorkloadsError):

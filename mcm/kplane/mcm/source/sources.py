@@ -33,9 +33,9 @@ class SourceKind(StrEnum):
     """Which objects of the management cluster stand for control planes."""
 
     REGISTRATIONS = "controlplaneregistration"
-    """What controlplane-operator resolved, and which are told of their instances."""
+    """Registrations that controlplane-operator resolved. mcm writes their status."""
     ENDPOINTS = "controlplaneendpoint"
-    """What somebody wrote, with credentials in Secrets whose names follow from theirs. Nothing is told of instances."""
+    """Endpoints, with credentials in Secrets whose names follow from theirs. mcm does not write their status."""
 
     @property
     def plural(self) -> str:
@@ -45,13 +45,13 @@ class SourceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFeed:
-    """What tells of the control planes of a source."""
+    """What mcm follows of a source."""
 
     provider: Provider
     synced: Callable[[], bool]
     """Whether all objects have been read once."""
     registrations: RegistrationProvider | None
-    """The provider, where it follows registrations."""
+    """The provider, if it follows registrations."""
     resource: Resource
     """Kind of the objects."""
     seen: Callable[[str], Mapping[str, Any] | None]
@@ -60,7 +60,7 @@ class ClusterFeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where the control planes are found. `secrets` is there for endpoints, and for nothing else."""
+    """Where control planes are found. Only endpoints have `secrets`."""
 
     kind: SourceKind
     secrets: SecretTemplate | None

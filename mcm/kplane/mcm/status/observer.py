@@ -17,22 +17,22 @@ Object = Mapping[str, Any]
 
 
 class InstanceObserver(Protocol):
-    """Who is told what becomes of instances, by the name of their cluster."""
+    """Receives reports of the instances of a cluster, by the name of the cluster."""
 
     async def announce(self, cluster: Cluster, *, version: str | None) -> None:
-        """One is about to start, of that version where one was chosen.
+        """An instance is about to start, of that version if one was chosen.
 
-        Raises RegistrationWithdrawn or NotAnnounced: it must not, or not now.
+        Raises RegistrationWithdrawn or NotAnnounced: it must not start, or not now.
         """
 
     def update(self, name: str, reason: Reason, *, message: str = "") -> None:
-        """It changed."""
+        """The instances changed."""
 
     def report_failure(self, cluster: Cluster, message: str) -> None:
-        """It cannot start, and will be tried again."""
+        """An instance cannot start; its start is retried."""
 
     async def end(self, name: str) -> None:
-        """It has ended, and nothing of it is left."""
+        """All instances have ended."""
 
 
 class NullReporter:

@@ -35,7 +35,7 @@ class Report:
     message: str = ""
     """Empty: the sentence that goes with the reason."""
     instance: Mapping[str, str] | None = None
-    """`status.instance`; None where there is none, and none is about to start."""
+    """`status.instance`; None if there is none, and none is about to start."""
 
     @property
     def status(self) -> str:
@@ -80,7 +80,7 @@ def shorten(message: str, *, length: int) -> str:
 
 
 def transition_of(registration: Mapping[str, Any]) -> tuple[Transition, str] | None:
-    """Return what the status of a registration says of its instance, and the message; None where it says nothing."""
+    """Return what the status of a registration says of its instance, and the message; None if it says nothing."""
     condition, instance = _condition(registration), (registration.get("status") or {}).get("instance")
     if not condition and instance is None:
         return None
@@ -114,7 +114,7 @@ _RANKS: Final[Mapping[Reason | None, int]] = {Reason.INSTANCE_RUNNING: 0, Reason
 
 
 def summarize(instances: Sequence[Instance]) -> Summary | None:
-    """Tell whether all run, else why one does not; None while that is about to change.
+    """Return whether all run, else why one does not; None while that is about to change.
 
     Where controllers are all there is, the message has no more than what the instance says.
     """

@@ -1,4 +1,4 @@
-"""Tells registrations of their instances: before they start, when they change, and when they have ended."""
+"""Writes the status of registrations: before an instance starts, when it changes, and when it has ended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _MANAGER: Final = "mcm"
 _DEADLINE_SECONDS: Final = 5.0
-"""Of one write: an instance starts, and one is replaced, no later than that where the management API is silent."""
+"""Of one write, so that a silent management API delays starts and replacements no longer."""
 _AT_ONCE: Final = 16
 _TRIES: Final = 5
 """Of a write, while others write to the same registration."""
@@ -38,7 +38,7 @@ _WORKERS: Final = 4
 _REFRESH_SECONDS: Final = 300.0
 """So long a condition keeps a message that is no longer the last one."""
 _CALM_SECONDS: Final = 120.0
-"""An instance that changed nothing for so long may change at once; one that goes to and fro is told of less often."""
+"""After so long without a change the next one is written at once; frequent changes are written less often."""
 
 
 class _Subject:
@@ -61,19 +61,17 @@ class _Subject:
 
 
 class StatusReporter:
-    """Has each registration say whether its instance runs, and for which control plane.
+    """Writes the condition Running and `status.instance` of registrations.
 
-    The start of an instance is announced before there is one: so whoever has seen that a registration is not ready, and
-    that its status names no instance, knows that none will come. The API server puts the two writes in an order: either
-    the operator's comes first, and the answer to ours says that the registration is not ready any more; or ours does,
-    and is in the answer to the operator's.
+    mcm announces an instance before it starts. So if a registration is not ready and its status names no instance, no
+    instance will come. The API server orders the two writes. If the operator's write comes first, mcm reads in the
+    answer to its own that the registration is not ready any more. If mcm's comes first, the operator reads that.
 
-    Only transitions are written, with server-side apply, as manager of these two fields and of no other. A management
-    API that refuses or is silent keeps no instance from ending, and from running only where it `has_to_announce`; it is
-    told when it is back.
+    Only transitions are written, with server-side apply, as manager of these two fields alone. If the management API
+    refuses or is silent, instances still end, and start unless `has_to_announce`. The writes are retried.
 
-    Who serves one mode leaves a registration alone that has an instance of the other. Each write names the version of
-    the registration that it answers: so of two who announce an instance at once, the second one sees the first.
+    An mcm of one mode leaves a registration alone that has an instance of the other mode. Each write names the version
+    of the registration that it answers. So if two mcm announce an instance at once, the second one sees the first.
     """
 
     def __init__(
@@ -87,16 +85,14 @@ class StatusReporter:
         mode: RegistrationMode = RegistrationMode.SHARED,
         has_to_announce: bool = False,
     ) -> None:
-        """`registration` returns one as it was last seen, `version` is that of kube-controller-manager where an
-        instance is not announced with another one.
+        """`registration` returns a registration as it was last seen. `version` is the default of `announce`.
 
-        `mine` tells of a registration as it was last seen whether its instance is this process's business. Where it is
-        not, the registration is told that what this run announced has ended, and of nothing else. `before_write` is
-        called with its name before it is asked for or written to: it raises ClusterNotOwned where another process
-        speaks of it now, and a number that it returns is for how many seconds none does.
+        `mine` says whether this process owns a registration. For one that it does not own, it writes only that an
+        instance of this run has ended. `before_write` is called with the name before each request. It raises
+        ClusterNotOwned if another process owns the registration, and returns for how many seconds this one does.
 
-        `mode` is that of the registrations which are served. With `has_to_announce` no instance starts whose
-        registration could not be told of it.
+        `mode` is the mode of the registrations served. With `has_to_announce`, an instance starts only after its
+        registration was written.
         """
         self._client = client
         self._registration = registration
@@ -119,11 +115,11 @@ class StatusReporter:
             yield
 
     def look(self, name: str) -> None:
-        """The registration changed: what it says of its instance may be wrong by now."""
+        """Check a registration that changed: what it says of its instance may be wrong."""
         self._queue.add(name)
 
     def take_over(self, names: Iterable[str]) -> None:
-        """Have a look at registrations that became this process's business, and of which others may have spoken."""
+        """Check registrations that this process owns from now on, and that another mcm may have written."""
         for name in names:
             subject = self._subjects.get(name)
             if subject is not None and subject.live is None:
@@ -133,8 +129,8 @@ class StatusReporter:
     async def announce(self, cluster: Cluster, *, version: str | None = None) -> None:
         """Say that an instance is about to start, of that version of kube-controller-manager.
 
-        Raises RegistrationWithdrawn where the registration wants none for this control plane any more, or none of this
-        mode; NotAnnounced where it is not known to say so, and has to.
+        Raises RegistrationWithdrawn if the registration wants none for this control plane any more, or none of this
+        mode; NotAnnounced if it is not known to say so, and has to.
         """
         name, uid = cluster.name, cluster.attributes.get(UID_ATTRIBUTE, "")
         self._check_wanted(name, uid=uid)
@@ -157,7 +153,7 @@ class StatusReporter:
     async def _write_announcement(self, name: str) -> bool:
         """Have the registration say it, as an answer to what it says now; whether it does."""
         try:
-            await self._tell_now(name)
+            await self._write_now(name)
         except NotFound:
             raise RegistrationWithdrawn(f"registration {name} is gone") from None
         except ProviderError as error:
@@ -176,7 +172,7 @@ class StatusReporter:
         self._queue.add(name)
 
     def report_failure(self, cluster: Cluster, message: str) -> None:
-        """Say why the instance cannot start. It stays announced, because it is tried again."""
+        """Say why the instance cannot start. It stays announced, because its start is retried."""
         subject = self._subject(cluster.name)
         subject.failure, subject.failed_for = message, cluster.attributes.get(UID_ATTRIBUTE, "")
         self._queue.add(cluster.name)
@@ -185,14 +181,14 @@ class StatusReporter:
         """Say that the instance has ended."""
         self._subject(name).live = None
         try:
-            await self._tell_now(name)
+            await self._write_now(name)
         except NotFound:
             pass  # the watch has not told of it yet
         except ProviderError as error:
             self._retry(name, error)
 
-    async def _tell_now(self, name: str) -> None:
-        """Write what is to be said without waiting for a turn."""
+    async def _write_now(self, name: str) -> None:
+        """Write the status without waiting for the queue."""
         later = await self._bring(name, at_once=True)
         if later is not None and later.requeue_after_seconds is not None:
             self._queue.add_after(name, later.requeue_after_seconds)
@@ -218,7 +214,7 @@ class StatusReporter:
                 except ClusterNotOwned:
                     if subject.live is not None:
                         raise
-                    # Whose business it is by now says that there is none of ours.
+                    # The mcm that owns it by now writes its status.
                     subject.announced, subject.failure = None, ""
                     if self._latest(name) is None:
                         self._forget(name)
@@ -232,7 +228,7 @@ class StatusReporter:
             self._forget(name)
             return None
         if is_occupied(registration, mode=self._mode):
-            return None  # whoever announced that instance says what becomes of it
+            return None  # the other mcm writes its status
         wanted = self._wanted(subject, registration)
         wait = _until(subject, wanted, registration=registration, at_once=at_once)
         if wait is not None and wait > 0:
@@ -242,12 +238,12 @@ class StatusReporter:
         if wait is not None:
             await self._write(name, subject, wanted.applied(registration))
         if wanted.reason is Reason.ENDED and subject.live is None:
-            # Not before that is said: a write that fails is tried again.
+            # Only after the write, which is retried if it fails.
             subject.announced = None
         return None
 
     async def _part(self, name: str, subject: _Subject) -> None:
-        """Say of a registration that is not seen any more that its instance has ended: it may have lost a label."""
+        """Write that the instance has ended to a registration that is out of sight: it may have lost a label."""
         if subject.live is None and subject.announced is not None:
             registration = await self._read(name)
             if registration is not None and _announces(registration, subject.announced):
@@ -259,7 +255,7 @@ class StatusReporter:
         if subject.live is not None:
             return subject.live
         said = transition_of(registration)
-        # Of one of the other mode only an instance of ours that was left is ours to tell of: the rest others have said.
+        # In a registration of the other mode, only a leftover instance of this mcm is ours to write.
         ours = is_served(registration, mode=self._mode) or (said is not None and bool(said[0][2]))
         mine = ours and self._mine(registration)
         if mine and subject.failure and wants_instance(registration, uid=subject.failed_for, mode=self._mode):
@@ -272,9 +268,9 @@ class StatusReporter:
         return Report(reason=Reason.ENDED) if mine or still_ours else None
 
     async def _look_again(self, name: str, subject: _Subject, *, conflict: Conflict) -> None:
-        """See what somebody else made of the registration, without waiting for the watch.
+        """Read the registration after a conflict, without waiting for the watch.
 
-        Raises NotFound where it is gone, and the conflict where it is not known.
+        Raises NotFound if it is gone, and the conflict if it is not known.
         """
         try:
             found = await self._read(name)
@@ -285,7 +281,7 @@ class StatusReporter:
         subject.answer = found
 
     async def _read(self, name: str) -> Object | None:
-        # By a list: mcm may list and watch registrations, and nobody lets it `get` them.
+        # By a list: mcm has the right to list and watch registrations, and not to get one.
         async with self._turn(name):
             found = await self._client.list(REGISTRATIONS, field_selector=f"metadata.name={name}")
         return found.items[0] if found.items else None
@@ -329,10 +325,10 @@ class StatusReporter:
 
 
 def _until(subject: _Subject, wanted: Report | None, *, registration: Object, at_once: bool) -> float | None:
-    """Tell in how many seconds to write what is wanted; None: there is no need to."""
+    """Return in how many seconds to write what is wanted; None: there is no need to."""
     if wanted is None:
         return None
-    # What an earlier run said announces nothing: as far as we know, somebody may have taken it back by now.
+    # What an earlier run wrote announces nothing: it may have been revoked by now.
     fresh = subject.written_at > 0 or subject.live is None
     now, said = time.monotonic(), transition_of(registration) if fresh else None
     if said is not None and said[0] == wanted.transition:

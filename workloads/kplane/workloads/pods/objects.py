@@ -118,7 +118,7 @@ def pull_secret(source: Object, *, namespace: str) -> Object:
 
 
 def is_stateful(component: Component) -> bool:
-    """Tell whether a component is a StatefulSet: of its pods none starts before the last one has ended."""
+    """Return whether a component is a StatefulSet: of its pods none starts before the last one has ended."""
     return component.data or component.single
 
 

@@ -72,7 +72,7 @@ class Observation:
         return sorted(name for name in found if any(self._entry(each, name) for each in informers))
 
     def ended(self, name: str) -> bool:
-        """Tell whether a component that was removed or scaled to nothing has no pods left, nor will get any."""
+        """Return whether a component that was removed or scaled to nothing has no pods left, nor will get any."""
         workload = self._workload(name)
         if workload is None:
             return not self._living(name)
@@ -81,7 +81,7 @@ class Observation:
         return settled and "deletionTimestamp" not in metadata and not self._living(name)
 
     def settled(self, name: str, *, generation: int) -> bool:
-        """Tell whether all pods are ready and of this generation of the workload, and no other is left."""
+        """Return whether all pods are ready and of this generation of the workload, and no other is left."""
         workload = self._workload(name)
         if workload is None or workload["metadata"]["generation"] < generation:
             return False
@@ -167,7 +167,7 @@ def _component(obj: Object) -> str:
 
 
 def _is_rolling(workload: Object, *, pods: Iterable[Object]) -> bool:
-    """Tell whether pods of a former description are left, or pods of the present one are missing."""
+    """Return whether pods of a former description are left, or pods of the present one are missing."""
     status, wanted = workload.get("status", {}), workload["spec"].get("replicas", 1)
     updated = status.get("updatedReplicas", 0)
     if status.get("observedGeneration", 0) < workload["metadata"]["generation"] or updated < wanted:
@@ -192,7 +192,7 @@ def _restarts(pod: Object) -> int:
 
 
 def _was_ready(pod: Object) -> bool:
-    """Tell whether the pod was ready since its program was started last: its condition has changed since then."""
+    """Return whether the pod was ready since its program was started last: its condition has changed since then."""
     status = pod.get("status", {})
     changed = next((c.get("lastTransitionTime") for c in status.get("conditions", ()) if c["type"] == "Ready"), None)
     started = [c["state"]["running"]["startedAt"] for c in status.get("containerStatuses", ()) if _runs(c)]

@@ -150,7 +150,7 @@ class PodRuntime:
         )
 
     async def apply(self, component: Component) -> None:
-        """See `Runtime.apply`. Raises RuntimeFailure where a description cannot be a pod, or the cluster refuses it."""
+        """See `Runtime.apply`. Raises RuntimeFailure if a description cannot be a pod, or the cluster refuses it."""
         check_supported(component)
         placement = self._place(component.name)
         try:
@@ -197,7 +197,7 @@ class PodRuntime:
         return self._observation.names()
 
     async def stop(self, name: str) -> None:
-        """See `Runtime.stop`. The workload stays, with no pods. Raises RuntimeFailure where they have not ended yet."""
+        """See `Runtime.stop`. The workload stays, with no pods. Raises RuntimeFailure if they have not ended yet."""
         placement = self._place(name)
         async with self._locks.holding(name):
             self._applied.pop(name, None)
@@ -208,7 +208,7 @@ class PodRuntime:
                 await self._remove_pull_secrets(name, placement.namespace)
 
     async def delete(self, name: str) -> None:
-        """See `Runtime.delete`. Raises RuntimeFailure where the pods have not ended yet."""
+        """See `Runtime.delete`. Raises RuntimeFailure if the pods have not ended yet."""
         placement = self._place(name)
         async with self._locks.holding(name):
             self._applied.pop(name, None)
@@ -349,7 +349,7 @@ def _failing(what: str) -> Iterator[None]:
 
 
 def _serves(known: Object, wanted: Object) -> bool:
-    """Tell whether a Service leads where it should, whatever else the cluster or others put into it."""
+    """Return whether a Service leads where it should, whatever else the cluster or others put into it."""
 
     def ways(found: Object) -> list[tuple[str, int, int]]:
         return [(port["name"], port["port"], port["targetPort"]) for port in found["spec"].get("ports", ())]

@@ -36,7 +36,7 @@ class Image:
 
     @property
     def version(self) -> str | None:
-        """The release that the tag names, such as "1.36.3"; None where it names none."""
+        """The release that the tag names, such as "1.36.3"; None if it names none."""
         release = _RELEASE.fullmatch(self._split()[1])
         return release[1] if release is not None and "@" not in self.reference else None
 

@@ -18,7 +18,7 @@ REMOVED_PREFIX = ".removed-"
 
 
 class ComponentDirectory:
-    """Where one component lives. Nobody but this user may enter; each change can be interrupted at any point."""
+    """Where one component lives. Only this user may enter; each change can be interrupted at any point."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,7 +51,7 @@ class ComponentDirectory:
                 path.unlink()
 
     def read_ports(self) -> dict[str, int]:
-        """Tell the reserved ports by name. Raises RuntimeFailure where the record is damaged."""
+        """Return the reserved ports by name. Raises RuntimeFailure if the record is damaged."""
         try:
             ports = json.loads(self._address.read_bytes())["ports"]
             return {str(name): int(number) for name, number in ports.items()}
@@ -72,7 +72,7 @@ class ComponentDirectory:
         self.path.rename(self.path.with_name(f"{REMOVED_PREFIX}{self.path.name}-{secrets.token_hex(4)}"))
 
     def removed(self) -> list[Path]:
-        """Tell what is left of components of this name that are deleted already, and is still to be removed."""
+        """Return what is left of components of this name that are deleted already, and is still to be removed."""
         return list(self.path.parent.glob(f"{REMOVED_PREFIX}{self.path.name}-{'?' * 8}"))
 
 

@@ -38,11 +38,11 @@ class Launch:
     digest: str
     """Of everything that a running process cannot take up without a restart."""
     tls: ssl.SSLContext | None = field(compare=False)
-    """For the readiness probe; None where that is plain HTTP or there is none."""
+    """For the readiness probe; None if that is plain HTTP or there is none."""
 
 
 def is_name(name: str) -> bool:
-    """Tell whether this can be the name of a component."""
+    """Return whether this can be the name of a component."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -141,7 +141,7 @@ def _digest(component: Component, *, program: Path) -> str:
         dict(component.env),
         component.data,
         component.lifetime.value,
-        # Only where there is one: what runs without goes on after an upgrade.
+        # Only if it is set: what runs without it continues after an upgrade.
         *(["only logs"] if component.only_logs else []),
         *([component.open_files] if component.open_files is not None else []),
     ]

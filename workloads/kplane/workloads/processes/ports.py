@@ -38,7 +38,7 @@ class PortRegistry:
     async def claim(self, owner: ComponentDirectory, *, ports: Sequence[str]) -> dict[str, int]:
         """Give a number to each name; those that the owner has already stay. Returns all of the owner's ports.
 
-        Raises RuntimeFailure where none is free or the registry cannot be used.
+        Raises RuntimeFailure if none is free or the registry cannot be used.
         """
         held = owner.read_ports()
         missing = [name for name in ports if name not in held]

@@ -75,7 +75,7 @@ class Process:
         """Start a program in a session of its own, with these three descriptors and no others.
 
         `environment` is the whole environment, `directory` the working directory. Call it in the loop's thread: a
-        program bound to its parent's life dies with the *thread* that started it. Raises OSError where it cannot be
+        program bound to its parent's life dies with the *thread* that started it. Raises OSError if it cannot be
         started.
         """
         popen = subprocess.Popen(
@@ -107,7 +107,7 @@ class Process:
 
     @classmethod
     def adopt(cls, entry: ProcessEntry, *, on_end: Callable[[], None] = _nothing) -> Process | None:
-        """Take over a running process; None where it is gone already."""
+        """Take over a running process; None if it is gone already."""
         pidfd = open_pidfd(entry)
         if pidfd is None:
             return None

@@ -42,7 +42,7 @@ class ProcessEntry:
     ticks: int
     """Start, in clock ticks since boot: together with `pid` this names one process for ever."""
     marker: str = ""
-    """Directory of the component that it belongs to; empty where it is none of ours, or dead already."""
+    """Directory of the component that it belongs to; empty if it is none of ours, or dead already."""
     digest: str = ""
     program: bool = True
     """Whether it runs a program: not a kernel thread, and not dead."""
@@ -59,7 +59,7 @@ class ProcessEntry:
 
 
 def uptime() -> float:
-    """Tell the seconds since boot, suspension included: the clock of process starts."""
+    """Return the seconds since boot, suspension included: the clock of process starts."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -76,7 +76,7 @@ def group_members(group: int) -> list[ProcessEntry]:
 
 
 def open_pidfd(entry: ProcessEntry) -> int | None:
-    """Open a descriptor that stands for exactly this process; None where it has ended and is gone."""
+    """Open a descriptor that stands for exactly this process; None if it has ended and is gone."""
     try:
         pidfd = os.pidfd_open(entry.pid)
     except ProcessLookupError:

@@ -38,11 +38,11 @@ async def run_program(
     `args` are public: never a secret. `env` is the whole environment besides PATH and HOME. Without `stdin`, standard
     input is empty. The command and its process group are killed, and that is awaited, on time-out and on cancellation.
 
-    Raises ProgramFailed where it does not start, ends with another code than 0, or writes more than 64 MiB to standard
+    Raises ProgramFailed if it does not start, ends with another code than 0, or writes more than 64 MiB to standard
     output or standard error, and ProgramTimedOut where it has not ended after `timeout_seconds`.
     """
     environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": os.environ.get("HOME", "/"), **(env or {})}
-    # Files in memory in place of pipes: nobody need read along, and no grandchild can keep them open.
+    # Files in memory in place of pipes: they need no reader, and no grandchild can keep them open.
     with _memory_file("stdin") as source, _memory_file("stdout") as output, _memory_file("stderr") as errors:
         if stdin is not None:
             _fill(source, stdin)
@@ -132,7 +132,7 @@ def find_program(program: str, *, programs: Sequence[Path], of: str) -> Path:
     if program.startswith("/"):
         candidates = [Path(program)]
     elif "/" in program or program in {"", ".", ".."}:
-        raise RuntimeFailure(f"{of}: program {program!r} is neither a plain name nor an absolute path.")
+        raise RuntimeFailure(f"{of}: program {program!r} has to be a plain name or an absolute path.")
     else:
         candidates = [directory.absolute() / program for directory in programs]
     for path in candidates:
@@ -154,7 +154,7 @@ class ProgramVersions:
     async def of(self, program: str) -> str:
         """Return the version that `<program> --version` tells, such as "1.36.3".
 
-        Raises RuntimeFailure where there is no such program, or it tells none within 15 s.
+        Raises RuntimeFailure if there is no such program, or it tells none within 15 s.
         """
         path = find_program(program, programs=self._programs, of=f"The version of {program}")
         async with self._asking:

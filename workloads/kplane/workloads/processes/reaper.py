@@ -1,12 +1,11 @@
 """Kills components that outlast what allows them: `reaper.py VARIABLE DIRECTORY`, started by `Watchdog`.
 
-It is a program of its own, because a supervisor that is stopped, or whose loop hangs, ends nothing; and it imports
-nothing that makes it large. Each line on its standard input has a number, and the components of DIRECTORY with the time
-(CLOCK_BOOTTIME) until which each may run, in place of what the line before said. The number is answered on the standard
-output. What runs for longer is killed, again and again, and so is everything when the input ends.
+It is a program of its own, because a supervisor that is stopped, or whose loop hangs, ends nothing. It imports little,
+to stay small. Each line on its standard input has a number, and for each component of DIRECTORY the time
+(CLOCK_BOOTTIME) until which it may run. A line replaces the one before. The reaper answers the number on its standard
+output. It kills what runs for longer, again and again, and everything when the input ends.
 
-Processes are known by the marker in their environment, VARIABLE, and not by numbers: whoever starts one may be stopped
-before it has told of it.
+It knows processes by the marker VARIABLE in their environment: a supervisor may be stopped before it reports a number.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def _end_late(until: dict[bytes, float]) -> float:
     now = _now()
     late = {marker for marker, end in until.items() if end <= now}
     killed = _kill(late) if late else 0
-    # Whoever allows nothing more may be stopped for long: then there is nothing to be found, look after look.
+    # A supervisor that allows nothing more may be stopped for long: then each look would find nothing.
     waits = [end - _now() for marker, end in until.items() if marker not in late]
     return max(0.0, min([_AGAIN_SECONDS if killed else _LOOK_SECONDS, *waits]))
 

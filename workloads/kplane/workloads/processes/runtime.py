@@ -40,13 +40,13 @@ class ProcessRuntime:
     processes that an earlier run left are found by the marker in their environment and watched; `apply` with an equal
     description leaves such a process as it is, with another one replaces it. One that ends before it is described again
     is shown as ENDED and is not started, as its description is not kept on disk. On exit, components of
-    `Lifetime.BOUND` are ended, and the others go on.
+    `Lifetime.BOUND` are ended, and the others continue.
 
     Arguments: `directory` belongs to one runtime at a time, and to this user alone. `programs` are the directories
     searched, in this order. `host` is where components listen, and what probes ask. `log_limit_bytes` bounds each of a
     component's two log files.
 
-    Raises RuntimeFailure on entry where the directory cannot be used or another runtime uses it. Run it in a loop whose
+    Raises RuntimeFailure on entry if the directory cannot be used or another runtime uses it. Run it in a loop whose
     thread lives as long as the components shall: the kernel ends bound ones with that thread.
     """
 
@@ -99,7 +99,7 @@ class ProcessRuntime:
             os.close(self._lock)
 
     def log_path(self, name: str) -> Path:
-        """Tell where the component's log is; the part before the last rotation is in `<path>.1`."""
+        """Return where the component's log is; the part before the last rotation is in `<path>.1`."""
         check_name(name)
         return ComponentDirectory(self._directory / name).log
 
@@ -132,7 +132,7 @@ class ProcessRuntime:
     async def apply(self, component: Component) -> None:
         """See `Runtime.apply`. Changes of `File.reloaded` files, probe, restart policy and grace restart nothing.
 
-        Raises RuntimeFailure also where the program is another version than the component's.
+        Raises RuntimeFailure also if the program is another version than the component's.
         """
         if component.version is not None and (why := await self.lacks(component.program, version=component.version)):
             raise RuntimeFailure(f"Component {component.name}: version {component.version} cannot be had: {why}.")
@@ -159,12 +159,12 @@ class ProcessRuntime:
         return sorted(name for name, supervision in self._supervisions.items() if _owns_something(supervision))
 
     async def stop(self, name: str) -> None:
-        """See `Runtime.stop`. Waits as long as the kernel takes to end what was killed; a cancelled stop goes on."""
+        """See `Runtime.stop`. Waits as long as the kernel takes to end what was killed; a cancelled stop continues."""
         async with self._supervision(name) as supervision:
             await supervision.stop()
 
     async def delete(self, name: str) -> None:
-        """See `Runtime.delete`. Raises RuntimeFailure where the directory cannot be removed."""
+        """See `Runtime.delete`. Raises RuntimeFailure if the directory cannot be removed."""
         async with self._supervision(name) as supervision:
             await supervision.stop()
             directory = supervision.directory
@@ -175,7 +175,7 @@ class ProcessRuntime:
                     directory.remove()
                     self._subscribers.notify(name)
                 # In a thread, as data can be large. Whatever interrupts this, the component is gone already; what is
-                # left of it, or was when somebody tried before, holds credentials.
+                # left of it, or of an earlier attempt, holds credentials.
                 for removed in directory.removed():
                     await asyncio.to_thread(_remove_all, removed)
             except OSError as error:
@@ -225,7 +225,7 @@ class ProcessRuntime:
             try:
                 await self._ports.restore(supervision.directory)
             except RuntimeFailure as error:
-                logger.warning("%s", error)  # told to whoever reserves or deletes; the others are not held up
+                logger.warning("%s", error)  # `reserve` and `delete` raise it again; the others are not held up
         try:
             await self._ports.sweep()
         except (RuntimeFailure, OSError) as error:
@@ -270,11 +270,11 @@ class ProcessRuntime:
 
 def _remove_all(directory: Path) -> None:
     while directory.exists():
-        # A removal whose caller went away goes on in its thread, and may be the first one at each file.
+        # A removal whose caller went away continues in its thread, and may be the first one at each file.
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(directory)
 
 
 def _owns_something(supervision: Supervision) -> bool:
-    # The process counts by itself, as somebody may have removed the directory under it.
+    # The process counts by itself: its directory may have been removed under it.
     return supervision.directory.exists or supervision.state.phase is not Phase.ABSENT

@@ -80,7 +80,7 @@ class Supervision:
         self._on_change = on_change
         self._launch: Launch | None = None
         self._digest = ""
-        """Of what is kept up now; empty where nothing is."""
+        """Of what is kept up now; empty if nothing is."""
         self._process: Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
@@ -92,14 +92,14 @@ class Supervision:
         return self._launch is not None and self._launch.component.lifetime is Lifetime.BOUND
 
     def adopt(self, entry: ProcessEntry) -> None:
-        """Watch a process of an earlier run; until `apply` describes it, it is neither probed nor started again."""
+        """Watch a process of an earlier run; it is probed and restarted only after `apply` describes it."""
         process = Process.adopt(entry, on_end=self._wake.set)
         if process is not None:
             self._digest = entry.digest
             self._supervise(process, message="found running from an earlier run, and not described again yet")
 
     async def apply(self, launch: Launch) -> None:
-        """Have the component run as described. Raises RuntimeFailure where it cannot be started."""
+        """Have the component run as described. Raises RuntimeFailure if it cannot be started."""
         component = launch.component
         try:
             self.directory.create(data=component.data, scratch=component.scratch)
@@ -251,7 +251,7 @@ class Supervision:
             self._show(phase=Phase.UNREADY, message=problem)
 
     async def _restart(self, ended: Process) -> Process | None:
-        """Wait and start again; None where that is not to be, or no longer."""
+        """Wait and start again; None if that is not to be, or no longer."""
         reason, ran_seconds = self._tell_end(ended), ended.age_seconds
         while True:
             if self._launch is None or self._launch.component.restart is RestartPolicy.NEVER:
@@ -359,7 +359,7 @@ class ReadinessProbe:
         self._timeout_seconds = probe.timeout_seconds
 
     async def check(self) -> str | None:
-        """Ask once. Returns None where the component is ready, else a sentence that says why it is not."""
+        """Ask once. Returns None if the component is ready, else a sentence that says why it is not."""
         try:
             async with (
                 asyncio.timeout(self._timeout_seconds),

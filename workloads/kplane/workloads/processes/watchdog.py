@@ -56,7 +56,7 @@ class Watchdog:
         return self._pid
 
     async def confirm(self) -> None:
-        """Return when a reaper knows what `until` says by now. Raises RuntimeFailure where there is none that does."""
+        """Return when a reaper knows what `until` says by now. Raises RuntimeFailure if there is none that does."""
         number = self._number + 1
         self._bell.set()
         try:
@@ -127,7 +127,7 @@ class Watchdog:
         return f"process {process.pid} ended"
 
     async def _send(self, process: Process) -> None:
-        """Tell what is so now, and wait for the answer. Raises OSError where the process is gone."""
+        """Return what is so now, and wait for the answer. Raises OSError if the process is gone."""
         stdin, stdout = process.stdin, process.stdout
         if stdin is None or stdout is None or stdin.is_closing():
             # uvloop closes them before it tells that the process ended, and to write then is no OSError to it.
