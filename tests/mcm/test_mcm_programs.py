@@ -132,5 +132,5 @@ async def test_controllers_that_kube_controller_manager_does_not_know_are_refuse
     build = await found.choose(PROGRAM, cluster=cluster(""))
     await found.check_controllers(build, ("*", "-job-controller", "csrsigning"), cluster=cluster(""))
     for _ in range(2):
-        with pytest.raises(ConfigurationError, match=r'registration b: .* refuses .*: "nope" is not in the list'):
+        with pytest.raises(ConfigurationError, match=r'registration b: .* rejects .*: "nope" is not in the list'):
             await found.check_controllers(build, ("*", "nope"), cluster=cluster("", name="b"))

@@ -11,7 +11,7 @@ from kplane.data import Permission
 from kplane.data._proto import etcd_pb2 as pb
 from kplane.data.rpc import Method
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 AUTH_DISABLE = Method("/etcdserverpb.Auth/AuthDisable", pb.AuthDisableRequest, pb.AuthDisableResponse)
 

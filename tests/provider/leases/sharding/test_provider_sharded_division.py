@@ -40,7 +40,8 @@ def test_who_gets_clusters_of_others_is_told(made_up_time: Loop, world_of: World
             await asyncio.sleep(60)
             assert told == []
             await first.stop()
-            await world.until(world.settled, within=2)
+            # A shard without clusters is taken as well, perhaps after all others.
+            await world.until(lambda: world.settled() and len(told) >= world.shards // 2, within=2)
             assert len(told) == world.shards // 2
             assert told[-1] == len(world.clusters)
 
