@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,13 +15,6 @@ from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.watch.cache import Store
 from kplane.controlplane_operator.watch.feeds import KopfFeeds
 from kplane.provider.aio.backoff import Backoff
-
-
-@pytest.fixture(autouse=True)
-def _failed_tasks_of_kopf() -> Iterator[None]:
-    """Collect them here. asyncio logs each when it is collected, which breaks a test that parses Python meanwhile."""
-    yield
-    gc.collect()
 
 
 async def test_where_kopf_gives_up_it_is_started_again(

@@ -13,6 +13,7 @@ import pytest
 
 from kplane.provider import Cluster, ClusterConfig
 from kplane.provider.fleet.clusters import Clusters
+from tests.syntax import parse
 
 _GUIDE = Path(__file__).parents[2] / "docs" / "provider.md"
 _BLOCKS = re.findall(r"^```python\n(.*?)^```", _GUIDE.read_text(), re.DOTALL | re.MULTILINE)
@@ -24,7 +25,7 @@ def test_there_are_some():
 
 @pytest.mark.parametrize("block", _BLOCKS)
 def test_a_block_imports_what_there_is(block):
-    imported = [node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.ImportFrom)]
+    imported = [node for node in ast.walk(parse(block)) if isinstance(node, ast.ImportFrom)]
     for node in imported:
         module = importlib.import_module(node.module)
         for alias in node.names:

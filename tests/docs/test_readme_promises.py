@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from tests.syntax import parse
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -12,7 +14,7 @@ def promises() -> list[str]:
     """What the marker `smoke` names in e2e/."""
     found = []
     for path in sorted((ROOT / "e2e").glob("test_*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.smoke":
                 found += [ast.literal_eval(argument) for argument in node.args]
     return found

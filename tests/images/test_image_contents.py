@@ -20,6 +20,8 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.syntax import parse
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
@@ -81,7 +83,7 @@ def imports_of(package: str) -> frozenset[str]:
 
     def names() -> Iterator[str]:
         for path in (ROOT / package / "kplane").rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_bytes())):
+            for node in ast.walk(parse(path.read_bytes())):
                 if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and node.module == "kplane"):
                     yield from (alias.name for alias in node.names)
                 elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
-import gc
 import threading
-from collections.abc import Iterator
 
 import kopf
 import pytest
@@ -15,13 +13,6 @@ from kplane.provider import Client, Cluster, ClusterConfig, ProviderError
 from kplane.provider.cluster.context import current_cluster
 from kplane.provider.contrib.kopf.bridge import KopfAware
 from kplane.provider.fleet.clusters import Clusters
-
-
-@pytest.fixture(autouse=True)
-def _failed_tasks_of_kopf() -> Iterator[None]:
-    """Collect them here. asyncio logs each when it is collected, which breaks a test that parses Python meanwhile."""
-    yield
-    gc.collect()
 
 
 def kopf_threads():
