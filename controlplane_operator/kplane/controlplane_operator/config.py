@@ -83,7 +83,8 @@ def _account(value: Any) -> Any:
 
 def _https(url: str) -> str:
     parts = urlsplit(url)
-    if parts.scheme != "https" or not parts.hostname:
+    # Reading the port raises ValueError if it is not a number.
+    if parts.scheme != "https" or not parts.hostname or parts.path.strip("/") or parts.port == 0:
         raise ValueError("an https URL is needed, such as https://10.0.0.5:2379")
     return url
 

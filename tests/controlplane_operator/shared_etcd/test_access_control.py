@@ -72,6 +72,21 @@ async def _spoil(root: Client, how: str) -> None:
             await access.grant_role("a", "root")
 
 
+async def test_a_user_that_was_let_go_is_left_as_it_is_until_it_is_granted_again(
+    shared_etcd: Any, control: AccessControl, eventually: Any
+) -> None:
+    """That of a paused control plane, whose rights somebody may have taken on purpose."""
+    async with shared_etcd.client("root") as root:
+        control.forget("a")
+        await root.access.revoke_permission("a", OWN)
+        await root.access.revoke_permission("b", Permission.below("/clusters/b/"))
+        await eventually(lambda: root.access.permissions_of("b"), bool, timeout=20.0)
+        assert not await root.access.permissions_of("a")
+
+        await control.grant("a", prefix="/clusters/a/")
+        assert await root.access.permissions_of("a") == {OWN}
+
+
 @pytest.mark.parametrize(
     "how",
     [

@@ -59,6 +59,9 @@ class AdoptedProvisioner:
         """Return False: the data stay with the API server, which kplane does not run."""
         return False
 
+    def let_go(self, uid: str) -> None:
+        """It has nothing that is repaired between two calls of `ensure`."""
+
     async def shut_out(self, uid: str) -> None:
         """There is nothing that an earlier control plane had access to."""
 

@@ -65,6 +65,10 @@ class Provisioner(Protocol):
         unknown."""
         ...
 
+    def let_go(self, uid: str) -> None:
+        """Repair nothing of this control plane between two calls of `ensure`: it is paused, or gone."""
+        ...
+
     async def shut_out(self, uid: str) -> None:
         """Take away what access to the data an earlier control plane had, whose uid this is. Raises ConditionError."""
         ...

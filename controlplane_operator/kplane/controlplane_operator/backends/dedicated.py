@@ -42,7 +42,7 @@ class DedicatedProvisioner:
         name, etcd = apiserver_name(control_plane.name), etcd_name(control_plane.name)
 
         plan = await self._planner.plan(control_plane)
-        with runtime_errors(Reason.PROVISIONING):
+        with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
             etcd_address = await self._runtime.reserve(etcd, ports=ETCD_PORTS)
             address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=True)
@@ -95,6 +95,9 @@ class DedicatedProvisioner:
     async def has_data(self, control_plane: ControlPlane) -> bool:
         """Tell whether there is an etcd of the control plane, running or not."""
         return etcd_name(control_plane.name) in self._runtime.names()
+
+    def let_go(self, uid: str) -> None:
+        """It has nothing that is repaired between two calls of `ensure`."""
 
     async def shut_out(self, uid: str) -> None:
         """Do nothing: only its API server reaches its etcd, and the next API server replaces that one."""

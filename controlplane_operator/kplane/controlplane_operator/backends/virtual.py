@@ -62,8 +62,9 @@ class VirtualProvisioner:
         name = apiserver_name(control_plane.name)
         user = _etcd_user(control_plane.metadata.uid)
 
+        published = control_plane.status.endpoint is not None
         plan = await self._planner.plan(control_plane)
-        with runtime_errors(Reason.PROVISIONING):
+        with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
             address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=True)
             certificates = await self._keys.certificates(
@@ -92,7 +93,6 @@ class VirtualProvisioner:
                     resources=plan.resources,
                 )
             )
-        published = control_plane.status.endpoint is not None
         state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)
         return provision_at(
             address,
@@ -109,6 +109,11 @@ class VirtualProvisioner:
             return False
         with runtime_errors(Reason.PROVISIONING):
             return await self._shared.keyspace.count(_prefix(control_plane)) > 0
+
+    def let_go(self, uid: str) -> None:
+        """Leave the rights of its user in etcd as they are."""
+        if self._access is not None:
+            self._access.forget(_etcd_user(uid))
 
     async def shut_out(self, uid: str) -> None:
         """Have the etcd know its user no more, and its API server, should one still run, read and write nothing."""

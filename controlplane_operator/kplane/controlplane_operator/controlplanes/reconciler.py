@@ -1,7 +1,8 @@
 """Reconciles ControlPlane: a list of phases, then one status made of what they found.
 
-The phases are policy, claim, record, namespace, backend, credentials, publish, rotate. Each is one method here that
-takes the `Pass` and returns its outcome. A phase that fails raises ConditionError, and the status says so.
+The phases are policy, claim, record, namespace, backend, credentials, publish. Each is one method here that takes the
+`Pass` and returns its outcome. A phase that fails raises ConditionError, and the status says so. After the status is
+written, rotate takes the next step of an exchange of keys.
 """
 
 from __future__ import annotations
@@ -89,6 +90,13 @@ class Provisioners:
             return self.wanted(control_plane)
         return self.managed(control_plane) if recorded.status == "True" else self.adopted
 
+    def let_go(self, uid: str | None) -> None:
+        """Repair nothing of a control plane by itself any more, until it is ensured again."""
+        if uid is None:
+            return
+        for each in (self.virtual, self.dedicated, self.adopted):
+            each.let_go(uid)
+
     def address(self, control_plane: ControlPlane) -> str | None:
         """Name what the control plane is to have for itself."""
         return self.used(control_plane).address(control_plane)
@@ -168,6 +176,9 @@ class ControlPlaneReconciler:
                 except ConditionError as failure:
                     one.failure = failure
                 await self._report(one)
+            if one.provision is not None and one.credentials is not None and one.published is not None:
+                # Last: what a rotation cannot do now must not keep back what was published.
+                one.again = await self._rotate(one, one.provision, one.credentials)
             return self._next(key, one)
 
     async def _phases(self, one: Pass) -> None:
@@ -178,7 +189,6 @@ class ControlPlaneReconciler:
         one.provision = await self._backend(one, one.provisioner)
         one.credentials = await self._credentials(one, one.provision)
         one.published = await self._publish(one, one.provision, one.credentials)
-        one.again = await self._rotate(one, one.provision, one.credentials)
 
     def _policy(self, one: Pass) -> Provisioner:
         """Check the spec, and the class that the control plane follows; returns the way to its API server."""
@@ -347,6 +357,7 @@ class ControlPlaneReconciler:
 
     async def _pause(self, control_plane: ControlPlane) -> None:
         """Leave a paused control plane alone, and say so."""
+        self._provisioners.let_go(control_plane.metadata.uid)
         waiting = ControlPlanePhase.TERMINATING if control_plane.deleting else control_plane.status.phase
         left = "the operator changes, renews and repairs nothing of this control plane"
         conditions = with_pause(control_plane.status.conditions, of=control_plane, left=left)
@@ -366,6 +377,7 @@ class ControlPlaneReconciler:
         if (former := self._uids.former(key, uid=uid)) is not None:
             self._claims.release(former)
             self._issuer.forget(former)
+            self._provisioners.let_go(former)
             self._backoff.forget(key)
         self._uids.succeed(key, uid=uid)
 

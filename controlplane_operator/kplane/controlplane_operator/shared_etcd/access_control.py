@@ -54,8 +54,12 @@ class AccessControl:
             self._granted.pop(user, None)
             await self._etcd.keyspace.revoke(user)
 
+    def forget(self, user: str) -> None:
+        """Leave a user as it is, and repair nothing of it, until it is granted again."""
+        self._granted.pop(user, None)
+
     async def run(self) -> NoReturn:
-        """Check again and again until cancelled; what hinders is told in the log and by `problem`."""
+        """Check periodically until cancelled. The log and `problem` say what fails."""
         while True:
             try:
                 await self.check()
