@@ -46,6 +46,10 @@ def test_a_list_of_the_environment_has_spaces_between_its_items(tmp_path: Path) 
     assert made.programs_dir == (tmp_path, tmp_path / "b c")
 
 
+def test_an_empty_variable_is_not_given(needed: str) -> None:
+    assert Made.parse([needed], environment={"MADE_WORKERS": "", "MADE_ELECT": ""}).workers == 4
+
+
 @pytest.mark.parametrize(
     ("environment", "sentence"),
     [
@@ -53,6 +57,7 @@ def test_a_list_of_the_environment_has_spaces_between_its_items(tmp_path: Path) 
         ({"MADE_WORKERS": "many"}, "--workers many: Input should be a valid integer"),
         ({"MADE_LISTEN": "here"}, "--listen here: this is not HOST:PORT, such as"),
         ({"MADE_LEVEL": "loud"}, "--level loud: Input should be 'low' or 'high'"),
+        ({"MADE_PROGRAMS_DIR": "it's"}, "MADE_PROGRAMS_DIR: No closing quotation; quote items as in a shell"),
     ],
 )
 def test_what_is_wrong_is_said_of_the_flag(needed: str, environment: dict[str, str], sentence: str) -> None:

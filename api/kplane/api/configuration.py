@@ -147,8 +147,12 @@ class Configuration(BaseModel):
         values: dict[str, Any] = {}
         for name, field in cls.model_fields.items():
             text = environment.get(cls._variable(name))
-            if text is not None:
+            if not text:
+                continue
+            try:
                 values[name] = shlex.split(text) if _is_list(field) else text
+            except ValueError as error:
+                raise ConfigurationError(f"{cls._variable(name)}: {error}; quote items as in a shell") from error
         try:
             return cls.model_validate({**values, **given})
         except ValidationError as error:
