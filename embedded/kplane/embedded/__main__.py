@@ -22,7 +22,7 @@ from kplane.workloads import WorkloadsError
 
 __all__ = ["main"]
 
-logger = logging.getLogger("embedded")
+logger = logging.getLogger("kplane.embedded")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

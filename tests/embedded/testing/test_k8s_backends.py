@@ -108,7 +108,7 @@ def test_runs_kplanes_operators_for_those_who_ask(pytester: pytest.Pytester) -> 
     outcome = pytester.runpytest_subprocess("--k8s-report-dir=kept")
     outcome.assert_outcomes(failed=1)
     outcome.stdout.fnmatch_lines(
-        ["k8s: local (auto: *", "*to see the logs*", "*- daemon.log -*", "*INFO embedded ready*"]
+        ["k8s: local (auto: *", "*to see the logs*", "*- daemon.log -*", "*INFO kplane.embedded ready*"]
     )
     (kept,) = (pytester.path / "kept").iterdir()
     names = {str(file.relative_to(kept)) for file in kept.rglob("*.log")}

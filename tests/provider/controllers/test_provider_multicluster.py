@@ -232,7 +232,7 @@ async def test_what_is_logged_in_a_reconcile_and_of_its_failure_names_the_cluste
             await given.add_or_replace(cluster)
             cluster.maps.put("x")
             await eventually(lambda: [record for record in caplog.records if "failed" in record.message])
-    noted = [record.noted for record in caplog.records if record.name in {"user", "provider.controller"}]
+    noted = [record.noted for record in caplog.records if record.name in {"user", "kplane.provider.controllers"}]
     expected = {"controller": "configmap", "cluster": "a", "namespace": "ns", "name": "x"}
     assert len(noted) >= 2
     assert all(each == expected for each in noted)

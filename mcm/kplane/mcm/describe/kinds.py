@@ -88,7 +88,7 @@ def instance_kinds(cluster: Cluster) -> tuple[InstanceKind, ...]:
 
 
 def fingerprint(components: Iterable[Component]) -> str:
-    """Return the configuration of the instances of one cluster, all together, from any other one.
+    """Distinguish the configuration of all instances of one cluster from any other.
 
     It is the same in every run of mcm: ports and certificates between mcm and its instances do not count, nor do files
     that a program reads again by itself, nor limits, which all instances of a run have alike. It is for people, and to

@@ -67,7 +67,7 @@ class StartGate:
         self._liveness = Liveness(instance, initial_seconds=pace.hung, maximum_seconds=pace.hung_maximum)
 
     async def keep(self, engagement: Engagement) -> None:
-        """StartGate the instance until cancelled."""
+        """Watch over the instance until cancelled."""
         try:
             while True:
                 blocking = await self._look(engagement)

@@ -18,7 +18,7 @@ R = TypeVar("R", bound=Clustered)
 
 Reconcile = Callable[[R], Awaitable[Result | None]]
 
-_log: Final = logging.getLogger("provider.controller")
+_log: Final = logging.getLogger("kplane.provider.controllers")
 
 
 @dataclass(frozen=True, slots=True)

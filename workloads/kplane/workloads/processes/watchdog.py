@@ -127,7 +127,7 @@ class Watchdog:
         return f"process {process.pid} ended"
 
     async def _send(self, process: Process) -> None:
-        """Return what is so now, and wait for the answer. Raises OSError if the process is gone."""
+        """Send the present state, and wait for the answer. Raises OSError if the process is gone."""
         stdin, stdout = process.stdin, process.stdout
         if stdin is None or stdout is None or stdin.is_closing():
             # uvloop closes them before it tells that the process ended, and to write then is no OSError to it.
