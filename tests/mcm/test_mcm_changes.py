@@ -128,7 +128,7 @@ async def test_keys_that_cannot_be_used_end_no_instance_and_are_told(
     for broken, words in (
         ({"sa.key": b"garbage"}, f"cluster {name}: invalid key sa.key"),
         ({"ca.crt": b"garbage"}, f"cluster {name}: invalid key ca.crt"),
-        ({"kubeconfig": kubeconfig}, "cannot be used, the former one stays: the client certificate and key"),
+        ({"kubeconfig": kubeconfig}, ": the client certificate and key for"),
     ):
         await fleet.put_secret("a", secret | broken)
         await eventually(lambda words=words: words in mcm.log.read_text())

@@ -252,7 +252,7 @@ async def test_one_that_hangs_or_was_killed_keeps_its_turn(scene: Scene, eventua
     await eventually(lambda: not scene.shared.instances())
 
     def waits() -> int:
-        sentence = f"registration {scene.name} waits for the end of an instance of the other mode"
+        sentence = f"registration {scene.name}: waiting until the instance of the other mode has stopped"
         return int(scene.dedicated.log.read_text().count(sentence))
 
     before = waits()
