@@ -35,6 +35,8 @@ __all__ = ["ApiServer", "free_port", "shared_address", "start_api_server"]
 _HOST: Final = "127.0.0.1"
 _PORTS: Final = range(10240, 16384)
 """Below the ports of components, and below the kernel's ports for outgoing connections."""
+_RANDOM: Final = random.SystemRandom()
+"""Hypothesis seeds the common generator, so that two processes of pytest-xdist would choose the same ports."""
 _READY_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.05
 _LIFETIME: Final = dt.timedelta(hours=24)
@@ -117,7 +119,8 @@ async def shared_address(backend: ClusterConfig, *, directory: Path) -> AsyncIte
         await _answers(config.with_server(f"{config.server}/clusters/any/control-plane"))
         yield config
     finally:
-        process.terminate()
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
         await process.wait()
 
 
@@ -146,7 +149,7 @@ async def _answers(config: ClusterConfig) -> None:
 
 def free_port() -> int:
     """Find a free port. A random choice makes a conflict before its use improbable."""
-    for port in random.sample(_PORTS, len(_PORTS)):
+    for port in _RANDOM.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((_HOST, port))
             return port

@@ -57,6 +57,11 @@ if [ -d "$data" ]; then
     exit 1
   fi
   aside=$VOLUME/replaced-$(date -u +%Y%m%dT%H%M%SZ)
+  # Another restore in the same second.
+  while [ -e "$aside" ]; do
+    sleep 1
+    aside=$VOLUME/replaced-$(date -u +%Y%m%dT%H%M%SZ)
+  done
   mv -T "$data" "$aside"
   echo "moved what was there to $aside"
 fi
