@@ -54,11 +54,13 @@ def test_phases_of_the_process_move_an_instance_that_runs(
     assert (state.unready_since is not None) is (stage is Stage.UNREADY)
 
 
-def test_what_is_in_the_way_counts_until_the_next_start() -> None:
+def test_what_is_in_the_way_counts_until_there_is_a_process() -> None:
     state = machine()
     assert not state.block(AWAY)
     assert (state.stage, state.reason, state.message) == (Stage.BLOCKED, *AWAY)
     state.start()
+    assert (state.stage, state.reason, state.message) == (Stage.STARTING, *AWAY)
+    observe(state, Phase.STARTING)
     assert (state.reason, state.message) == (Reason.STARTING, "")
     observe(state, Phase.READY)
     assert state.block(AWAY)
@@ -95,10 +97,11 @@ ACTIONS = st.sampled_from(["start", "fail", "block", "stop", "kill", "follow", *
 
 @given(st.lists(ACTIONS))
 def test_whatever_happens_the_state_is_sound(actions: list[str]) -> None:
-    state, ends = machine(), 0
+    state, ends, tried = machine(), 0, False
     for action in actions:
         match action:
             case "start":
+                tried = state.reason is AWAY.reason
                 state.start()
             case "fail":
                 state.fail_to_start(AWAY)
@@ -112,10 +115,11 @@ def test_whatever_happens_the_state_is_sound(actions: list[str]) -> None:
             case "follow":
                 state.follow("changes are not followed")
             case _:
+                tried = False
                 ends += action == Phase.BACKOFF
                 observe(state, Phase(action))
         assert state.running is (state.stage not in {Stage.PENDING, Stage.BLOCKED})
-        blocked = state.stage in {Stage.BLOCKED, Stage.STOPPING}
+        blocked = state.stage in {Stage.BLOCKED, Stage.STOPPING} or (tried and state.stage is Stage.STARTING)
         assert (state.reason is AWAY.reason) is blocked
         assert (state.reason is None) is (state.stage is Stage.REPLACING)
         assert (state.unready_since is not None) is (state.stage is Stage.UNREADY)

@@ -120,8 +120,8 @@ class InstanceState:
         return self._unfollowed or (self._exit[1] if self._exit is not None else "")
 
     def start(self) -> None:
-        """Its owner starts the process."""
-        self._blocking, self._unfollowed = None, ""
+        """Its owner tries to start the process. What was in its way is reported until the runtime has a process."""
+        self._unfollowed = ""
         self._enter(Stage.STARTING)
 
     def block(self, why: BlockingReason) -> bool:
@@ -158,6 +158,7 @@ class InstanceState:
         elif process.phase is Phase.ABSENT:
             self._kill = None  # the owner ended the process for another reason
         if self.running and self.stage is not Stage.STOPPING:
+            self._blocking = None
             self._enter((_AFTER_FAILURE if self.failed else _BY_PHASE)[process.phase])
         return process.phase in {Phase.READY, Phase.BACKOFF, Phase.ENDED} and not hung
 

@@ -167,13 +167,16 @@ class Registration:
             removed(self)
 
     def see(self, event: Event) -> None:
-        """Pass an event on, unless the handler has yet to get the object: it gets the object as it is then."""
+        """Pass an event on, unless the handler has yet to get the object: it gets the object as it is then.
+
+        DELETED is always passed on: the handler may know the object from an earlier registration.
+        """
         if self._removed is None:
             return
         if event.entry.key in self._pending:
-            if event.kind == "DELETED":
-                del self._pending[event.entry.key]
-            return
+            if event.kind != "DELETED":
+                return
+            del self._pending[event.entry.key]
         self._call(event)
 
     def settle(self) -> None:

@@ -153,8 +153,9 @@ class Informer:
         """Pass all present objects to a handler, as ADDED with `initial`, and every later change.
 
         The handler misses no change and sees none twice: an object that changes before it was handed over comes in its
-        new state. The handler is not called before this returns. With `namespace` it sees only objects of that
-        namespace; many such handlers cost no more than one. Raises ClusterNotReady if the informer is closed.
+        new state, and one that is deleted before comes as DELETED alone. The handler is not called before this method
+        returns. With `namespace` it sees only objects of that namespace; many such handlers cost no more than one.
+        Raises ClusterNotReady if the informer is closed.
         """
         self._require_open()
         registration = Registration(
