@@ -174,7 +174,7 @@ async def test_a_removal_that_is_refused_says_so_in_the_same_words(field: Any) -
         before = (await metrics(field))[_TROUBLES]
         await field.eventually(lambda: metrics(field), lambda now: now[_TROUBLES] >= before + 2, timeout=120.0)
         deleting = await told()
-        assert deleting["message"].startswith("the management cluster refuses what is needed: ")
+        assert deleting["message"].startswith("the management cluster refused a write: ")
         assert (deleting["status"], deleting["reason"]) == ("True", "RetainingData")
     await field.gone(CONTROL_PLANES, "refused-end")
     with contextlib.suppress(NotFound):
