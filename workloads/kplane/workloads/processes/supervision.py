@@ -108,8 +108,10 @@ class Supervision:
                     self._launch = launch
                     self._wake.set()
                 return
+            # What fails here leaves the old process as it is, with its old files.
+            staged = self.directory.stage(component.files)
             await self.stop()
-            self.directory.write_files(component.files)
+            self.directory.switch(component.files, staged=staged)
         except OSError as error:
             raise RuntimeFailure(f"Component {component.name}: its directory cannot be written: {error}.") from error
         process = self._spawn(launch)
