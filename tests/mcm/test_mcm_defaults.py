@@ -42,6 +42,11 @@ def test_a_log_is_cut_above_1_mib_of_which_mcm_looks_each_second() -> None:
     assert (LOG_BYTES, Pace().log_check) == (1 << 20, 1.0)
 
 
+def test_an_instance_that_ended_is_started_again_after_1_to_300_s() -> None:
+    pace = Pace()
+    assert (pace.restart_base, pace.restart_limit, pace.stable) == (1.0, 300.0, 300.0)
+
+
 def test_an_instance_has_2_s_for_its_metrics_and_all_have_5() -> None:
     limits = ScrapeLimits()
     assert (limits.deadline_seconds, limits.timeout_seconds, limits.bytes_each) == (5.0, 2.0, 4 << 20)

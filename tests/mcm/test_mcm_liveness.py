@@ -119,6 +119,18 @@ async def test_an_instance_that_hangs_is_started_again_and_that_is_told(world_of
         assert told[0].startswith("it did not answer its health check for ")
 
 
+async def test_an_instance_that_hangs_is_killed_and_started_again_in_one_turn(
+    world_of: Any, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world_of(hung=0.1) as world:
+        monkeypatch.setattr(world.budget, "_longest_seconds", 3600.0)
+        pid = world.summary.pid
+        world.broken.touch()
+        await eventually(lambda: world.summary.exits == {"Killed": 1})
+        await eventually(lambda: world.phase is Phase.READY)
+        assert world.summary.pid != pid
+
+
 async def test_an_instance_that_is_well_again_when_its_turn_comes_is_not_ended(
     world_of: Any, eventually: Eventually
 ) -> None:

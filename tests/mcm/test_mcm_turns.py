@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from kplane.mcm.reasons import Reason
 from kplane.mcm.status.observer import NullReporter
 from kplane.provider import Cluster, ClusterConfig
 from kplane.provider.fleet.clusters import Clusters
-from kplane.workloads import ProcessRuntime, ProgramFailed, run_program
+from kplane.workloads import Phase, ProcessRuntime, ProgramFailed, run_program
 
 from .instances_world import program
 
@@ -94,6 +96,43 @@ async def test_a_restart_by_a_changed_description_waits_for_its_turn(world: Worl
         over.set()
     await eventually(lambda: len(world.pids) == 2)
     assert world.file("sa.key") == b"last"
+
+
+async def test_a_restart_after_a_crash_waits_for_its_turn(world: World, eventually: Eventually) -> None:
+    await world.put()
+    await eventually(lambda: world.instance.running)
+    over = asyncio.Event()
+    async with world.budget.turn(over=over):
+        os.kill(world.pids[0], signal.SIGKILL)
+        await eventually(world.awaited)
+        assert (world.instance.process.phase, len(world.pids)) == (Phase.BACKOFF, 1)
+        over.set()
+    await eventually(lambda: len(world.pids) == 2)
+
+
+async def test_a_turn_of_a_restart_ends_with_the_restart(
+    world: World, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, "exit 3")
+    await world.put()
+    await eventually(lambda: world.pids)
+    monkeypatch.setattr(world.budget, "_longest_seconds", 3600.0)
+    await eventually(lambda: len(world.pids) > 2)
+
+
+async def test_an_instance_that_waits_for_its_turn_to_restart_can_be_ended(
+    world: World, eventually: Eventually
+) -> None:
+    await world.put()
+    await eventually(lambda: world.instance.running)
+    over = asyncio.Event()
+    async with world.budget.turn(over=over):
+        os.kill(world.pids[0], signal.SIGKILL)
+        await eventually(world.awaited)
+        await world.clusters.remove("a")
+        assert not world.awaited()
+        over.set()
+    assert len(world.pids) == 1
 
 
 async def test_what_a_process_reads_again_waits_for_no_turn(world: World, eventually: Eventually) -> None:

@@ -102,6 +102,52 @@ async def test_one_that_gives_up_waiting_leaves_the_turn_to_the_others(eventuall
     await starts.aclose()
 
 
+@pytest.mark.parametrize("failures", [0, 1])
+async def test_a_fleet_that_crashes_again_and_again_holds_back_no_other_start(failures: int) -> None:
+    budget, order = StartBudget(at_once=1, longest_seconds=NEVER, stagger_seconds=0.0), []
+
+    async def start(name: str, *, failures: int) -> None:
+        over = asyncio.Event()
+        async with budget.turn(over=over, failures=failures):
+            order.append(name)
+            over.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(100):
+            tasks.create_task(start("crashed", failures=2 + number))
+        await asyncio.sleep(0)
+        tasks.create_task(start("other", failures=failures))
+    assert len(order) == 101
+    assert order.index("other") <= 2
+
+
+async def test_restarts_get_their_share_while_many_others_start() -> None:
+    budget, order = StartBudget(at_once=1, longest_seconds=NEVER, stagger_seconds=0.0), []
+
+    async def start(failures: int) -> None:
+        over = asyncio.Event()
+        async with budget.turn(over=over, failures=failures):
+            order.append(failures)
+            over.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        for failures in [0] * 30 + [1] * 10 + [5] * 10:
+            tasks.create_task(start(failures))
+    assert sorted(order[:15]) == [0] * 5 + [1] * 5 + [5] * 5
+
+
+async def test_a_turn_that_was_taken_ends_as_any_other(eventually: Eventually) -> None:
+    budget = StartBudget(at_once=1, longest_seconds=NEVER, stagger_seconds=0.0)
+    over = asyncio.Event()
+    await budget.take(over=over, failures=1)
+    starts = Starts(budget, count=1)
+    await eventually(budget._door.locked)
+    assert not starts.began
+    over.set()
+    await eventually(lambda: starts.began)
+    await starts.aclose()
+
+
 def test_a_quota_of_cpu_counts(tmp_path: Path) -> None:
     quota = tmp_path / "cpu.max"
     machine = usable_cpus(tmp_path / "none")

@@ -15,9 +15,7 @@ from kplane.embedded.python_path import python_path
 from kplane.workloads import Component, Pace, Phase, Port, Probe, ProcessRuntime, end_processes
 
 PROGRAMS = Path(__file__).parent / "programs"
-FAST = Pace(
-    restart_base=0.02, restart_limit=0.1, restart_fast=0.01, worked=0.5, stable=2.0, ready_probe=0.1, log_check=0.05
-)
+FAST = Pace(restart_base=0.02, restart_limit=0.1, stable=2.0, ready_probe=0.1, log_check=0.05)
 
 
 def pytest_asyncio_loop_factories(config, item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

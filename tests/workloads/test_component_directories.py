@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import shutil
 import stat
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kplane.workloads import DATA, FILES, SCRATCH, File, Lifetime, Pace, Port, Probe, RuntimeFailure
+from kplane.workloads import DATA, FILES, SCRATCH, File, Lifetime, Pace, Phase, Port, Probe, RuntimeFailure
 
 FOREVER = "exec sleep 1000"
 
@@ -56,6 +59,53 @@ async def test_files_are_made_right_before_the_program_is_started(runtime, sandb
     assert mode(files / "a") == 0o600
     await runtime.apply(replace(component, files={"c": File(b"3")}))
     assert [path.name for path in files.iterdir()] == ["c"]
+
+
+@pytest.fixture
+def full_disk() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """`with full_disk():` no file can be made longer than 64 bytes."""
+
+    @contextlib.contextmanager
+    def full() -> Iterator[None]:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    return full
+
+
+@pytest.mark.parametrize("reloaded", [False, True])
+async def test_files_that_cannot_be_written_leave_the_old_process_with_its_old_files(
+    runtime, sandbox, is_running, full_disk, reloaded
+) -> None:
+    old, new = (
+        {"a": File(text, reloaded=reloaded), "b": File(text * size, reloaded=reloaded)}
+        for text, size in ((b"1", 1), (b"2", 100))
+    )
+    component = sandbox.shell("kept", FOREVER, files=old)
+    await runtime.apply(component)
+    state = await sandbox.phase(runtime, "kept", Phase.READY)
+    with full_disk(), pytest.raises(RuntimeFailure, match="Component kept: its directory cannot be written"):
+        await runtime.apply(replace(component, files=new))
+    files = sandbox.directory / "kept/files"
+    assert (runtime.state("kept"), is_running(state.pid)) == (state, True)
+    assert {path.name: path.read_bytes() for path in files.iterdir()} == {"a": b"1", "b": b"1"}
+    await runtime.apply(replace(component, files=new))
+    assert (runtime.state("kept").pid == state.pid) == reloaded
+    assert {path.name: path.read_bytes() for path in files.iterdir()} == {"a": b"2", "b": b"2" * 100}
+
+
+async def test_a_process_that_is_replaced_has_its_old_files_to_its_end(runtime, sandbox) -> None:
+    script = "trap 'cat files/f files/gone > data/seen; exit' TERM; echo > data/up; while :; do sleep 0.05; done"
+    component = sandbox.shell("old", script, data=True, files={"f": File(b"1"), "gone": File(b"2")})
+    await runtime.apply(component)
+    await sandbox.text(sandbox.directory / "old/data/up")
+    await runtime.apply(replace(component, args=("-c", FOREVER), files={"f": File(b"3")}))
+    assert (sandbox.directory / "old/data/seen").read_text() == "12"
+    assert [path.read_bytes() for path in (sandbox.directory / "old/files").iterdir()] == [b"3"]
 
 
 async def test_a_reloaded_file_is_replaced_in_one_step(runtime, sandbox) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from dataclasses import replace
@@ -109,22 +110,60 @@ async def test_no_such_program_is_refused_and_leaves_nothing(runtime, sandbox) -
     assert find_processes(sandbox.directory) == []
 
 
-def longest(monkeypatch, pace: Pace, runs: list[float]) -> list[float]:
-    monkeypatch.setattr("kplane.workloads.processes.supervision.random.uniform", lambda low, high: high)
-    backoff = RestartBackoff(pace)
+async def test_a_restart_waits_until_it_is_admitted_and_tells_how_often_it_failed(runtime, sandbox, eventually) -> None:
+    asked, admitted = [], asyncio.Event()
+
+    async def admit(*of: object) -> None:
+        asked.append(of)
+        await admitted.wait()
+
+    runtime.before_restart(admit)
+    await runtime.apply(sandbox.shell("crash", "echo x >> data/runs; exit 3", data=True))
+    runs = sandbox.directory / "crash/data/runs"
+    await eventually(lambda: asked == [("crash", 1)])
+    assert (runtime.state("crash").phase, runs.read_text()) == (Phase.BACKOFF, "x\n")
+    admitted.set()
+    await sandbox.text(runs, lambda text: text.count("x") > 2)
+    await eventually(lambda: asked[:3] == [("crash", 1), ("crash", 2), ("crash", 3)])
+
+
+async def test_a_restart_that_is_never_admitted_can_be_stopped_and_replaced(runtime, sandbox, eventually) -> None:
+    asked, gone = [], []
+
+    async def admit(name: str, _: int) -> None:
+        asked.append(name)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            gone.append(name)
+
+    runtime.before_restart(admit)
+    component = sandbox.shell("crash", "exit 3")
+    await runtime.apply(component)
+    await eventually(lambda: asked)
+    await runtime.stop("crash")
+    assert (runtime.state("crash").phase, gone) == (Phase.ABSENT, ["crash"])
+    await runtime.apply(component)
+    await eventually(lambda: len(asked) == 2)
+    await runtime.apply(replace(component, args=("-c", FOREVER)))
+    await sandbox.phase(runtime, "crash", Phase.READY)
+    assert len(gone) == 2
+
+
+def waits(runs: list[float]) -> list[float]:
+    backoff = RestartBackoff(Pace())
     return [backoff.next_wait(ran_seconds=ran) for ran in runs]
 
 
-def test_waits_double_up_to_the_limit_and_start_over_after_a_stable_run(monkeypatch) -> None:
-    assert longest(monkeypatch, Pace(), [0.1] * 8) == [1, 2, 4, 8, 16, 32, 60, 60]
-    assert longest(monkeypatch, Pace(), [0.1, 0.1, 20.0, 61.0, 0.1]) == [1, 2, 4, 0.5, 2]
+def assert_near(waits: list[float], longest: list[float]) -> None:
+    """Each wait lies between its longest and half of that, which is the floor."""
+    assert [wait for wait, most in zip(waits, longest, strict=True) if not most / 2 <= wait <= most] == []
 
 
-def test_the_first_restart_of_what_has_worked_is_fast(monkeypatch) -> None:
-    assert longest(monkeypatch, Pace(), [15.0, 15.0]) == [0.5, 2]
+def test_waits_double_from_1_to_300_s_and_start_over_after_a_run_of_300_s() -> None:
+    assert_near(waits([0.1] * 11), [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300])
+    assert_near(waits([0.1, 299.0, 299.0, 300.0, 0.1]), [1, 2, 4, 1, 2])
 
 
 def test_waits_are_spread() -> None:
-    waits = {RestartBackoff(Pace()).next_wait(ran_seconds=0.0) for _ in range(100)}
-    assert len(waits) == 100
-    assert all(0 <= wait <= 1 for wait in waits)
+    assert len({wait for _ in range(100) for wait in waits([0.0])}) == 100

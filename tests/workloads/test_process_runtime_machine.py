@@ -18,7 +18,7 @@ from kplane.workloads import Component, File, Lifetime, Pace, Phase, ProcessRunt
 
 NAMES = st.sampled_from(["a", "b"])
 VERSIONS = st.sampled_from(["1", "2"])
-PACE = Pace(restart_base=0.01, restart_limit=0.02, restart_fast=0.01, log_check=0.05)
+PACE = Pace(restart_base=0.01, restart_limit=0.02, log_check=0.05)
 
 
 def running_version(pid: int | None) -> str | None:

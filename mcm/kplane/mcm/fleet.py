@@ -28,7 +28,7 @@ from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import complete
 from kplane.provider.aio.running import keep_running
 from kplane.provider.logs import log_fields
-from kplane.workloads import Runtime, WorkloadsError
+from kplane.workloads import ProcessRuntime, Runtime, WorkloadsError
 
 __all__ = ["Instances", "remove_leftovers"]
 
@@ -45,7 +45,7 @@ class Instances(Aware):
 
     def __init__(
         self,
-        runtime: Runtime,
+        runtime: ProcessRuntime,
         *,
         observer: InstanceObserver,
         flags: Flags = NO_FLAGS,
@@ -72,6 +72,7 @@ class Instances(Aware):
         self._oom_kills = OomKills()
         self._admit = admit
         self._instances: dict[str, tuple[Instance, ...]] = {}
+        runtime.before_restart(self._wait_to_restart)
 
     @property
     def groups(self) -> Mapping[str, tuple[Instance, ...]]:
@@ -128,6 +129,11 @@ class Instances(Aware):
             readers=self._readers,
             oom_kills=self._oom_kills,
         )
+
+    async def _wait_to_restart(self, component: str, failures: int) -> None:
+        for instance in self.all():
+            if instance.component == component:
+                await instance.wait_to_restart(failures)
 
     def _gate(self, instance: Instance) -> StartGate:
         pace = self._gate_pace

@@ -93,6 +93,7 @@ class Instance:
         """Of what starts, changes and ends the process."""
         self._started = asyncio.Event()
         """The start in the present turn is over."""
+        self._in_turn = False
         self._followed = asyncio.Event()
         self._unsubscribe = runtime.subscribe(self._observe)
 
@@ -153,9 +154,22 @@ class Instance:
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Wait until it may start, and start or hold it within; return when it is ready or has ended, or in seconds."""
-        async with self._budget.turn(over=self._started):
+        try:
+            async with self._budget.turn(over=self._started):
+                self._started.clear()
+                self._in_turn = True
+                yield
+        finally:
+            self._in_turn = False
+
+    async def wait_to_restart(self, failures: int) -> None:
+        """Return in a turn for the restart of the process, which has ended by itself so often in a row.
+
+        The turn in which a hung process was killed is that of its restart too.
+        """
+        if self._started.is_set() or not self._in_turn:
+            await self._budget.take(over=self._started, failures=failures)
             self._started.clear()
-            yield
 
     async def start(self, engagement: Engagement) -> None:
         """Start the process by the newest description of the cluster. If that fails, `reason` and `message` say why."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kplane.workloads.component import File
@@ -42,10 +43,31 @@ class ComponentDirectory:
 
     def write_files(self, files: Mapping[str, File]) -> None:
         """Have exactly these files; each that differs is replaced in one step. Raises OSError."""
-        for name, file in files.items():
+        self.switch(files, staged=self.stage(files))
+
+    def stage(self, files: Mapping[str, File]) -> Sequence[str]:
+        """Write what differs beside the present files, which stay as they are. Returns its names for `switch`.
+
+        Raises OSError, for example if the disk is full; what was written is removed then.
+        """
+        staged: list[str] = []
+        try:
+            for name, file in files.items():
+                if not _holds(self.files / name, content=file.content):
+                    staged.append(name)
+                    _write_new(self.files / name, content=file.content)
+        except OSError:
+            with contextlib.suppress(OSError):
+                for name in staged:
+                    _new(self.files / name).unlink(missing_ok=True)
+            raise
+        return staged
+
+    def switch(self, files: Mapping[str, File], *, staged: Sequence[str]) -> None:
+        """Put staged files in place, each in one step, and remove what is not in `files`. Raises OSError."""
+        for name in staged:
             path = self.files / name
-            if not _holds(path, content=file.content):
-                _replace(path, content=file.content)
+            _new(path).replace(path)
         for path in self.files.iterdir():
             if path.name not in files:
                 path.unlink()
@@ -83,8 +105,17 @@ def _holds(path: Path, *, content: bytes) -> bool:
         return False
 
 
+def _new(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")
+
+
 def _replace(path: Path, *, content: bytes, durable: bool = False) -> None:
-    new = path.with_name(f".{path.name}.new")
+    _write_new(path, content=content, durable=durable)
+    _new(path).replace(path)
+
+
+def _write_new(path: Path, *, content: bytes, durable: bool = False) -> None:
+    new = _new(path)
     new.unlink(missing_ok=True)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "wb") as file:
@@ -92,4 +123,3 @@ def _replace(path: Path, *, content: bytes, durable: bool = False) -> None:
         if durable:
             file.flush()
             os.fsync(descriptor)
-    new.replace(path)

@@ -8,7 +8,7 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -31,6 +31,10 @@ __all__ = ["ProcessRuntime"]
 logger = logging.getLogger(__name__)
 
 _LOCK_FILE = ".lock"
+
+
+async def _at_once(_name: str, _failures: int) -> None:
+    pass
 
 
 class ProcessRuntime:
@@ -69,6 +73,7 @@ class ProcessRuntime:
         self._supervisions: dict[str, Supervision] = {}
         self._locks = NamedLocks()
         self._subscribers = Subscribers()
+        self._admit_restart: Callable[[str, int], Awaitable[None]] = _at_once
         self._session: aiohttp.ClientSession | None = None
         self._lock = -1
 
@@ -185,6 +190,13 @@ class ProcessRuntime:
         """See `Runtime.subscribe`. Called in the loop; what it raises is logged."""
         return self._subscribers.add(callback)
 
+    def before_restart(self, admit: Callable[[str, int], Awaitable[None]]) -> None:
+        """Await `admit` before a component that ended by itself is started again, after its backoff.
+
+        It gets the name, and how often the component has ended in a row. It is cancelled if the component is stopped.
+        """
+        self._admit_restart = admit
+
     def _acquire(self) -> int:
         path = self._directory / _LOCK_FILE
         try:
@@ -242,8 +254,12 @@ class ProcessRuntime:
                 pace=self._pace,
                 log_limit_bytes=self._log_limit_bytes,
                 on_change=self._subscribers.notify,
+                before_restart=self._wait_to_restart,
             )
         return self._supervisions[name]
+
+    async def _wait_to_restart(self, name: str, failures: int) -> None:
+        await self._admit_restart(name, failures)
 
     @contextlib.asynccontextmanager
     async def _supervision(self, name: str) -> AsyncIterator[Supervision]:

@@ -7,16 +7,16 @@ import contextlib
 import dataclasses
 import logging
 import os
-import random
 import resource
 import signal
 import ssl
 import subprocess
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import aiohttp
 
+from kplane.provider.aio.backoff import Backoff
 from kplane.workloads.component import Component, Lifetime, Probe, RestartPolicy
 from kplane.workloads.errors import RuntimeFailure
 from kplane.workloads.processes.directory import ComponentDirectory
@@ -40,13 +40,10 @@ class Pace:
     """Times in seconds. The defaults are for production; tests take shorter ones."""
 
     restart_base: float = 1.0
-    """Longest wait before the second start; it doubles with each failure in a row."""
-    restart_limit: float = 60.0
-    restart_fast: float = 0.5
-    """Longest wait before the first restart of a component that ran for `worked`."""
-    worked: float = 10.0
-    stable: float = 60.0
-    """A component that ran for so long starts over with its first wait."""
+    """Longest wait before the second start; it doubles with each failure in a row. Jitter takes off up to half."""
+    restart_limit: float = 300.0
+    stable: float = 300.0
+    """A component that ran for so long starts over with its first wait. Less than the limit would undo the limit."""
     ready_probe: float = 5.0
     """Between probes of a ready component."""
     log_check: float = 1.0
@@ -69,6 +66,7 @@ class Supervision:
         pace: Pace,
         log_limit_bytes: int,
         on_change: Callable[[str], None],
+        before_restart: Callable[[str, int], Awaitable[None]],
     ) -> None:
         self.directory = directory
         self.state = ComponentState(name=directory.path.name, phase=Phase.ABSENT)
@@ -78,6 +76,7 @@ class Supervision:
         self._backoff = RestartBackoff(pace)
         self._log = LogFile(directory.log, limit_bytes=log_limit_bytes)
         self._on_change = on_change
+        self._before_restart = before_restart
         self._launch: Launch | None = None
         self._digest = ""
         """Of what is kept up now; empty if nothing is."""
@@ -109,8 +108,10 @@ class Supervision:
                     self._launch = launch
                     self._wake.set()
                 return
+            # What fails here leaves the old process as it is, with its old files.
+            staged = self.directory.stage(component.files)
             await self.stop()
-            self.directory.write_files(component.files)
+            self.directory.switch(component.files, staged=staged)
         except OSError as error:
             raise RuntimeFailure(f"Component {component.name}: its directory cannot be written: {error}.") from error
         process = self._spawn(launch)
@@ -261,9 +262,9 @@ class Supervision:
                 return None
             wait = self._backoff.next_wait(ran_seconds=ran_seconds)
             logger.warning("Component %s %s; next start in %.1f s", self.state.name, reason.partition(";")[0], wait)
-            message = f"{reason}\nnext start in {wait:.1f} s"
+            message = f"{reason}\nnext start in {wait:.1f} s at the earliest"
             self._show(phase=Phase.BACKOFF, message=message, pid=None, exit_code=ended.exit_code)
-            await self._pause(wait)
+            await self._wait_to_restart(wait)
             if self._stopping:
                 return None
             try:
@@ -274,16 +275,20 @@ class Supervision:
             self._show(phase=Phase.STARTING, message=reason, restarts=self.state.restarts + 1, pid=process.pid)
             return process
 
-    async def _pause(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
-        while not self._stopping:
-            self._wake.clear()
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self._wake.wait()
-            except TimeoutError:
-                return
+    async def _wait_to_restart(self, seconds: float) -> None:
+        """Wait for so long, and then for `before_restart`. A stop ends it."""
+
+        async def wait() -> None:
+            await asyncio.sleep(seconds)
+            await self._before_restart(self.state.name, self._backoff.failures)
+
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(wait())
+            waiting.add_done_callback(lambda _: self._wake.set())
+            while not (self._stopping or waiting.done()):
+                self._wake.clear()
+                await self._wake.wait()
+            waiting.cancel()
 
     def _tell_end(self, process: Process) -> str:
         code = process.exit_code
@@ -321,22 +326,22 @@ def _signal_name(number: int) -> str:
 
 
 class RestartBackoff:
-    """Waits between restarts of one component: exponential, with full jitter."""
+    """Grows the waits between restarts of one component; a stable run starts over."""
 
     def __init__(self, pace: Pace) -> None:
-        self._pace = pace
-        self._failures = 0
+        self._backoff = Backoff(initial_seconds=pace.restart_base, maximum_seconds=pace.restart_limit)
+        self._stable = pace.stable
+
+    @property
+    def failures(self) -> int:
+        """How often the component has ended in a row."""
+        return self._backoff.failures
 
     def next_wait(self, *, ran_seconds: float) -> float:
-        """Say for how many seconds to wait now that the component has ended after `ran_seconds`."""
-        if ran_seconds >= self._pace.stable:
-            self._failures = 0
-        if self._failures == 0 and ran_seconds >= self._pace.worked:
-            longest = self._pace.restart_fast
-        else:
-            longest = min(self._pace.restart_limit, self._pace.restart_base * 2.0 ** min(self._failures, 30))
-        self._failures += 1
-        return random.uniform(0.0, longest)  # noqa: S311 - spreads load, guards nothing
+        """Return the seconds until the next start of the component, which has ended after `ran_seconds`."""
+        if ran_seconds >= self._stable:
+            self._backoff.reset()
+        return self._backoff.next_delay()
 
 
 class ReadinessProbe:
