@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kplane.controlplane_operator.watch import event_routing
 from kplane.controlplane_operator.watch.cache import Change, Store
-from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
+from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect, wake_all
 from kplane.provider.client.resources import SECRETS
 
 from .queues import taken
@@ -73,6 +73,48 @@ def test_an_index_always_agrees_with_the_objects(steps: list[tuple[str, str | No
     for value in ("x", "y"):
         expected = sorted(obj["metadata"]["name"] for obj in store if obj["data"]["value"] == value)
         assert [obj["metadata"]["name"] for obj in store.by("value", value)] == expected
+
+
+def test_an_object_that_no_indexer_understands_is_logged_and_holds_up_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def of_value(found: dict[str, Any]) -> list[str]:
+        # KeyError and TypeError: an object of another shape, and a value that no index can hold.
+        value = found["data"]["value"]
+        return [value] if value != "list" else [["unhashable"]]  # type: ignore[list-item]
+
+    store = Store(SECRETS, indexers={"value": of_value, "name": lambda found: [found["metadata"]["name"]]})
+    changes = recorded(store)
+    objects = [secret("bad", 1), secret("worse", 2, value="list"), secret("good", 3, value="x")]
+    store.replace(objects, resource_version="4")
+    assert {each["metadata"]["name"] for each in store} == {"bad", "worse", "good"}
+    assert [each["metadata"]["name"] for each in store.by("value", "x")] == ["good"]
+    assert [each["metadata"]["name"] for each in store.by("name", "bad")] == ["bad"]
+    assert [change.key[1] for change in changes] == ["bad", "worse", "good"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "failed to index Secret ns/bad by 'value'",
+        "failed to index Secret ns/worse by 'value'",
+    ]
+    # It is indexed as soon as it can be, and goes like any other.
+    store.apply(secret("bad", 5, value="y"))
+    store.remove(secret("worse", 6, value="list"))
+    assert [each["metadata"]["name"] for each in store.by("value", "y")] == ["bad"]
+    assert len(store) == 2
+
+
+def test_a_listener_that_fails_is_logged_and_keeps_the_change_from_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(change: Change) -> None:
+        if change.key[1] == "bad":
+            raise KeyError("spec")
+
+    store = Store(SECRETS)
+    store.listen(fail)
+    changes = recorded(store)
+    store.replace([secret("bad", 1), secret("good", 2)], resource_version="3")
+    store.apply(secret("bad", 4))
+    store.remove(secret("bad", 5))
+    assert [change.key[1] for change in changes] == ["bad", "good", "bad", "bad"]
+    assert [record.getMessage() for record in caplog.records] == ["failed to handle a change of Secret ns/bad"] * 3
 
 
 def obj(name: str, version: int, *, namespace: str | None = None, **body: Any) -> dict[str, Any]:
@@ -190,3 +232,21 @@ async def test_an_endpoint_is_looked_at_again_when_a_control_plane_takes_or_leav
     assert "controlplaneendpoint" not in await woken(stores, queues)
     stores.control_planes.remove(obj("cp", 4, spec={}))
     assert (await woken(stores, queues))["controlplaneendpoint"] == {"other-door"}
+
+
+async def test_an_object_that_cannot_be_routed_keeps_no_other_from_its_reconciler(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stores, queues = Stores(), Queues()
+    for version, (name, spec) in enumerate((("bad", {"addons": 1}), ("good", {"addons": ["quota"]})), start=1):
+        stores.classes.apply(obj(name, version, spec=spec))
+    stores.control_planes.apply({"metadata": {"name": "bad", "resourceVersion": "3"}})
+    stores.control_planes.apply(obj("cp", 4, spec={}))
+    stores.registrations.apply(obj("reg", 5, spec={"controlPlaneRef": {"name": "cp"}}))
+    wake_all(stores, queues=queues)
+    found = await woken(stores, queues)
+    assert found["controlplane"] == {"bad", "cp"}
+    assert found["controlplaneregistration"] == {"reg"}
+    assert found["controlplaneclass"] == {"bad", "good"}
+    assert "failed to handle a change of ControlPlane bad" in caplog.messages
+    assert [each["metadata"]["name"] for each in stores.classes.by("addon", "quota")] == ["good"]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import pytest
+
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANE_REGISTRATIONS
 from kplane.controlplane_operator.watch import feeds as resync
 from kplane.controlplane_operator.watch.event_routing import Stores
 from kplane.controlplane_operator.watch.feeds import Resync
-from kplane.provider import Client, Unreachable
+from kplane.provider import Client, Resource, Unreachable
 from kplane.provider.client.client import ObjectList
 
 
@@ -17,11 +20,12 @@ class Server:
 
     def __init__(self) -> None:
         self.away = False
+        self.objects: dict[Resource, list[dict[str, Any]]] = {}
 
-    async def list(self, *_: Any, **__: Any) -> ObjectList:
+    async def list(self, resource: Resource, **_: Any) -> ObjectList:
         if self.away:
             raise Unreachable("nobody there", kind="connect")
-        return ObjectList([], resource_version="1")
+        return ObjectList(self.objects.get(resource, []), resource_version="1")
 
 
 async def test_a_list_is_relied_on_for_five_minutes(eventually: Any) -> None:
@@ -44,4 +48,28 @@ async def test_a_list_is_relied_on_for_five_minutes(eventually: Any) -> None:
     assert "7501 s ago" in (made.problem() or "")
     server.away = False
     await eventually(made.problem, lambda told: told is None)
+    task.cancel()
+
+
+async def test_an_object_that_no_indexer_understands_ends_no_list(caplog: pytest.LogCaptureFixture) -> None:
+    """Such an object was stored before a rule of the CRD, and the operator finds it at each start."""
+
+    def endpoint(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+        return {"metadata": {"name": name, "resourceVersion": "1"}, "spec": spec}
+
+    server, stores = Server(), Stores()
+    server.objects[CONTROL_PLANE_ENDPOINTS] = [
+        endpoint("bad", {"credentialsSecretRef": "a name"}),
+        endpoint("good", {"credentialsSecretRef": {"namespace": "ns", "name": "own"}}),
+    ]
+    server.objects[CONTROL_PLANE_REGISTRATIONS] = [endpoint("reg", {"controlPlaneRef": {"name": "cp"}})]
+    made = Resync(cast("Client", server), stores=stores, label_selectors={})
+    task = asyncio.create_task(made.run())
+    await asyncio.wait({task, asyncio.ensure_future(made.synced.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    assert not task.done(), task.exception()
+    assert [each["metadata"]["name"] for each in stores.endpoints.by("credentials", "ns/own")] == ["good"]
+    assert [each["metadata"]["name"] for each in stores.registrations.by("control plane", "cp")] == ["reg"]
+    assert "failed to index ControlPlaneEndpoint bad by 'credentials'" in caplog.messages
+    # The next list is made as well.
+    await made.anew()
     task.cancel()

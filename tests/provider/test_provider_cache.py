@@ -137,7 +137,8 @@ async def test_an_index_follows_its_objects(cache, collection, eventually):
 
 
 async def test_an_index_that_cannot_be_is_refused_and_one_that_fails_harms_no_other(cache, collection, caplog):
-    collection.objects = [config_map("x", "a", owner="me"), {"metadata": {"name": "odd", "uid": "o"}}]
+    unhashable = {"metadata": {"name": "odder", "uid": "p"}, "data": {"owner": ["me"]}}
+    collection.objects = [{"metadata": {"name": "odd", "uid": "o"}}, unhashable, config_map("x", "a", owner="me")]
     cache.index_field(CONFIG_MAPS, "owner", lambda found: [found["data"]["owner"]])
     cache.index_field(CONFIG_MAPS, "name", lambda found: [found["metadata"]["name"]])
     with pytest.raises(ProviderError, match="already indexed by another function"):
@@ -150,7 +151,9 @@ async def test_an_index_that_cannot_be_is_refused_and_one_that_fails_harms_no_ot
         await cache.list(CONFIG_MAPS, field={"owner": "me"}, metadata_only=True)
     assert len(await cache.list(CONFIG_MAPS, field={"owner": "me"})) == 1
     assert len(await cache.list(CONFIG_MAPS, field={"name": "odd"})) == 1
+    assert len(await cache.list(CONFIG_MAPS, field={"name": "odder"})) == 1
     assert "failed to index ConfigMap /odd by 'owner'" in caplog.text
+    assert "failed to index ConfigMap /odder by 'owner'" in caplog.text
 
 
 async def test_a_cache_that_cannot_be_filled_says_why(client, eventually):

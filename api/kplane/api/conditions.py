@@ -14,10 +14,12 @@ from kplane.api.resource import ApiModel
 __all__ = [
     "ADDONS_READY",
     "CLASS_FOUND",
+    "CONTESTED",
     "DEDICATED_READY",
     "DELETING",
     "MANAGED",
     "PAUSED",
+    "REACHABLE",
     "READY",
     "RUNNING",
     "SUPPORTED",
@@ -57,6 +59,12 @@ UP_TO_DATE: Final = "UpToDate"
 
 PAUSED: Final = "Paused"
 """The condition that is there, and True, while an object is paused."""
+
+REACHABLE: Final = "Reachable"
+"""The condition of an endpoint that says whether its API server answers."""
+
+CONTESTED: Final = "Contested"
+"""The condition of an endpoint that is there, and True, while another field manager owns a condition of kplane's."""
 
 ADDONS_READY: Final = "AddonsReady"
 """The condition that says whether a control plane's add-ons are installed."""

@@ -136,7 +136,7 @@ class Failures:
 
     async def _write(self, current: PartialObject, **update: Any) -> None:
         status = current.status.model_copy(update=update)
-        await self._context.status.write(self._store, current, status=status, yield_fields=current.yields)
+        await self._context.status.write(self._store, current, status=status)
 
 
 def _reason(obj: Object) -> str | None:

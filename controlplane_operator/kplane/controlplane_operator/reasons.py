@@ -24,6 +24,7 @@ _REGISTRATION: Final = "ControlPlaneRegistration: `Ready`"
 _DEDICATED: Final = "ControlPlaneRegistration: `DedicatedReady`"
 _ENDPOINT: Final = "ControlPlaneEndpoint: `Ready`"
 _REACHABLE: Final = "ControlPlaneEndpoint: `Reachable`"
+_CONTESTED: Final = "ControlPlaneEndpoint: `Contested`"
 _CLASS: Final = "ControlPlaneClass: `Ready`"
 _ANY: Final = "Every kind: `Ready`, or `Synced` while what is published stays good"
 _TABLES: Final = (
@@ -38,6 +39,7 @@ _TABLES: Final = (
     _DEDICATED,
     _ENDPOINT,
     _REACHABLE,
+    _CONTESTED,
     _CLASS,
 )
 
@@ -328,6 +330,11 @@ class Reason(StrEnum):
 
     # Endpoints
     PROBING = ("Probing", "wait for the first answer", _in(_REACHABLE, transient=True, expected=True))
+    OWNED_BY_ANOTHER_MANAGER = (
+        "OwnedByAnotherManager",
+        "nothing, if that field manager is to set the condition; otherwise end it, and remove the condition",
+        _in(_CONTESTED),
+    )
 
     def phase(self, *, published: bool) -> ControlPlanePhase:
         """Return the phase of a control plane whose condition Ready has this reason.

@@ -204,6 +204,28 @@ async def test_what_somebody_observed_wins_over_the_spec_and_what_nobody_wants_g
         await field.becomes("ControlPlane", "door", "Reconciled")
 
 
+async def test_an_endpoint_with_a_condition_of_another_provider_is_kept_up(field: Any, server: dict[str, Any]) -> None:
+    provider = {"subresource": "status", "field_manager": "acme-doors", "force": False}
+    ready = {"type": "Ready", "status": "False", "reason": "Provided", "message": "not yet"}
+    ready["lastTransitionTime"] = "2026-01-01T00:00:00Z"
+    # The provider is first, as where an endpoint comes with its status.
+    await field.client.create(CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": "provided"}, "spec": {}})
+    body = {"metadata": {"name": "provided"}, "status": {"conditions": [ready]}}
+    await field.client.apply(CONTROL_PLANE_ENDPOINTS, body, **(provider | {"force": True}))
+    await field.client.patch(CONTROL_PLANE_ENDPOINTS, "provided", {"spec": server})
+    assert (await says(field, "provided", "Reachable", "True"))["reason"] == "Answered"
+    contested = await says(field, "provided", "Contested", "True")
+    assert contested["message"].startswith("field manager 'acme-doors' owns condition Ready; ")
+    found = await field.get("ControlPlaneEndpoint", "provided")
+    assert found["status"]["endpoint"] == server["endpoint"]
+    assert found["status"]["observedGeneration"] == found["metadata"]["generation"]
+    # The provider goes on as before, without force.
+    body["status"]["conditions"] = [ready | {"status": "True", "message": "now"}]
+    await field.client.apply(CONTROL_PLANE_ENDPOINTS, body, **provider)
+    assert (await says(field, "provided", "Ready", "True"))["message"] == "now"
+    assert (await condition(field, "provided", "Reachable"))["status"] == "True"
+
+
 async def test_silent_endpoints_delay_nobody(field: Any, shared: ClusterConfig, impatient: None) -> None:
     """More silent ones than the operator has workers, all of them there first; and the good ones do not wait for them.
 

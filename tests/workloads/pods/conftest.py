@@ -13,8 +13,9 @@ import uvloop
 
 from kplane.embedded.credentials import ADMINISTRATOR_GROUPS, Credentials
 from kplane.embedded.handle import Handle
-from kplane.provider import Client, ClusterConfig
+from kplane.provider import Client, ClusterConfig, NotFound
 from kplane.provider.client.resources import NAMESPACES, PODS
+from kplane.provider.client.watch import Watch
 from kplane.workloads import FILES, Component, File, Lifetime, Phase, Port, Probe, ProcessRuntime, Resources
 from kplane.workloads.pods import Image, Placement, PodRuntime, PodSettings
 
@@ -92,6 +93,12 @@ class Cluster:
             containerStatuses=[_container(state={"running": {"startedAt": started}}, ready=True)],
         )
 
+    async def hold(self, pod: dict[str, Any], *, held: bool = True) -> None:
+        """Keep a pod from its end, as a node does that takes its time, or no more."""
+        finalizers = {"metadata": {"finalizers": ["example.com/held"] if held else []}}
+        with contextlib.suppress(NotFound):
+            await self.client.patch(PODS, pod["metadata"]["name"], finalizers, namespace=pod["metadata"]["namespace"])
+
     async def phase(self, runtime: PodRuntime, name: str, phase: Phase) -> Any:
         return await self.eventually(lambda: runtime.state(name), lambda state: state.phase is phase)
 
@@ -106,6 +113,23 @@ def _container(*, state: dict[str, Any], ready: bool, restarts: int = 0, last: d
         "state": state,
         **({"lastState": last} if last else {}),
     }
+
+
+@pytest.fixture
+def lag(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
+    """`lag(True)`: from now on no watch gets to know anything, until `lag(False)`."""
+    open_gate = asyncio.Event()
+    open_gate.set()
+    read = Watch.read
+
+    async def late(watch: Watch) -> list[bytes]:
+        lines = await read(watch)
+        await open_gate.wait()
+        return lines
+
+    monkeypatch.setattr(Watch, "read", late)
+    yield lambda lags: open_gate.clear() if lags else open_gate.set()
+    open_gate.set()
 
 
 @pytest.fixture

@@ -415,14 +415,11 @@ async def test_deleted_while_pods_have_not_ended_is_told_and_repeated(cluster):
         await runtime.reserve(name, ports=["https"])
         await runtime.apply(server(name))
         pod = await cluster.pod(namespace)
-        held = {"metadata": {"finalizers": ["example.com/held"]}}
-        from kplane.provider.client.resources import PODS
-
-        await cluster.client.patch(PODS, pod["metadata"]["name"], held, namespace=namespace)
+        await cluster.hold(pod)
         with pytest.raises(RuntimeFailure, match=f"has not ended in namespace {namespace} yet; pods: server-"):
             await runtime.delete(name)
         await cluster.client.get(SERVICES, "server", namespace=namespace)
-        await cluster.client.patch(PODS, pod["metadata"]["name"], {"metadata": {"finalizers": []}}, namespace=namespace)
+        await cluster.hold(pod, held=False)
 
         async def deleted():
             await runtime.delete(name)
@@ -431,6 +428,102 @@ async def test_deleted_while_pods_have_not_ended_is_told_and_repeated(cluster):
         await cluster.eventually(deleted)
         with pytest.raises(NotFound):
             await cluster.client.get(SERVICES, "server", namespace=namespace)
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
+@pytest.mark.parametrize("end", ["stop", "delete"])
+async def test_no_end_is_told_that_a_late_watch_makes_believe(cluster, lag, end, kind):
+    namespace = await cluster.namespace(f"pods-lag-{end}-{kind.lower()}")
+    name = f"{namespace}--server"
+    async with cluster.runtime(end_seconds=1.0) as runtime:
+        lag(True)
+        await runtime.reserve(name, ports=["https"])
+        await runtime.apply(server(name, single=kind == "StatefulSet"))
+        pod = await cluster.pod(namespace)
+        await cluster.hold(pod)
+        # Neither the workload nor its pod was ever seen.
+        assert runtime.state(name).phase is Phase.ABSENT
+        with pytest.raises(RuntimeFailure, match=r"has not ended in namespace .* yet; pods: server-"):
+            await getattr(runtime, end)(name)
+        await cluster.client.get(SERVICES, "server", namespace=namespace)
+        await cluster.hold(pod, held=False)
+
+        async def ended():
+            await getattr(runtime, end)(name)
+            return await cluster.pods(namespace)
+
+        await cluster.eventually(ended, lambda pods: pods == [])
+
+
+async def test_an_end_that_a_late_watch_has_not_seen_is_told(cluster, lag):
+    namespace = await cluster.namespace("pods-lag-ended")
+    name = f"{namespace}--server"
+    async with cluster.runtime(end_seconds=1.0) as runtime:
+        await runtime.apply(server(name))
+        await cluster.run_pod(await cluster.pod(namespace))
+        await cluster.phase(runtime, name, Phase.READY)
+        lag(True)
+
+        async def deleted():
+            await runtime.delete(name)
+            return True
+
+        await cluster.eventually(deleted)
+        assert runtime.state(name).phase is Phase.READY
+
+
+@pytest.mark.parametrize("seen", [True, False])
+async def test_no_pod_of_a_new_workload_runs_beside_one_of_the_former(cluster, lag, seen):
+    """Somebody deletes the Deployment, and its pod takes its time; the runtime may have seen neither."""
+    namespace = await cluster.namespace(f"pods-successor-{seen}".lower())
+    name = f"{namespace}--server"
+    async with cluster.runtime(end_seconds=1.0) as runtime:
+        lag(not seen)
+        await runtime.apply(server(name))
+        pod = await cluster.pod(namespace)
+        await cluster.hold(pod)
+        if seen:
+            # It is taken to be there still.
+            await cluster.phase(runtime, name, Phase.STARTING)
+            lag(True)
+        await cluster.client.delete(DEPLOYMENTS, "server", namespace=namespace)
+        with pytest.raises(RuntimeFailure, match="has not ended"):
+            await runtime.delete(name)
+        changed = server(name, env={"GOGC": "100"})
+        for _ in range(2):
+            with pytest.raises(RuntimeFailure, match=r"pods of its former workload have not ended .* yet: server-"):
+                await runtime.apply(changed)
+        assert [each["metadata"]["uid"] for each in await cluster.pods(namespace)] == [pod["metadata"]["uid"]]
+        await cluster.hold(pod, held=False)
+
+        async def applied():
+            await runtime.delete(name)
+            await runtime.apply(changed)
+            return True
+
+        await cluster.eventually(applied)
+        await cluster.pod(namespace, but=(pod["metadata"]["name"],))
+
+
+async def test_a_workload_that_is_being_deleted_is_not_taken_for_the_new_one(cluster):
+    namespace = await cluster.namespace("pods-dying")
+    name = f"{namespace}--server"
+    async with cluster.runtime(end_seconds=1.0) as runtime:
+        await runtime.apply(server(name))
+        pod = await cluster.pod(namespace)
+        await cluster.hold(pod)
+        with pytest.raises(RuntimeFailure, match="has not ended"):
+            await runtime.delete(name)
+        with pytest.raises(RuntimeFailure, match="its former Deployment in namespace pods-dying is not gone yet"):
+            await runtime.apply(server(name))
+        await cluster.hold(pod, held=False)
+
+        async def applied():
+            await runtime.apply(server(name))
+            return True
+
+        await cluster.eventually(applied)
+        await cluster.pod(namespace, but=(pod["metadata"]["name"],))
 
 
 async def test_several_replicas_are_spread_and_leave_one_at_a_time(cluster):

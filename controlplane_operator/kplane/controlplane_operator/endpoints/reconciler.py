@@ -7,7 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from kplane.api import ConditionStatus, ControlPlane, ControlPlaneEndpoint, find_condition
+from kplane.api import READY, ConditionStatus, ControlPlane, ControlPlaneEndpoint, find_condition
+from kplane.api.conditions import REACHABLE
 from kplane.api.names import CA_KEY, kubeconfig_secret_name, management_namespace
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.endpoints.addresses import addresses_of, written_urls
@@ -159,7 +160,7 @@ class ControlPlaneEndpointReconciler:
             return  # what was found is of another spec, which is looked at next
         current = ControlPlaneEndpoint.model_validate(obj)
         conditions = current.status.conditions
-        for kind, told in (("Reachable", reachable), ("Ready", ready)):
+        for kind, told in ((REACHABLE, reachable), (READY, ready)):
             conditions = with_condition(
                 conditions, of=current, type=kind, status=told.status, reason=told.reason, message=told.message
             )
@@ -172,7 +173,6 @@ class ControlPlaneEndpointReconciler:
             self._context.stores.endpoints,
             current,
             status=status,
-            yield_fields=("endpoint", "externalEndpoint", "joinEndpoint"),
         )
 
 
@@ -194,7 +194,7 @@ async def _ask(target: ClusterConfig, *, connections: Connections) -> _Told:
 
 
 def _as_before(endpoint: ControlPlaneEndpoint) -> _Told:
-    known = find_condition(endpoint.status.conditions, "Reachable")
+    known = find_condition(endpoint.status.conditions, REACHABLE)
     if known is None or known.observed_generation != endpoint.metadata.generation:
         return _PROBING
     return _Told(known.status, known.reason, known.message)

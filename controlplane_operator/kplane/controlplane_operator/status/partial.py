@@ -7,7 +7,7 @@ stays, and to delete it needs no more than what was written down when it was mad
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 
 from pydantic import ValidationError
 from typing_extensions import override
@@ -48,13 +48,15 @@ __all__ = [
 ]
 
 
+_URLS: Final = {"endpoint": "endpoint", "external_endpoint": "externalEndpoint", "join_endpoint": "joinEndpoint"}
+"""Fields of an endpoint's status, with their names in its spec."""
+
+
 class PartialObject(ResourceModel):
     """An object of which only metadata and status are read."""
 
     kind: ClassVar[type[ResourceModel]]
     """The model of all of it."""
-    yields: ClassVar[tuple[str, ...]] = ()
-    """Fields of the status that other controllers may own."""
 
     status: ApiModel
 
@@ -152,7 +154,6 @@ class PartialEndpoint(PartialObject):
 
     kind = ControlPlaneEndpoint
     resource = ControlPlaneEndpoint.resource
-    yields = ("endpoint", "externalEndpoint", "joinEndpoint")
 
     status: ControlPlaneEndpointStatus = ControlPlaneEndpointStatus()
     """What was said of it before."""
@@ -160,8 +161,7 @@ class PartialEndpoint(PartialObject):
     @override
     def own(self, spec: Object) -> dict[str, Any]:
         # Another URL in the status belongs to another controller, and stays.
-        fields = zip(("endpoint", "external_endpoint", "join_endpoint"), self.yields, strict=True)
-        said = {field: (getattr(self.status, field), spec.get(alias)) for field, alias in fields}
+        said = {field: (getattr(self.status, field), spec.get(alias)) for field, alias in _URLS.items()}
         return {field: url if url == written else None for field, (url, written) in said.items()}
 
 

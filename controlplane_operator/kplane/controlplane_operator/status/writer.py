@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import Any, Final
 
 from kplane.api import (
+    READY,
     RUNNING,
     Condition,
     ConditionStatus,
+    ControlPlaneEndpointStatus,
     ControlPlaneRegistrationStatus,
     ResourceModel,
     find_condition,
 )
-from kplane.api.conditions import ADDONS_READY, DEDICATED_READY, SYNCED
+from kplane.api.conditions import (
+    ADDONS_READY,
+    CLASS_FOUND,
+    CONTESTED,
+    DEDICATED_READY,
+    DELETING,
+    MANAGED,
+    PAUSED,
+    REACHABLE,
+    SUPPORTED,
+    SYNCED,
+    UP_TO_DATE,
+)
 from kplane.api.resource import ApiModel
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.events import Events
+from kplane.controlplane_operator.status.ownership import ForeignParts, foreign_parts
 from kplane.controlplane_operator.watch.cache import Object, Store
 from kplane.provider import Client, Conflict, NotFound
 
@@ -34,6 +48,23 @@ FIELD_MANAGER: Final = "kplane-status"
 _APART: Final = {ADDONS_READY: "kplane-addons-status", DEDICATED_READY: "kplane-dedicated-status"}
 """Conditions that have a writer of their own, with the name of their field manager. A writer of other conditions must
 not overwrite them with what it read before."""
+_OURS: Final = frozenset(
+    {
+        *_APART,
+        CLASS_FOUND,
+        CONTESTED,
+        DELETING,
+        MANAGED,
+        PAUSED,
+        REACHABLE,
+        READY,
+        SUPPORTED,
+        SYNCED,
+        UP_TO_DATE,
+    }
+)
+"""Conditions that the operator writes. Conditions of other types belong to other controllers."""
+_NOTHING: Final = ForeignParts()
 _TRIES: Final = 5
 """Number of attempts if another writer is faster."""
 
@@ -44,6 +75,8 @@ class StatusWriter:
     def __init__(self, client: Client, *, events: Events) -> None:
         self._client = client
         self._events = events
+        self._foreign: dict[str, ForeignParts] = {}
+        """By the name of an endpoint: what of its status other managers were found to own."""
 
     async def write(
         self,
@@ -51,27 +84,81 @@ class StatusWriter:
         current: ResourceModel,
         *,
         status: ApiModel,
-        yield_fields: Iterable[str] = (),
         only_as_seen: bool = False,
     ) -> None:
         """Make `status` the whole status of the object, unless it is already.
 
-        What a registration's instance is said to be is mcm's, and never touched.
-        A published value stays only if `status` carries it: start from the object's own one. Fields in `yield_fields`
-        are left to whoever else wrote them. The answer goes into the store at once, so that the next look at it is not
-        behind. An object that is gone, or was replaced by one of the same name, is left alone. With `only_as_seen`, it
-        has to be as `current` says; raises Conflict where it was changed, or its deletion asked for, meanwhile.
+        Some parts belong to others and stay: a registration's instance to mcm, conditions of unknown types to any
+        controller, and of an endpoint whatever another field manager owns. If that is a condition of ours, condition
+        Contested names the manager.
+        A published value stays only if `status` carries it: start from the object's own one. The answer goes into the
+        store at once, so that the next look at it is not behind. An object that is gone, or was replaced by one of the
+        same name, is left alone. With `only_as_seen`, it has to be as `current` says; raises Conflict where it was
+        changed, or its deletion asked for, meanwhile.
         """
+        if isinstance(status, ControlPlaneEndpointStatus):
+            await self._write_shared(store, current, status)
+            return
         before = _dump(getattr(current, "status"))  # noqa: B009 - each kind has one, of its own type
         after = _dump(status)
         if before == after:
             return
-        stored = await self._apply_own(
-            store, current, after, yield_fields=tuple(yield_fields), only_as_seen=only_as_seen
-        )
+        stored = await self._apply(store, current, _without_apart(after), only_as_seen=only_as_seen)
         if stored is not None:
             store.apply(stored)
             self._tell(current, before, after)
+
+    async def _write_shared(self, store: Store, current: ResourceModel, status: ControlPlaneEndpointStatus) -> None:
+        """Make `status` the status of the endpoint, without the parts that other field managers own."""
+        seen = getattr(current, "status")  # noqa: B009 - see above
+        foreign = self._foreign.get(current.name, _NOTHING)
+        if not foreign.are_in(seen.model_dump(mode="json", by_alias=True, exclude_none=True)):
+            foreign = _NOTHING
+        before, after = _dump(seen, foreign), _dump(_with_contest(status, of=current, foreign=foreign), foreign)
+        if before == after:
+            return
+        try:
+            stored = await self._apply(store, current, _with_remainders(after, foreign), force=False)
+        except Conflict as error:
+            if not _owners_differ(error):
+                raise
+            stored, foreign = await self._apply_own(store, current, status)
+            before, after = _dump(seen, foreign), _dump(_with_contest(status, of=current, foreign=foreign), foreign)
+        if stored is not None:
+            store.apply(stored)
+            if before != after:
+                self._tell(current, before, after)
+
+    async def _apply_own(
+        self, store: Store, current: ResourceModel, status: ControlPlaneEndpointStatus
+    ) -> tuple[Object | None, ForeignParts]:
+        """Apply what no other manager owns, after a look at the owners; returns them too."""
+        tries = 0
+        while True:
+            tries += 1
+            foreign = _NOTHING
+            try:
+                # With managedFields, which `get` leaves out.
+                live = await self._client.request("GET", store.resource.path(current.name))
+                if live["metadata"]["uid"] != current.metadata.uid:
+                    return None, foreign
+                foreign = foreign_parts(live, manager=FIELD_MANAGER)
+                after = _dump(_with_contest(status, of=current, foreign=foreign), foreign)
+                metadata = {"name": current.name, "resourceVersion": live["metadata"]["resourceVersion"]}
+                body = {"metadata": metadata, "status": _with_remainders(after, foreign)}
+                # By force, because a field of ours may have another owner, such as a time.
+                stored = await self._client.apply(
+                    store.resource, body, subresource="status", field_manager=FIELD_MANAGER
+                )
+            except NotFound:
+                return None, foreign
+            except Conflict:
+                if tries == _TRIES:
+                    raise
+                continue
+            known = {name: parts for name, parts in self._foreign.items() if store.get(("", name)) is not None}
+            self._foreign = known | {current.name: foreign}
+            return stored, foreign
 
     async def write_apart(
         self,
@@ -154,27 +241,6 @@ class StatusWriter:
             store.apply(stored)
             self._tell(current, before, after)
 
-    async def _apply_own(
-        self,
-        store: Store,
-        current: ResourceModel,
-        status: dict[str, Any],
-        *,
-        yield_fields: tuple[str, ...],
-        only_as_seen: bool,
-    ) -> Object | None:
-        if "conditions" in status:
-            own = [condition for condition in status["conditions"] if condition["type"] not in _APART]
-            status = {**status, "conditions": own}
-        try:
-            return await self._apply(store, current, status, only_as_seen=only_as_seen, force=not yield_fields)
-        except Conflict as error:
-            left = {f".status.{name}" for name in yield_fields} & _conflicts(error)
-            if not left:
-                raise
-        kept = {name: value for name, value in status.items() if f".status.{name}" not in left}
-        return await self._apply(store, current, kept, only_as_seen=only_as_seen)
-
     async def _apply(
         self,
         store: Store,
@@ -201,7 +267,7 @@ class StatusWriter:
                     )
                 except Conflict as error:
                     tries += 1
-                    if only_as_seen or _conflicts(error) or tries == _TRIES:
+                    if only_as_seen or _owners_differ(error) or tries == _TRIES:
                         raise
                 seen = await self._client.get(store.resource, current.name)
         except NotFound:
@@ -239,6 +305,7 @@ _OVER: Final = {
     "Supported": ("Supported", "every field has effect again"),
     "UpToDate": ("UpToDate", "the API server is what spec and class ask for"),
     "Paused": ("Resumed", "the operator reconciles it again"),
+    CONTESTED: ("Uncontested", "no other field manager owns a condition of the operator any more"),
     SYNCED: ("Synced", "the operator reconciles what is published again"),
     DEDICATED_READY: (
         "DedicatedEnded",
@@ -261,10 +328,10 @@ def _ended(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 _EXPECTED: Final = frozenset(reason for reason in Reason if reason.expected)
 
 
-def _conflicts(error: Conflict) -> set[str]:
-    """Return the fields that other managers own, as the API server writes them, such as `.status.endpoint`."""
+def _owners_differ(error: Conflict) -> bool:
+    """Tell whether other managers own fields; otherwise the object has changed."""
     causes = error.details.get("causes") or ()
-    return {cause["field"] for cause in causes if cause.get("reason") == "FieldManagerConflict"}
+    return any(cause.get("reason") == "FieldManagerConflict" for cause in causes)
 
 
 def _conditions(current: ResourceModel) -> list[Condition]:
@@ -272,12 +339,51 @@ def _conditions(current: ResourceModel) -> list[Condition]:
     return conditions
 
 
-def _dump(status: ApiModel) -> dict[str, Any]:
+def _dump(status: ApiModel, foreign: ForeignParts = _NOTHING) -> dict[str, Any]:
+    """Return what of a status is ours."""
+    conditions: list[Condition] = getattr(status, "conditions")  # noqa: B009 - see above
+    ours = [each for each in conditions if each.type in _OURS and each.type not in foreign.managers]
+    status = status.model_copy(update={"conditions": ours})
     if isinstance(status, ControlPlaneRegistrationStatus):
-        ours = [condition for condition in status.conditions if condition.type != RUNNING]
-        status = status.model_copy(update={"conditions": ours, "instance": None})
+        status = status.model_copy(update={"instance": None})
     return {
         name: value
         for name, value in status.model_dump(mode="json", by_alias=True, exclude_none=True).items()
-        if value not in ([], {})
+        if value not in ([], {}) and name not in foreign.fields
     }
+
+
+def _without_apart(status: dict[str, Any]) -> dict[str, Any]:
+    if "conditions" not in status:
+        return status
+    return {**status, "conditions": [each for each in status["conditions"] if each["type"] not in _APART]}
+
+
+def _with_remainders(status: dict[str, Any], foreign: ForeignParts) -> dict[str, Any]:
+    if not foreign.remainders:
+        return status
+    return {**status, "conditions": [*status.get("conditions", ()), *foreign.remainders]}
+
+
+def _with_contest(
+    status: ControlPlaneEndpointStatus, *, of: ResourceModel, foreign: ForeignParts
+) -> ControlPlaneEndpointStatus:
+    """Return the status with condition Contested if other managers own conditions in it, and without it otherwise."""
+    told = [
+        f"field manager {foreign.managers[each.type]!r} owns condition {each.type}; the operator found {each.status}"
+        f" ({each.reason}: {each.message})"
+        for each in status.conditions
+        if each.type in (_OURS - {CONTESTED}) & foreign.managers.keys()
+    ]
+    if not told:
+        kept = [each for each in status.conditions if each.type != CONTESTED]
+        return status.model_copy(update={"conditions": kept})
+    conditions = with_condition(
+        status.conditions,
+        of=of,
+        type=CONTESTED,
+        status="True",
+        reason=Reason.OWNED_BY_ANOTHER_MANAGER,
+        message="; ".join(told),
+    )
+    return status.model_copy(update={"conditions": conditions})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -9,6 +10,8 @@ from typing import Any, Final, TypeAlias
 from kplane.provider import Resource
 
 __all__ = ["Change", "Key", "Object", "Store", "UIDTracker", "key_of"]
+
+_log: Final = logging.getLogger(__name__)
 
 Key: TypeAlias = tuple[str, str]
 Object: TypeAlias = dict[str, Any]
@@ -34,6 +37,8 @@ class Store:
 
     These three may overtake each other. The resourceVersion decides: nothing older ever replaces something newer, and
     an object that was seen to go does not come back by an older list.
+
+    An indexer or a listener that raises is logged with the name of the object. It holds up no other one.
     """
 
     def __init__(
@@ -64,6 +69,11 @@ class Store:
     def listen(self, listener: Callable[[Change], None]) -> None:
         """Call back, at once and in order, with every change from now on."""
         self._listeners.append(listener)
+
+    def replay(self, listener: Callable[[Change], None]) -> None:
+        """Call back once with every known object, as if all of them had just come."""
+        for key, obj in list(self._objects.items()):
+            self._call(listener, Change(key, None, obj))
 
     def apply(self, obj: Object) -> None:
         """Take in an object as it was seen; an older or equal one than the known one changes nothing."""
@@ -104,19 +114,38 @@ class Store:
             self._objects[key] = new
         self._reindex(key, old, new)
         for listener in self._listeners:
-            listener(Change(key, old, new))
+            self._call(listener, Change(key, old, new))
+
+    def _call(self, listener: Callable[[Change], None], change: Change) -> None:
+        try:
+            listener(change)
+        except Exception:  # noqa: BLE001 - the others must hear of it
+            _log.exception("failed to handle a change of %s", self._named(change.key))
 
     def _reindex(self, key: Key, old: Object | None, new: Object | None) -> None:
-        for name, indexer in self._indexers.items():
-            index = self._indexes[name]
-            before = set(indexer(old)) if old is not None else set()
-            after = set(indexer(new)) if new is not None else set()
+        for name, index in self._indexes.items():
+            # What was not indexed was logged then.
+            before, after = self._values(name, old, logged=False), self._values(name, new)
             for value in before - after:
                 index[value].discard(key)
                 if not index[value]:
                     del index[value]
             for value in after - before:
                 index.setdefault(value, set()).add(key)
+
+    def _values(self, name: str, obj: Object | None, *, logged: bool = True) -> set[str]:
+        """Return the values under which an index has an object: none if the indexer raises."""
+        if obj is None:
+            return set()
+        try:
+            return set(self._indexers[name](obj))
+        except Exception:  # noqa: BLE001 - an object of any shape may have been stored
+            if logged:
+                _log.exception("failed to index %s by %r", self._named(key_of(obj)), name)
+            return set()
+
+    def _named(self, key: Key) -> str:
+        return f"{self.resource.kind} {'/'.join(filter(None, key))}"
 
 
 def _version(obj: Mapping[str, Any]) -> int:

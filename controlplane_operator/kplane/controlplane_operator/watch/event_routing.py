@@ -210,8 +210,7 @@ def connect(stores: Stores, *, queues: Queues) -> None:
 def wake_all(stores: Stores, *, queues: Queues) -> None:
     """Enqueue what depends on any object that is known, as if all of them had just come."""
     for store, listener in _listeners(stores, queues):
-        for obj in store:
-            listener(Change(key_of(obj), None, obj))
+        store.replay(listener)
 
 
 def _listeners(stores: Stores, queues: Queues) -> tuple[tuple[Store, Callable[[Change], None]], ...]:

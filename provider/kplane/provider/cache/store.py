@@ -73,14 +73,13 @@ class FieldIndexes:
         except ProviderError as error:
             log.warning("failed to index %s %s: %s", self._resource, "/".join(entry.key), error)
             return
-        pairs: list[tuple[str, str]] = []
+        pairs: dict[tuple[str, str], None] = {}
         for field, extract in extracts.items():
             try:
                 values = extract(found)
-                pairs += [(field, value) for value in ([values] if isinstance(values, str) else values)]
+                pairs |= dict.fromkeys((field, value) for value in ([values] if isinstance(values, str) else values))
             except Exception:
                 log.exception("failed to index %s %s by %r", self._resource, "/".join(entry.key), field)
-        pairs = list(dict.fromkeys(pairs))
         for pair in pairs:
             self._found.setdefault(pair, {})[entry.key] = entry
         entry.indexed = (*entry.indexed, *pairs)

@@ -28,6 +28,7 @@ __all__ = [
     "labels_of",
     "network_policy",
     "pull_secret",
+    "selector_of",
     "service",
     "workload",
 ]
@@ -56,6 +57,11 @@ _REVISIONS: Final = 2
 def labels_of(name: str, *, placement: Placement) -> dict[str, str]:
     """Return the labels of every object of a component."""
     return {_MANAGED_BY_LABEL: _MANAGER, _ROLE_LABEL: placement.name, COMPONENT_LABEL: name}
+
+
+def selector_of(name: str) -> str:
+    """Return the label selector of the objects of a component."""
+    return f"{_MANAGED_BY_LABEL}={_MANAGER},{COMPONENT_LABEL}={name}"
 
 
 def component_of(obj: Object) -> str | None:

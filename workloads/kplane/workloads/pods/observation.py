@@ -15,7 +15,7 @@ from kplane.workloads.pods.objects import COMPONENT_LABEL, MANAGED, Object
 from kplane.workloads.pods.settings import Image, Placement
 from kplane.workloads.runtime import ComponentState, Phase
 
-__all__ = ["Observation"]
+__all__ = ["Observation", "is_ended", "living"]
 
 logger = logging.getLogger(__name__)
 
@@ -72,13 +72,12 @@ class Observation:
         return sorted(name for name in found if any(self._entry(each, name) for each in informers))
 
     def ended(self, name: str) -> bool:
-        """Return whether a component that was removed or scaled to nothing has no pods left, nor will get any."""
+        """Return whether a component has no pods left, nor will get any, as far as is known here.
+
+        A watch may lag: an absent workload may not have been seen yet. Ask the API server before you rely on it.
+        """
         workload = self._workload(name)
-        if workload is None:
-            return not self._living(name)
-        status, metadata = workload.get("status", {}), workload["metadata"]
-        settled = status.get("observedGeneration", 0) >= metadata["generation"] and not status.get("replicas", 0)
-        return settled and "deletionTimestamp" not in metadata and not self._living(name)
+        return (workload is None or is_ended(workload)) and not self._living(name)
 
     def settled(self, name: str, *, generation: int) -> bool:
         """Return whether all pods are ready and of this generation of the workload, and no other is left."""
@@ -122,8 +121,7 @@ class Observation:
         return self._find(self._deployments, name) or self._find(self._stateful_sets, name)
 
     def _living(self, name: str) -> list[Object]:
-        """Return the pods that run or may still: one that was evicted stays as an object, and its processes do not."""
-        return [pod for pod in self.pods(name) if pod.get("status", {}).get("phase") not in _OVER]
+        return living(self.pods(name))
 
     def _placement(self, name: str) -> Placement | None:
         """Return where a component is; None for a name that somebody else made up and put on a label."""
@@ -160,6 +158,18 @@ class Observation:
         if not known:
             del self._pods_of[name]
         self._on_change(name)
+
+
+def is_ended(workload: Object) -> bool:
+    """Return whether a workload that is not being deleted has no pods, and will get none."""
+    status, metadata = workload.get("status", {}), workload["metadata"]
+    acted = status.get("observedGeneration", 0) >= metadata["generation"] and not status.get("replicas", 0)
+    return acted and not workload["spec"].get("replicas", 1) and "deletionTimestamp" not in metadata
+
+
+def living(pods: Iterable[Object]) -> list[Object]:
+    """Return the pods that run or may still: one that was evicted stays as an object, and its processes do not."""
+    return [pod for pod in pods if pod.get("status", {}).get("phase") not in _OVER]
 
 
 def _component(obj: Object) -> str:

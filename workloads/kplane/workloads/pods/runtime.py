@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from kplane.provider import Client, NotFound, ProviderError, Resource
+from kplane.provider import Client, Conflict, NotFound, ProviderError, Resource
 from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.client.resources import (
     DEPLOYMENTS,
     NETWORK_POLICIES,
     PERSISTENT_VOLUME_CLAIMS,
     POD_DISRUPTION_BUDGETS,
+    PODS,
     SECRETS,
     SERVICES,
     STATEFUL_SETS,
@@ -39,10 +40,11 @@ from kplane.workloads.pods.objects import (
     is_stateful,
     network_policy,
     pull_secret,
+    selector_of,
     service,
     workload,
 )
-from kplane.workloads.pods.observation import Observation
+from kplane.workloads.pods.observation import Observation, is_ended, living
 from kplane.workloads.pods.settings import Expose, Image, Placement, PodSettings
 from kplane.workloads.runtime import Address, ComponentState, ExternalAddress, NamedLocks, Phase, Subscribers
 
@@ -174,11 +176,13 @@ class PodRuntime:
             if self._is_applied(component.name, digest=digest, live=live):
                 return
             with _failing(f"Component {component.name}: its objects in namespace {placement.namespace}"):
+                if live is None:
+                    await self._require_ended(component.name, resource, placement)
                 async with self._pulling.holding(placement.namespace):
                     await self._copy_pull_secrets(placement.namespace)
                     for kind, obj in before:
                         await self._client.apply(kind, obj)
-                    metadata = (await self._client.apply(resource, described))["metadata"]
+                    metadata = await self._apply_workload(component.name, resource, described, known=live)
                     self._applied[component.name] = _Applied(
                         digest, metadata["uid"], metadata["generation"], time.monotonic() + _VERIFIED_SECONDS
                     )
@@ -202,9 +206,12 @@ class PodRuntime:
         async with self._locks.holding(name):
             self._applied.pop(name, None)
             with _failing(f"Component {name}: its end in namespace {placement.namespace}"):
-                for resource in (DEPLOYMENTS, STATEFUL_SETS):
-                    await self._scale_to_nothing(name, resource, placement)
-                await self._ended(name, placement)
+                found = [
+                    resource
+                    for resource in (DEPLOYMENTS, STATEFUL_SETS)
+                    if await self._scale_to_nothing(name, resource, placement)
+                ]
+                await self._ended(name, placement, workloads=found)
                 await self._remove_pull_secrets(name, placement.namespace)
 
     async def delete(self, name: str) -> None:
@@ -213,10 +220,13 @@ class PodRuntime:
         async with self._locks.holding(name):
             self._applied.pop(name, None)
             with _failing(f"Component {name}: its removal from namespace {placement.namespace}"):
-                for resource in (DEPLOYMENTS, STATEFUL_SETS):
+                found = [
+                    resource
+                    for resource in (DEPLOYMENTS, STATEFUL_SETS)
                     # In the foreground: the workload is gone when its pods are.
-                    await self._remove(name, resource, placement, propagation="Foreground")
-                await self._ended(name, placement)
+                    if await self._remove(name, resource, placement, propagation="Foreground")
+                ]
+                await self._ended(name, placement, workloads=found)
                 await self._remove(name, PERSISTENT_VOLUME_CLAIMS, placement, object_name=claim_name(placement))
                 await self._remove(name, SECRETS, placement, object_name=files_secret_name(placement))
                 await self._remove_pull_secrets(name, placement.namespace)
@@ -265,6 +275,41 @@ class PodRuntime:
         # What is observed may be a little behind what was written, and is never ahead of it but by others.
         return bool(metadata["uid"] == known.uid and metadata["generation"] <= known.generation)
 
+    async def _apply_workload(
+        self, name: str, resource: Resource, described: Object, *, known: Object | None
+    ) -> Object:
+        """Apply the workload, and return its metadata; a new one only once no pod of a former one is left."""
+        placement = self._place(name)
+        applied = None
+        if known is not None:
+            # The one that was observed, or none: what is observed may be behind.
+            metadata = {**described["metadata"], "uid": known["metadata"]["uid"]}
+            try:
+                applied = await self._client.apply(resource, {**described, "metadata": metadata})
+            except Conflict:
+                await self._require_ended(name, resource, placement)
+        if applied is None:
+            applied = await self._client.apply(resource, described)
+        found: Object = applied["metadata"]
+        if "deletionTimestamp" in found:
+            raise RuntimeFailure(
+                f"Component {name}: its former {resource.kind} in namespace {placement.namespace} is not gone yet."
+            )
+        return found
+
+    async def _require_ended(self, name: str, resource: Resource, placement: Placement) -> None:
+        """Raise RuntimeFailure if a new workload would get pods beside those of a former one."""
+        # The next workload adopts pods that no controller has.
+        left = [pod for pod in await self._living(name, placement) if _has_controller(pod)]
+        if not left:
+            return
+        workload = await self._own(name, resource, placement, object_name=placement.name)
+        if workload is None or "deletionTimestamp" in workload["metadata"]:
+            raise RuntimeFailure(
+                f"Component {name}: pods of its former workload have not ended in namespace {placement.namespace} yet:"
+                f" {_names(left)}; if nothing deletes them, delete their controller."
+            )
+
     async def _copy_pull_secrets(self, namespace: str) -> None:
         where = self._settings.pull_secrets_namespace
         for name in self._settings.pull_secrets:
@@ -287,27 +332,47 @@ class PodRuntime:
                 with contextlib.suppress(NotFound):
                     await self._client.delete(SECRETS, copy["metadata"]["name"], namespace=namespace)
 
-    async def _scale_to_nothing(self, name: str, resource: Resource, placement: Placement) -> None:
-        if await self._own(name, resource, placement, object_name=placement.name) is not None:
-            none = {"spec": {"replicas": 0}}
-            await self._client.patch(resource, placement.name, none, namespace=placement.namespace)
+    async def _scale_to_nothing(self, name: str, resource: Resource, placement: Placement) -> bool:
+        """Take a workload's pods away; returns whether there is such a workload."""
+        if await self._own(name, resource, placement, object_name=placement.name) is None:
+            return False
+        none = {"spec": {"replicas": 0}}
+        await self._client.patch(resource, placement.name, none, namespace=placement.namespace)
+        return True
 
-    async def _ended(self, name: str, placement: Placement) -> None:
-        """Wait until no pod of the component is left."""
+    async def _ended(self, name: str, placement: Placement, *, workloads: Sequence[Resource]) -> None:
+        """Wait until no pod of the component is left, nor comes from these workloads.
+
+        What is observed says when to look. The API server says whether it is so, because a watch may lag.
+        """
         changed = asyncio.Event()
         unsubscribe = self.subscribe(lambda other: changed.set() if other == name else None)
         try:
-            async with asyncio.timeout(self._end_seconds):
-                while not self._observation.ended(name):
-                    await changed.wait()
-                    changed.clear()
-        except TimeoutError:
-            left = ", ".join(pod["metadata"]["name"] for pod in self._observation.pods(name))
-            raise RuntimeFailure(
-                f"Component {name}: it has not ended in namespace {placement.namespace} yet; pods: {left or 'none'}."
-            ) from None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._end_seconds):
+                    while not self._observation.ended(name) or await self._left(name, placement, workloads) is not None:
+                        await changed.wait()
+                        changed.clear()
+                    return
+            left = await self._left(name, placement, workloads)
+            if left is not None:
+                where = f"in namespace {placement.namespace}"
+                raise RuntimeFailure(f"Component {name}: it has not ended {where} yet; pods: {left or 'none'}.")
         finally:
             unsubscribe()
+
+    async def _left(self, name: str, placement: Placement, workloads: Sequence[Resource]) -> str | None:
+        """Return the pods that are left, or are still to come; None if there are none, nor will be."""
+        found = [await self._own(name, resource, placement, object_name=placement.name) for resource in workloads]
+        # In this order: a workload that has ended makes no more pods.
+        pods = await self._living(name, placement)
+        ended = all(workload is None or is_ended(workload) for workload in found)
+        return None if ended and not pods else _names(pods)
+
+    async def _living(self, name: str, placement: Placement) -> list[Object]:
+        """Read from the API server which pods of the component may run."""
+        found = await self._client.list(PODS, namespace=placement.namespace, label_selector=selector_of(name))
+        return living(found.items)
 
     async def _remove(
         self,
@@ -317,8 +382,11 @@ class PodRuntime:
         *,
         object_name: str | None = None,
         propagation: str = "Background",
-    ) -> None:
-        """Delete an object of the component, and none of that name that somebody else made."""
+    ) -> bool:
+        """Delete an object of the component, and none of that name that somebody else made.
+
+        Returns whether there was one.
+        """
         object_name = object_name or placement.name
         found = await self._own(name, resource, placement, object_name=object_name)
         if found is not None and "deletionTimestamp" not in found["metadata"]:
@@ -330,6 +398,7 @@ class PodRuntime:
                     uid=found["metadata"]["uid"],
                     propagation=propagation,
                 )
+        return found is not None
 
     async def _own(self, name: str, resource: Resource, placement: Placement, *, object_name: str) -> Object | None:
         try:
@@ -346,6 +415,14 @@ def _failing(what: str) -> Iterator[None]:
         yield
     except ProviderError as error:
         raise RuntimeFailure(f"{what}: {error}") from error
+
+
+def _has_controller(pod: Object) -> bool:
+    return any(owner.get("controller") for owner in pod["metadata"].get("ownerReferences", ()))
+
+
+def _names(pods: Sequence[Object]) -> str:
+    return ", ".join(pod["metadata"]["name"] for pod in pods)
 
 
 def _serves(known: Object, wanted: Object) -> bool:
