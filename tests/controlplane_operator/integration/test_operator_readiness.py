@@ -15,7 +15,9 @@ import pytest
 from kplane.api.configuration import HostPort
 from kplane.controlplane_operator.app import run_operator
 from kplane.controlplane_operator.config import OperatorConfig
+from kplane.controlplane_operator.shared_etcd import health
 from kplane.controlplane_operator.watch import feeds as resync
+from kplane.data.connection import Connection
 from kplane.embedded.handle import Handle
 from kplane.provider import ClusterConfig
 
@@ -79,3 +81,27 @@ async def test_an_operator_that_lost_the_management_cluster_is_not_ready_until_i
     assert await ask(url, "/healthz") == (200, "ok\n")
     await line.lay()
     await eventually(readyz, lambda answer: answer[0] == 200, timeout=120.0)
+
+
+async def test_readyz_is_answered_from_the_last_check_however_often_it_is_asked(
+    url: str, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def readyz(_: int = 0) -> tuple[int, str]:
+        return await ask(url, "/readyz")
+
+    monkeypatch.setattr(health, "_PERIOD_SECONDS", 3600.0)
+    asked: list[str] = []
+    call = Connection.call
+
+    async def counted(self: Connection, method: Any, request: Any, *, timeout_seconds: float) -> Any:
+        asked.append(method.path)
+        return await call(self, method, request, timeout_seconds=timeout_seconds)
+
+    monkeypatch.setattr(Connection, "call", counted)
+    # The etcd was asked once, and the next check is an hour away.
+    await eventually(readyz, lambda answer: answer[0] == 200 and len(asked) >= 2)
+    asked.clear()
+    answers = await asyncio.gather(*(readyz(number) for number in range(40)))
+    assert {status for status, _ in answers} == {200}
+    assert all("[+]shared-etcd ok" in text for _, text in answers)
+    assert asked == []

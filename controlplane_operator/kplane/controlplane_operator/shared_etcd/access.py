@@ -43,7 +43,7 @@ class SharedEtcd:
         return self._required()[1]
 
     async def problem(self) -> str | None:
-        """Say what is wrong, for /readyz."""
+        """Ask the etcd, and say what is wrong."""
         if self._access is None:
             return self._told()
         problem = await self.keyspace.problem()
