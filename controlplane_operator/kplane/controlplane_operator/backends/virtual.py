@@ -69,6 +69,9 @@ class VirtualProvisioner:
         user = _etcd_user(control_plane.metadata.uid)
 
         published = control_plane.status.endpoint is not None
+        if not published:
+            # Those that run keep running: an end of them would keep tenants apart no better.
+            await self._check_version(shared)
         plan = await self._planner.plan(control_plane)
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
@@ -150,6 +153,12 @@ class VirtualProvisioner:
             self._context.events.record(
                 control_plane, reason="DataDeleted", message=f"deleted {deleted} keys, none is left"
             )
+
+    async def _check_version(self, shared: SharedEtcd) -> None:
+        with runtime_errors(Reason.PROVISIONING):
+            refusal = await shared.refusal()
+        if refusal is not None:
+            raise ConditionError(Reason.ETCD_REFUSED, refusal)
 
     async def _was_never_made(self, control_plane: ControlPlane) -> bool:
         """Without a shared etcd there never was one to make something in: keys come before anything else."""
