@@ -1,5 +1,6 @@
-# The images of the two operators: `make images` builds the targets `operator` and `mcm`. Both stages of each start from
-# BASE_IMAGE, a Debian with Python 3.11 or newer and its pip. BuildKit is needed, of Docker 20.10 or newer.
+# The images of the two operators, and of the etcd that kplane pins: `make images` builds the targets `operator`, `mcm` and
+# `etcd`. All stages start from BASE_IMAGE, a Debian with Python 3.11 or newer and its pip. BuildKit is needed, of Docker
+# 20.10 or newer.
 #
 # The programs that the operators run come from the build context, where `python -m kplane.binaries --into` puts them.
 # The image of an operator holds the packages that it imports and their locked dependencies, and no others.
@@ -70,3 +71,10 @@ COPY --chmod=0755 build/programs/linux-${TARGETARCH}/kube-controller-manager bui
     /usr/local/bin/
 COPY --from=mcm-builder /opt/kplane /opt/kplane
 ENTRYPOINT ["mcm"]
+
+FROM runtime AS etcd
+ARG TARGETARCH
+LABEL org.opencontainers.image.title="kplane etcd" \
+      org.opencontainers.image.description="etcd in the version that kplane pins, for clusters without a registry"
+COPY --chmod=0755 build/programs/linux-${TARGETARCH}/etcd /usr/local/bin/
+ENTRYPOINT ["etcd"]

@@ -158,14 +158,15 @@ e2e: venv binaries ## Run the end-to-end suite on an embedded cluster, without p
 e2e-kind: images ## Run the end-to-end suite on a kind cluster; KIND_CLUSTER=, KIND_NODE_IMAGE=, BASE_IMAGE=, DOCKER_BUILD=
 	@echo "== end-to-end tests on kind"
 	@mkdir -p reports; $(RUN) -m kplane.binaries kubectl kind >/dev/null; helm="$$($(RUN) -m kplane.binaries helm)/helm"; \
-	KPLANE_OPERATOR_IMAGE="kplane-operator:$(IMAGE_TAG)" KPLANE_MCM_IMAGE="kplane-mcm:$(IMAGE_TAG)" HELM="$$helm" \
+	KPLANE_OPERATOR_IMAGE="kplane-operator:$(IMAGE_TAG)" KPLANE_MCM_IMAGE="kplane-mcm:$(IMAGE_TAG)" \
+		KPLANE_ETCD_IMAGE="kplane-etcd:$(IMAGE_TAG)" HELM="$$helm" \
 		$(RUN) -m pytest e2e --k8s=kind --k8s-required --maxfail=$(MAX_FAILURES) --k8s-report-dir=reports/e2e-kind-logs --junit-xml=reports/e2e-kind.xml
 
 .PHONY: images
-images: venv ## Build the images kplane-operator and kplane-mcm; IMAGE_TAG=, BASE_IMAGE=, DOCKER_BUILD=
+images: venv ## Build the images kplane-operator, kplane-mcm and kplane-etcd; IMAGE_TAG=, BASE_IMAGE=, DOCKER_BUILD=
 	@$(RUN) -m kplane.binaries --platform linux/$(IMAGE_ARCH) --into build/programs/linux-$(IMAGE_ARCH) \
-		etcdctl etcdutl kube-controller-manager kube-scheduler
-	@for image in operator mcm; do \
+		etcd etcdctl etcdutl kube-controller-manager kube-scheduler
+	@for image in operator mcm etcd; do \
 		$(DOCKER_BUILD) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
 			--target "$$image" --tag "kplane-$$image:$(IMAGE_TAG)" .; \
 	done

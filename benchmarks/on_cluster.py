@@ -64,9 +64,9 @@ class Cluster:
         """Load images of the Docker engine into the nodes."""
         self.run(self._kind, "load", "docker-image", "--name", self.name, *images)
 
-    def install(self, *, operator: str, mcm: str) -> None:
+    def install(self, *, operator: str, mcm: str, etcd: str) -> None:
         """Install the chart, and wait until all its pods are ready."""
-        settings = []
+        settings = ["--set", f"etcd.image={etcd},controlPlanes.etcdImage={etcd}"]
         for part, image in (("operator", operator), ("mcm", mcm)):
             repository, _, tag = image.rpartition(":")
             settings += ["--set", f"{part}.image.repository={repository},{part}.image.tag={tag}"]
@@ -140,9 +140,9 @@ def _measure(cluster: Cluster, given: argparse.Namespace) -> dict[str, Any]:
         cluster.create(image=given.node_image, config=given.kind_config)
     try:
         with _timed(steps, "kind load images"):
-            cluster.load(given.operator_image, given.mcm_image)
+            cluster.load(given.operator_image, given.mcm_image, given.etcd_image)
         with _timed(steps, "helm install --wait"):
-            cluster.install(operator=given.operator_image, mcm=given.mcm_image)
+            cluster.install(operator=given.operator_image, mcm=given.mcm_image, etcd=given.etcd_image)
         with _timed(steps, "first tenant Ready"):
             cluster.apply(_object("ControlPlaneClass", "measured", spec={}))
             _create_and_wait(cluster, "first", mode="Virtual")
@@ -170,6 +170,7 @@ def main() -> int:
     add("--kind-config", type=Path, default=os.environ.get("KIND_CONFIG"), help="default: $KIND_CONFIG, or none")
     add("--operator-image", default="kplane-operator:dev", help="default: %(default)s")
     add("--mcm-image", default="kplane-mcm:dev", help="default: %(default)s")
+    add("--etcd-image", default="kplane-etcd:dev", help="default: %(default)s")
     add("--control-planes", type=int, default=10, help="number with mode Virtual; default: %(default)s")
     add("--dedicated", type=int, default=10, help="number with mode Dedicated; default: %(default)s")
     given = parser.parse_args()

@@ -39,11 +39,12 @@ _VALUES: Final = ROOT / "e2e" / "values-kind.yaml"
 _READY_SECONDS: Final = 600
 
 
-def images() -> tuple[str, str]:
-    """Return the images of controlplane-operator and mcm."""
+def images() -> tuple[str, str, str]:
+    """Return the images of controlplane-operator, mcm and etcd."""
     return (
         os.environ.get("KPLANE_OPERATOR_IMAGE", "kplane-operator:dev"),
         os.environ.get("KPLANE_MCM_IMAGE", "kplane-mcm:dev"),
+        os.environ.get("KPLANE_ETCD_IMAGE", "kplane-etcd:dev"),
     )
 
 
@@ -53,14 +54,15 @@ def chart_values() -> dict[str, Any]:
     return values
 
 
-def released_images() -> tuple[str, str]:
-    """Return the chart's default images of controlplane-operator and mcm."""
+def released_images() -> tuple[str, str, str]:
+    """Return the chart's default images of controlplane-operator, mcm and etcd."""
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
     values = chart_values()
     operator, mcm = values["operator"]["image"], values["mcm"]["image"]
     return (
         f"{operator['repository']}:{operator['tag'] or version}",
         f"{mcm['repository']}:{mcm['tag'] or version}",
+        values["etcd"]["image"],
     )
 
 
@@ -131,8 +133,9 @@ class Helm:
 
 
 def _image_settings() -> Sequence[str]:
-    settings: list[str] = []
-    for program, image in zip(("operator", "mcm"), images(), strict=True):
+    *operators, etcd = images()
+    settings = [f"etcd.image={etcd}", f"controlPlanes.etcdImage={etcd}"]
+    for program, image in zip(("operator", "mcm"), operators, strict=True):
         repository, _, tag = image.rpartition(":")
         settings += [f"{program}.image.repository={repository}", f"{program}.image.tag={tag}"]
         # Images that are not loaded into the nodes come from a registry.

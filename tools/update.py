@@ -21,7 +21,17 @@ from kplane.binaries.progress import Report, print_line
 from kplane.binaries.toolchain import Go, find_go
 from kplane.binaries.upstreams import KUBERNETES, UPSTREAMS, Upstream
 
-__all__ = ["render_go_mod", "update"]
+__all__ = ["NAMED_IN", "render_go_mod", "update"]
+
+NAMED_IN = ("deploy/chart/kplane/values.yaml", "deploy/install.yaml")
+"""Files that name images of upstreams, with their versions."""
+
+_ROOT = Path(__file__).resolve().parent.parent
+_TAGS = {
+    "etcd": ("registry.k8s.io/etcd", "{version}-0"),
+    "kubernetes": ("registry.k8s.io/kube-apiserver", "v{version}"),
+}
+"""Repository and tag of the image that has an upstream's programs, by the upstream's name."""
 
 _GO_SECONDS = 900.0
 _OLDEST_GO = (1, 24)
@@ -29,11 +39,17 @@ _OLDEST_GO = (1, 24)
 
 
 def update(
-    upstream: Upstream, *, version: str, report: Report = print_line, environment: Mapping[str, str] | None = None
+    upstream: Upstream,
+    *,
+    version: str,
+    report: Report = print_line,
+    environment: Mapping[str, str] | None = None,
+    root: Path = _ROOT,
 ) -> None:
     """Pin another version; go.mod and go.sum change only when the whole set of modules could be resolved.
 
-    `environment` stands for os.environ. Raises BinariesError when the version is none, or Go can't resolve it.
+    Then the files of `NAMED_IN` below `root` get the new image. `environment` stands for os.environ. Raises
+    BinariesError when the version is none, or Go can't resolve it.
     """
     number = version.removeprefix("v")
     if not re.fullmatch(r"\d+\.\d+\.\d+(-(alpha|beta|rc)\.\d+)?", number):
@@ -57,8 +73,20 @@ def update(
             staged = upstream.directory / f".{file}.new"
             staged.write_bytes((directory / file).read_bytes())
             staged.replace(upstream.directory / file)
+    _name_image(upstream, version=number, root=root)
     programs = " ".join(upstream.programs)
     report(f"{upstream.name}: pinned v{number}; `python -m kplane.binaries {programs}` and the tests tell if it works")
+
+
+def _name_image(upstream: Upstream, *, version: str, root: Path) -> None:
+    """Have the chart and its manifests name the upstream's image of this version."""
+    if upstream.name not in _TAGS:
+        return
+    repository, tag = _TAGS[upstream.name]
+    for name in NAMED_IN:
+        file = root / name
+        wanted = f"{repository}:{tag.format(version=version)}"
+        file.write_text(re.sub(rf"{re.escape(repository)}:[\w.-]+", wanted, file.read_text()))
 
 
 def render_go_mod(upstream: Upstream, *, version: str, theirs: str) -> str:

@@ -319,6 +319,7 @@ async def test_control_planes_are_found_by_a_field(control_plane: str, patch: Pa
     [
         ("controlplane.spec.virtual.clusterPath", "`root` and `clusters` are reserved"),
         ("controlplaneclass.spec.controllers.profile", "Nodeless: those, and the controllers of workloads"),
+        ("controlplaneclass.spec.auth.defaultRole", "admin and edit can make themselves cluster-admin"),
         ("controlplaneendpoint.spec.credentialsSecretRef", "The Secret whose key `kubeconfig`"),
         ("controlplaneregistration.spec.services", "Lower case is accepted as well"),
     ],

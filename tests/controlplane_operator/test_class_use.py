@@ -50,6 +50,12 @@ def test_what_cannot_be_acted_on_is_told_with_the_control_planes_that_it_concern
     assert unserved(gold(model="token"), users=[users[0], users[2]]) == []
 
 
+def test_a_default_service_that_nobody_serves_is_told() -> None:
+    spec = {"defaultServices": ["Controllers", "workloads"]}
+    chosen = ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": spec})
+    assert unserved(chosen, users=[]) == ["nothing serves Workloads in defaultServices; remove it"]
+
+
 def test_of_many_control_planes_a_few_are_named() -> None:
     assert named([control_plane("a")]) == "control plane a"
     many = named([control_plane(f"t{number}") for number in range(200)])

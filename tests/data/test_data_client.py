@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from kplane.binaries.upstreams import ETCD
 from kplane.data import MAX_OPERATIONS, Client, Compacted, Delete, EtcdError, InvalidPrefix, Put
 from kplane.data._proto import etcd_pb2 as pb
 from kplane.data.rpc import ALARM, Method
@@ -29,6 +30,10 @@ async def test_a_key_is_there_with_the_revision_that_wrote_it_or_is_not_there(cl
     found = await client.get(key)
     assert found is not None
     assert (found.key, found.value, found.revision) == (key, b"\0\xff", revision)
+
+
+async def test_the_version_is_that_of_the_member(client: Client) -> None:
+    assert await client.version() == ETCD.version
 
 
 async def test_pages_are_of_one_revision_whatever_is_written_meanwhile(client: Client, prefix: str) -> None:

@@ -30,6 +30,7 @@ from kplane.workloads.pods.objects import labels_of
 
 pytestmark = pytest.mark.integration
 
+SCRAPED = {"metrics.serviceMonitor.enabled": True, "networkPolicy.metricsFrom": [{"podSelector": {}}]}
 TEMPLATE = {"mcm.source.kubeconfigSecretTemplate": "kplane-cp-{name}/controlplane-{name}-controllers"}
 _METRIC = re.compile(r"([a-z_]+){")
 _LABEL = re.compile(r"{{(\w+)}}")
@@ -111,7 +112,7 @@ async def test_each_panel_asks_for_metrics_and_labels_that_exist(chart: Any, etc
 
 def test_prometheus_finds_each_component(chart: Any) -> None:
     """Each ServiceMonitor selects one Service, which has the port that it names, on pods that listen there."""
-    rendered = chart.render(settings={"metrics.serviceMonitor.enabled": True})
+    rendered = chart.render(settings=SCRAPED)
     services = [item for item in rendered.manifests if item["kind"] == "Service"]
     pods = rendered.pod_templates().values()
     monitors = [item for item in rendered.manifests if item["kind"] == "ServiceMonitor"]
@@ -130,8 +131,7 @@ def test_prometheus_finds_each_component(chart: Any) -> None:
 
 def test_prometheus_finds_each_mcm_of_one_registration(chart: Any) -> None:
     """And no API server and etcd of a tenant beside it; all mcm are one job."""
-    enabled = {"metrics.serviceMonitor.enabled": True}
-    monitor = chart.render(settings=enabled).one("ServiceMonitor", "kplane-mcm-dedicated")["spec"]
+    monitor = chart.render(settings=SCRAPED).one("ServiceMonitor", "kplane-mcm-dedicated")["spec"]
     assert monitor["namespaceSelector"] == {"any": True}
     (endpoint,) = monitor["endpoints"]
     assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": "kplane-mcm"}]
@@ -143,7 +143,7 @@ def test_prometheus_finds_each_mcm_of_one_registration(chart: Any) -> None:
     assert endpoint["port"] in MCM_PORTS
 
     for without in ({"mcm.reportStatus": False}, {"mcm.source.kind": "controlplaneendpoint", **TEMPLATE}):
-        assert "kplane-mcm-dedicated" not in chart.render(settings=enabled | without).names("ServiceMonitor")
+        assert "kplane-mcm-dedicated" not in chart.render(settings=SCRAPED | without).names("ServiceMonitor")
 
 
 def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:

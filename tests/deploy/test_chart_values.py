@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kplane.binaries.upstreams import KUBERNETES
+from kplane.binaries.upstreams import ETCD, KUBERNETES
 
 pytestmark = pytest.mark.integration
 
@@ -231,12 +231,26 @@ def test_the_longest_names_fit(chart: Any) -> None:
 def test_images_are_those_of_the_pinned_versions(chart: Any) -> None:
     values = chart.values
     assert values["controlPlanes"]["kubeApiserverImage"] == f"registry.k8s.io/kube-apiserver:v{KUBERNETES.version}"
-    assert values["controlPlanes"]["etcdImage"] == values["etcd"]["image"]
+    assert values["controlPlanes"]["etcdImage"] == f"registry.k8s.io/etcd:{ETCD.version}-0"
+    assert values["etcd"]["image"] == values["controlPlanes"]["etcdImage"]
     version = yaml.safe_load((chart.directory / "Chart.yaml").read_text())["appVersion"]
     rendered = chart.render()
     for kind, name in (("Deployment", "operator"), ("StatefulSet", "mcm")):
         (container,) = rendered.one(kind, f"kplane-{name}")["spec"]["template"]["spec"]["containers"]
         assert container["image"] == f"ghcr.io/kplane-dev/kplane-{name}:{version}"
+
+
+def test_no_pod_reads_metrics_unless_the_values_name_it(chart: Any) -> None:
+    """The kubelet's probes come from the node, which no NetworkPolicy shuts out."""
+    for name in ("kplane-operator", "kplane-mcm", "kplane-etcd"):
+        ingress = chart.render().one("NetworkPolicy", name)["spec"].get("ingress", [])
+        ports = {port["port"] for rule in ingress for port in rule["ports"]}
+        assert ports == ({"client", "peer"} if name == "kplane-etcd" else set())
+    prometheus = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    rendered = chart.render(settings={"networkPolicy.metricsFrom": prometheus})
+    for name, port in (("kplane-operator", "http"), ("kplane-mcm", "http"), ("kplane-etcd", "metrics")):
+        rule = {"from": prometheus, "ports": [{"port": port, "protocol": "TCP"}]}
+        assert rule in rendered.one("NetworkPolicy", name)["spec"]["ingress"]
 
 
 @pytest.mark.parametrize(
@@ -277,6 +291,7 @@ def test_images_are_those_of_the_pinned_versions(chart: Any) -> None:
         ({"etcd.restore.snapshot": "../a.db"}, "at '/etcd/restore/snapshot'"),
         ({"imagePullSecrets": ["registry"]}, "at '/imagePullSecrets/0': got string, want object"),
         ({"metrics.serviceMonitor.interval": "often"}, "at '/metrics/serviceMonitor/interval'"),
+        ({"metrics.serviceMonitor.enabled": True}, "networkPolicy.metricsFrom is empty: name the pods of Prometheus"),
         (
             {"etcd.enabled": False},
             "etcd.enabled is false, so virtual control planes need an etcd of yours: set etcd.external.endpoint",

@@ -15,7 +15,9 @@ from kplane.binaries.errors import BinariesError
 from kplane.binaries.gobuild import _ldflags
 from kplane.binaries.toolchain import find_go, wheel_command
 from kplane.binaries.upstreams import ETCD, HELM, KIND, KUBERNETES, UPSTREAMS, Upstream
-from tools.update import render_go_mod, update
+from tools.update import NAMED_IN, render_go_mod, update
+
+ROOT = Path(__file__).parents[2]
 
 THEIRS = """module k8s.io/kubernetes
 
@@ -92,9 +94,10 @@ def test_committed_go_mod_is_what_an_update_writes(upstream: Upstream) -> None:
 
 def test_update_pins_the_version_and_all_staging_modules(machine: Any, tmp_path: Path) -> None:
     upstream = _copy(KUBERNETES, tmp_path / "kubernetes")
+    _copy_named(tmp_path)
     _install_fake_go(machine, theirs=tmp_path / "theirs.mod", tidy="echo sums > go.sum")
 
-    update(upstream, version="v1.37.4", report=machine.lines.append, environment=machine.environment)
+    update(upstream, version="v1.37.4", report=machine.lines.append, environment=machine.environment, root=tmp_path)
 
     text = (upstream.directory / "go.mod").read_text()
     assert upstream.version == "1.37.4"
@@ -103,6 +106,27 @@ def test_update_pins_the_version_and_all_staging_modules(machine: Any, tmp_path:
     assert "\tk8s.io/api => k8s.io/api v0.37.4\n\tk8s.io/new-module => k8s.io/new-module v0.37.4\n" in text
     assert "36.3" not in text
     assert (upstream.directory / "go.sum").read_text() == "sums\n"
+
+
+@pytest.mark.parametrize(
+    ("upstream", "image"),
+    [(ETCD, "registry.k8s.io/etcd:9.8.7-0"), (KUBERNETES, "registry.k8s.io/kube-apiserver:v9.8.7")],
+)
+def test_update_names_the_version_wherever_an_image_has_it(
+    machine: Any, tmp_path: Path, upstream: Upstream, image: str
+) -> None:
+    _copy_named(tmp_path)
+    _install_fake_go(machine, theirs=tmp_path / "theirs.mod", tidy="echo sums > go.sum")
+
+    copy = _copy(upstream, tmp_path / upstream.name)
+    update(copy, version="9.8.7", report=machine.lines.append, environment=machine.environment, root=tmp_path)
+
+    repository = image.partition(":")[0]
+    for name in NAMED_IN:
+        before, after = (re.findall(rf"{repository}:\S+", (root / name).read_text()) for root in (ROOT, tmp_path))
+        assert before
+        assert after == [image] * len(before)
+        assert len((ROOT / name).read_text().splitlines()) == len((tmp_path / name).read_text().splitlines())
 
 
 def test_go_mod_asks_for_a_go_that_can_read_it() -> None:
@@ -153,6 +177,12 @@ def test_user_settings_of_go_do_not_change_the_build(machine: Any) -> None:
     assert go.environment["CGO_ENABLED"] == "0"
     assert go.environment["GOTOOLCHAIN"] == "local"
     assert go.environment["GOPROXY"] == "https://proxy"
+
+
+def _copy_named(root: Path) -> None:
+    for name in NAMED_IN:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text((ROOT / name).read_text())
 
 
 def _copy(upstream: Upstream, directory: Path) -> Upstream:

@@ -37,8 +37,9 @@ class ControlPlaneRegistrationSpec(ApiModel):
     endpoint_ref: ObjectReference | None = None
     """The ControlPlaneEndpoint to reach it by; the default is the control plane's own."""
     services: Services = Field(default_factory=list)
-    """What runs for the control plane: Controllers (kube-controller-manager), Scheduler (kube-scheduler), Workloads
-    (what brings its Pods to nodes). Lower case is accepted as well, and duplicates count once.
+    """What runs for the control plane: Controllers (kube-controller-manager), Scheduler (kube-scheduler). Absent or
+    empty for nothing. Lower case is accepted as well, and duplicates count once. Workloads is accepted beside them, and
+    nothing serves it: condition Supported says so.
     """
     mode: RegistrationMode | None = None
     """Shared: by a controller manager that serves many registrations; Dedicated: by one of its own. A change ends the

@@ -69,20 +69,30 @@ class TypedReference(ApiModel):
 class Service(StrEnum):
     """What the multicluster controller manager does for a control plane.
 
-    Controllers runs kube-controller-manager, Scheduler runs kube-scheduler, Workloads runs the controllers that bring
-    the control plane's Pods to nodes.
+    Controllers runs kube-controller-manager, Scheduler runs kube-scheduler. Workloads is accepted beside them, for
+    manifests that name it, and nothing serves it.
     """
 
     CONTROLLERS = "Controllers"
     SCHEDULER = "Scheduler"
     WORKLOADS = "Workloads"
 
+    @property
+    def served(self) -> bool:
+        """Whether kplane runs something for it."""
+        return self is not Service.WORKLOADS
+
 
 def _normalise_service(value: Any) -> Any:
     return value.capitalize() if isinstance(value, str) and value.islower() else value
 
 
-def _without_duplicates(services: list[Service]) -> list[Service]:
+_SERVED_SENTENCE: Final = "nothing serves Workloads: name Controllers or Scheduler, or leave the list empty"
+
+
+def _each_once(services: list[Service]) -> list[Service]:
+    if services and not any(service.served for service in services):
+        raise ValueError(_SERVED_SENTENCE)
     return list(dict.fromkeys(services))
 
 
@@ -95,8 +105,16 @@ Services = Annotated[
         ]
     ],
     Field(max_length=16),
-    AfterValidator(_without_duplicates),
+    AfterValidator(_each_once),
     ATOMIC_LIST,
+    Extension(
+        rules(
+            Rule(
+                rule="size(self) == 0 || self.exists(service, !(service in ['Workloads', 'workloads']))",
+                message=_SERVED_SENTENCE,
+            )
+        )
+    ),
 ]
 """Services as users write them, `controllers` or `Controllers`; read as `Service`, each once."""
 

@@ -278,7 +278,7 @@ class _Assembly:
                 "events": context.events.run(),
                 "orphans": ComponentCollector(context.client, runtime=self._runtime, mcms=self._mcms).run(),
                 "sweeping": self._grants_gc.run(),
-                "shared etcd's access control": self._virtual.run(),
+                "shared etcd": self._virtual.run(),
                 **({"shared etcd's credentials": self._keeper.run()} if self._keeper is not None else {}),
                 **{f"{name} controller": self._control(name) for name in context.queues.by_name()},
             }
@@ -320,13 +320,13 @@ class _Assembly:
 
         return count
 
-    async def _caches_problem(self) -> str | None:
+    def _caches_problem(self) -> str | None:
         known = self._known.is_set() or not self._working
         return self._resync.problem() if known else "the management cluster was not listed yet"
 
-    async def _etcd_problem(self) -> str | None:
+    def _etcd_problem(self) -> str | None:
         # Only the leader keeps its credentials.
-        return await self._virtual.problem() if self._working else None
+        return self._virtual.problem() if self._working else None
 
 
 class _Opened:

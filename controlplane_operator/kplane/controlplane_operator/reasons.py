@@ -144,6 +144,7 @@ class Reason(StrEnum):
         "create the ClusterRole in the control plane, or correct `auth.defaultRole`",
         _in(_READY),
     )
+    ETCD_REFUSED = ("EtcdRefused", "upgrade the shared etcd as the message says; the operator retries", _in(_READY))
     ENDPOINT_PENDING = (
         "EndpointPending",
         "create the ControlPlaneEndpoint, or give it a URL",

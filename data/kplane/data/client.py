@@ -105,6 +105,10 @@ class Client:
         names = sorted({pb.AlarmType.Name(each.alarm) for each in alarms})
         return f"etcd at {self.endpoint} raised {', '.join(names)}" if names else None
 
+    async def version(self) -> str:
+        """Return the version of the member that answers, such as 3.6.16."""
+        return (await self._call(rpc.STATUS, pb.StatusRequest())).version
+
     async def get(self, key: bytes) -> KeyValue | None:
         """Return a key; None if it does not exist."""
         answer = await self._call(rpc.RANGE, pb.RangeRequest(key=key))

@@ -21,6 +21,7 @@ __all__ = [
     "ROLE_GET",
     "ROLE_GRANT_PERMISSION",
     "ROLE_REVOKE_PERMISSION",
+    "STATUS",
     "TXN",
     "USER_ADD",
     "USER_DELETE",
@@ -49,6 +50,7 @@ DELETE_RANGE: Final = Method("/etcdserverpb.KV/DeleteRange", pb.DeleteRangeReque
 TXN: Final = Method("/etcdserverpb.KV/Txn", pb.TxnRequest, pb.TxnResponse)
 
 ALARM: Final = Method("/etcdserverpb.Maintenance/Alarm", pb.AlarmRequest, pb.AlarmResponse)
+STATUS: Final = Method("/etcdserverpb.Maintenance/Status", pb.StatusRequest, pb.StatusResponse)
 
 AUTH_STATUS: Final = Method("/etcdserverpb.Auth/AuthStatus", pb.AuthStatusRequest, pb.AuthStatusResponse)
 AUTH_ENABLE: Final = Method("/etcdserverpb.Auth/AuthEnable", pb.AuthEnableRequest, pb.AuthEnableResponse)

@@ -13,11 +13,15 @@ import aiohttp
 import pytest
 
 from kplane.api.configuration import HostPort
+from kplane.binaries.upstreams import ETCD
 from kplane.controlplane_operator.app import run_operator
 from kplane.controlplane_operator.config import OperatorConfig
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.shared_etcd import health, versions
 from kplane.controlplane_operator.watch import feeds as resync
+from kplane.data.connection import Connection
 from kplane.embedded.handle import Handle
-from kplane.provider import ClusterConfig
+from kplane.provider import Client, ClusterConfig, NotFound
 
 from .line import Line
 
@@ -79,3 +83,62 @@ async def test_an_operator_that_lost_the_management_cluster_is_not_ready_until_i
     assert await ask(url, "/healthz") == (200, "ok\n")
     await line.lay()
     await eventually(readyz, lambda answer: answer[0] == 200, timeout=120.0)
+
+
+async def test_readyz_is_answered_from_the_last_check_however_often_it_is_asked(
+    url: str, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def readyz(_: int = 0) -> tuple[int, str]:
+        return await ask(url, "/readyz")
+
+    monkeypatch.setattr(health, "_PERIOD_SECONDS", 3600.0)
+    asked: list[str] = []
+    call = Connection.call
+
+    async def counted(self: Connection, method: Any, request: Any, *, timeout_seconds: float) -> Any:
+        asked.append(method.path)
+        return await call(self, method, request, timeout_seconds=timeout_seconds)
+
+    monkeypatch.setattr(Connection, "call", counted)
+    # The etcd was asked once, and the next check is an hour away.
+    await eventually(readyz, lambda answer: answer[0] == 200 and len(asked) >= 2)
+    asked.clear()
+    answers = await asyncio.gather(*(readyz(number) for number in range(40)))
+    assert {status for status, _ in answers} == {200}
+    assert all("[+]shared-etcd ok" in text for _, text in answers)
+    assert asked == []
+
+
+async def test_an_etcd_with_known_bypasses_of_its_access_control_gets_no_new_tenant(
+    url: str, api_server: Handle, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    major, minor, patch = (int(part) for part in ETCD.version.split("."))
+    monkeypatch.setitem(versions._FIXED, (major, minor), patch + 1)
+    told = f"is refused: version {ETCD.version} has known bypasses of access control; use "
+
+    async def readyz() -> tuple[int, str]:
+        return await ask(url, "/readyz")
+
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+
+        async def ready() -> tuple[str, str]:
+            conditions = (await client.get(CONTROL_PLANES, "refused"))["status"]["conditions"]
+            return next((each["reason"], each["message"]) for each in conditions if each["type"] == "Ready")
+
+        async def gone() -> bool:
+            try:
+                return not await client.get(CONTROL_PLANES, "refused")
+            except NotFound:
+                return True
+
+        await client.create(CONTROL_PLANES, {"metadata": {"name": "refused"}, "spec": {"deletionPolicy": "Destroy"}})
+        _, message = await eventually(ready, lambda found: found[0] == "EtcdRefused")
+        assert told in message
+        assert told in (await eventually(readyz, lambda answer: answer[0] == 503))[1]
+
+        # The etcd was upgraded.
+        monkeypatch.setitem(versions._FIXED, (major, minor), patch)
+        await eventually(ready, lambda found: found[0] != "EtcdRefused")
+        await eventually(readyz, lambda answer: answer[0] == 200)
+        await client.delete(CONTROL_PLANES, "refused")
+        await eventually(gone, timeout=120.0)

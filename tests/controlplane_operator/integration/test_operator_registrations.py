@@ -79,7 +79,7 @@ async def test_a_default_registration_is_its_users_once_it_is_there(field: Any, 
     published = await field.eventually(lambda: status_of(field, "given"), lambda status: status["mode"] == "Dedicated")
     assert published["services"] == ["Controllers", "Scheduler"]
     # Another look at the control plane, after which the class says something else: the user's words stay.
-    await field.client.patch(CONTROL_PLANE_CLASSES, "giving", {"spec": {"defaultServices": ["Workloads"]}})
+    await field.client.patch(CONTROL_PLANE_CLASSES, "giving", {"spec": {"defaultServices": ["Scheduler"]}})
     await field.client.patch(CONTROL_PLANES, "given", {"spec": {"deletionPolicy": "Destroy"}})
 
     async def seen(kind: str = "ControlPlane", name: str = "given") -> bool:
@@ -96,7 +96,27 @@ async def test_a_default_registration_is_its_users_once_it_is_there(field: Any, 
     await field.client.delete(CONTROL_PLANE_REGISTRATIONS, "given")
     again = await field.becomes("ControlPlaneRegistration", "given", "Resolved")
     assert again["metadata"]["uid"] != found["metadata"]["uid"]
-    assert again["spec"]["services"] == ["Workloads"]
+    assert again["spec"]["services"] == ["Scheduler"]
+
+
+async def test_a_service_that_nobody_serves_is_told(field: Any, adopt: Adopt) -> None:
+    await adopt("mixed")
+    services = ["Controllers", "Workloads"]
+    await field.create("ControlPlaneRegistration", "mixed", controlPlaneRef={"name": "mixed"}, services=services)
+    await field.becomes("ControlPlaneRegistration", "mixed", "Resolved")
+    conditions = (await status_of(field, "mixed"))["conditions"]
+    told = {each["type"]: (each["status"], each["message"]) for each in conditions}
+    assert told["Ready"] == ("True", "services can run")
+    assert told["Supported"] == ("False", "nothing serves Workloads in spec.services; remove it")
+
+    await field.client.patch(CONTROL_PLANE_REGISTRATIONS, "mixed", {"spec": {"services": []}})
+
+    async def ready() -> tuple[str, ...]:
+        conditions = (await status_of(field, "mixed"))["conditions"]
+        return tuple(each["message"] for each in conditions if each["type"] in {"Ready", "Supported"})
+
+    message = "no service runs: name Controllers or Scheduler in spec.services"
+    await field.eventually(ready, lambda found: found == (message,))
 
 
 async def test_controllers_are_the_registrations_else_the_classs_else_nobodys(field: Any, adopt: Adopt) -> None:

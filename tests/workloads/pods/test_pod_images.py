@@ -17,7 +17,7 @@ DIGEST = f"sha256:{'a' * 64}"
         ("registry.example:5000/a/b:1.36.3", "1.36.3", "registry.example:5000/a/b:v1.37.0"),
         ("registry.example:5000/a/b", None, "registry.example:5000/a/b:v1.37.0"),
         ("kube-apiserver:stable", None, "kube-apiserver:v1.37.0"),
-        ("etcd:3.6.8-0", None, "etcd:v1.37.0"),
+        ("etcd:3.6.16-0", None, "etcd:v1.37.0"),
     ],
 )
 def test_another_version_is_another_tag_of_the_repository(reference: str, version: str | None, other: str) -> None:

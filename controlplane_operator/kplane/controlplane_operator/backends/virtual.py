@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from kplane.api import ControlPlane, DeletionPolicy
@@ -15,6 +16,7 @@ from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.access_control import AccessControl
+from kplane.controlplane_operator.shared_etcd.health import EtcdHealth
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.addresses import etcd_address
@@ -38,17 +40,21 @@ class VirtualProvisioner:
         self._planner = ApiServerPlanner(context, runtime=runtime)
         self._shared = shared_etcd
         self._access = AccessControl(shared_etcd) if shared_etcd is not None else None
+        self._health = EtcdHealth(shared_etcd) if shared_etcd is not None else None
 
-    async def problem(self) -> str | None:
-        """Say what is wrong with the shared etcd, for /readyz."""
-        if self._shared is None or self._access is None:
+    def problem(self) -> str | None:
+        """Say what the last check found wrong with the shared etcd, for /readyz."""
+        if self._health is None or self._access is None:
             return None
-        return await self._shared.problem() or self._access.problem
+        return self._health.problem or self._access.problem
 
     async def run(self) -> None:
-        """Keep the access control of the shared etcd as it has to be, until cancelled."""
-        if self._access is not None:
-            await self._access.run()
+        """Check the shared etcd, and keep its access control as it has to be, until cancelled."""
+        if self._health is None or self._access is None:
+            return
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._health.run())
+            group.create_task(self._access.run())
 
     def address(self, control_plane: ControlPlane) -> str | None:
         """All share one etcd, and each has a path of it."""
@@ -63,6 +69,9 @@ class VirtualProvisioner:
         user = _etcd_user(control_plane.metadata.uid)
 
         published = control_plane.status.endpoint is not None
+        if not published:
+            # Those that run keep running: an end of them would keep tenants apart no better.
+            await self._check_version(shared)
         plan = await self._planner.plan(control_plane)
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
@@ -144,6 +153,12 @@ class VirtualProvisioner:
             self._context.events.record(
                 control_plane, reason="DataDeleted", message=f"deleted {deleted} keys, none is left"
             )
+
+    async def _check_version(self, shared: SharedEtcd) -> None:
+        with runtime_errors(Reason.PROVISIONING):
+            refusal = await shared.refusal()
+        if refusal is not None:
+            raise ConditionError(Reason.ETCD_REFUSED, refusal)
 
     async def _was_never_made(self, control_plane: ControlPlane) -> bool:
         """Without a shared etcd there never was one to make something in: keys come before anything else."""

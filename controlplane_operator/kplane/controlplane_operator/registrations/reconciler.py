@@ -12,7 +12,6 @@ from kplane.api import (
     ControlPlaneRegistrationStatus,
     RegistrationMode,
     SecretReference,
-    Service,
 )
 from kplane.api.names import ALLOW_REGISTRATION_LABEL
 from kplane.controlplane_operator.class_policy import class_in_force
@@ -210,7 +209,7 @@ class ControlPlaneRegistrationReconciler:
             of=current,
             status="True" if resolved is not None else "False",
             reason=outcome.reason if isinstance(outcome, ConditionError) else Reason.RESOLVED,
-            message=outcome.message if isinstance(outcome, ConditionError) else "services can run",
+            message=outcome.message if isinstance(outcome, ConditionError) else _resolved(current),
         )
         status = current.status.model_copy(
             update={
@@ -234,10 +233,12 @@ class ControlPlaneRegistrationReconciler:
 
 
 def _unsupported(registration: ControlPlaneRegistration) -> list[str]:
-    told = []
-    missing = [service for service in registration.spec.services if service is Service.WORKLOADS]
-    if missing:
-        told.append(
-            f"{' and '.join(missing)} in spec.services: accepted, and not run yet; Controllers and Scheduler are"
-        )
-    return told
+    missing = [service for service in registration.spec.services if not service.served]
+    return [f"nothing serves {', '.join(missing)} in spec.services; remove it"] if missing else []
+
+
+def _resolved(registration: ControlPlaneRegistration) -> str:
+    """Say what follows from a registration being resolved."""
+    if any(service.served for service in registration.spec.services):
+        return "services can run"
+    return "no service runs: name Controllers or Scheduler in spec.services"

@@ -8,6 +8,7 @@ from typing import Final, Self
 from kplane.controlplane_operator.errors import KeyspaceError
 from kplane.controlplane_operator.pki.primitives import KeyPair
 from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace
+from kplane.controlplane_operator.shared_etcd.versions import version_problem
 
 __all__ = ["SharedEtcd"]
 
@@ -43,11 +44,18 @@ class SharedEtcd:
         return self._required()[1]
 
     async def problem(self) -> str | None:
-        """Say what is wrong, for /readyz."""
+        """Ask the etcd, and say what is wrong."""
         if self._access is None:
             return self._told()
         problem = await self.keyspace.problem()
-        return None if problem is None else f"the shared etcd at {self.endpoint} is not healthy: {problem}"
+        if problem is not None:
+            return f"the shared etcd at {self.endpoint} is not healthy: {problem}"
+        return await self.refusal()
+
+    async def refusal(self) -> str | None:
+        """Say why no tenant is granted anything in this etcd; None if its version is good. Raises KeyspaceError."""
+        problem = version_problem(await self.keyspace.version())
+        return None if problem is None else f"the shared etcd at {self.endpoint} is refused: {problem}"
 
     def use(self, credentials: Path, *, authority: KeyPair) -> None:
         """Go on with the ca.crt, client.crt and client.key in a directory."""

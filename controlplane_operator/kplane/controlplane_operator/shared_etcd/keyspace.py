@@ -84,6 +84,11 @@ class Keyspace:
         """Say why the etcd is not healthy; None if it has a leader, answers, and raised no alarm."""
         return await self._client.problem()
 
+    async def version(self) -> str:
+        """Return the version of the member that answers."""
+        with _told():
+            return await self._client.version()
+
     async def grant(self, user: str, *, prefix: str) -> bool:
         """Let a user, known by the CN of its client certificate, read and write below a prefix, and nothing else.
 

@@ -15,8 +15,10 @@ _NAMED_AT_MOST: Final = 5
 
 
 def unserved(chosen: ControlPlaneClass, *, users: Sequence[Object]) -> list[str]:
-    """Say, in sentences, what of a class cannot be acted on for some of the control planes that name it."""
+    """Say, in sentences, what of a class cannot be acted on, or not for some control planes that name it."""
     told = []
+    if missing := [service for service in chosen.spec.default_services if not service.served]:
+        told.append(f"nothing serves {', '.join(missing)} in defaultServices; remove it")
     adopted = [obj for obj in users if _is_adopted(obj)]
     if chosen.spec.auth.model is AuthModel.X509 and adopted:
         told.append(
