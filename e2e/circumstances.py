@@ -111,7 +111,7 @@ def _make_certificates(directory: Path, *, host: str) -> None:
 def _etcd(directory: Path) -> list[dict[str, Any]]:
     metadata = {"name": "etcd", "namespace": _DATABASES, "labels": {"app": "etcd"}}
     flags = {
-        "data-dir": "/data",
+        "data-dir": "/data/etcd",
         "listen-client-urls": "https://0.0.0.0:2379",
         "advertise-client-urls": f"https://etcd.{_DATABASES}.svc:2379",
         "cert-file": "/certificates/server.crt",
@@ -123,11 +123,14 @@ def _etcd(directory: Path) -> list[dict[str, Any]]:
         "name": "etcd",
         "image": chart_values()["etcd"]["image"],
         "command": ["etcd", *(f"--{name}={value}" for name, value in flags.items())],
-        "volumeMounts": [{"name": "certificates", "mountPath": "/certificates", "readOnly": True}],
+        "volumeMounts": [
+            {"name": "certificates", "mountPath": "/certificates", "readOnly": True},
+            {"name": "data", "mountPath": "/data"},
+        ],
         "readinessProbe": {"tcpSocket": {"port": 2379}, "periodSeconds": 1},
     }
-    volume = {"name": "certificates", "secret": {"secretName": "etcd"}}
-    spec = {"containers": [container], "volumes": [volume], "terminationGracePeriodSeconds": 1}
+    volumes = [{"name": "certificates", "secret": {"secretName": "etcd"}}, {"name": "data", "emptyDir": {}}]
+    spec = {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 1}
     files = {name: (directory / name).read_text() for name in ("ca.crt", "server.crt", "server.key")}
     ports = [{"port": 2379}]
     return [

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kplane.mcm.fleet import remove_leftovers
 from kplane.provider import LOCAL
-from kplane.workloads import Component, ProcessRuntime, RuntimeFailure
+from kplane.workloads import Component, RuntimeFailure
 
 from .instances_world import World, alive, cluster, program
 
@@ -184,13 +182,3 @@ async def test_an_instance_ends_when_its_api_server_gets_out_of_skew(world: Worl
     await world.clusters.add_or_replace(cluster("a", attributes={"version": "1.38"}))
     await eventually(lambda: world.overview.summaries()[0].message, lambda message: "there is 1.36.3 only" in message)
     assert not alive(pid)
-
-
-async def test_what_an_earlier_run_left_is_removed(tmp_path: Path) -> None:
-    left = tmp_path / "state" / "kcm-a" / "files"
-    left.mkdir(parents=True)
-    (left / "sa.key").write_text("secret")
-    async with ProcessRuntime(tmp_path / "state", programs=[tmp_path]) as runtime:
-        await remove_leftovers(runtime)
-        assert not runtime.names()
-    assert not left.parent.exists()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kplane.provider.aio.backoff import Backoff
 from kplane.workloads import DATA, FILES, SCRATCH, File, Lifetime, Pace, Phase, Port, Probe, RuntimeFailure
 
 FOREVER = "exec sleep 1000"
@@ -289,3 +290,28 @@ async def test_a_removal_that_failed_is_not_done_before_nothing_is_left(runtime,
             await runtime.delete("keys")
     await runtime.delete("keys")
     assert [path.parent.parent.name for path in sandbox.directory.rglob("key")] == ["keys-2"]
+
+
+async def test_what_a_deleted_component_left_and_cannot_be_removed_is_told_and_retried(
+    sandbox, monkeypatch, caplog, eventually
+) -> None:
+    """All that can be removed is removed at once: it may be a key."""
+    left = sandbox.directory / ".removed-keys-01234567"
+    for name in ("a", "stuck", "z"):
+        (left / name).mkdir(parents=True)
+        (left / name / "key").write_text("secret")
+    real, stuck = os.unlink, ["stuck"]
+
+    def refuse(path, *, dir_fd=None) -> None:
+        if stuck and "stuck" in os.readlink(f"/proc/self/fd/{dir_fd}"):
+            raise PermissionError(1, "Operation not permitted")
+        real(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    monkeypatch.setattr(Backoff, "next_delay", lambda _: 0.05)
+    async with sandbox.runtime() as runtime:
+        await runtime.apply(sandbox.shell("other", FOREVER))
+        await eventually(lambda: caplog.text.count(f"failed to remove {left} of a deleted component") > 2)
+        assert [path.parent.name for path in left.rglob("key")] == ["stuck"]
+        stuck.clear()
+        await eventually(lambda: not left.exists())

@@ -17,6 +17,7 @@ from kplane.mcm.describe.programs import Programs
 from kplane.mcm.errors import McmError, NotAnnounced, RegistrationWithdrawn
 from kplane.mcm.instance.api_server_probe import APIServerProbe
 from kplane.mcm.instance.exits import OomKills
+from kplane.mcm.instance.leftovers import Leftovers
 from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.instance.start_gate import GatePace, StartGate
 from kplane.mcm.instance.turns import StartBudget
@@ -25,12 +26,11 @@ from kplane.mcm.status.observer import InstanceObserver
 from kplane.mcm.status.report import summarize
 from kplane.provider import Aware, Cluster, Engagement
 from kplane.provider.aio.backoff import Backoff
-from kplane.provider.aio.cancellation import complete
 from kplane.provider.aio.running import keep_running
 from kplane.provider.logs import log_fields
-from kplane.workloads import ProcessRuntime, Runtime, WorkloadsError
+from kplane.workloads import ProcessRuntime, WorkloadsError
 
-__all__ = ["Instances", "remove_leftovers"]
+__all__ = ["Instances"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +55,13 @@ class Instances(Aware):
         budget: StartBudget | None = None,
         readers: bytes | None = None,
         admit: Callable[[], Awaitable[None]] | None = None,
+        leftovers: Leftovers | None = None,
     ) -> None:
         """`readers` is the CA, in PEM, of the clients that may read metrics of instances; None: metrics are closed.
 
         `admit` is awaited before new instances start; if it raises, they do not start. `flags` are of
-        kube-controller-manager. Without `gate_pace`, instances run without a look at their API server.
+        kube-controller-manager. Without `gate_pace`, instances run without a look at their API server. `leftovers` gets
+        the files of instances that have ended.
         """
         self._runtime = runtime
         self._observer = observer
@@ -72,6 +74,7 @@ class Instances(Aware):
         self._oom_kills = OomKills()
         self._admit = admit
         self._instances: dict[str, tuple[Instance, ...]] = {}
+        self._leftovers = leftovers or Leftovers(runtime)
         runtime.before_restart(self._wait_to_restart)
 
     @property
@@ -82,6 +85,10 @@ class Instances(Aware):
     def all(self) -> list[Instance]:
         """Every instance of every cluster."""
         return [instance for instances in self._instances.values() for instance in instances]
+
+    def components(self) -> set[str]:
+        """Names in the runtime of all instances."""
+        return {instance.component for instance in self.all()}
 
     def profile(self, cluster: Cluster) -> str:
         """Return which controllers run for a cluster, in one word, whether or not there is an instance."""
@@ -149,12 +156,16 @@ class Instances(Aware):
         backoff = Backoff(initial_seconds=1.0, maximum_seconds=60.0)
         with log_fields(cluster=name):
             try:
-                while failures := await _close(self._instances[name]):
+                instances = self._instances[name]
+                while failures := await _close(instances):
                     # No other instance may begin for this registration, nor its control plane go, until that is done.
                     message, delay = " ".join(map(str, failures)), backoff.next_delay()
                     self._observer.update(name, Reason.STOP_FAILED, message=message)
                     logger.error("failed to stop the instances of %s, retry in %.1f s: %s", name, delay, message)
                     await asyncio.sleep(delay)
+                if problem := await self._leftovers.remove(instance.component for instance in instances):
+                    # Nothing works any more. To wait would keep other clusters of its shard from moving.
+                    self._observer.update(name, Reason.STOP_FAILED, message=problem)
             finally:
                 del self._instances[name]
             await self._observer.end(name)
@@ -164,11 +175,3 @@ async def _close(instances: Iterable[Instance]) -> list[BaseException]:
     """End them all, those that have ended once more; return what went wrong."""
     ends = await asyncio.gather(*(instance.aclose() for instance in instances), return_exceptions=True)
     return [end for end in ends if isinstance(end, BaseException)]
-
-
-async def remove_leftovers(runtime: Runtime) -> None:
-    """Remove what a run that did not end by itself has left: files with credentials, and the odd process."""
-    names = runtime.names()
-    if names:
-        logger.info("removing the leftovers of %d instances of an earlier run", len(names))
-    await complete(runtime.delete(name) for name in names)

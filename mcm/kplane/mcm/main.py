@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Final
 
 import uvloop
@@ -20,7 +21,8 @@ from kplane.mcm.describe.flags import check_flags
 from kplane.mcm.describe.programs import Programs
 from kplane.mcm.describe.scheduler import SCHEDULER_PROGRAM
 from kplane.mcm.errors import McmError
-from kplane.mcm.fleet import Instances, remove_leftovers
+from kplane.mcm.fleet import Instances
+from kplane.mcm.instance.leftovers import Leftovers
 from kplane.mcm.instance.logs import InstanceLog, InstanceLogs, LogForm
 from kplane.mcm.instance.memory import MemoryCeiling
 from kplane.mcm.instance.start_gate import GatePace
@@ -37,6 +39,7 @@ from kplane.mcm.status.events import Events
 from kplane.mcm.status.observer import InstanceObserver, NullReporter
 from kplane.mcm.status.reporter import StatusReporter
 from kplane.provider import Client, ClusterConfig, Manager, ProviderError, Sharded
+from kplane.provider.aio.running import kept_running
 from kplane.provider.cluster.recorder import EventRecorder
 from kplane.provider.contracts import Coordinator
 from kplane.provider.logs import json_logging
@@ -71,7 +74,8 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
         Client(config, field_manager="mcm") as client,
         coordinating(settings.sharding, config=config) as coordinator,
     ):
-        await remove_leftovers(runtime)
+        leftovers = Leftovers(runtime)
+        await leftovers.remove_former()
         version = await _version(runtime)
         programs = Programs(settings.programs_dir, runtime=runtime, first=KubernetesVersion.parse(version))
         feed = settings.source.follow(client)
@@ -88,11 +92,13 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
                 gate_pace=GatePace(),
                 readers=reader.certificate if reader else None,
                 admit=lease_enforcer.admit,
+                leftovers=leftovers,
             )
             settled = DebouncingProvider(feed.provider, programs=programs, flags=settings.instance_flags)
             manager = Manager(config, settled, awares=[instances], coordinator=coordinator)
             overview = Overview(manager.clusters, instances=instances, mine=coordinator.may_work)
             async with (
+                kept_running("removal of leftovers", partial(leftovers.run, instances.components)),
                 _status(settings, overview=overview, reader=reader, coordinator=coordinator, synced=feed.synced),
                 lease_enforcer.running(instances.all, stop=until),
                 _memory_ceiling(settings, instances=instances),

@@ -247,10 +247,10 @@ class Instance:
         self._followed.clear()
 
     async def aclose(self) -> None:
-        """End the process, wait for its end, and remove all that belongs to it."""
+        """End the process and wait for its end. Its files stay."""
         self._unsubscribe()
-        await self._runtime.delete(self.component)
-        logger.info("instance %s ended and removed", self.component)
+        await self._runtime.stop(self.component)
+        logger.info("instance %s ended", self.component)
 
     async def _keep_applying(self, engagement: Engagement, *, changed: asyncio.Event) -> NoReturn:
         backoff = Backoff(initial_seconds=_FIRST_RETRY_SECONDS, maximum_seconds=60.0)

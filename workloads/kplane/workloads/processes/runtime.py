@@ -15,6 +15,8 @@ from typing import Self
 
 import aiohttp
 
+from kplane.provider.aio.backoff import Backoff
+from kplane.provider.aio.cancellation import end_tasks
 from kplane.workloads.component import Component
 from kplane.workloads.errors import RuntimeFailure
 from kplane.workloads.processes.directory import REMOVED_PREFIX, ComponentDirectory
@@ -75,6 +77,8 @@ class ProcessRuntime:
         self._subscribers = Subscribers()
         self._admit_restart: Callable[[str, int], Awaitable[None]] = _at_once
         self._session: aiohttp.ClientSession | None = None
+        self._removals: list[asyncio.Task[None]] = []
+        """Of what components of an earlier run have left."""
         self._lock = -1
 
     async def __aenter__(self) -> Self:
@@ -95,6 +99,7 @@ class ProcessRuntime:
     ) -> None:
         session, self._session = self._session, None
         try:
+            await end_tasks(self._removals)
             async with asyncio.TaskGroup() as tasks:
                 for name in list(self._supervisions):
                     tasks.create_task(self._close(name), name=f"close {name}")
@@ -221,7 +226,8 @@ class ProcessRuntime:
     async def _take_over(self) -> None:
         for path in self._directory.iterdir():
             if path.name.startswith(REMOVED_PREFIX):
-                await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+                if (error := await asyncio.to_thread(_try_to_remove_all, path)) is not None:
+                    self._removals.append(asyncio.create_task(_keep_removing(path, error), name=f"remove {path}"))
             elif is_name(path.name) and path.is_dir():
                 self._add(path.name)
         leaders: dict[str, ProcessEntry] = {}
@@ -236,7 +242,7 @@ class ProcessRuntime:
         for supervision in list(self._supervisions.values()):
             try:
                 await self._ports.restore(supervision.directory)
-            except RuntimeFailure as error:
+            except (RuntimeFailure, OSError) as error:
                 logger.warning("%s", error)  # `reserve` and `delete` raise it again; the others are not held up
         try:
             await self._ports.sweep()
@@ -285,10 +291,33 @@ class ProcessRuntime:
 
 
 def _remove_all(directory: Path) -> None:
+    """Remove a directory, or all of it that can be removed. Raises OSError in that case."""
     while directory.exists():
-        # A removal whose caller went away continues in its thread, and may be the first one at each file.
-        with contextlib.suppress(FileNotFoundError):
+        try:
             shutil.rmtree(directory)
+        except FileNotFoundError:
+            pass  # a removal whose caller went away continues in its thread, and may be the first one at each file
+        except OSError:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+
+
+async def _keep_removing(directory: Path, error: OSError) -> None:
+    backoff = Backoff(initial_seconds=1.0, maximum_seconds=300.0)
+    failed: OSError | None = error
+    while failed is not None:
+        delay = backoff.next_delay()
+        logger.warning("failed to remove %s of a deleted component: %s; retry in %.1f s", directory, failed, delay)
+        await asyncio.sleep(delay)
+        failed = await asyncio.to_thread(_try_to_remove_all, directory)
+
+
+def _try_to_remove_all(directory: Path) -> OSError | None:
+    try:
+        _remove_all(directory)
+    except OSError as error:
+        return error
+    return None
 
 
 def _owns_something(supervision: Supervision) -> bool:
