@@ -28,7 +28,7 @@ NAMED_IN = ("deploy/chart/kplane/values.yaml", "deploy/install.yaml")
 
 _ROOT = Path(__file__).resolve().parent.parent
 _TAGS = {
-    "etcd": ("registry.k8s.io/etcd", "{version}-0"),
+    "etcd": ("registry.k8s.io/etcd", "v{version}"),
     "kubernetes": ("registry.k8s.io/kube-apiserver", "v{version}"),
 }
 """Repository and tag of the image that has an upstream's programs, by the upstream's name."""

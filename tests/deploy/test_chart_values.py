@@ -231,7 +231,7 @@ def test_the_longest_names_fit(chart: Any) -> None:
 def test_images_are_those_of_the_pinned_versions(chart: Any) -> None:
     values = chart.values
     assert values["controlPlanes"]["kubeApiserverImage"] == f"registry.k8s.io/kube-apiserver:v{KUBERNETES.version}"
-    assert values["controlPlanes"]["etcdImage"] == f"registry.k8s.io/etcd:{ETCD.version}-0"
+    assert values["controlPlanes"]["etcdImage"] == f"registry.k8s.io/etcd:v{ETCD.version}"
     assert values["etcd"]["image"] == values["controlPlanes"]["etcdImage"]
     version = yaml.safe_load((chart.directory / "Chart.yaml").read_text())["appVersion"]
     rendered = chart.render()

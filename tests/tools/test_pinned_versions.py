@@ -110,7 +110,7 @@ def test_update_pins_the_version_and_all_staging_modules(machine: Any, tmp_path:
 
 @pytest.mark.parametrize(
     ("upstream", "image"),
-    [(ETCD, "registry.k8s.io/etcd:9.8.7-0"), (KUBERNETES, "registry.k8s.io/kube-apiserver:v9.8.7")],
+    [(ETCD, "registry.k8s.io/etcd:v9.8.7"), (KUBERNETES, "registry.k8s.io/kube-apiserver:v9.8.7")],
 )
 def test_update_names_the_version_wherever_an_image_has_it(
     machine: Any, tmp_path: Path, upstream: Upstream, image: str
