@@ -20,6 +20,7 @@ from kplane.mcm.status.observer import NullReporter
 from kplane.provider import Cluster, ClusterConfig
 from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import Phase, ProcessRuntime, ProgramFailed, run_program
+from kplane.workloads.processes.process import Process
 
 from .instances_world import program
 
@@ -157,6 +158,27 @@ async def test_what_is_ended_for_its_memory_leaves_its_turn_to_the_others(
     over.set()
     async with asyncio.timeout(10.0), world.budget.turn(over=over):
         pass
+
+
+async def test_what_has_ended_by_itself_is_not_killed_by_a_number_that_may_be_of_another(
+    world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, kill = Process._leader_ended, os.kill
+    signalled: list[Any] = []
+
+    def end_and_be_killed(process: Process) -> None:
+        ended(process)  # it is reaped, and the runtime has not told of that yet
+        assert world.instance.process.pid == process.pid
+        world.instance.end_above(process.pid, taken_bytes=2 << 20, limit_bytes=1 << 20)
+
+    monkeypatch.setattr(Process, "_leader_ended", end_and_be_killed)
+    await world.put()
+    await eventually(lambda: world.pids)
+    monkeypatch.setattr(os, "kill", lambda *of: signalled.append(of))
+    kill(world.pids[0], signal.SIGKILL)
+    await eventually(lambda: world.instance.exits)
+    monkeypatch.setattr(Process, "_leader_ended", ended)
+    assert (signalled, world.instance.exits) == ([], {Reason.KILLED: 1})
 
 
 async def test_a_start_that_fails_is_tried_again(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Final, NamedTuple, NoReturn
@@ -23,7 +21,7 @@ from kplane.mcm.instance.turns import StartBudget
 from kplane.mcm.reasons import Reason
 from kplane.provider import Cluster, Engagement
 from kplane.provider.aio.backoff import Backoff
-from kplane.workloads import Address, Component, ComponentState, Phase, Runtime, WorkloadsError
+from kplane.workloads import Address, Component, ComponentState, Phase, ProcessRuntime, WorkloadsError
 
 __all__ = ["Instance", "Origin", "Target"]
 
@@ -60,7 +58,7 @@ class Instance:
         self,
         cluster: Cluster,
         *,
-        runtime: Runtime,
+        runtime: ProcessRuntime,
         changed: Callable[[], None],
         kind: InstanceKind,
         generation: int,
@@ -205,7 +203,7 @@ class Instance:
         if self.process.pid != pid:
             return
         why = f"it took {taken_bytes >> 20} MiB of memory, and may take {limit_bytes >> 20} MiB"
-        self._kill(pid, BlockingReason(Reason.OUT_OF_MEMORY, why))
+        _ = self._kill(BlockingReason(Reason.OUT_OF_MEMORY, why))
 
     async def end_hung(self, since: float, *, look: Callable[[], Awaitable[bool]]) -> bool:
         """Kill the process in a turn, if it is still unready since then (`unready_since`). Returns whether it was.
@@ -214,20 +212,20 @@ class Instance:
         turn is that of this start.
         """
         async with self.turn():
-            answers, pid = await look(), self.process.pid
-            if not answers or pid is None or self.unready_since != since:
-                self._started.set()
-                return False
-            seconds = time.monotonic() - since
-            self._kill(pid, BlockingReason(Reason.KILLED, f"it did not answer its health check for {seconds:.0f} s"))
-            return True
+            if await look() and self.unready_since == since:
+                why = f"it did not answer its health check for {time.monotonic() - since:.0f} s"
+                if self._kill(BlockingReason(Reason.KILLED, why)):
+                    return True
+            self._started.set()
+            return False
 
-    def _kill(self, pid: int, why: BlockingReason) -> None:
+    def _kill(self, why: BlockingReason) -> bool:
+        """Kill the process. Returns False if it has ended by itself already."""
+        if not self._runtime.kill(self.component):
+            return False
         self._state.kill(why)
         logger.warning("instance %s is killed: %s", self.component, why.message)
-        with contextlib.suppress(ProcessLookupError):
-            # The number cannot be another process's: the runtime reaps it in this thread, and updates `process` then.
-            os.kill(pid, signal.SIGKILL)
+        return True
 
     async def follow(self, engagement: Engagement) -> None:
         """Follow the changes of the cluster's description until cancelled."""

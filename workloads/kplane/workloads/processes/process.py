@@ -145,19 +145,23 @@ class Process:
             self.kill()
             await self._ended.wait()
 
-    def kill(self) -> None:
-        """Kill it; its group follows as soon as the kernel has told of its end."""
-        self._signal(signal.SIGKILL)
+    def kill(self) -> bool:
+        """Kill it; its group follows as soon as the kernel has told of its end. Returns False if it has ended."""
+        return self._signal(signal.SIGKILL)
 
     def release(self) -> None:
         """Stop watching, and leave the process alone."""
         for pidfd in list(self._watched):
             self._forget(pidfd)
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self._pidfd in self._watched:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, number)
+    def _signal(self, number: signal.Signals) -> bool:
+        if self._pidfd not in self._watched:
+            return False
+        try:
+            signal.pidfd_send_signal(self._pidfd, number)
+        except ProcessLookupError:
+            return False
+        return True
 
     def _forget(self, pidfd: int) -> None:
         self._loop.remove_reader(pidfd)

@@ -173,6 +173,11 @@ class ProcessRuntime:
         async with self._supervision(name) as supervision:
             await supervision.stop()
 
+    def kill(self, name: str) -> bool:
+        """Kill the component's process, which is started again as after any other end. Returns False if none runs."""
+        supervision = self._supervisions.get(name)
+        return supervision is not None and supervision.kill()
+
     async def delete(self, name: str) -> None:
         """See `Runtime.delete`. Raises RuntimeFailure if the directory cannot be removed."""
         async with self._supervision(name) as supervision:

@@ -129,6 +129,10 @@ class Supervision:
         self._task, self._stopping = None, False
         self._forget()
 
+    def kill(self) -> bool:
+        """Kill the process, which is started again as after any other end. Returns False if none runs."""
+        return self._process is not None and self._process.kill()
+
     async def release(self) -> None:
         """Leave the process to the next supervisor. A stop that is under way is waited for."""
         if self._task is None:
