@@ -24,7 +24,7 @@ from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneRe
 from kplane.controlplane_operator.endpoints.reconciler import ControlPlaneEndpointReconciler
 from kplane.controlplane_operator.expiry_metrics import ExpiryMetrics
 from kplane.controlplane_operator.failures import Failures
-from kplane.controlplane_operator.gc import ComponentCollector, GrantCollector
+from kplane.controlplane_operator.gc import ComponentCollector, GrantCollector, GrantWatcher
 from kplane.controlplane_operator.grants import Access
 from kplane.controlplane_operator.health import Check, serve_health
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
@@ -228,6 +228,13 @@ class _Assembly:
         self._grants_gc = GrantCollector(
             self._resync, stores=context.stores, access=context.access, identities=identities
         )
+        self._grant_watcher = GrantWatcher(
+            context.client,
+            stores=context.stores,
+            queues=context.queues,
+            access=context.access,
+            identities=identities,
+        )
         self._opened = {
             "secrets for registrations": _Opened(context.client, context.stores.allowed_secrets, ALLOWED_SECRETS),
             "secrets for endpoints": _Opened(context.client, context.stores.endpoint_secrets, ENDPOINT_SECRETS),
@@ -278,6 +285,7 @@ class _Assembly:
                 "events": context.events.run(),
                 "orphans": ComponentCollector(context.client, runtime=self._runtime, mcms=self._mcms).run(),
                 "sweeping": self._grants_gc.run(),
+                "grants": self._grant_watcher.run(),
                 "shared etcd": self._virtual.run(),
                 **({"shared etcd's credentials": self._keeper.run()} if self._keeper is not None else {}),
                 **{f"{name} controller": self._control(name) for name in context.queues.by_name()},

@@ -1,6 +1,7 @@
-"""Collects components and grants of control planes and registrations that went without the operator.
+"""Keeps components and grants in line with the control planes and registrations that exist.
 
-They went while no operator worked, or because a user removed a finalizer.
+Components and grants without an owner are collected: the owner went while no operator worked, or because a user removed
+a finalizer. Grants that a user deletes or changes are restored.
 """
 
 from __future__ import annotations
@@ -10,22 +11,28 @@ import logging
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
+from kplane.api.names import REGISTRATION_LABEL
 from kplane.controlplane_operator.component_names import apiserver_name, etcd_name, mark_of, mcm_mark
 from kplane.controlplane_operator.grants import Access
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.watch.backoff import jittered, retry_backoff
-from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.cache import Key, key_of
+from kplane.controlplane_operator.watch.event_routing import Queues, Stores
 from kplane.controlplane_operator.watch.feeds import Resync
-from kplane.provider import Client, ProviderError
+from kplane.provider import Client, Event, Informer, ProviderError
+from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, ROLE_BINDINGS, ROLES
+from kplane.provider.controllers.queue import FairQueue
 from kplane.workloads import Phase, Runtime, WorkloadsError
 
-__all__ = ["ComponentCollector", "GrantCollector"]
+__all__ = ["ComponentCollector", "GrantCollector", "GrantWatcher"]
 
 _log: Final = logging.getLogger(__name__)
 
 _PERIOD_SECONDS: Final = 60.0
+_RESTORED_SECONDS: Final = 1.0
+"""So long a broken grant waits, so that two controllers that overwrite each other cost little."""
 
 
 class ComponentCollector:
@@ -138,3 +145,38 @@ class GrantCollector:
             await self._access.revoke(uid)
         for uid in self._identities.holders() - registered:
             await self._identities.revoke(uid)
+
+
+class GrantWatcher:
+    """Has registrations reconciled when a Role or binding of theirs is deleted or changed.
+
+    It follows whole objects, because metadata does not tell whose change it was. Each has less than a kilobyte.
+    """
+
+    def __init__(
+        self, client: Client, *, stores: Stores, queues: Queues, access: Access, identities: McmIdentities
+    ) -> None:
+        self._informers = [
+            Informer(client, resource, label_selector=REGISTRATION_LABEL)
+            for resource in (ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS)
+        ]
+        self._stores = stores
+        self._queues = queues
+        self._access = access
+        self._identities = identities
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for informer in self._informers:
+                group.create_task(informer.run(self._seen), name=f"follow {informer}")
+
+    def _seen(self, event: Event) -> None:
+        self._wake(self._access.see(event), self._queues.registrations)
+        self._wake(self._identities.see(event), self._queues.mcms)
+
+    def _wake(self, uids: set[str], queue: FairQueue[Key]) -> None:
+        for uid in uids:
+            for registration in self._stores.registrations.by("mcm", mcm_mark(uid)):
+                if registration["metadata"]["uid"] == uid:
+                    queue.add_after(key_of(registration), _RESTORED_SECONDS)

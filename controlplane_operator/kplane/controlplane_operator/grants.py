@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from kplane.api import ControlPlaneRegistration, SecretReference
 from kplane.api.names import GROUP, REGISTRATION_LABEL, label_value
-from kplane.controlplane_operator.kinds import owner_reference
-from kplane.controlplane_operator.watch.cache import Key, key_of
-from kplane.provider import Client, NotFound
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS
+from kplane.controlplane_operator.watch.cache import Key, Object, key_of
+from kplane.provider import Client, Event, Invalid, NotFound, Resource
 from kplane.provider.client.resources import ROLE_BINDINGS, ROLES
 
-__all__ = ["Access", "Account"]
+__all__ = ["Access", "Account", "apply_rbac", "is_as_written", "uids_of"]
 
 _UID_LABEL: Final = f"{GROUP}/registration-uid"
+_RBAC: Final = "rbac.authorization.k8s.io"
 
 
 class Account(NamedTuple):
@@ -28,6 +31,40 @@ class Account(NamedTuple):
         return {"kind": "ServiceAccount", "name": self.name, "namespace": self.namespace}
 
 
+@dataclass(frozen=True, slots=True)
+class _Grant:
+    """One registration's right to one Secret: what its Role and RoleBinding say."""
+
+    registration: str
+    uid: str
+    namespace: str
+    secret: str
+    to: Account
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name of Role and RoleBinding."""
+        digest = hashlib.sha256(f"{self.uid}/{self.namespace}/{self.secret}".encode()).hexdigest()
+        return self.namespace, f"kplane-registration-{digest[:16]}"
+
+    def body(self, resource: Resource) -> Object:
+        """Describe the Role or the RoleBinding."""
+        namespace, name = self.key
+        kind = CONTROL_PLANE_REGISTRATIONS
+        owner = {"apiVersion": kind.api_version, "kind": kind.kind, "name": self.registration, "uid": self.uid}
+        metadata = {
+            "name": name,
+            "namespace": namespace,
+            "labels": {REGISTRATION_LABEL: label_value(self.registration), _UID_LABEL: self.uid},
+            "ownerReferences": [owner],
+        }
+        if resource == ROLES:
+            named = {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [self.secret]}
+            return {"metadata": metadata, "rules": [{**named, "verbs": ["get", "watch"]}]}
+        role = {"apiGroup": _RBAC, "kind": "Role", "name": name}
+        return {"metadata": metadata, "roleRef": role, "subjects": [self.to.subject()]}
+
+
 class Access:
     """Grants a ServiceAccount `get` and `watch` on single Secrets: a Role and RoleBinding a registration and Secret.
 
@@ -38,20 +75,20 @@ class Access:
         """`shared` is who serves registrations that have no mcm of their own."""
         self.shared: Final = shared
         self._client = client
-        self._granted: dict[str, dict[Key, Account | None]] = {}
-        """By the uid of the registration: to whom; None where a binding is not as we write it."""
+        self._granted: dict[str, dict[Key, _Grant | None]] = {}
+        """By the uid of the registration; None where Role and RoleBinding are not as the operator writes them."""
         self._changed: set[str] = set()
         """Whose grants were changed since the last `load` began."""
 
     async def load(self) -> None:
         """Read the grants that exist."""
         self._changed.clear()
-        granted: dict[str, dict[Key, Account | None]] = {}
+        granted: dict[str, dict[Key, _Grant | None]] = {}
         bindings = (await self._client.list(ROLE_BINDINGS, label_selector=_UID_LABEL)).items
-        bound = {key_of(item): _bound(item) for item in bindings}
+        bound = {key_of(item): item for item in bindings}
         for item in (await self._client.list(ROLES, label_selector=_UID_LABEL)).items:
             if (key := key_of(item)) in bound:
-                granted.setdefault(item["metadata"]["labels"][_UID_LABEL], {})[key] = bound[key]
+                granted.setdefault(item["metadata"]["labels"][_UID_LABEL], {})[key] = _read(item, bound[key])
         # What was changed while the lists were on their way is known better here than in them.
         untouched = {uid: keys for uid, keys in granted.items() if uid not in self._changed}
         self._granted = untouched | {uid: keys for uid, keys in self._granted.items() if uid in self._changed}
@@ -60,28 +97,40 @@ class Access:
         """Return the uids of the registrations that have a grant."""
         return set(self._granted)
 
+    def see(self, event: Event) -> set[str]:
+        """Take in a change of a Role or RoleBinding; returns the uids of the registrations to grant anew.
+
+        What the operator writes itself comes as it was written, and changes nothing.
+        """
+        broken = set()
+        for uid in uids_of(event, label=_UID_LABEL):
+            held = self._granted.get(uid, {})
+            grant = held.get(event.entry.key)
+            if grant is None:
+                continue
+            if event.kind == "DELETED" or not is_as_written(event.object, grant.body(event.resource)):
+                # Until it is granted anew, or revoked: of the two objects one may be left.
+                held[event.entry.key] = None
+                broken.add(uid)
+        return broken
+
     async def grant(self, registration: ControlPlaneRegistration, *, secret: SecretReference, to: Account) -> None:
         """Let the ServiceAccount, and no other, read the Secret, for this registration."""
         uid = registration.metadata.uid or ""
-        key = _key(uid, secret)
-        if self._granted.get(uid, {}).get(key) == to:
+        grant = _Grant(registration.name, uid, secret.namespace, secret.name, to)
+        if self._granted.get(uid, {}).get(grant.key) == grant:
             return
-        metadata = {
-            "name": key[1],
-            "namespace": key[0],
-            "labels": {REGISTRATION_LABEL: label_value(registration.name), _UID_LABEL: uid},
-            "ownerReferences": [owner_reference(registration)],
-        }
-        rule = {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [secret.name], "verbs": ["get", "watch"]}
-        await self._client.apply(ROLES, {"metadata": metadata, "rules": [rule]})
-        await self._client.apply(ROLE_BINDINGS, _binding(metadata, to=to))
-        self._granted.setdefault(uid, {})[key] = to
+        await self._client.apply(ROLES, grant.body(ROLES))
+        await apply_rbac(self._client, ROLE_BINDINGS, grant.body(ROLE_BINDINGS))
+        self._granted.setdefault(uid, {})[grant.key] = grant
         self._changed.add(uid)
 
     async def revoke(self, uid: str, *, keep: SecretReference | None = None) -> None:
         """Revoke the grants of the registration with this uid, which may be gone; all but the one to keep."""
-        kept = _key(uid, keep) if keep is not None else None
+        kept = _Grant("", uid, keep.namespace, keep.name, self.shared).key if keep is not None else None
         for key in self._granted.get(uid, {}).keys() - {kept}:
+            if key in (held := self._granted.get(uid, {})):
+                held[key] = None  # so that `see` knows these deletions for the operator's own
             for resource in (ROLE_BINDINGS, ROLES):
                 try:
                     await self._client.delete(resource, key[1], namespace=key[0])
@@ -98,18 +147,44 @@ class Access:
         self._changed.add(uid)
 
 
-def _binding(metadata: dict[str, Any], *, to: Account) -> dict[str, Any]:
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": metadata["name"]}
-    return {"metadata": metadata, "roleRef": role, "subjects": [to.subject()]}
+async def apply_rbac(client: Client, resource: Resource, body: Object, *, field_manager: str | None = None) -> None:
+    """Apply a role or a binding; a binding of another role is replaced, because its role cannot be changed."""
+    try:
+        await client.apply(resource, body, field_manager=field_manager)
+    except Invalid:
+        if "roleRef" not in body:
+            raise
+        metadata = body["metadata"]
+        with contextlib.suppress(NotFound):
+            await client.delete(resource, metadata["name"], namespace=metadata.get("namespace"))
+        await client.apply(resource, body, field_manager=field_manager)
 
 
-def _bound(binding: dict[str, Any]) -> Account | None:
-    subjects = binding.get("subjects") or []
-    if len(subjects) != 1 or subjects[0].get("kind") != "ServiceAccount":
+def is_as_written(found: Object, written: Object) -> bool:
+    """Tell whether a Role or binding says what was written, whatever else it has in its metadata."""
+    metadata, wanted = found["metadata"], written["metadata"]
+    labels, owners = metadata.get("labels") or {}, metadata.get("ownerReferences") or []
+    return (
+        all(found.get(part) == written.get(part) for part in ("rules", "roleRef", "subjects"))
+        and all(labels.get(name) == value for name, value in wanted.get("labels", {}).items())
+        and all(owner in owners for owner in wanted.get("ownerReferences", ()))
+    )
+
+
+def uids_of(event: Event, *, label: str) -> set[str]:
+    """Return the uids that an object has in a label, and had before a change."""
+    entries = (event.entry, event.old_entry)
+    return {entry.labels[label] for entry in entries if entry is not None and label in entry.labels}
+
+
+def _read(role: Object, binding: Object) -> _Grant | None:
+    """Return the grant that a Role and RoleBinding are; None where they are not as the operator writes them."""
+    try:
+        metadata, (subject,), (rule,) = role["metadata"], binding["subjects"], role["rules"]
+        (secret,), (owner,) = rule["resourceNames"], metadata["ownerReferences"]
+        to = Account(subject["namespace"], subject["name"])
+        grant = _Grant(owner["name"], metadata["labels"][_UID_LABEL], metadata["namespace"], secret, to)
+    except (KeyError, TypeError, ValueError):
         return None
-    return Account(subjects[0].get("namespace", ""), subjects[0].get("name", ""))
-
-
-def _key(uid: str, secret: SecretReference) -> Key:
-    digest = hashlib.sha256(f"{uid}/{secret.namespace}/{secret.name}".encode()).hexdigest()
-    return secret.namespace, f"kplane-registration-{digest[:16]}"
+    whole = is_as_written(role, grant.body(ROLES)) and is_as_written(binding, grant.body(ROLE_BINDINGS))
+    return grant if whole and grant.key == key_of(role) else None

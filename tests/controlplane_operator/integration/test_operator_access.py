@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 
-from kplane.provider import Client, ClusterConfig
-from kplane.provider.client.resources import SECRETS
+from kplane.provider import AlreadyExists, Client, ClusterConfig, Resource
+from kplane.provider.client.resources import ROLE_BINDINGS, ROLES, SECRETS
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -114,6 +115,52 @@ async def test_of_what_is_kept_for_a_control_plane_only_what_is_published_is_res
     label = {"metadata": {"labels": {f"{_GROUP}/allow-registration": "true"}}}
     await field.client.patch(SECRETS, "theirs", label, namespace="kplane-cp-house")
     await field.becomes("ControlPlaneRegistration", "theirs", "Resolved", timeout=30.0)
+
+
+async def test_a_grant_that_somebody_deletes_or_changes_is_back_in_seconds(field: Any, house: Any) -> None:
+    spec = {"controlPlaneRef": {"name": "house"}, "services": ["controllers"]}
+    uid = (await field.create("ControlPlaneRegistration", "robbed", **spec))["metadata"]["uid"]
+    await field.becomes("ControlPlaneRegistration", "robbed", "Resolved")
+    selection = {"namespace": "kplane-cp-house", "label_selector": f"{_GROUP}/registration-uid={uid}"}
+
+    async def grant() -> list[dict[str, Any]]:
+        found = [(await field.client.list(resource, **selection)).items for resource in (ROLES, ROLE_BINDINGS)]
+        return [
+            {part: obj[part] for part in ("rules", "roleRef", "subjects") if part in obj}
+            | {"labels": obj["metadata"]["labels"]}
+            for objects in found
+            for obj in objects
+        ]
+
+    (role,) = (await field.client.list(ROLES, **selection)).items
+    name, namespace = role["metadata"]["name"], role["metadata"]["namespace"]
+    granted = await grant()
+    assert len(granted) == 2
+
+    async def delete(resource: Resource) -> None:
+        await field.client.delete(resource, name, namespace=namespace)
+
+    async def patch(resource: Resource, **change: Any) -> None:
+        await field.client.patch(resource, name, change, namespace=namespace)
+
+    async def bind_another_role() -> None:
+        await delete(ROLE_BINDINGS)
+        role_ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"}
+        metadata = {"name": name, "namespace": namespace, "labels": granted[1]["labels"]}
+        with contextlib.suppress(AlreadyExists):  # the operator may be faster
+            await field.client.create(ROLE_BINDINGS, {"metadata": metadata, "roleRef": role_ref})
+
+    for change in (
+        lambda: delete(ROLES),
+        lambda: delete(ROLE_BINDINGS),
+        lambda: patch(ROLES, rules=[{"apiGroups": [""], "resources": ["secrets"], "verbs": ["*"]}]),
+        lambda: patch(ROLE_BINDINGS, subjects=[]),
+        lambda: patch(ROLE_BINDINGS, metadata={"labels": {f"{_GROUP}/registration": None}}),
+        lambda: patch(ROLES, metadata={"labels": {f"{_GROUP}/registration-uid": "another"}}),
+        bind_another_role,
+    ):
+        await change()
+        await field.eventually(grant, lambda found: found == granted)
 
 
 async def test_the_operator_may_do_no_more_than_it_does(field: Any) -> None:

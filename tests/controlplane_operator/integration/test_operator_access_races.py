@@ -10,11 +10,16 @@ import pytest
 from typing_extensions import override
 
 from kplane.api import ControlPlaneRegistration, SecretReference
+from kplane.api.names import GROUP
+from kplane.controlplane_operator.gc import GrantWatcher
 from kplane.controlplane_operator.grants import Access, Account
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS
+from kplane.controlplane_operator.registrations.identities import McmIdentities
+from kplane.controlplane_operator.watch.event_routing import Queues, Stores
 from kplane.embedded.handle import Handle
 from kplane.provider import Client, ClusterConfig, Resource
 from kplane.provider.client.client import ObjectList
-from kplane.provider.client.resources import ROLES
+from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, ROLE_BINDINGS, ROLES
 
 pytestmark = pytest.mark.integration
 
@@ -48,7 +53,8 @@ class Meanwhile(Client):
 async def test_two_may_take_back_the_same_grant_at_once(api_server: Handle) -> None:
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
         access = access_of(client)
-        await access.grant(registration("taken-twice"), secret=_SECRET, to=access.shared)
+        for secret in (_SECRET, SecretReference(name="other", namespace="default")):
+            await access.grant(registration("taken-twice"), secret=secret, to=access.shared)
         await asyncio.gather(access.revoke("taken-twice"), access.revoke("taken-twice"))
         assert access.holders() == set()
 
@@ -66,3 +72,42 @@ async def test_loading_forgets_no_grant_and_revives_none(api_server: Handle) -> 
         await access.load()
         assert access.holders() == {"given"}
         await access.revoke("given")
+
+
+async def test_rights_of_a_dedicated_mcm_that_somebody_deletes_or_changes_are_back_in_seconds(
+    api_server: Handle, eventually: Callable[..., Any]
+) -> None:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+        stores, queues, identities = Stores(), Queues(), McmIdentities(client)
+        spec = {"controlPlaneRef": {"name": "raced"}, "services": ["controllers"]}
+        # A real one: what its rights refer to as their owner must exist, or they are collected as garbage.
+        made = await client.create(CONTROL_PLANE_REGISTRATIONS, {"metadata": {"name": "raced"}, "spec": spec})
+        stores.registrations.apply(made)
+        owner = ControlPlaneRegistration.model_validate(made)
+        account = Account("default", "dedicated-mcm")
+        watcher = GrantWatcher(client, stores=stores, queues=queues, access=access_of(client), identities=identities)
+        task = asyncio.create_task(watcher.run())
+        await identities.ensure(owner, account=account)
+        selector = f"{GROUP}/dedicated-uid={owner.metadata.uid}"
+        for resource in (CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, ROLES, ROLE_BINDINGS):
+            (before,) = (await client.list(resource, label_selector=selector)).items
+            where = before["metadata"].get("namespace")
+            part: dict[str, Any] = {"rules": []} if "rules" in before else {"subjects": []}
+            for way in ("delete", "change"):
+                if way == "delete":
+                    await client.delete(resource, before["metadata"]["name"], namespace=where)
+                else:
+                    await client.patch(resource, before["metadata"]["name"], part, namespace=where)
+                assert await eventually(queues.mcms.take) == ("", owner.name)
+                await identities.ensure(owner, account=account)
+                (after,) = (await client.list(resource, label_selector=selector)).items
+                assert [after.get(each) for each in ("rules", "roleRef", "subjects")] == [
+                    before.get(each) for each in ("rules", "roleRef", "subjects")
+                ]
+                queues.mcms.done(("", owner.name))
+        # What the operator writes itself has nobody looked at again.
+        assert len(queues.mcms) == 0
+        task.cancel()
+        await client.delete(CONTROL_PLANE_REGISTRATIONS, "raced")
+        await identities.revoke(owner.metadata.uid or "")
+        await identities.remove(account)

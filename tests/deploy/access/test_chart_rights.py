@@ -78,12 +78,12 @@ OPERATOR_MAY = [
     *[
         (verb, f"rbac.authorization.k8s.io/{resource}", TENANT)
         for resource in ("roles", "rolebindings")
-        for verb in ("list", "create", "patch", "delete")
+        for verb in ("list", "watch", "create", "patch", "delete")
     ],
     *[
         (verb, f"rbac.authorization.k8s.io/{resource}", "")
         for resource in ("clusterroles", "clusterrolebindings")
-        for verb in ("list", "create", "patch", "delete")
+        for verb in ("list", "watch", "create", "patch", "delete")
     ],
     *[(verb, "serviceaccounts", TENANT) for verb in ("create", "patch", "delete")],
     *[(verb, "events", "default") for verb in ("get", "create", "patch")],

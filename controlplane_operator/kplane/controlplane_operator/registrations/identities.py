@@ -9,15 +9,17 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from kplane.api import ResourceModel
 from kplane.api.names import GROUP, REGISTRATION_LABEL, label_value
-from kplane.controlplane_operator.grants import Account
+from kplane.controlplane_operator.grants import Account, apply_rbac, is_as_written, uids_of
 from kplane.controlplane_operator.kinds import owner_reference
 from kplane.controlplane_operator.tenant.tokens import Token, request_token
-from kplane.provider import Client, NotFound, Resource
+from kplane.controlplane_operator.watch.cache import Object, key_of
+from kplane.provider import Client, Event, NotFound, Resource
 from kplane.provider.client.resources import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
@@ -38,6 +40,15 @@ _TOKEN_LIFETIME: Final = timedelta(hours=24)
 _RENEWED_AFTER: Final = 2 / 3
 
 
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What was written for an mcm, and until when it is taken to be there."""
+
+    account: Account
+    until: float
+    rights: tuple[tuple[Resource, Object], ...]
+
+
 class McmIdentities:
     """Makes ServiceAccounts of dedicated mcm with their rights, which go by the uid of the registration.
 
@@ -49,7 +60,7 @@ class McmIdentities:
         self._holders: set[str] = set()
         self._changed: set[str] = set()
         """Whose rights were changed since the last `load` began."""
-        self._written: dict[str, tuple[Account, float]] = {}
+        self._written: dict[str, _Written] = {}
         self._tokens: dict[Account, tuple[Token, datetime]] = {}
         """With the time when each is to be renewed."""
         self._uids: dict[Account, str] = {}
@@ -69,24 +80,41 @@ class McmIdentities:
     async def ensure(self, registration: ResourceModel, *, account: Account) -> None:
         """Have the ServiceAccount be there, and be the one that may follow the registration."""
         uid, now = registration.metadata.uid or "", time.monotonic()
-        written, until = self._written.get(uid, (None, 0.0))
-        if written == account and now < until:
+        written = self._written.get(uid)
+        if written is not None and written.account == account and now < written.until:
             return
         labels = {REGISTRATION_LABEL: label_value(registration.name)}
         # First, because a `remove` may run meanwhile, and what that takes away is to be written again.
-        self._written[uid] = account, now + _VERIFIED_SECONDS
+        rights = tuple(_rights(registration, labels=labels, account=account))
+        self._written[uid] = _Written(account, now + _VERIFIED_SECONDS, rights)
         try:
             await self._ensure_account(account, labels=labels)
-            await self._ensure_rights(registration, labels=labels, account=account)
+            await self._ensure_rights(uid, rights)
         except BaseException:
             self._written.pop(uid, None)
             raise
 
-    async def _ensure_rights(self, registration: ResourceModel, *, labels: dict[str, str], account: Account) -> None:
-        uid = registration.metadata.uid or ""
+    def see(self, event: Event) -> set[str]:
+        """Take in a change of a role or binding; returns the uids of the registrations whose mcm lacks rights now.
+
+        What the operator writes itself comes as it was written, and changes nothing.
+        """
+        broken = set()
+        for uid in uids_of(event, label=_UID_LABEL):
+            known = self._written.get(uid)
+            if known is None:
+                continue
+            place = event.resource, event.entry.key
+            body = next((body for kind, body in known.rights if (kind, key_of(body)) == place), None)
+            if body is not None and (event.kind == "DELETED" or not is_as_written(event.object, body)):
+                del self._written[uid]
+                broken.add(uid)
+        return broken
+
+    async def _ensure_rights(self, uid: str, rights: tuple[tuple[Resource, Object], ...]) -> None:
         try:
-            for resource, body in _rights(registration, labels=labels, account=account):
-                await self._client.apply(resource, body)
+            for resource, body in rights:
+                await apply_rbac(self._client, resource, body)
         finally:
             # Also where the answer to a write was not heard; and not before, when a `load` may run meanwhile.
             self._holders.add(uid)
@@ -137,14 +165,14 @@ class McmIdentities:
         """Have there be no such ServiceAccount; the tokens of one that was there are worthless."""
         self._tokens.pop(account, None)
         self._uids.pop(account, None)
-        self._written = {uid: known for uid, known in self._written.items() if known[0] != account}
+        self._written = {uid: known for uid, known in self._written.items() if known.account != account}
         with contextlib.suppress(NotFound):
             await self._client.delete(SERVICE_ACCOUNTS, account.name, namespace=account.namespace)
 
 
 def _rights(
     registration: ResourceModel, *, labels: dict[str, str], account: Account
-) -> Iterator[tuple[Resource, dict[str, Any]]]:
+) -> Iterator[tuple[Resource, Object]]:
     """Describe what gives an mcm its rights, in the order in which it is made."""
     uid = registration.metadata.uid or ""
     metadata = {

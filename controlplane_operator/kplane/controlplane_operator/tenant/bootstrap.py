@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from kplane.controlplane_operator.errors import RoleMissing
-from kplane.provider import AlreadyExists, Client, Invalid, NotFound
+from kplane.controlplane_operator.grants import apply_rbac
+from kplane.provider import AlreadyExists, Client, NotFound
 from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, NAMESPACES, SERVICE_ACCOUNTS
 
 __all__ = [
@@ -105,10 +106,4 @@ async def _bind(client: Client, name: str, *, role: str, subject: Subject) -> No
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
         "subjects": [subject_ref],
     }
-    try:
-        await client.apply(CLUSTER_ROLE_BINDINGS, body, field_manager=_FIELD_MANAGER)
-    except Invalid:
-        # The role of a binding cannot be changed, only the binding replaced.
-        with contextlib.suppress(NotFound):
-            await client.delete(CLUSTER_ROLE_BINDINGS, name)
-        await client.apply(CLUSTER_ROLE_BINDINGS, body, field_manager=_FIELD_MANAGER)
+    await apply_rbac(client, CLUSTER_ROLE_BINDINGS, body, field_manager=_FIELD_MANAGER)
