@@ -1,14 +1,12 @@
 """Measures how many control planes mcm serves: `python -m benchmarks.density --control-planes 10 30 60`.
 
-Runs an embedded management cluster with both operators, and virtual control planes on its shared etcd. If memory is
-short, `--api-servers 4` creates four API servers for all N registrations. Each registration still has its own instance,
-so the memory of mcm and its instances is the same.
+Runs an embedded management cluster with both operators, and virtual control planes on its shared etcd. Each has one
+registration, and an API server of 175 MiB.
 
 For each N it measures, after mcm without clusters:
 1. all instances at rest, with each profile;
 2. the time from a registration to the first write of its instance, in one more control plane;
-3. N instances of kube-controller-manager with default flags on the same control planes. They use Leases of different
-   names, so that all of them work.
+3. N instances of kube-controller-manager with default flags on the same control planes.
 
 Prints JSON: memory (PSS and anonymous) and processor time of each instance and of mcm, and the ratio to stock
 instances. All programs run on this machine, so the result includes its load.
@@ -19,7 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import itertools
 import json
 import os
 import platform
@@ -59,16 +56,15 @@ class Target:
     """Holds the options of a measurement."""
 
     control_planes: tuple[int, ...]
-    api_servers: int
     profiles: tuple[ControllersProfile, ...]
     samples: int
     settle_seconds: float
     rest_seconds: float
 
     @property
-    def servers(self) -> list[str]:
-        """Names of the control planes with an API server."""
-        return [f"server-{index:03d}" for index in range(self.api_servers)]
+    def names(self) -> list[str]:
+        """Names of the control planes of the largest run. A smaller run uses the first of them."""
+        return [f"tenant-{index:03d}" for index in range(max(self.control_planes))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +126,11 @@ async def _first(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _register(client: Client, names: Mapping[str, str], *, profile: str) -> None:
-    """Create registrations for these control planes."""
-    for name, control_plane in names.items():
+async def _register(client: Client, names: Collection[str], *, profile: str) -> None:
+    """Create a registration for each of these control planes."""
+    for name in names:
         spec = {
-            "controlPlaneRef": {"name": control_plane},
+            "controlPlaneRef": {"name": name},
             "services": ["Controllers"],
             "controllers": {"profile": profile},
         }
@@ -166,7 +162,7 @@ async def _first_write(fleet: Fleet, tenant: Client, *, profile: str, namespace:
         _first(tenant, SERVICE_ACCOUNTS, accept=is_default, namespace=namespace) as written,
         asyncio.timeout(_DEADLINE_SECONDS),
     ):
-        await _register(fleet.client, {_SAMPLED: _SAMPLED}, profile=profile)
+        await _register(fleet.client, [_SAMPLED], profile=profile)
         return await written - await ready
 
 
@@ -221,17 +217,15 @@ def _mcm_pids(handle: Handle) -> list[int]:
 
 
 @contextlib.asynccontextmanager
-async def _stock_instances(fleet: Fleet, names: Mapping[str, str]) -> AsyncIterator[list[int]]:
-    """Run one kube-controller-manager with default flags for each name, and yield the pids when all are leaders.
-
-    `names` maps each to its control plane.
-    """
+async def _stock_instances(fleet: Fleet, names: Collection[str]) -> AsyncIterator[list[int]]:
+    """Run one kube-controller-manager with default flags for each control plane, and yield the pids of all leaders."""
     at_once = asyncio.Semaphore(_AT_ONCE)
     with tempfile.TemporaryDirectory(prefix="kplane-stock-") as directory:
         async with ProcessRuntime(Path(directory), programs=fleet.handle.programs) as runtime:
 
-            async def start(name: str, control_plane: str) -> int:
-                kubeconfig, lease = fleet.kubeconfigs[control_plane], f"{name}-{len(names)}"
+            async def start(name: str) -> int:
+                # No other run had this Lease, so none has to end.
+                kubeconfig, lease = fleet.kubeconfigs[name], f"{name}-{len(names)}"
                 address = await runtime.reserve(name, ports=["https"])
                 flags = (
                     f"--kubeconfig={FILES}/kubeconfig",
@@ -257,7 +251,7 @@ async def _stock_instances(fleet: Fleet, names: Mapping[str, str]) -> AsyncItera
                     raise RuntimeError(f"stock instance {name} does not run")
                 return pid
 
-            yield list(await asyncio.gather(*(start(*each) for each in names.items())))
+            yield list(await asyncio.gather(*map(start, names)))
 
 
 def _summary(values: Sequence[float]) -> dict[str, float]:
@@ -313,8 +307,7 @@ def _ratios(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 async def _measure(target: Target, fleet: Fleet, *, control_planes: int) -> dict[str, Any]:
     """Measure with this number of control planes, and delete their registrations."""
-    servers = itertools.cycle(target.servers)
-    names = {f"tenant-{index:03d}": next(servers) for index in range(control_planes)}
+    names = target.names[:control_planes]
     first = target.profiles[0]
     await _register(fleet.client, names, profile=first)
     phases: dict[str, Any] = {}
@@ -335,13 +328,12 @@ async def _measure(target: Target, fleet: Fleet, *, control_planes: int) -> dict
 
 async def _run(target: Target, handle: Handle) -> dict[str, Any]:
     async with Client(ClusterConfig.load(handle.admin_kubeconfig)) as client:
-        kubeconfigs = await _create_control_planes(client, [*target.servers, _SAMPLED])
+        kubeconfigs = await _create_control_planes(client, [*target.names, _SAMPLED])
         fleet = Fleet(client, handle, _mcm_pids(handle), kubeconfigs)
         alone = await _at_rest(target, (), mcm=fleet.mcm)
         runs = [await _measure(target, fleet, control_planes=each) for each in target.control_planes]
     return {
         "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
-        "api_servers": target.api_servers,
         "mcm_without_clusters": alone["mcm"],
         "runs": runs,
     }
@@ -353,19 +345,16 @@ def main() -> None:
     add = parser.add_argument
     text = "numbers of control planes, one run for each (default: 10)"
     add("--control-planes", type=int, nargs="+", default=[10], metavar="N", help=text)
-    add("--api-servers", type=int, help="number of shared API servers, 175 MiB each (default: one each)")
     add("--samples", type=int, default=15, help="number of measured first writes in each run (default: 15)")
     add("--settle-seconds", type=float, default=30.0, help="pause after a change (default: 30)")
     add("--rest-seconds", type=float, default=30.0, help="duration of a measurement at rest (default: 30)")
     add("--profile", action="append", choices=[str(each) for each in ControllersProfile], help="default: all profiles")
     given = parser.parse_args()
-    api_servers = max(given.control_planes) if given.api_servers is None else given.api_servers
-    if min(*given.control_planes, api_servers, given.samples) < 1:
-        parser.error("--control-planes, --api-servers and --samples must be 1 or more")
+    if min(*given.control_planes, given.samples) < 1:
+        parser.error("--control-planes and --samples must be 1 or more")
     profiles = tuple(ControllersProfile(each) for each in given.profile or ControllersProfile)
     target = Target(
         control_planes=tuple(given.control_planes),
-        api_servers=api_servers,
         profiles=profiles,
         samples=given.samples,
         settle_seconds=given.settle_seconds,

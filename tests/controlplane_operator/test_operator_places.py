@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from kplane.api import ControlPlane
+from kplane.api.addresses import normalized_address
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.addresses import (
     held_addresses,
-    normalized_address,
     written_addresses,
 )
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.integration
 
 Eventually = Callable[..., Any]
 UID = "uid-1"
+INSTANCE = {"controlPlaneUID": UID, "services": ["Controllers"]}
 SHARED, DEDICATED = RegistrationMode.SHARED, RegistrationMode.DEDICATED
 
 
@@ -109,20 +110,20 @@ async def test_an_apply_to_a_status_is_refused_where_it_names_a_version_that_is_
 async def test_each_takes_its_turn_when_the_other_has_ended(table: Table) -> None:
     shared, dedicated = table.reports(SHARED), table.reports(DEDICATED)
     await shared.announce(table.cluster)
-    assert (await table.look())["instance"] == {"controlPlaneUID": UID}
+    assert (await table.look())["instance"] == INSTANCE
     await table.resolve(mode="Dedicated")
     await table.look()
     with pytest.raises(RegistrationWithdrawn, match="instance of the other mode"):
         await dedicated.announce(table.cluster)
     await dedicated.end(table.name)
-    assert (await table.look())["instance"] == {"controlPlaneUID": UID}
+    assert (await table.look())["instance"] == INSTANCE
     with pytest.raises(RegistrationWithdrawn, match="wants no instance"):
         await shared.announce(table.cluster)
     await shared.end(table.name)
     assert "instance" not in await table.look()
 
     await dedicated.announce(table.cluster)
-    assert (await table.look())["instance"] == {"controlPlaneUID": UID, "mode": "Dedicated"}
+    assert (await table.look())["instance"] == INSTANCE | {"mode": "Dedicated"}
     await table.resolve(mode="Shared")
     await table.look()
     with pytest.raises(RegistrationWithdrawn, match="instance of the other mode"):
@@ -132,7 +133,7 @@ async def test_each_takes_its_turn_when_the_other_has_ended(table: Table) -> Non
     await dedicated.end(table.name)
     await table.look()
     await shared.announce(table.cluster)
-    assert (await table.look())["instance"] == {"controlPlaneUID": UID}
+    assert (await table.look())["instance"] == INSTANCE
 
 
 @pytest.mark.parametrize("first", [SHARED, DEDICATED])
@@ -164,7 +165,7 @@ async def test_what_the_operator_writes_meanwhile_is_no_obstacle(table: Table) -
     table.client.meddle = lambda: table.resolve(mode="Shared", version="v1.36.1")
     reports = table.reports(SHARED)
     await reports.announce(table.cluster)
-    assert (await table.look())["instance"] == {"controlPlaneUID": UID}
+    assert (await table.look())["instance"] == INSTANCE
     table.client.meddle = lambda: table.resolve(mode="Shared", version="v1.36.2")
     await reports.end(table.name)
     assert "instance" not in await table.look()
@@ -190,7 +191,7 @@ async def test_leftovers_are_told_of_by_who_serves_their_mode(table: Table, even
     await table.reports(DEDICATED).announce(table.cluster)
     await table.resolve(mode="Shared")
     await table.look()
-    for mode, instance in ((SHARED, {"controlPlaneUID": UID, "mode": "Dedicated"}), (DEDICATED, None)):
+    for mode, instance in ((SHARED, INSTANCE | {"mode": "Dedicated"}), (DEDICATED, None)):
         reports = table.reports(mode)
         async with reports.running():
             reports.look(table.name)
@@ -205,7 +206,7 @@ async def test_what_an_earlier_run_said_is_said_anew_before_the_next_instance(ta
     ended = table.reports(SHARED)
     await ended.end(table.name)
     await table.reports(SHARED).announce(table.cluster)
-    assert (await table.look())["instance"] == {"controlPlaneUID": UID}
+    assert (await table.look())["instance"] == INSTANCE
 
 
 async def test_nothing_is_said_over_the_instance_of_the_other(table: Table) -> None:

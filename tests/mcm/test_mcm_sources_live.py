@@ -85,6 +85,57 @@ async def test_endpoints_with_the_label_have_an_instance_and_nothing_is_written(
         await admin.delete(NAMESPACES, namespace)
 
 
+async def test_of_two_endpoints_of_one_api_server_the_older_one_has_the_instance(
+    mcm_of: Any, api_server: Any, admin: Client, tenants: Any, eventually: Eventually
+) -> None:
+    stem = uuid.uuid4().hex[:8]
+    names, namespace = [f"one-{stem}", f"two-{stem}", f"bare-{stem}"], f"fleet-{stem}"
+    await admin.create(NAMESPACES, {"metadata": {"name": namespace}})
+    data = {k: base64.b64encode(v).decode() for k, v in tenants["one"].controllers_secret().items()}
+    made = []
+    # The one without credentials comes first, and keeps nobody from anything.
+    for name in reversed(names):
+        if not name.startswith("bare"):
+            await admin.create(SECRETS, {"metadata": {"name": f"{name}-keys", "namespace": namespace}, "data": data})
+        spec = {"endpoint": f"{tenants['one'].server}/"}
+        made.append(
+            await admin.create(ENDPOINTS, {"metadata": {"name": name, "labels": {"fleet": stem}}, "spec": spec})
+        )
+    ages = {
+        found["metadata"]["name"]: (found["metadata"]["creationTimestamp"], found["metadata"]["uid"])
+        for found in made[1:]
+    }
+    older, younger = sorted(ages, key=lambda name: ages[name])
+    mcm = mcm_of(api_server.admin_kubeconfig)
+    mcm.start(
+        "--cluster-source=controlplaneendpoint",
+        "--cluster-kubeconfig-secret-template={name}-keys",
+        f"--cluster-namespace-scope={namespace}",
+        f"--cluster-selector=fleet={stem}",
+    )
+    try:
+
+        async def states() -> dict[str, str]:
+            with contextlib.suppress(OSError):
+                return {name: found["state"] for name, found in (await asyncio.to_thread(mcm.clusters)).items()}
+            return {}
+
+        async def warnings() -> list[str]:
+            events = (await admin.list(EVENTS, namespace="default")).items
+            ours = [found for found in events if found["involvedObject"].get("name") == younger]
+            return [found["message"] for found in ours if found["reason"] == "InstanceCannotStart"]
+
+        await eventually(states, lambda found: found == {older: "Ready"})
+        await eventually(warnings, lambda found: any(told.startswith(f"{older}, which is older") for told in found))
+        await admin.delete(ENDPOINTS, older)
+        await eventually(states, lambda found: found == {younger: "Ready"})
+    finally:
+        for name in names:
+            if await admin.exists(ENDPOINTS, name):
+                await admin.delete(ENDPOINTS, name)
+        await admin.delete(NAMESPACES, namespace)
+
+
 @pytest.mark.parametrize("gone", [False, True], ids=["there", "gone"])
 async def test_a_registration_that_lost_its_label_is_told_of_the_end(
     api_server: Any, admin: Client, eventually: Eventually, gone: bool

@@ -39,7 +39,8 @@ class ControlPlaneRegistrationSpec(ApiModel):
     services: Services = Field(default_factory=list)
     """What runs for the control plane: Controllers (kube-controller-manager), Scheduler (kube-scheduler). Absent or
     empty for nothing. Lower case is accepted as well, and duplicates count once. Workloads is accepted beside them, and
-    nothing serves it: condition Supported says so.
+    nothing serves it: condition Supported says so. Of several registrations that ask for one service of a control
+    plane, the oldest has it. The others are not ready (ServiceTaken).
     """
     mode: RegistrationMode | None = None
     """Shared: by a controller manager that serves many registrations; Dedicated: by one of its own. A change ends the
@@ -60,6 +61,8 @@ class InstanceStatus(ApiModel):
     """metadata.uid of the control plane that it works for; of the former one while the registration moves."""
     version: Annotated[str, StringConstraints(max_length=63)] | None = None
     """The version of kube-controller-manager, or of kube-scheduler where that runs alone."""
+    services: Annotated[list[Service], Field(max_length=16), ATOMIC_LIST] = Field(default_factory=list)
+    """The services that it provides. Another registration can get one of them when this no longer names it."""
     mode: RegistrationMode | None = None
     """Who runs it: a controller manager that serves many registrations (Shared, also where this is absent), or one of
     the registration's own (Dedicated). It differs from the mode of the registration while that changes.

@@ -315,6 +315,11 @@ class Reason(StrEnum):
         "[tell the operator how to run mcm](mcm.md#an-mcm-for-one-registration), or set mode Shared",
         _in(_REGISTRATION, waits=True),
     )
+    SERVICE_TAKEN = (
+        "ServiceTaken",
+        "delete one of the two registrations, or remove the service from one; the next one then takes over by itself",
+        _in(_REGISTRATION, waits=True),
+    )
     MCM_RUNNING = ("McmRunning", "nothing to do", _in(_DEDICATED))
     MCM_STARTING = ("McmStarting", "wait", _in(_DEDICATED, transient=True, expected=True))
     MCM_ENDING = (

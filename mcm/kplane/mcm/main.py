@@ -34,11 +34,12 @@ from kplane.mcm.serving.scrape import Scraper
 from kplane.mcm.serving.server import serve_status
 from kplane.mcm.settings import Settings
 from kplane.mcm.source.debounce import DebouncingProvider
+from kplane.mcm.source.one_per_server import OnePerServerProvider
 from kplane.mcm.source.sources import ClusterFeed
 from kplane.mcm.status.events import Events
 from kplane.mcm.status.observer import InstanceObserver, NullReporter
 from kplane.mcm.status.reporter import StatusReporter
-from kplane.provider import Client, ClusterConfig, Manager, ProviderError, Sharded
+from kplane.provider import Client, ClusterConfig, Manager, Provider, ProviderError, Sharded
 from kplane.provider.aio.running import kept_running
 from kplane.provider.cluster.recorder import EventRecorder
 from kplane.provider.contracts import Coordinator
@@ -94,8 +95,11 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
                 admit=lease_enforcer.admit,
                 leftovers=leftovers,
             )
-            settled = DebouncingProvider(feed.provider, programs=programs, flags=settings.instance_flags)
-            manager = Manager(config, settled, awares=[instances], coordinator=coordinator)
+            provider: Provider = DebouncingProvider(feed.provider, programs=programs, flags=settings.instance_flags)
+            if feed.registrations is None:
+                # Of registrations the operator decides which one has a control plane's services.
+                provider = OnePerServerProvider(provider, age=feed.age, refused=observer.report_failure)
+            manager = Manager(config, provider, awares=[instances], coordinator=coordinator)
             overview = Overview(manager.clusters, instances=instances, mine=coordinator.may_work)
             async with (
                 kept_running("removal of leftovers", partial(leftovers.run, instances.components)),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,9 +107,15 @@ def compare(reached: dict[str, Any], anew: dict[str, Any]) -> None:
     """Check that who is ready by a history is so without it, and by the same words, and the other way round.
 
     What was published once stays where the present wishes would not lead to it, and so does what was remembered of a
-    class. So of the others, only the reason counts; and of those, not even that.
+    class. So of the others, only the reason counts; and of those, not even that. Of several registrations of one
+    control plane the oldest is ready, and another one may be the oldest of those that are made anew.
     """
+    served = Counter(
+        obj["spec"]["controlPlaneRef"]["name"] for key, obj in reached.items() if key.startswith("registration ")
+    )
     for key, obj in reached.items():
+        if key.startswith("registration ") and served[obj["spec"]["controlPlaneRef"]["name"]] > 1:
+            continue
         if not key.startswith(("control plane ", "registration ")) or obj["made by"] == "operator":
             continue
         one, other = obj["status"], anew[key]["status"]

@@ -119,11 +119,13 @@ async def test_no_registration_ever_names_an_address_with_the_credentials_for_an
 
     await field.create("ControlPlaneEndpoint", "door", **doors["left"])
     await field.create("ControlPlane", "mover", mode="Dedicated", endpointRef={"name": "door"})
-    registrations: dict[str, dict[str, Any]] = {"plain": {}, "by-door": {"endpointRef": {"name": "door"}}}
+    # Each has a service of its own, so that both are resolved.
+    registrations: dict[str, dict[str, Any]] = {
+        "plain": {"services": ["Controllers"]},
+        "by-door": {"services": ["Scheduler"], "endpointRef": {"name": "door"}},
+    }
     for name, spec in registrations.items():
-        await field.create(
-            "ControlPlaneRegistration", name, controlPlaneRef={"name": "mover"}, services=["Controllers"], **spec
-        )
+        await field.create("ControlPlaneRegistration", name, controlPlaneRef={"name": "mover"}, **spec)
 
     async def lead_to(name: str) -> None:
         await field.client.patch(CONTROL_PLANE_ENDPOINTS, "door", {"spec": doors[name]})

@@ -61,6 +61,7 @@ RESOURCES = {
         ROLE_BINDINGS,
         CLUSTER_ROLES,
         CLUSTER_ROLE_BINDINGS,
+        REGISTRATIONS,
     )
 }
 
@@ -168,6 +169,12 @@ def binding(
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "kplane-registration-0123"},
         "subjects": [{"kind": "ServiceAccount", "name": user, "namespace": home}],
     }
+
+
+def registration(*, finalizers: list[str] | None = None, **spec: Any) -> dict[str, Any]:
+    metadata = {"name": "access", **({} if finalizers is None else {"finalizers": finalizers})}
+    body = {"apiVersion": "controlplane.kplane.dev/v1alpha1", "kind": "ControlPlaneRegistration", "metadata": metadata}
+    return {**body, **({"spec": spec} if spec else {})}
 
 
 STATUS_PATCH = ("patch", "controlplaneregistration", "access", "--subresource=status", "--type=merge", "-p")
@@ -294,6 +301,10 @@ async def refusal(operator: Client, verb: str, body: dict[str, Any]) -> str:
                 apply = {**params, "fieldManager": "kubectl", "force": True}
                 await operator.request(
                     "PATCH", path, body=body, params=apply, content_type="application/apply-patch+yaml"
+                )
+            case "patch":
+                await operator.request(
+                    "PATCH", path, body=body, params=params, content_type="application/merge-patch+json"
                 )
             case "put":
                 # As the operator does: by its name, whether it is there or not.

@@ -34,6 +34,7 @@ from .conftest import (
     lease,
     namespace,
     refusal,
+    registration,
     role,
     secret,
     service,
@@ -72,6 +73,7 @@ ALLOWED = [
         cluster_role("kplane-registration-4567", resources=["controlplaneregistrations/status"], verbs=["patch"]),
     ),
     ("delete", cluster_role()),
+    ("patch", registration(finalizers=["controlplane.kplane.dev/finalizer"])),
     ("create", cluster_binding()),
     ("create", role("default", apiGroups=[""], resources=["events"], resourceNames=None, verbs=EVENT_VERBS)),
 ]
@@ -119,6 +121,8 @@ DENIED = [
     ("create", cluster_binding(role=MCM_ACCOUNT)),
     ("create", cluster_binding(user="default")),
     ("create", cluster_binding(namespace="kplane-system")),
+    ("patch", registration(services=["Scheduler"])),
+    ("patch", registration(mode="Dedicated")),
     ("delete", cluster_role(MCM_ACCOUNT)),
     ("delete", cluster_binding(MCM_ACCOUNT)),
 ]

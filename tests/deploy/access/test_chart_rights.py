@@ -59,7 +59,7 @@ OPERATOR_MAY = [
     *[(verb, f"{OURS}/controlplanes", "") for verb in ("get", "list", "watch", "patch")],
     ("patch", f"{OURS}/controlplanes.status", ""),
     ("create", f"{OURS}/controlplaneendpoints", ""),
-    ("create", f"{OURS}/controlplaneregistrations", ""),
+    *[(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("create", "patch")],
     *[(verb, "namespaces", "") for verb in ("get", "list", "watch", "create", "patch", "delete")],
     *[(verb, "secrets", TENANT) for verb in ("get", "list", "watch", "create", "patch", "delete")],
     *[
@@ -97,8 +97,7 @@ OPERATOR_MAY_NOT = [
     ("delete", f"{OURS}/controlplanes", ""),
     ("patch", f"{OURS}/controlplaneclasses", ""),
     ("delete", f"{OURS}/controlplaneendpoints", ""),
-    ("patch", f"{OURS}/controlplaneregistrations", ""),
-    ("delete", f"{OURS}/controlplaneregistrations", ""),
+    *[(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("update", "delete")],
     ("create", "pods", TENANT),
     ("delete", "pods", TENANT),
     ("create", "pods.exec", TENANT),

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from kplane.api import ControlPlane, ControlPlaneEndpoint, DeletionPolicy
+from kplane.api.addresses import normalized_address
 from kplane.api.names import KUBECONFIG_KEY, controllers_secret_name, kubeconfig_secret_name, management_namespace
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
@@ -17,7 +18,6 @@ from kplane.controlplane_operator.status.errors import ConditionError, tenant_er
 from kplane.controlplane_operator.status.partial import validated_endpoint
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.tenant.revocation import revoke_as_controllers, revoke_issued
-from kplane.controlplane_operator.watch.addresses import normalized_address
 from kplane.provider import ClusterConfig, ProviderError
 from kplane.provider.errors import KubeconfigError, Unauthorized
 

@@ -10,6 +10,7 @@ from kplane.api import (
     ControlPlane,
     ControlPlaneMode,
 )
+from kplane.api.addresses import normalized_address
 from kplane.api.names import ADOPT_ANNOTATION, management_namespace
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.controlplanes.namespaces import RetainedDataRecord
@@ -20,7 +21,6 @@ from kplane.controlplane_operator.watch.addresses import (
     etcd_address,
     held_addresses,
     is_etcd_address,
-    normalized_address,
 )
 from kplane.controlplane_operator.watch.event_routing import Stores
 

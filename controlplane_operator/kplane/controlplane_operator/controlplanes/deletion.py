@@ -20,6 +20,7 @@ from kplane.controlplane_operator.pki.secrets import delete_secret, make_secret_
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms
+from kplane.controlplane_operator.registrations.service_claims import default_services
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError, management_refusal
 from kplane.controlplane_operator.status.partial import PartialRegistration, as_recorded
@@ -54,8 +55,9 @@ class DeletedRegistrations:
     """Default registrations that go before their control plane, and the instances that they leave behind.
 
     With `kubectl delete controlplane --cascade=foreground` garbage collection deletes them at once. Then nothing is
-    there any more in which the end of an instance could be confirmed. As long as the class wants such a registration it
-    is made again, so one that is missing went with the deletion: no record of it is needed to know that.
+    there any more in which the end of an instance could be confirmed. As long as the class wants such a registration,
+    and no other one provides its services, it is made again. So one that is missing went with the deletion: no record
+    of it is needed to know that.
     """
 
     def __init__(self, stores: Stores) -> None:
@@ -69,7 +71,7 @@ class DeletedRegistrations:
         So it is too where it went while nobody looked.
         """
         name = control_plane.name
-        wanted = chosen is not None and chosen.spec.default_services and control_plane.status.endpoint is not None
+        wanted = default_services(control_plane, chosen=chosen, stores=self._stores) and control_plane.status.endpoint
         if not wanted or self._stores.registrations.get(("", name)) is not None:
             return []
         return [name] if self._left.get(name, control_plane.metadata.uid) == control_plane.metadata.uid else []

@@ -7,6 +7,7 @@ from typing import Any
 from kplane.api import ControlPlane, ControlPlaneClass, SecretReference
 from kplane.api.names import (
     CA_KEY,
+    FINALIZER,
     KUBECONFIG_EXTERNAL_KEY,
     KUBECONFIG_KEY,
     controllers_secret_name,
@@ -23,6 +24,7 @@ from kplane.controlplane_operator.pki.issuing import Identity
 from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
 from kplane.controlplane_operator.pki.secrets import write_secret
 from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.registrations.service_claims import default_services
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import PartialEndpoint
 from kplane.provider import AlreadyExists, Resource
@@ -59,14 +61,19 @@ async def ensure_endpoint(context: OperatorContext, control_plane: ControlPlane,
 async def ensure_default_registration(
     context: OperatorContext, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None
 ) -> None:
-    """Create a registration of the control plane's name if the class wants one; an existing one is never changed."""
-    services = chosen.spec.default_services if chosen is not None else []
+    """Create a registration of the control plane's name for default services that no other registration provides.
+
+    An existing one is never changed.
+    """
     store = context.stores.registrations
+    services = default_services(control_plane, chosen=chosen, stores=context.stores)
     if not services or store.get(("", control_plane.name)) is not None:
         return
     spec = {"controlPlaneRef": {"name": control_plane.name}, "services": [str(service) for service in services]}
+    owned = _owned(store.resource, control_plane, spec)
+    owned["metadata"]["finalizers"] = [FINALIZER]
     try:
-        made = await context.client.create(CONTROL_PLANE_REGISTRATIONS, _owned(store.resource, control_plane, spec))
+        made = await context.client.create(CONTROL_PLANE_REGISTRATIONS, owned)
     except AlreadyExists:
         return
     store.apply(made)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final
+
+from pydantic import ValidationError
 
 from kplane.api import (
     ControllersSettings,
@@ -11,14 +14,16 @@ from kplane.api import (
     ControlPlaneRegistration,
     ControlPlaneRegistrationStatus,
     RegistrationMode,
+    ResourceModel,
     SecretReference,
 )
-from kplane.api.names import ALLOW_REGISTRATION_LABEL
+from kplane.api.names import ALLOW_REGISTRATION_LABEL, FINALIZER
 from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.component_names import mark_of, mcm_mark, mcm_name, place
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.grants import Account
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS
 from kplane.controlplane_operator.pki.secrets import find_secret
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms, account_of, eldest_of
@@ -30,6 +35,7 @@ from kplane.controlplane_operator.registrations.resolution import (
     resolve,
     secret_wanted,
 )
+from kplane.controlplane_operator.registrations.service_claims import ServiceClaim, check_services
 from kplane.controlplane_operator.status.conditions import (
     is_paused,
     with_condition,
@@ -40,8 +46,9 @@ from kplane.controlplane_operator.status.conditions import (
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import PartialRegistration, as_recorded, validated_endpoint
 from kplane.controlplane_operator.watch.backoff import jittered
-from kplane.controlplane_operator.watch.cache import Key, UIDTracker
-from kplane.provider import Result
+from kplane.controlplane_operator.watch.cache import Key, Object, UIDTracker
+from kplane.provider import Invalid, NotFound, Result
+from kplane.provider.errors import Forbidden
 from kplane.provider.logs import log_fields
 
 __all__ = ["ControlPlaneRegistrationReconciler"]
@@ -77,7 +84,7 @@ class ControlPlaneRegistrationReconciler:
             if (former := self._uids.former(key, uid=uid)) is not None:
                 await self._context.access.revoke(former)
             self._uids.succeed(key, uid=uid)
-            if obj is None:
+            if obj is None or await self._let_go(PartialRegistration.of(obj)):
                 return None
             registration = ControlPlaneRegistration.model_validate(obj)
             async with self._switch.resolving(registration.spec.control_plane_ref.name):
@@ -86,22 +93,17 @@ class ControlPlaneRegistrationReconciler:
             return result
 
     async def _resolve(self, registration: ControlPlaneRegistration) -> Result | None:
-        if is_paused(registration):
+        if is_paused(registration) and not registration.deleting:
             left = "what it resolves to stays as it is"
             conditions = with_pause(registration.status.conditions, of=registration, left=left)
             await self._write(registration, status=registration.status.model_copy(update={"conditions": conditions}))
             return None
         control_plane = self._control_plane(registration)
         try:
-            resolution = resolve(
-                registration,
-                control_plane=control_plane,
-                endpoint=self._endpoint(registration),
-                standing=await self._standing(registration, control_plane=control_plane),
-            )
+            resolution = await self._accept(registration, control_plane=control_plane)
+            await self._check_services(registration, control_plane=control_plane)
             if control_plane is not None:
                 self._switch.check(registration, resolution, of=control_plane)
-            self._check_mode(registration)
             self._check_former(registration, resolution)
         except ConditionError as failure:
             self._context.metrics.condition_failed("controlplaneregistration", reason=failure.reason)
@@ -109,6 +111,8 @@ class ControlPlaneRegistrationReconciler:
             await self._publish(registration, failure)
             await self._context.access.revoke(registration.metadata.uid or "")
             return None if failure.waits_for_event else Result(jittered(_RETRY_SECONDS))
+        # First, so that nothing runs for it that its deletion could leave behind.
+        await self._hold(registration)
         secret = resolution.controllers_secret or resolution.kubeconfig_secret
         await self._context.access.grant(registration, secret=secret, to=self._reader(registration))
         if not self._is_current(registration, resolution):
@@ -116,6 +120,82 @@ class ControlPlaneRegistrationReconciler:
         await self._publish(registration, resolution, control_plane=control_plane)
         await self._context.access.revoke(registration.metadata.uid or "", keep=secret)
         return Result(jittered(_PERIOD_SECONDS))
+
+    async def _accept(
+        self, registration: ControlPlaneRegistration, *, control_plane: ControlPlane | None
+    ) -> Resolution:
+        """Resolve a registration. Raises ConditionError if it could not run even if it were the only one."""
+        resolution = resolve(
+            registration,
+            control_plane=control_plane,
+            endpoint=self._endpoint(registration),
+            standing=await self._standing(registration, control_plane=control_plane),
+        )
+        self._check_mode(registration)
+        return resolution
+
+    async def _check_services(
+        self, registration: ControlPlaneRegistration, *, control_plane: ControlPlane | None
+    ) -> None:
+        """Raise ConditionError (ServiceTaken) if another registration has one of the services, or runs it still."""
+        if control_plane is None or not registration.spec.services:
+            return
+        stores, uid = self._context.stores.registrations, control_plane.metadata.uid or ""
+        own = registration.metadata.uid
+        referring = [obj for obj in stores.by("control plane", control_plane.name) if obj["metadata"]["uid"] != own]
+        claims = [await self._claim(obj, control_plane=control_plane) for obj in referring]
+        check_services(
+            registration,
+            control_plane_uid=uid,
+            claims=[claim for claim in claims if claim is not None],
+            others=[PartialRegistration.of(obj) for obj in stores.by("served", uid)],
+        )
+
+    async def _claim(self, obj: Object, *, control_plane: ControlPlane) -> ServiceClaim | None:
+        """Return what another registration claims; None if it could not run even if it were the only one.
+
+        So a registration that is not allowed takes no service from one that is.
+        """
+        try:
+            registration = ControlPlaneRegistration.model_validate(obj)
+            if is_paused(registration) and not registration.deleting:
+                known = registration.status
+                held = known.ready and known.control_plane_uid == control_plane.metadata.uid
+                return ServiceClaim.of(registration, services=known.services) if held else None
+            await self._accept(registration, control_plane=control_plane)
+        except (ValidationError, ConditionError, Forbidden, Invalid):
+            return None
+        return ServiceClaim.of(registration, services=registration.spec.services)
+
+    async def _hold(self, registration: ControlPlaneRegistration) -> None:
+        """Have a deletion wait until the instance has ended, because another registration may get its services then."""
+        finalizers = registration.metadata.finalizers
+        if registration.spec.services and FINALIZER not in finalizers:
+            stored = await self._write_finalizers(registration, [*finalizers, FINALIZER])
+            self._context.stores.registrations.apply(stored)
+
+    async def _let_go(self, registration: PartialRegistration) -> bool:
+        """Let a deleted registration go if nothing runs for it; returns whether it goes.
+
+        At a control plane that is removed nobody takes over, and its removal waits for instances by itself.
+        """
+        finalizers = registration.metadata.finalizers
+        if not registration.deleting or FINALIZER not in finalizers or self._is_awaited(registration):
+            return False
+        with contextlib.suppress(NotFound):
+            await self._write_finalizers(registration, [each for each in finalizers if each != FINALIZER])
+        return True
+
+    def _is_awaited(self, registration: PartialRegistration) -> bool:
+        instance = registration.status.instance
+        if instance is None:
+            return False
+        served = self._context.stores.control_planes.by("uid", instance.control_plane_uid or "")
+        return any(not found.deleting or is_paused(found) for found in map(as_recorded, served))
+
+    async def _write_finalizers(self, registration: ResourceModel, finalizers: list[str]) -> Object:
+        body = {"metadata": {"finalizers": finalizers, "resourceVersion": registration.metadata.resource_version}}
+        return await self._context.client.patch(CONTROL_PLANE_REGISTRATIONS, registration.name, body)
 
     def _check_mode(self, registration: ControlPlaneRegistration) -> None:
         if registration.spec.mode is not RegistrationMode.DEDICATED:

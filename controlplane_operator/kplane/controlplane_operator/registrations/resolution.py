@@ -71,7 +71,8 @@ def resolve(
     """
     name = registration.spec.control_plane_ref.name
     if registration.deleting:
-        raise ConditionError(Reason.DELETING, "the registration is being deleted", waits_for_event=True)
+        said = "the registration is being deleted; it goes when its instance has ended"
+        raise ConditionError(Reason.DELETING, said, waits_for_event=True)
     if control_plane is None:
         raise ConditionError(Reason.CONTROL_PLANE_NOT_FOUND, f"control plane {name} does not exist")
     if control_plane.deleting and not is_paused(control_plane):

@@ -13,6 +13,7 @@ from kplane.api.names import (
     BUNDLE_LABEL,
     CLUSTER_PATH_ANNOTATION,
     CONTROL_PLANE_LABEL,
+    PAUSED_ANNOTATION,
     management_namespace,
 )
 from kplane.controlplane_operator.component_names import apiserver_name, etcd_name, mark_of, mcm_mark, place
@@ -260,6 +261,18 @@ def _is_ready(obj: Object | None) -> bool:
     return any(condition["type"] == "Ready" and condition.get("status") == "True" for condition in conditions)
 
 
+def _ready_reason(obj: Object | None) -> str | None:
+    conditions = (obj or {}).get("status", {}).get("conditions", ())
+    return next((condition.get("reason") for condition in conditions if condition["type"] == "Ready"), None)
+
+
+def _wish(obj: Object | None) -> tuple[Any, ...]:
+    """Return what of a registration decides whether its control plane needs a default registration."""
+    metadata = (obj or {}).get("metadata", {})
+    paused = metadata.get("annotations", {}).get(PAUSED_ANNOTATION)
+    return (obj or {}).get("spec"), metadata.get("deletionTimestamp"), paused, _ready_reason(obj)
+
+
 def _has(obj: Object | None, condition: str) -> bool:
     return any(each["type"] == condition for each in (obj or {}).get("status", {}).get("conditions", ()))
 
@@ -339,10 +352,16 @@ class _EventRouter:
         names = {name for obj in seen for name in _field("spec", "controlPlaneRef", "name")(obj)}
         # One that was moved names another one already, and its instance may still be at the former.
         served = [self.stores.control_planes.by("uid", uid) for obj in seen for uid in _served(obj)]
+        changed = _wish(change.old) != _wish(change.new)
         for name in names | {obj["metadata"]["name"] for found in served for obj in found}:
+            if changed or _matters(change):
+                # One of them has each service, and the next one gets it at once.
+                self._registrations("control plane", name, but=change.key)
             control_plane = self.stores.control_planes.get(("", name))
-            # One that is being deleted waits for its registrations; another one makes its default registration anew.
-            if control_plane is not None and (change.new is None or "deletionTimestamp" in control_plane["metadata"]):
+            # One that is being deleted waits for its registrations; another one may need its default registration. That
+            # has the control plane's name, so its own changes make no difference until it goes.
+            default = change.new is None or (changed and change.key[1] != name)
+            if control_plane is not None and (default or "deletionTimestamp" in control_plane["metadata"]):
                 self.queues.control_planes.add(("", name))
 
     def namespace(self, change: Change) -> None:
@@ -380,6 +399,7 @@ class _EventRouter:
             self.queues.control_planes.add(("", name))
         return names
 
-    def _registrations(self, index: str, value: str) -> None:
+    def _registrations(self, index: str, value: str, *, but: Key | None = None) -> None:
         for obj in self.stores.registrations.by(index, value):
-            self.queues.registrations.add(("", obj["metadata"]["name"]))
+            if key_of(obj) != but:
+                self.queues.registrations.add(key_of(obj))

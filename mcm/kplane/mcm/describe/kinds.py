@@ -18,7 +18,7 @@ from kplane.provider import Cluster
 from kplane.provider.providers.kplane import SERVICES_ATTRIBUTE
 from kplane.workloads import Address, Component
 
-__all__ = ["SERVICES", "InstanceKind", "fingerprint", "instance_kinds"]
+__all__ = ["SERVICES", "InstanceKind", "fingerprint", "instance_kinds", "services_of"]
 
 SERVICES = frozenset({Service.CONTROLLERS, Service.SCHEDULER})
 """Those that mcm provides."""
@@ -85,6 +85,11 @@ def instance_kinds(cluster: Cluster) -> tuple[InstanceKind, ...]:
     wanted = cluster.attributes.get(SERVICES_ATTRIBUTE, "").lower().split(",")
     found = tuple(each for each in InstanceKind if each.name.lower() in wanted)
     return found or (InstanceKind.CONTROLLERS,)
+
+
+def services_of(cluster: Cluster) -> list[str]:
+    """List the services that run for a cluster, as registrations call them."""
+    return [each.name.title() for each in instance_kinds(cluster)]
 
 
 def fingerprint(components: Iterable[Component]) -> str:

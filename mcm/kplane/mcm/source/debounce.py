@@ -13,7 +13,7 @@ from kplane.api import ControllersProfile
 from kplane.mcm.describe.controllers import controllers_named
 from kplane.mcm.describe.flags import NO_FLAGS, Flags
 from kplane.mcm.describe.keys import usable_keys
-from kplane.mcm.describe.kinds import instance_kinds
+from kplane.mcm.describe.kinds import instance_kinds, services_of
 from kplane.mcm.describe.programs import Programs
 from kplane.mcm.errors import McmError
 from kplane.provider import Cluster, ClusterNotFound, ClusterNotReady, Fleet, Provider
@@ -183,7 +183,7 @@ async def effective(cluster: Cluster, *, programs: Programs, flags: Flags = NO_F
     """
     attributes = dict(cluster.attributes)
     if attributes.get(SERVICES_ATTRIBUTE):
-        attributes[SERVICES_ATTRIBUTE] = ",".join(each.name.title() for each in instance_kinds(cluster))
+        attributes[SERVICES_ATTRIBUTE] = ",".join(services_of(cluster))
     if not (attributes.get(PROFILE_ATTRIBUTE) or controllers_named(cluster) or flags.controllers):
         attributes[PROFILE_ATTRIBUTE] = ControllersProfile.NODELESS
     compared = dict(attributes)

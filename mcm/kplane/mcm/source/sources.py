@@ -10,6 +10,7 @@ from typing import Any, Final
 from kplane.api import RegistrationMode
 from kplane.mcm.describe.kinds import SERVICES
 from kplane.mcm.errors import ConfigurationError
+from kplane.mcm.source.one_per_server import Age
 from kplane.provider import Client, Provider, ProviderError, Resource
 from kplane.provider.cache.selectors import parse_label_selector
 from kplane.provider.client.resources import DNS_SUBDOMAIN
@@ -56,6 +57,11 @@ class ClusterFeed:
     """Kind of the objects."""
     seen: Callable[[str], Mapping[str, Any] | None]
     """An object as it was last seen, by the name of its cluster."""
+
+    def age(self, name: str) -> Age:
+        """Return the age of an object; one that is not known is younger than all others."""
+        metadata = (self.seen(name) or {}).get("metadata", {})
+        return str(metadata.get("creationTimestamp", "~")), str(metadata.get("uid", name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

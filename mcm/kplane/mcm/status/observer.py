@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from kplane.api import RegistrationMode
+from kplane.mcm.describe.kinds import services_of
 from kplane.mcm.errors import RegistrationWithdrawn
 from kplane.mcm.reasons import Reason
 from kplane.provider import Cluster
@@ -49,7 +50,8 @@ class NullReporter:
         """See `InstanceObserver.announce`."""
         if self._registration is not None:
             uid = cluster.attributes.get(UID_ATTRIBUTE, "")
-            check_wanted(cluster.name, self._registration(cluster.name), uid=uid, mode=self._mode)
+            registration = self._registration(cluster.name)
+            check_wanted(cluster.name, registration, uid=uid, services=services_of(cluster), mode=self._mode)
 
     def update(self, name: str, reason: Reason, *, message: str = "") -> None:
         """See `InstanceObserver.update`."""
@@ -61,15 +63,21 @@ class NullReporter:
         """See `InstanceObserver.end`."""
 
 
-def check_wanted(name: str, registration: Object | None, *, uid: str, mode: RegistrationMode) -> None:
+def check_wanted(
+    name: str, registration: Object | None, *, uid: str, services: Sequence[str], mode: RegistrationMode
+) -> None:
     """Raise RegistrationWithdrawn where a registration wants no instance for a control plane, as it was last seen.
 
-    So it does where it wants none of this mode, or has one of the other.
+    So it does where it wants none of this mode, has one of the other, or does not want one of the services.
     """
     if not wants_instance(registration, uid=uid, mode=mode):
         raise RegistrationWithdrawn(f"registration {name} wants no instance for control plane {uid} any more")
     if registration is not None and is_occupied(registration, mode=mode):
         raise RegistrationWithdrawn(f"registration {name} has an instance of the other mode, which has not ended yet")
+    asked = ((registration or {}).get("status") or {}).get("services") or services
+    if gone := set(services) - set(asked):
+        # Another registration may have got it.
+        raise RegistrationWithdrawn(f"registration {name} does not ask for {' and '.join(sorted(gone))} any more")
 
 
 def wants_instance(registration: Object | None, *, uid: str, mode: RegistrationMode) -> bool:

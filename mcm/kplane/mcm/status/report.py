@@ -34,7 +34,7 @@ class Report:
     reason: Reason
     message: str = ""
     """Empty: the sentence that goes with the reason."""
-    instance: Mapping[str, str] | None = None
+    instance: Mapping[str, Any] | None = None
     """`status.instance`; None if there is none, and none is about to start."""
 
     @property
@@ -93,8 +93,8 @@ def _condition(registration: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((found for found in conditions if found.get("type") == RUNNING), {})
 
 
-def _pairs(instance: Mapping[str, str] | None) -> tuple[tuple[str, str], ...] | None:
-    return tuple(sorted(instance.items())) if instance is not None else None
+def _pairs(instance: Mapping[str, Any] | None) -> tuple[tuple[str, str], ...] | None:
+    return tuple(sorted((name, str(value)) for name, value in instance.items())) if instance is not None else None
 
 
 class Summary(NamedTuple):

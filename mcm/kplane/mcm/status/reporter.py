@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from kplane.api import RegistrationMode
-from kplane.mcm.describe.kinds import instance_kinds
+from kplane.mcm.describe.kinds import instance_kinds, services_of
 from kplane.mcm.errors import NotAnnounced, RegistrationWithdrawn
 from kplane.mcm.reasons import Reason
 from kplane.mcm.status.observer import Object, check_wanted, wants_instance
@@ -48,7 +48,7 @@ class _Subject:
         self.lock = asyncio.Lock()
         self.live: Report | None = None
         """Of the instance that is there, or about to start."""
-        self.announced: Mapping[str, str] | None = None
+        self.announced: Mapping[str, Any] | None = None
         self.failure = ""
         """Why it cannot start, for the control plane with uid `failed_for`."""
         self.failed_for = ""
@@ -133,10 +133,12 @@ class StatusReporter:
         mode; NotAnnounced if it is not known to say so, and has to.
         """
         name, uid = cluster.name, cluster.attributes.get(UID_ATTRIBUTE, "")
-        self._check_wanted(name, uid=uid)
+        services = services_of(cluster)
+        self._check_wanted(name, uid=uid, services=services)
         subject = self._subject(name)
         version = version or self._version
         subject.announced = {
+            "services": services,
             **({"controlPlaneUID": uid} if uid else {}),
             **({"version": version} if version is not None else {}),
             **({"mode": self._mode} if self._mode is RegistrationMode.DEDICATED else {}),
@@ -145,10 +147,10 @@ class StatusReporter:
         message = subject.failure or f"{instance_kinds(cluster)[0].program} is starting"
         subject.live = Report(reason=reason, message=message, instance=subject.announced)
         if await self._write_announcement(name):
-            self._check_wanted(name, uid=uid)
+            self._check_wanted(name, uid=uid, services=services)
 
-    def _check_wanted(self, name: str, *, uid: str) -> None:
-        check_wanted(name, self._latest(name), uid=uid, mode=self._mode)
+    def _check_wanted(self, name: str, *, uid: str, services: Sequence[str]) -> None:
+        check_wanted(name, self._latest(name), uid=uid, services=services, mode=self._mode)
 
     async def _write_announcement(self, name: str) -> bool:
         """Have the registration say it, as an answer to what it says now; whether it does."""
@@ -336,9 +338,9 @@ def _until(subject: _Subject, wanted: Report | None, *, registration: Object, at
     return 0.0 if at_once else max(0.0, subject.not_before - now)
 
 
-def _announces(registration: Object, instance: Mapping[str, str]) -> bool:
+def _announces(registration: Object, instance: Mapping[str, Any]) -> bool:
     said = transition_of(registration)
-    return said is not None and said[0][2] == tuple(sorted(instance.items()))
+    return said is not None and said[0][2] == Report(reason=Reason.ENDED, instance=instance).transition[2]
 
 
 def _version(registration: Object) -> int:

@@ -1,0 +1,186 @@
+"""Several registrations of one control plane: each service is one's, and is handed over when nothing of it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from kplane.api.names import ALLOW_REGISTRATION_LABEL
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
+from kplane.provider import Event, Informer
+from kplane.provider.client.resources import SECRETS
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
+
+Adopt = Callable[..., Awaitable[dict[str, Any]]]
+REGISTRATION = "ControlPlaneRegistration"
+
+
+async def register(field: Any, *names: str, control_plane: str, **spec: Any) -> list[str]:
+    """Create registrations at once, and return their names by age."""
+    asked = {"services": ["Controllers"], "controlPlaneRef": {"name": control_plane}, **spec}
+    made = await asyncio.gather(*(field.create(REGISTRATION, name, **asked) for name in names))
+    ages = {found["metadata"]["name"]: _age(found) for found in made}
+    return sorted(names, key=lambda name: ages[name])
+
+
+def _age(found: dict[str, Any]) -> tuple[str, str]:
+    return found["metadata"]["creationTimestamp"], found["metadata"]["uid"]
+
+
+async def register_later(field: Any, name: str, *, than: str, control_plane: str) -> None:
+    """Create a registration that is younger than another one: creation times have seconds."""
+    elder = (await field.get(REGISTRATION, than))["metadata"]["creationTimestamp"]
+    await register(field, name, control_plane=control_plane)
+    while (await field.get(REGISTRATION, name))["metadata"]["creationTimestamp"] == elder:
+        await field.client.delete(CONTROL_PLANE_REGISTRATIONS, name)
+        await field.gone(CONTROL_PLANE_REGISTRATIONS, name)
+        await register(field, name, control_plane=control_plane)
+
+
+async def message(field: Any, name: str) -> str:
+    conditions = (await field.get(REGISTRATION, name))["status"]["conditions"]
+    return next(str(found["message"]) for found in conditions if found["type"] == "Ready")
+
+
+async def say(field: Any, name: str, **status: Any) -> None:
+    """Write what mcm would of the instance of a registration."""
+    body = {"metadata": {"name": name}, "status": status}
+    await field.client.apply(CONTROL_PLANE_REGISTRATIONS, body, subresource="status", field_manager="mcm")
+
+
+async def announce(field: Any, name: str) -> None:
+    uid = (await field.get(REGISTRATION, name))["status"]["controlPlaneUID"]
+    await say(field, name, instance={"controlPlaneUID": uid, "services": ["Controllers"]})
+
+
+@contextlib.asynccontextmanager
+async def ready_at_once(field: Any, names: list[str]) -> AsyncIterator[list[set[str]]]:
+    """Note, for each change of any registration, which of these are ready then."""
+    history: list[set[str]] = [set()]
+
+    def note(event: Event) -> None:
+        if event.name not in names:
+            return
+        ready = event.kind != "DELETED" and (event.object.get("status") or {}).get("ready") is True
+        history.append(history[-1] | {event.name} if ready else history[-1] - {event.name})
+
+    mirror = Informer(field.client, CONTROL_PLANE_REGISTRATIONS)
+    task = asyncio.create_task(mirror.run(note))
+    try:
+        await mirror.synced.wait()
+        yield history
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_the_oldest_one_has_the_service_and_the_next_one_takes_over(field: Any, adopt: Adopt) -> None:
+    await adopt("claimed")
+    names = [f"claimed-{letter}" for letter in "abcd"]
+    async with ready_at_once(field, names) as history:
+        # In whatever order they are looked at, and all at once.
+        by_age = await register(field, *names, control_plane="claimed")
+        while by_age:
+            holder, waiting = by_age[0], by_age[1:]
+            await field.becomes(REGISTRATION, holder, "Resolved")
+            await announce(field, holder)
+            for name in waiting:
+                await field.becomes(REGISTRATION, name, "ServiceTaken")
+                assert f"registration {holder}, which is older, has Controllers" in await message(field, name)
+            await field.client.delete(CONTROL_PLANE_REGISTRATIONS, holder)
+            if waiting:
+                # It goes when mcm has confirmed the end of its instance, and until then nothing begins.
+                still = f"registration {holder} runs Controllers for control plane claimed still"
+                await field.eventually(lambda name=waiting[0]: message(field, name), lambda told, it=still: it in told)
+            assert (await field.get(REGISTRATION, holder))["metadata"]["deletionTimestamp"]
+            await say(field, holder)
+            await field.gone(CONTROL_PLANE_REGISTRATIONS, holder)
+            by_age = waiting
+    assert max(map(len, history)) == 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"services": []}, {"controlPlaneRef": {"name": "elsewhere"}}], ids=["asks for nothing", "moves"]
+)
+async def test_one_that_leaves_hands_over_when_its_instance_has_ended(
+    field: Any, adopt: Adopt, change: dict[str, Any]
+) -> None:
+    await adopt("left")
+    elder, younger = await register(field, "left-a", "left-b", control_plane="left")
+    await field.becomes(REGISTRATION, elder, "Resolved")
+    await announce(field, elder)
+    await field.becomes(REGISTRATION, younger, "ServiceTaken")
+    await field.client.patch(CONTROL_PLANE_REGISTRATIONS, elder, {"spec": change})
+    await field.eventually(lambda: message(field, younger), lambda told: "still; wait until that has ended" in told)
+    assert (await field.get(REGISTRATION, younger))["status"]["ready"] is False
+    await say(field, elder)
+    await field.becomes(REGISTRATION, younger, "Resolved")
+    # It comes back, and is the oldest one.
+    await announce(field, younger)
+    back = {"services": ["Controllers"], "controlPlaneRef": {"name": "left"}}
+    await field.client.patch(CONTROL_PLANE_REGISTRATIONS, elder, {"spec": back})
+    await field.becomes(REGISTRATION, younger, "ServiceTaken")
+    await field.becomes(REGISTRATION, elder, "ServiceTaken")
+    await say(field, younger)
+    await field.becomes(REGISTRATION, elder, "Resolved")
+    for name in (elder, younger):
+        await field.client.delete(CONTROL_PLANE_REGISTRATIONS, name)
+
+
+async def test_one_that_may_not_use_its_secret_keeps_the_service_from_nobody(field: Any, adopt: Adopt) -> None:
+    """Else anybody who may write registrations, and read no Secret, could have a tenant without controllers."""
+    await field.client.apply(
+        SECRETS, {"metadata": {"name": "theirs", "namespace": "default", "labels": {}}, "data": {"kubeconfig": "e30="}}
+    )
+    secret = {"name": "theirs", "namespace": "default"}
+    await register(field, "theirs", control_plane="targeted", kubeconfigSecretRef=secret)
+    await register_later(field, "owners", than="theirs", control_plane="targeted")
+    await adopt("targeted")
+    await field.becomes(REGISTRATION, "theirs", "SecretNotAllowed")
+    await field.becomes(REGISTRATION, "owners", "Resolved")
+
+    # Allowed by whom the Secret belongs to, it is one like any other.
+    allowed = {"metadata": {"labels": {ALLOW_REGISTRATION_LABEL: "true"}}}
+    await field.client.patch(SECRETS, "theirs", allowed, namespace="default")
+    await field.becomes(REGISTRATION, "owners", "ServiceTaken")
+    await field.becomes(REGISTRATION, "theirs", "Resolved")
+    await field.client.delete(SECRETS, "theirs", namespace="default")
+    await field.becomes(REGISTRATION, "theirs", "SecretNotFound")
+    await field.becomes(REGISTRATION, "owners", "Resolved")
+    for name in ("theirs", "owners"):
+        await field.client.delete(CONTROL_PLANE_REGISTRATIONS, name)
+
+
+async def test_a_class_registers_nobody_who_is_registered_by_another_name(field: Any, adopt: Adopt) -> None:
+    async def registered() -> set[str]:
+        found = (await field.client.list(CONTROL_PLANE_REGISTRATIONS)).items
+        return {item["metadata"]["name"] for item in found if item["spec"]["controlPlaneRef"]["name"] == "served"}
+
+    await field.create("ControlPlaneClass", "serving", defaultServices=["Controllers"])
+    await register(field, "by-hand", control_plane="served")
+    await adopt("served", classRef={"name": "serving"})
+    await field.becomes(REGISTRATION, "by-hand", "Resolved")
+    await field.becomes("ControlPlane", "served", "Reconciled")
+    assert await registered() == {"by-hand"}
+    # It serves another one from now on, or none.
+    await field.client.patch(CONTROL_PLANE_REGISTRATIONS, "by-hand", {"spec": {"controlPlaneRef": {"name": "none"}}})
+    await field.becomes(REGISTRATION, "served", "Resolved")
+    await register_later(field, "by-hand-again", than="served", control_plane="served")
+    await field.becomes(REGISTRATION, "by-hand-again", "ServiceTaken")
+    assert "registration served, which is older" in await message(field, "by-hand-again")
+    # Without the default one it is registered all the same, so that is not made anew.
+    await field.client.delete(CONTROL_PLANE_REGISTRATIONS, "served")
+    await field.becomes(REGISTRATION, "by-hand-again", "Resolved")
+    await field.client.patch(CONTROL_PLANES, "served", {"metadata": {"labels": {"looked": "again"}}})
+    await field.becomes("ControlPlane", "served", "Reconciled")
+    assert await registered() == {"by-hand-again"}
+    # A deletion waits for no default registration that was not needed.
+    await field.client.delete(CONTROL_PLANES, "served")
+    await field.gone(CONTROL_PLANES, "served", timeout=25.0)
+    for name in ("by-hand", "by-hand-again"):
+        await field.client.delete(CONTROL_PLANE_REGISTRATIONS, name)

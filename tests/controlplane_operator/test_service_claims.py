@@ -1,0 +1,203 @@
+"""Which registration has a service of a control plane: decided by the set of registrations, in whatever order it is."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kplane.api import ControlPlane, ControlPlaneClass, ControlPlaneRegistration, Service
+from kplane.api.names import PAUSED_ANNOTATION
+from kplane.controlplane_operator.registrations.service_claims import (
+    ServiceClaim,
+    check_services,
+    default_services,
+    holders,
+    may_run,
+)
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.partial import PartialRegistration
+from kplane.controlplane_operator.watch.event_routing import Stores
+
+_BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@st.composite
+def claims(draw: st.DrawFn) -> list[ServiceClaim]:
+    uids = draw(st.lists(st.text("abc", min_size=1, max_size=3), unique=True, max_size=8))
+    return [
+        ServiceClaim(
+            f"registration-{uid}",
+            uid,
+            # Several in one second, as `kubectl apply -f` creates them.
+            _BEGIN + timedelta(seconds=draw(st.integers(0, 3))),
+            draw(st.frozensets(st.sampled_from(Service))),
+        )
+        for uid in uids
+    ]
+
+
+@given(claims(), st.randoms())
+def test_the_order_in_which_they_are_seen_makes_no_difference(given_claims: list[ServiceClaim], random: Any) -> None:
+    shuffled = list(given_claims)
+    random.shuffle(shuffled)
+    assert holders(shuffled) == holders(given_claims)
+
+
+@given(claims())
+def test_each_has_all_its_services_or_an_older_one_has_one_of_them(given_claims: list[ServiceClaim]) -> None:
+    held = holders(given_claims)
+    for claim in given_claims:
+        mine = {service for service, holder in held.items() if holder == claim}
+        assert mine in (set(), set(claim.services))
+        if mine != claim.services:
+            assert any(held[service].age < claim.age for service in claim.services & held.keys())
+
+
+@given(claims())
+def test_the_oldest_one_has_what_it_asks_for(given_claims: list[ServiceClaim]) -> None:
+    if given_claims:
+        oldest = min(given_claims, key=lambda each: (each.created, each.uid))
+        assert all(holders(given_claims)[service] == oldest for service in oldest.services)
+
+
+@given(claims())
+def test_one_that_has_nothing_and_one_that_is_younger_take_nothing_from_anybody(
+    given_claims: list[ServiceClaim],
+) -> None:
+    held = holders(given_claims)
+    for claim in given_claims:
+        without = holders(each for each in given_claims if each != claim)
+        if claim not in held.values():
+            assert without == held
+        older = [each for each in given_claims if each.age < claim.age]
+        assert holders(older).items() <= holders([*older, claim]).items()
+
+
+def registration(
+    name: str, *, created: int = 0, asks: tuple[str, ...] = ("Controllers",), **fields: Any
+) -> dict[str, Any]:
+    metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": "1"}
+    metadata["creationTimestamp"] = (_BEGIN + timedelta(seconds=created)).isoformat()
+    spec = {"controlPlaneRef": {"name": "cp"}, "services": list(asks), **fields.pop("spec", {})}
+    return {"metadata": metadata | fields.pop("metadata", {}), "spec": spec, "status": fields}
+
+
+def refusal(own: dict[str, Any], *others: dict[str, Any], claiming: bool = True) -> str:
+    """Return why a registration may not run beside others; empty if it may."""
+    claimed = [ControlPlaneRegistration.model_validate(obj) for obj in others] if claiming else []
+    try:
+        check_services(
+            ControlPlaneRegistration.model_validate(own),
+            control_plane_uid="uid-cp",
+            claims=[ServiceClaim.of(each, services=each.spec.services) for each in claimed],
+            others=[PartialRegistration.of(obj) for obj in (own, *others)],
+        )
+    except ConditionError as error:
+        return f"{error.reason}: {error.message}"
+    return ""
+
+
+RESOLVED = {"ready": True, "controlPlaneUID": "uid-cp", "services": ["Controllers"]}
+
+
+def test_the_younger_one_is_told_who_has_the_service_and_what_to_do() -> None:
+    elder, younger = registration("elder"), registration("younger", created=1)
+    assert refusal(elder, younger) == ""
+    said = refusal(younger, elder)
+    assert said == (
+        "ServiceTaken: registration elder, which is older, has Controllers of control plane cp; delete one of the two,"
+        " or remove Controllers from spec.services of one"
+    )
+    assert refusal(registration("other", created=2, asks=("Scheduler",)), elder, younger) == ""
+
+
+def test_one_that_waits_for_one_service_keeps_no_other_from_anybody() -> None:
+    first = registration("first")
+    waiting = registration("waiting", created=1, asks=("Controllers", "Scheduler"))
+    last = registration("last", created=2, asks=("Scheduler",))
+    assert "registration first" in refusal(waiting, first, last)
+    assert refusal(last, first, waiting) == ""
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        RESOLVED,
+        {"instance": {"controlPlaneUID": "uid-cp", "services": ["Controllers"]}},
+        # Of an mcm that does not say what it runs.
+        {"instance": {"controlPlaneUID": "uid-cp"}},
+    ],
+)
+def test_the_next_one_waits_until_the_former_one_has_ended(left: dict[str, Any]) -> None:
+    former, following = registration("former", created=1, **left), registration("following")
+    assert refusal(following, former, claiming=False) == (
+        "ServiceTaken: registration former runs Controllers for control plane cp still; wait until that has ended"
+    )
+    paused = {"annotations": {PAUSED_ANNOTATION: "true"}}
+    former["metadata"] |= paused
+    assert refusal(following, former, claiming=False).endswith("is paused; remove that annotation")
+    for over in ({}, {"instance": {"controlPlaneUID": "uid-another"}}, RESOLVED | {"controlPlaneUID": "uid-another"}):
+        assert refusal(following, registration("former", created=1, **over), claiming=False) == ""
+    scheduler = {"instance": {"controlPlaneUID": "uid-cp", "services": ["Scheduler"]}}
+    assert refusal(following, registration("former", created=1, **scheduler), claiming=False) == ""
+
+
+def test_one_that_runs_does_not_end_for_a_younger_one_that_an_earlier_operator_let_run() -> None:
+    elder = registration("elder", **RESOLVED)
+    younger = registration("younger", created=1, **RESOLVED)
+    assert refusal(elder, younger) == ""
+    assert refusal(younger, elder) != ""
+
+
+def test_what_may_run_is_what_status_or_instance_say() -> None:
+    both = PartialRegistration.of(
+        registration("any", **RESOLVED, instance={"controlPlaneUID": "uid-cp", "services": ["Scheduler"]})
+    )
+    assert may_run(both, control_plane_uid="uid-cp") == {Service.CONTROLLERS, Service.SCHEDULER}
+    assert may_run(both, control_plane_uid="uid-another") == frozenset()
+
+
+def condition(reason: str) -> dict[str, Any]:
+    since = "2026-01-01T00:00:00Z"
+    told = {"type": "Ready", "status": "False", "reason": reason, "message": "", "lastTransitionTime": since}
+    return {"conditions": [told]}
+
+
+@pytest.mark.parametrize(
+    ("present", "wanted"),
+    [
+        ([], ["Controllers", "Scheduler"]),
+        ([registration("mine")], ["Scheduler"]),
+        ([registration("mine", asks=("Controllers", "Scheduler"))], []),
+        ([registration("mine", asks=())], ["Controllers", "Scheduler"]),
+        # Waiting for the control plane, it will provide the service.
+        ([registration("mine", **condition("EndpointPending"))], ["Scheduler"]),
+        ([registration("mine", **condition("ServiceTaken")), registration("other")], ["Scheduler"]),
+        # Nobody is kept from having controllers by what is refused, or goes.
+        ([registration("mine", **condition("SecretNotAllowed"))], ["Controllers", "Scheduler"]),
+        ([registration("mine", **condition("EndpointPending"), spec={"endpointRef": {"name": "never"}})], None),
+        ([registration("mine", metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"})], None),
+        ([registration("mine", metadata={"annotations": {PAUSED_ANNOTATION: "true"}})], None),
+        ([registration("mine", metadata={"annotations": {PAUSED_ANNOTATION: "true"}}, **RESOLVED)], ["Scheduler"]),
+        ([registration("mine", spec={"controlPlaneRef": {"name": "another"}})], None),
+        ([registration("mine", spec={"mode": "Unheard"})], None),
+    ],
+)
+def test_a_default_registration_has_what_no_other_one_provides(
+    present: list[dict[str, Any]], wanted: list[str] | None
+) -> None:
+    stores = Stores()
+    for obj in present:
+        stores.registrations.apply(obj)
+    found = default_services(
+        ControlPlane.model_validate({"metadata": {"name": "cp", "uid": "uid-cp"}, "spec": {}}),
+        chosen=ControlPlaneClass.model_validate(
+            {"metadata": {"name": "any"}, "spec": {"defaultServices": ["Controllers", "Scheduler"]}}
+        ),
+        stores=stores,
+    )
+    assert found == (["Controllers", "Scheduler"] if wanted is None else wanted)
