@@ -57,7 +57,16 @@ async def _end(client: Client, namespace: dict[str, Any], *, due: Due | None) ->
     with contextlib.suppress(ProviderError):  # its own controller may be first
         while due is not None and not await due(namespace):  # noqa: ASYNC110 - a few times in a test
             await asyncio.sleep(0.02)
-        for resource in _CONTENT:
-            await client.request("DELETE", resource.path(namespace=name))
+        while not await _emptied(client, name):  # noqa: ASYNC110 - finalizers hold what is in it
+            await asyncio.sleep(0.05)
         body = {**namespace, "spec": {"finalizers": []}}
         await client.request("PUT", f"/api/v1/namespaces/{name}/finalize", body=body)
+
+
+async def _emptied(client: Client, name: str) -> bool:
+    """Delete everything in a namespace; returns whether nothing is left."""
+    left = 0
+    for resource in _CONTENT:
+        await client.request("DELETE", resource.path(namespace=name))
+        left += len((await client.list(resource, namespace=name)).items)
+    return not left

@@ -13,11 +13,12 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from kplane.api.names import CONTROL_PLANE_LABEL
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.data import Template
 from kplane.provider import Client, ClusterConfig
-from kplane.provider.client.resources import NAMESPACES
+from kplane.provider.client.resources import NAMESPACES, VALIDATING_ADMISSION_POLICY_BINDINGS
 from kplane.workloads import ProcessRuntime
 
 from .reset import reset_api_server
@@ -25,12 +26,33 @@ from .tenants import SharedEtcd, Tenant, delete_all, start_api_server, start_etc
 
 if TYPE_CHECKING:
     from kplane.binaries.programs import Binaries
+    from kplane.embedded.handle import Handle
 
 Answering = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Eventually = Callable[..., Awaitable[Any]]
 
 _SYSTEM_NAMESPACES = {"default", "kube-system", "kube-public", "kube-node-lease"}
 _numbers = itertools.count(1)
+
+
+_GUARD = "kplane-controlplanes"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def unguarded(api_server: Handle, eventually: Eventually) -> AsyncIterator[None]:
+    """A cluster without the admission policy by which only the operator deletes namespaces of control planes."""
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+        binding = await client.get(VALIDATING_ADMISSION_POLICY_BINDINGS, _GUARD)
+        await client.delete(VALIDATING_ADMISSION_POLICY_BINDINGS, _GUARD)
+        try:
+            probe = f"kplane-cp-unguarded-{next(_numbers)}"
+            labels = {CONTROL_PLANE_LABEL: "unguarded"}
+            await client.create(NAMESPACES, {"metadata": {"name": probe, "labels": labels}})
+            await eventually(lambda: client.delete(NAMESPACES, probe))
+            yield
+        finally:
+            body = {"metadata": {"name": _GUARD}, "spec": binding["spec"]}
+            await client.create(VALIDATING_ADMISSION_POLICY_BINDINGS, body)
 
 
 @pytest.fixture

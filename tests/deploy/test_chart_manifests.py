@@ -160,6 +160,21 @@ def test_rights_are_the_same_with_and_without_helm(chart: Any, plain: str, insta
     assert found["metadata"].get("namespace") == role["metadata"].get("namespace")
 
 
+def test_control_planes_are_protected_alike_with_and_without_helm(chart: Any) -> None:
+    plain = {item["kind"]: item for item in rbac_manifests() if "AdmissionPolicy" in item["kind"]}
+    (installed,) = ({kind: chart.render().one(kind, "kplane-controlplanes") for kind in plain},)
+    own = {"controlplane-operator": plain, "kplane-operator": installed}
+    specs = [
+        json.dumps({kind: item["spec"] for kind, item in found.items()}).replace(
+            f"system:serviceaccount:kplane-system:{account}", "the operator"
+        )
+        for account, found in own.items()
+    ]
+    assert len(plain) == 2
+    assert "the operator" in specs[0]
+    assert specs[0] == specs[1]
+
+
 def test_there_are_no_other_roles(chart: Any, values_file: Path) -> None:
     rendered = chart.render(values_file)
     roles = rendered.names("ClusterRole") + rendered.names("Role")

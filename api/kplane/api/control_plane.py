@@ -246,6 +246,8 @@ class ControlPlaneStatus(ApiModel):
     """The address, of an API server that kplane does not run, that is the control plane's own: written before anything
     is made there, and refused to others as long as it is here or in `endpoint`.
     """
+    namespace_uid: Annotated[str, StringConstraints(max_length=64)] | None = Field(default=None, alias="namespaceUID")
+    """The uid of the control plane's namespace. The operator takes over no other namespace of that name."""
     deletion_policy: DeletionPolicy | None = None
     """The policy in force, remembered so that a deletion keeps to it where the class is gone by then."""
     remembered_class: RememberedClass | None = None

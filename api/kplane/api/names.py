@@ -24,7 +24,9 @@ __all__ = [
     "KUBECONFIG_EXTERNAL_KEY",
     "KUBECONFIG_KEY",
     "MODE_ANNOTATION",
+    "NAMESPACE_TOKEN_ANNOTATION",
     "PAUSED_ANNOTATION",
+    "PROTECTION_FINALIZER",
     "REGISTRATION_LABEL",
     "RETAINED_LABEL",
     "RETAINED_UID_ANNOTATION",
@@ -35,6 +37,7 @@ __all__ = [
     "kubeconfig_secret_name",
     "label_value",
     "management_namespace",
+    "saved_keys_name",
 ]
 
 GROUP: Final = "controlplane.kplane.dev"
@@ -42,6 +45,9 @@ VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 
 FINALIZER: Final = f"{GROUP}/finalizer"
+
+PROTECTION_FINALIZER: Final = f"{GROUP}/protected"
+"""On the keys and on the data volume of a control plane: only the operator deletes them, with the control plane."""
 
 CONTROL_PLANE_LABEL: Final = f"{GROUP}/name"
 """On everything in the management cluster that belongs to a control plane; its value is `label_value(name)`."""
@@ -75,6 +81,9 @@ ADOPTION_TOKEN_ANNOTATION: Final = f"{GROUP}/adoption-token"
 
 ADOPT_ANNOTATION: Final = f"{GROUP}/adopt"
 """On a control plane: the `ADOPTION_TOKEN_ANNOTATION` of the namespace whose keys and data it is to take over."""
+
+NAMESPACE_TOKEN_ANNOTATION: Final = f"{GROUP}/namespace-token"
+"""On a management namespace that the operator made anew: the secret by which the operator knows it again."""
 
 BUNDLE_LABEL: Final = f"{GROUP}/addon"
 """`"true"` on a ConfigMap in the operator's namespace makes it an add-on that classes can name."""
@@ -122,6 +131,11 @@ def kubeconfig_secret_name(name: str) -> str:
 def controllers_secret_name(name: str) -> str:
     """Name of the Secret with what controllers of a control plane need."""
     return _label("controlplane-{}-controllers", "cp-{}-controllers", name=name)
+
+
+def saved_keys_name(uid: str) -> str:
+    """Name of the Secret, in the operator's namespace, with the keys of a control plane whose namespace was deleted."""
+    return f"kplane-saved-keys-{uid}"
 
 
 def label_value(name: str) -> str:

@@ -147,6 +147,7 @@ def _context(client: Client, settings: OperatorConfig) -> OperatorContext:
         status=StatusWriter(client, events=events),
         events=events,
         access=access,
+        namespace=settings.namespace,
     )
 
 
@@ -183,7 +184,7 @@ class _Assembly:
         )
         identities = McmIdentities(context.client)
         self._mcms = DedicatedMcms(runtime, identities=identities)
-        namespaces = ManagementNamespaces(context)
+        namespaces = ManagementNamespaces(context, remade=[context.access.forget, identities.forget])
         claims = AddressClaims(context.stores, address=provisioners.address)
         switch = EndpointSwitch(context.stores, queues=context.queues)
         control_planes = ControlPlaneReconciler(

@@ -25,6 +25,8 @@ class OperatorContext:
     status: StatusWriter
     events: Events
     access: Access
+    namespace: str = "kplane-system"
+    """The operator's own."""
     metrics: Metrics = field(default_factory=Metrics)
     connections: Connections = field(default_factory=Connections)
     """To control planes: many of them may be behind one address."""

@@ -138,6 +138,12 @@ class Access:
                     continue
             self._forget(uid, key)
 
+    def forget(self, namespace: str) -> None:
+        """Forget the grants in a namespace that was deleted, so that they are written again."""
+        for uid, held in list(self._granted.items()):
+            for key in [key for key in held if key[0] == namespace]:
+                self._forget(uid, key)
+
     def _forget(self, uid: str, key: Key) -> None:
         # A concurrent revoke or load may have been here first.
         held = self._granted.get(uid, {})

@@ -197,6 +197,11 @@ class Reason(StrEnum):
         _in(_READY, phase=_PENDING, waits=True),
     )
     NAMESPACE_CONFLICT = ("NamespaceConflict", "delete that namespace, or choose another name", _in(_READY))
+    NAMESPACE_DELETED = (
+        "NamespaceDeleted",
+        "wait; with a data volume, [secure it first](operate.md#a-namespace-that-was-deleted)",
+        _in(_READY, phase=_PROVISIONING, transient=True),
+    )
     PROVISIONING = (
         "Provisioning",
         "wait; the message says for what",

@@ -28,6 +28,8 @@ _RESOURCES: Final[Mapping[str, Resource]] = {
         resources.ROLE_BINDINGS,
         resources.CLUSTER_ROLES,
         resources.CLUSTER_ROLE_BINDINGS,
+        resources.VALIDATING_ADMISSION_POLICIES,
+        resources.VALIDATING_ADMISSION_POLICY_BINDINGS,
     )
 }
 _NAMESPACE: Final = {"metadata": {"name": "kplane-system"}}
@@ -40,11 +42,13 @@ def crd_manifests() -> list[dict[str, Any]]:
 
 
 def rbac_manifests(*, pods: bool = False) -> list[dict[str, Any]]:
-    """Return the namespace, the identities of both operators and their rights, in the order of creation.
+    """Return the namespace, the identities of both operators with their rights, and the policy for control planes.
 
-    With `pods`, the operator gets the rights to run components as pods, otherwise as processes.
+    They are in the order of creation. With `pods`, the operator gets the rights to run components as pods, otherwise as
+    processes.
     """
-    names = ("namespace.yaml", "operator.yaml", f"operator-{'pods' if pods else 'processes'}.yaml", "mcm.yaml")
+    runtime = "operator-pods.yaml" if pods else "operator-processes.yaml"
+    names = ("namespace.yaml", "operator.yaml", runtime, "mcm.yaml", "admissionpolicy.yaml")
     return [document for name in names for document in yaml.safe_load_all((_DATA / "rbac" / name).read_text())]
 
 

@@ -30,6 +30,11 @@ async def no_data(_: ControlPlane) -> bool:
     return False
 
 
+async def unprotect(client: Client) -> None:
+    body = {"metadata": {"finalizers": None}}
+    await client.patch(SECRETS, "control-plane-authorities", body, namespace=_NAMESPACE)
+
+
 async def test_keys_that_are_seen_to_go_late_are_not_used_again(api_server: Handle) -> None:
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
         events = Events(client)
@@ -47,10 +52,12 @@ async def test_keys_that_are_seen_to_go_late_are_not_used_again(api_server: Hand
             former = await keys.authorities(control_plane("former"), has_data=no_data)
 
             # The Secret has gone, and nothing has told the cache so yet.
+            await unprotect(client)
             with contextlib.suppress(NotFound):  # the garbage collector may have been first
                 await client.delete(SECRETS, "control-plane-authorities", namespace=_NAMESPACE)
             anew = await keys.authorities(control_plane("anew"), has_data=no_data)
             assert anew.client.certificate != former.client.certificate
             assert anew.service_account_key != former.service_account_key
         finally:
+            await unprotect(client)
             await client.delete(NAMESPACES, _NAMESPACE)

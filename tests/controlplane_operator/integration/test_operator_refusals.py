@@ -162,8 +162,7 @@ async def test_a_removal_that_is_refused_says_so_in_the_same_words(field: Any) -
     await field.create("ControlPlane", "refused-end")
     await field.becomes("ControlPlane", "refused-end", "Reconciled")
     async with refusing(field, SECRETS):
-        # Retain makes the controllers' Secret last, which is a change of it, where the keys are lost.
-        await field.client.delete(SECRETS, "control-plane-authorities", namespace="kplane-cp-refused-end")
+        # Retain takes the protection off the keys, which is a change of their Secret.
         await field.client.delete(CONTROL_PLANES, "refused-end")
 
         async def told() -> dict[str, Any]:

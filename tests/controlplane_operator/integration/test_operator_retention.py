@@ -183,4 +183,6 @@ async def test_a_namespace_that_only_looks_retained_is_neither_adopted_nor_delet
         await delete(field, name)
         assert (await field.client.get(NAMESPACES, f"kplane-cp-{name}"))["status"]["phase"] == "Active"
         assert await secrets(field, f"kplane-cp-{name}") == {}
-        await field.client.delete(NAMESPACES, f"kplane-cp-{name}")
+        async with Client(ClusterConfig.load(field.handle.operator_kubeconfig)) as operator:
+            # What has a label of kplane only the operator deletes.
+            await operator.delete(NAMESPACES, f"kplane-cp-{name}")

@@ -101,6 +101,8 @@ class Data:
         """What was taken down, by name."""
         self.shut_out_of: list[str] = []
         """Who lost access, by uid."""
+        self.released: list[str] = []
+        """Whose data may be deleted by others, by name."""
 
     def address(self, control_plane: ControlPlane) -> str | None:
         return etcd_address(control_plane.cluster_path)
@@ -113,6 +115,12 @@ class Data:
 
     async def shut_out(self, uid: str) -> None:
         self.shut_out_of.append(uid)
+
+    async def volume(self, control_plane: ControlPlane) -> str | None:
+        return None
+
+    async def unprotect(self, control_plane: ControlPlane) -> None:
+        self.released.append(control_plane.name)
 
     async def shut_down(self, control_plane: ControlPlane) -> None:
         self.removed.append(control_plane.name)
@@ -172,7 +180,7 @@ class Operator:
         """Do what is done for a control plane before its API server runs, and after."""
         control_plane = await self.look(name)
         await self.namespaces.check(control_plane)
-        await self.namespaces.ensure(control_plane, shut_out=self.data.shut_out)
+        await self.namespaces.ensure(control_plane, shut_out=self.data.shut_out, volume=self.data.volume)
 
         async def has_data(_: ControlPlane) -> bool:
             return False
@@ -192,7 +200,8 @@ class Operator:
 
 
 @pytest.fixture
-async def client(api_server: Handle, namespaces_go_at_once: Any) -> AsyncIterator[Mortal]:
+async def client(api_server: Handle, namespaces_go_at_once: Any, unguarded: None) -> AsyncIterator[Mortal]:
+    """A client of the administrator, who does here what the operator does: no policy tells them apart."""
     config = ClusterConfig.load(api_server.admin_kubeconfig)
     async with Client(config) as reader:
 
@@ -203,7 +212,7 @@ async def client(api_server: Handle, namespaces_go_at_once: Any) -> AsyncIterato
             except NotFound:
                 return True
             conditions = found.get("status", {}).get("conditions", ())
-            return any(condition["reason"] == "RemovingNamespace" for condition in conditions)
+            return any(condition["reason"] in {"RemovingNamespace", "NamespaceDeleted"} for condition in conditions)
 
         async with namespaces_go_at_once(config, due=waited_for), Mortal(config) as made:
             yield made

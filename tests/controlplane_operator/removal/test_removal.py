@@ -93,7 +93,7 @@ async def test_retain_leaves_nothing_where_no_keys_were_made(client: Mortal, spe
     await begin(client, name, policy="Retain", spec=spec)
     data = Data(kept=False)
     operator = Operator(client, data)
-    await operator.namespaces.ensure(await operator.look(name), shut_out=data.shut_out)
+    await operator.namespaces.ensure(await operator.look(name), shut_out=data.shut_out, volume=data.volume)
     await client.delete(CONTROL_PLANES, name)
     await remove_all(operator, name)
 
@@ -107,6 +107,7 @@ async def test_data_whose_keys_somebody_deleted_are_retained(client: Mortal, *, 
     await operator.make(name)
     if published:
         await client.patch(CONTROL_PLANES, name, {"status": {"endpoint": "https://127.0.0.1:9"}}, subresource="status")
+    await client.patch(SECRETS, AUTHORITIES, {"metadata": {"finalizers": None}}, namespace=namespace)
     await client.delete(SECRETS, AUTHORITIES, namespace=namespace)
     await client.delete(CONTROL_PLANES, name)
     await operator.remove(name)

@@ -238,7 +238,7 @@ async def test_an_operator_that_dies_at_any_write_never_overtakes_an_instance(cl
         while not await gone(client, name):
             await Operator(client, data).remove(name)
 
-    # Six steps, a namespace, a finalizer.
-    assert await dying_at_every_write(client, remove) == 16
+    # Six steps, the protection of the keys, a namespace, a finalizer.
+    assert await dying_at_every_write(client, remove) == 18
     assert not data.kept
     await client.delete(CONTROL_PLANE_REGISTRATIONS, name)

@@ -56,8 +56,8 @@ async def test_retain_and_adoption_survive_death_at_every_write(client: Mortal, 
             if await gone(client, name):
                 assert namespace["annotations"][f"{_GROUP}/retained-uid"] == uid
 
-    # Three steps, a record, three Secrets, a finalizer.
-    assert await dying_at_every_write(client, remove) == 16
+    # Three steps, a record, three Secrets, the protection of the keys, a finalizer.
+    assert await dying_at_every_write(client, remove) == 18
     assert data.kept
     left = (await client.list(SECRETS, namespace=f"kplane-cp-{name}")).items
     assert [item["metadata"]["name"] for item in left] == [AUTHORITIES]
@@ -79,6 +79,6 @@ async def test_retain_and_adoption_survive_death_at_every_write(client: Mortal, 
     assert f"{_GROUP}/adoption-token" not in (await record_of(client, name))["annotations"]
 
     await client.delete(CONTROL_PLANES, name)
-    # Five steps, a namespace, a finalizer.
-    assert await dying_at_every_write(client, lambda: remove_all(Operator(client, data), name)) == 14
+    # Five steps, the protection of the keys, a namespace, a finalizer.
+    assert await dying_at_every_write(client, lambda: remove_all(Operator(client, data), name)) == 16
     assert not data.kept

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from kplane.embedded.errors import KubectlFailed
 from kplane.embedded.handle import Handle
 from kplane.embedded.kubectl import Kubectl
 from kplane.provider import ApiError, Client, ClusterConfig
@@ -210,7 +211,18 @@ async def applied(kube: Kubectl, objects: list[dict[str, Any]]) -> AsyncIterator
     try:
         yield
     finally:
+        async with asyncio.timeout(60):
+            # The policies go first, and they refuse the deletion of the namespaces until that is known.
+            while not await deleted(kube, manifest):
+                pass
+
+
+async def deleted(kube: Kubectl, manifest: str) -> bool:
+    try:
         await kube.run("delete", "-f", "-", "--wait=false", "--ignore-not-found", stdin=manifest)
+    except KubectlFailed:
+        return False
+    return True
 
 
 def parts(chart: Any, kinds: set[str]) -> list[dict[str, Any]]:
@@ -250,7 +262,7 @@ async def tokens(chart: Any, api_server: Handle) -> AsyncIterator[dict[str, str]
             "spec": {"controlPlaneRef": {"name": "access"}, "services": ["Controllers"]},
         },
     ]
-    async with applied(kube, [*parts(chart, RBAC | POLICIES), *objects]):
+    async with without_the_clusters_own(kube), applied(kube, [*parts(chart, RBAC | POLICIES), *objects]):
         await kube.run(*STATUS_PATCH, json.dumps({"status": RESOLVED}))
         found = {
             name: (await kube.run("create", "token", name, f"--namespace={home}")).strip()
@@ -264,6 +276,22 @@ async def tokens(chart: Any, api_server: Handle) -> AsyncIterator[dict[str, str]
             while not await in_force(api_server, operator, found):
                 pass
         yield found
+
+
+@contextlib.asynccontextmanager
+async def without_the_clusters_own(kube: Kubectl) -> AsyncIterator[None]:
+    """Suspend the policy that an embedded cluster has for its own operator, which is another one."""
+    binding = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": "kplane-controlplanes"},
+        "spec": {"policyName": "kplane-controlplanes", "validationActions": ["Deny"]},
+    }
+    await kube.run("delete", "-f", "-", stdin=json.dumps(binding))
+    try:
+        yield
+    finally:
+        await kube.run("create", "-f", "-", stdin=json.dumps(binding))
 
 
 def acting(api_server: Handle) -> Client:

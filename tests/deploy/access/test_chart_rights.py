@@ -73,7 +73,7 @@ OPERATOR_MAY = [
         )
         for verb in ("get", "list", "watch", "create", "patch", "delete")
     ],
-    *[(verb, "persistentvolumeclaims", TENANT) for verb in ("get", "list", "watch", "delete")],
+    *[(verb, "persistentvolumeclaims", TENANT) for verb in ("get", "list", "watch", "patch", "delete")],
     *[(verb, "pods", TENANT) for verb in ("get", "list", "watch")],
     *[
         (verb, f"rbac.authorization.k8s.io/{resource}", TENANT)
@@ -105,7 +105,7 @@ OPERATOR_MAY_NOT = [
     ("create", "pods.ephemeralcontainers", TENANT),
     ("create", "serviceaccounts.token", TENANT),
     *[(verb, "serviceaccounts", TENANT) for verb in ("get", "list", "update", "impersonate")],
-    ("create", "persistentvolumeclaims", TENANT),
+    *[(verb, "persistentvolumeclaims", TENANT) for verb in ("create", "update", "deletecollection")],
     ("create", "apps/daemonsets", TENANT),
     ("create", "batch/jobs", TENANT),
     *[(verb, "configmaps", TENANT) for verb in ("get", "list", "watch")],

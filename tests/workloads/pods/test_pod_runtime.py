@@ -7,6 +7,7 @@ import base64
 
 import pytest
 
+from kplane.api.names import PROTECTION_FINALIZER
 from kplane.provider import NotFound
 from kplane.provider.client.resources import (
     DEPLOYMENTS,
@@ -213,6 +214,46 @@ async def test_component_with_data_keeps_its_claim_until_it_is_deleted(cluster):
         assert not any((await objects(cluster, namespace)).values())
         await cluster.eventually(lambda: name in runtime.names(), lambda known: not known)
         await runtime.delete(name)
+
+
+async def test_a_claim_outlives_its_namespace_until_it_is_unprotected(cluster):
+    namespace = await cluster.namespace("pods-protected")
+    name = f"{namespace}--store"
+    component = server(name, args=(f"--data={DATA}",), data=True)
+
+    async def finalizers():
+        claim = await cluster.client.get(PERSISTENT_VOLUME_CLAIMS, "data-store-0", namespace=namespace)
+        return claim["metadata"].get("finalizers", [])
+
+    async with cluster.runtime() as runtime:
+        assert await runtime.volume(name) is None
+        await runtime.reserve(name, ports=["https"])
+        await runtime.apply(component)
+        # Its StatefulSet makes it, and the operator applies again whenever something of a component changes.
+        await cluster.pod(namespace)
+        assert await runtime.volume(name) == f"PersistentVolumeClaim {namespace}/data-store-0"
+        before = await finalizers()
+        await runtime.apply(component)
+        assert await finalizers() == [*before, PROTECTION_FINALIZER]
+        await runtime.stop(name)
+        assert PROTECTION_FINALIZER in await finalizers()
+
+        await runtime.unprotect(name)
+        assert await finalizers() == before
+        await runtime.apply(component)
+        assert PROTECTION_FINALIZER in await finalizers()
+
+        await cluster.client.delete(PERSISTENT_VOLUME_CLAIMS, "data-store-0", namespace=namespace)
+        await cluster.client.patch(
+            PERSISTENT_VOLUME_CLAIMS,
+            "data-store-0",
+            {"metadata": {"finalizers": [PROTECTION_FINALIZER]}},
+            namespace=namespace,
+        )
+        assert await finalizers() == [PROTECTION_FINALIZER]
+        await runtime.delete(name)
+        assert not any((await objects(cluster, namespace)).values())
+        await runtime.unprotect(name)
 
 
 async def test_state_says_why_a_pod_does_not_run(cluster, container):

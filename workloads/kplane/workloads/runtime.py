@@ -147,6 +147,15 @@ class Runtime(Protocol):
         """End the component, wait, and remove its address, files, logs and data. Absent: nothing happens."""
         ...
 
+    async def volume(self, name: str) -> str | None:
+        """Name the object of the cluster that holds the component's data, and goes with its namespace; None: there is
+        none."""
+        ...
+
+    async def unprotect(self, name: str) -> None:
+        """Let the component's data be deleted by others too: until then, only `delete` removes them."""
+        ...
+
     def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """Call back with the name of each component whose state changed, or that `names` has no more.
 

@@ -59,6 +59,13 @@ class AdoptedProvisioner:
         """Return False: the data stay with the API server, which kplane does not run."""
         return False
 
+    async def volume(self, control_plane: ControlPlane) -> str | None:  # noqa: ARG002 - of none
+        """Return None, because no data are in the namespace: kplane does not have them."""
+        return None
+
+    async def unprotect(self, control_plane: ControlPlane) -> None:
+        """Do nothing: no data are in the namespace."""
+
     def let_go(self, uid: str) -> None:
         """It has nothing that is repaired between two calls of `ensure`."""
 

@@ -65,6 +65,14 @@ class Provisioner(Protocol):
         unknown."""
         ...
 
+    async def volume(self, control_plane: ControlPlane) -> str | None:
+        """Name the object of the management namespace that holds the data; None where no data go with the namespace."""
+        ...
+
+    async def unprotect(self, control_plane: ControlPlane) -> None:
+        """Let data that are retained be deleted with their namespace. Raises ConditionError."""
+        ...
+
     def let_go(self, uid: str) -> None:
         """Repair nothing of this control plane between two calls of `ensure`: it is paused, or gone."""
         ...

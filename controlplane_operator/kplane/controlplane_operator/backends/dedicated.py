@@ -96,6 +96,16 @@ class DedicatedProvisioner:
         """Tell whether there is an etcd of the control plane, running or not."""
         return etcd_name(control_plane.name) in self._runtime.names()
 
+    async def volume(self, control_plane: ControlPlane) -> str | None:
+        """Name the volume claim of etcd; there is none where etcd is a process."""
+        with runtime_errors(Reason.NAMESPACE_DELETED):
+            return await self._runtime.volume(etcd_name(control_plane.name))
+
+    async def unprotect(self, control_plane: ControlPlane) -> None:
+        """Let the volume claim of etcd go with its namespace."""
+        with runtime_errors(Reason.DELETING):
+            await self._runtime.unprotect(etcd_name(control_plane.name))
+
     def let_go(self, uid: str) -> None:
         """It has nothing that is repaired between two calls of `ensure`."""
 

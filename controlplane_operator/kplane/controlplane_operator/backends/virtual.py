@@ -119,6 +119,13 @@ class VirtualProvisioner:
         with runtime_errors(Reason.PROVISIONING):
             return await self._shared.keyspace.count(_prefix(control_plane)) > 0
 
+    async def volume(self, control_plane: ControlPlane) -> str | None:  # noqa: ARG002 - of none
+        """Return None, because no data are in the namespace: they are in the shared etcd."""
+        return None
+
+    async def unprotect(self, control_plane: ControlPlane) -> None:
+        """Do nothing: no data are in the namespace."""
+
     def let_go(self, uid: str) -> None:
         """Leave the rights of its user in etcd as they are."""
         if self._access is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -14,7 +14,7 @@ from kplane.controlplane_operator.backends.base import Provisioner, runtime_erro
 from kplane.controlplane_operator.class_policy import is_decided, is_unclear, policy_of
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
-from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
+from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces, is_managed
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.pki.secrets import delete_secret, make_secret_last
 from kplane.controlplane_operator.pki.store import TenantKeys
@@ -161,6 +161,14 @@ class Progress:
         await self._context.status.write(self._context.stores.control_planes, before, status=status)
         self._control_plane = self._seen() or before.model_copy(update={"status": status})
 
+    async def moved(self, *, namespace_uid: str) -> ControlPlane:
+        """Write down the uid of the namespace that was made anew."""
+        before = self._control_plane
+        status = before.status.model_copy(update={"namespace_uid": namespace_uid})
+        await self._context.status.write(self._context.stores.control_planes, before, status=status)
+        self._control_plane = self._seen() or before.model_copy(update={"status": status})
+        return self._control_plane
+
     @property
     def control_plane(self) -> ControlPlane:
         """The control plane as the operator's writes left it, unless its spec changed."""
@@ -194,7 +202,20 @@ class Retention:
             if administrator is not None:
                 await revoke_issued(administrator)
 
-    async def keep(self, control_plane: ControlPlane, *, has_data: Callable[[ControlPlane], Awaitable[bool]]) -> bool:
+    async def recover(
+        self, control_plane: ControlPlane, *, provisioner: Provisioner, progress: Progress
+    ) -> ControlPlane:
+        """Have namespace and keys be there, if a user deleted them; returns the control plane with their uid.
+
+        Raises ConditionError while they are not.
+        """
+        uid = await self._namespaces.recover(control_plane, shut_out=provisioner.shut_out, volume=provisioner.volume)
+        if uid is not None and control_plane.status.namespace_uid not in {None, uid}:
+            control_plane = await progress.moved(namespace_uid=uid)
+        await self._keys.repair(control_plane)
+        return control_plane
+
+    async def keep(self, control_plane: ControlPlane, *, provisioner: Provisioner) -> bool:
         """Leave a record of a control plane that was taken down, with its keys; False where there is nothing to keep.
 
         Data whose keys somebody deleted are kept as well: keys can be restored, and data cannot. First the record, so
@@ -202,7 +223,7 @@ class Retention:
         them.
         """
         keys = await self._keys.exist(control_plane)
-        if not keys and control_plane.status.endpoint is None and not await has_data(control_plane):
+        if not keys and control_plane.status.endpoint is None and not await provisioner.has_data(control_plane):
             return False
         if not await self._namespaces.retain(control_plane):
             return False
@@ -213,6 +234,9 @@ class Retention:
             await make_secret_last(self._context, control_plane, name=controllers)
         await delete_secret(self._context, control_plane, name=kubeconfig_secret_name(control_plane.name))
         await self._keys.forget_certificates(control_plane)
+        # The record says from here on that they are unused: their namespace may be deleted.
+        await self._keys.unprotect(control_plane)
+        await provisioner.unprotect(control_plane)
         return True
 
     async def _administrator(self, control_plane: ControlPlane) -> ClusterConfig | None:
@@ -349,10 +373,12 @@ class Removal:
         made = control_plane.status.deletion_policy is not None and self._claims.holds(control_plane)
         if made:
             provisioner = self._provisioner(control_plane)
+            if policy is DeletionPolicy.RETAIN and is_managed(control_plane):
+                control_plane = await self._retention.recover(control_plane, provisioner=provisioner, progress=progress)
             await self._undo(control_plane, policy=policy, provisioner=provisioner, progress=progress)
             if policy is DeletionPolicy.RETAIN:
                 progress.step = Reason.RETAINING_DATA  # what came before may have been done by an earlier look
-                if await self._retention.keep(control_plane, has_data=provisioner.has_data):
+                if await self._retention.keep(control_plane, provisioner=provisioner):
                     return f"its data were kept, by policy {policy}"
         progress.step = Reason.REMOVING_NAMESPACE
         await self._namespaces.remove(control_plane)

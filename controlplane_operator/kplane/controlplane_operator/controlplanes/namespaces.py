@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self
 
 from kplane.api import ControlPlane, ControlPlaneMode
 from kplane.api.names import (
@@ -21,6 +21,8 @@ from kplane.api.names import (
     CLUSTER_PATH_ANNOTATION,
     CONTROL_PLANE_LABEL,
     MODE_ANNOTATION,
+    NAMESPACE_TOKEN_ANNOTATION,
+    PROTECTION_FINALIZER,
     RETAINED_LABEL,
     RETAINED_UID_ANNOTATION,
     UID_ANNOTATION,
@@ -29,6 +31,9 @@ from kplane.api.names import (
 )
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.kinds import owner_reference
+from kplane.controlplane_operator.pki.saved import SavedKeys, token_of
+from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.cache import Object
@@ -172,10 +177,17 @@ _ACTIVE: Final = "Active"
 
 
 class ManagementNamespaces:
-    """Makes the namespaces of control planes, hands them on with the data that they stand for, and removes them."""
+    """Makes the namespaces of control planes, hands them on with the data that they stand for, and removes them.
 
-    def __init__(self, context: OperatorContext) -> None:
+    A namespace that a user deleted is made anew, with the same keys. They are saved before the namespace goes.
+    """
+
+    def __init__(self, context: OperatorContext, *, remade: Sequence[Callable[[str], None]] = ()) -> None:
+        """`remade` are called with the name of a namespace that was made anew, so that nothing in it is known."""
         self._context = context
+        self._remade = remade
+        self._keys = TenantKeys(context)
+        self._saved = SavedKeys(context)
 
     async def check(self, control_plane: ControlPlane) -> None:
         """Raise ConditionError (DataRetained) where the namespace is known to keep data that the control plane may not
@@ -188,23 +200,35 @@ class ManagementNamespaces:
         if known is not None and record is not None and not record.is_of(control_plane):
             await self._check_adoption(control_plane, namespace=known, record=record)
 
-    async def ensure(self, control_plane: ControlPlane, *, shut_out: Callable[[str], Awaitable[None]]) -> None:
-        """Have the namespace exist and be the control plane's.
+    async def ensure(
+        self,
+        control_plane: ControlPlane,
+        *,
+        shut_out: Callable[[str], Awaitable[None]],
+        volume: Callable[[ControlPlane], Awaitable[str | None]],
+    ) -> str:
+        """Have the namespace exist and be the control plane's; returns its uid, which is to be in the status.
 
-        Before it takes the data of an earlier one over, `shut_out` is called with the uid of that one.
+        Before it takes the data of an earlier one over, `shut_out` is called with the uid of that one. `volume` names
+        what in the namespace holds the control plane's data.
 
         Raises ConditionError: NamespaceConflict where somebody else made one of that name, DataRetained where it keeps
-        data that the control plane may not have, Provisioning where the one of an earlier one is still on its way out.
+        data that the control plane may not have, NamespaceDeleted where a user deleted it, Provisioning where the one
+        of an earlier one is still on its way out.
         """
         name = management_namespace(control_plane.name)
         found = self._context.stores.namespaces.get(("", name)) or await self._create(control_plane, name)
+        if self._is_another(found, control_plane):
+            raise _replaced(control_plane)
         if _lost_label(found, control_plane):
             found = await self._patch(found, {"labels": {CONTROL_PLANE_LABEL: label_value(control_plane.name)}})
         record = _record(found, control_plane)
         if record is None and not _owned(found, control_plane):
             raise _foreign(control_plane)
         if _terminating(found):
-            raise ConditionError(Reason.PROVISIONING, f"namespace {name} is being deleted; waiting until it is gone")
+            if record is not None and record.is_of(control_plane):
+                await self.rescue(control_plane, volume=volume)
+            raise _leaving(name, with_keys=record is not None)
         if record is not None and not record.is_of(control_plane):
             await self._check_adoption(control_plane, namespace=found, record=record)
             # While it is still written down who that is.
@@ -215,6 +239,55 @@ class ManagementNamespaces:
             )
         elif not POD_SECURITY.items() <= (found["metadata"].get("labels") or {}).items():
             await self._patch(found, {"labels": POD_SECURITY})
+        uid: str = found["metadata"]["uid"]
+        return uid
+
+    async def settle(self, control_plane: ControlPlane) -> None:
+        """Forget the token of a namespace that was made anew, now that its uid is in the status."""
+        saved = self._saved.find(control_plane)
+        if saved is not None and not data_of(saved):
+            await self._saved.forget(control_plane)
+
+    async def rescue(
+        self, control_plane: ControlPlane, *, volume: Callable[[ControlPlane], Awaitable[str | None]]
+    ) -> NoReturn:
+        """Save the keys from a namespace that a user deleted. Raises ConditionError (NamespaceDeleted) in any case.
+
+        The keys go only after data that would go with the namespace, which a person has to secure first.
+        """
+        name = management_namespace(control_plane.name)
+        held = await volume(control_plane)
+        await self._keys.save(control_plane, release=held is None)
+        said = f"a user deleted namespace {name}; the operator saved the keys of the control plane"
+        if held is None:
+            what = "when the namespace is gone, the operator makes it anew and puts the keys back"
+        else:
+            what = (
+                f"{held} holds the data and keeps the namespace: secure its volume, remove finalizer"
+                f" {PROTECTION_FINALIZER} from the claim, and the operator makes the namespace anew; docs/operate.md,"
+                ' "A namespace that was deleted", has the commands'
+            )
+        raise ConditionError(Reason.NAMESPACE_DELETED, f"{said}; {what}")
+
+    async def recover(
+        self,
+        control_plane: ControlPlane,
+        *,
+        shut_out: Callable[[str], Awaitable[None]],
+        volume: Callable[[ControlPlane], Awaitable[str | None]],
+    ) -> str | None:
+        """Have a namespace that a user deleted back before a removal that retains the data.
+
+        Returns the uid of the namespace, None where there is none. Raises ConditionError as `ensure` does.
+        """
+        found = await self._find(control_plane)
+        saved = self._saved.find(control_plane)
+        if (found is None and saved is None) or not is_managed(control_plane):
+            return None
+        if found is not None and not _terminating(found):
+            uid: str = found["metadata"]["uid"]
+            return uid
+        return await self.ensure(control_plane, shut_out=shut_out, volume=volume)
 
     async def is_foreign(self, control_plane: ControlPlane) -> bool:
         """Tell whether there is a namespace that is not known as the control plane's, so that nothing in it is.
@@ -222,7 +295,7 @@ class ManagementNamespaces:
         It may be somebody else's, or the record of another control plane.
         """
         found = await self._find(control_plane)
-        return found is not None and not _owned(found, control_plane)
+        return found is not None and (self._is_another(found, control_plane) or not _owned(found, control_plane))
 
     async def retain(self, control_plane: ControlPlane) -> bool:
         """Leave the namespace as the record of the control plane's data; False where there is none to leave."""
@@ -237,12 +310,16 @@ class ManagementNamespaces:
         """Delete the namespace, unless it was never ours. Raises ConditionError (Deleting) until it is gone."""
         found = await self._find(control_plane)
         if found is None or not _owned(found, control_plane):
+            await self._saved.forget(control_plane)
             return
         name = found["metadata"]["name"]
+        if is_managed(control_plane):
+            await self._keys.unprotect(control_plane)
         if not _terminating(found):
             try:
                 await self._context.client.delete(NAMESPACES, name, uid=found["metadata"]["uid"])
             except NotFound:
+                await self._saved.forget(control_plane)
                 return
         raise ConditionError(Reason.DELETING, f"waiting until namespace {name} is gone")
 
@@ -268,6 +345,12 @@ class ManagementNamespaces:
             metadata["annotations"] = {key: value for key, value in recorded.items() if value is not None}
         else:
             metadata["ownerReferences"] = [owner_reference(control_plane)]
+        if control_plane.status.namespace_uid is not None:
+            # Before it is made, so that the operator knows it again, whatever becomes of the operator meanwhile.
+            token = token_of(await self._saved.save(control_plane))
+            metadata["annotations"] = {**metadata.get("annotations", {}), NAMESPACE_TOKEN_ANNOTATION: token}
+            for forget in self._remade:
+                forget(name)
         try:
             made = await self._context.client.create(NAMESPACES, {"metadata": metadata})
         except AlreadyExists:
@@ -282,6 +365,14 @@ class ManagementNamespaces:
         patched = await self._context.client.patch(NAMESPACES, namespace["metadata"]["name"], body)
         self._context.stores.namespaces.apply(patched)
         return patched
+
+    def _is_another(self, namespace: Object, control_plane: ControlPlane) -> bool:
+        """Tell whether the control plane had a namespace before, and this one was made by another user."""
+        if control_plane.status.namespace_uid in (None, namespace["metadata"]["uid"]):
+            return False
+        saved, given = self._saved.find(control_plane), token_of(namespace)
+        token = token_of(saved) if saved is not None else None
+        return token is None or given is None or not hmac.compare_digest(given.encode(), token.encode())
 
 
 def _record(namespace: Object, control_plane: ControlPlane) -> RetainedDataRecord | None:
@@ -318,6 +409,21 @@ def _foreign(control_plane: ControlPlane) -> ConditionError:
         label = f"{CONTROL_PLANE_LABEL}={label_value(control_plane.name)}"
         what = f"restore its label {label} and annotation {UID_ANNOTATION}={control_plane.metadata.uid}, which it had"
     return ConditionError(Reason.NAMESPACE_CONFLICT, f"{said}; {what}")
+
+
+def _replaced(control_plane: ControlPlane) -> ConditionError:
+    name = management_namespace(control_plane.name)
+    return ConditionError(
+        Reason.NAMESPACE_CONFLICT,
+        f"a user deleted namespace {name} and made another one of that name, so the operator puts nothing into it;"
+        " delete that namespace, and the operator makes its own one anew",
+    )
+
+
+def _leaving(name: str, *, with_keys: bool) -> ConditionError:
+    said = f"namespace {name} is being deleted; waiting until it is gone"
+    held = f"; to give up what it keeps of an earlier control plane, remove finalizer {PROTECTION_FINALIZER} from that"
+    return ConditionError(Reason.PROVISIONING, said + held if with_keys else said)
 
 
 def _terminating(namespace: Object) -> bool:

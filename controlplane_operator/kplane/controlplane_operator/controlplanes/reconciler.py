@@ -112,6 +112,7 @@ class Pass:
     """Closed after the status is written."""
     provisioner: Provisioner | None = None
     claimed: str | None = None
+    namespace_uid: str | None = None
     provision: Provision | None = None
     credentials: Credentials | None = None
     published: dict[str, Any] | None = None
@@ -185,7 +186,7 @@ class ControlPlaneReconciler:
         one.provisioner = self._policy(one)
         one.claimed = await self._claim(one)
         one.control_plane = await self._record(one)
-        await self._namespace(one, shut_out=one.provisioner)
+        await self._namespace(one, one.provisioner)
         one.provision = await self._backend(one, one.provisioner)
         one.credentials = await self._credentials(one, one.provision)
         one.published = await self._publish(one, one.provision, one.credentials)
@@ -246,9 +247,17 @@ class ControlPlaneReconciler:
         await self._write(control_plane, status=status, only_as_seen=changed)
         return control_plane.model_copy(update={"status": status})
 
-    async def _namespace(self, one: Pass, *, shut_out: Provisioner) -> None:
+    async def _namespace(self, one: Pass, provisioner: Provisioner) -> None:
         """Make or adopt the namespace for the control plane's keys."""
-        await self._namespaces.ensure(one.control_plane, shut_out=shut_out.shut_out)
+        uid = await self._namespaces.ensure(one.control_plane, shut_out=provisioner.shut_out, volume=provisioner.volume)
+        former = one.control_plane.status.namespace_uid
+        if former not in {None, uid}:
+            # Before the keys are back: what proves that the namespace is ours goes then.
+            status = one.control_plane.status.model_copy(update={"namespace_uid": uid})
+            await self._write(one.control_plane, status=status)
+            one.control_plane = one.control_plane.model_copy(update={"status": status})
+        one.namespace_uid = uid
+        await self._namespaces.settle(one.control_plane)
 
     async def _backend(self, one: Pass, provisioner: Provisioner) -> Provision:
         """Run or find the API server, and have the ControlPlaneEndpoint say where it is."""
@@ -320,6 +329,7 @@ class ControlPlaneReconciler:
         return control_plane.status.model_copy(
             update={
                 **fields,
+                "namespace_uid": one.namespace_uid or control_plane.status.namespace_uid,
                 "phase": reason.phase(published=published),
                 "observed_generation": control_plane.metadata.generation,
                 "conditions": with_supported(conditions, of=control_plane, missing=self._unsupported(one)),

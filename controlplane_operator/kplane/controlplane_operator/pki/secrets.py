@@ -9,7 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from kplane.api import ControlPlane
-from kplane.api.names import CONTROL_PLANE_LABEL, UID_ANNOTATION, label_value, management_namespace
+from kplane.api.names import (
+    CONTROL_PLANE_LABEL,
+    PROTECTION_FINALIZER,
+    UID_ANNOTATION,
+    label_value,
+    management_namespace,
+)
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.kinds import owner_reference
 from kplane.controlplane_operator.watch.cache import Object
@@ -24,6 +30,7 @@ __all__ = [
     "make_secret_last",
     "replace_data",
     "take_over_secret",
+    "unprotect_secret",
     "write_secret",
 ]
 
@@ -89,22 +96,46 @@ async def write_secret(
 async def create_lasting_secret(
     context: OperatorContext, control_plane: ControlPlane, *, name: str, data: Mapping[str, bytes]
 ) -> None:
-    """Create a Secret that goes with its namespace only, whatever becomes of the control plane.
+    """Create a Secret that outlives its control plane, and a deletion of its namespace until `unprotect_secret`.
 
     Raises AlreadyExists, so that nothing is overwritten.
     """
-    body = _body(control_plane, name=name, data=data, metadata=_lasting(control_plane))
+    metadata = {**_lasting(control_plane), "finalizers": [PROTECTION_FINALIZER]}
+    body = _body(control_plane, name=name, data=data, metadata=metadata)
     context.stores.secrets.apply(await context.client.create(SECRETS, body))
 
 
 async def take_over_secret(context: OperatorContext, control_plane: ControlPlane, *, secret: Object) -> None:
-    """Have a lasting Secret of the control plane's namespace be its own; nothing is written where it is."""
-    if not _owned(secret, control_plane):
-        name = secret["metadata"]["name"]
-        body = {"metadata": _lasting(control_plane)}
-        context.stores.secrets.apply(
-            await context.client.patch(SECRETS, name, body, namespace=management_namespace(control_plane.name))
-        )
+    """Have a lasting Secret of the control plane's namespace be its own, and protected; nothing is written where it is.
+
+    Raises Conflict where it was changed since it was read.
+    """
+    finalizers = secret["metadata"].get("finalizers") or []
+    if not _owned(secret, control_plane) or PROTECTION_FINALIZER not in finalizers:
+        wanted = list(dict.fromkeys([*finalizers, PROTECTION_FINALIZER]))
+        await _patch_metadata(context, secret, {**_lasting(control_plane), "finalizers": wanted})
+
+
+async def unprotect_secret(context: OperatorContext, secret: Object) -> None:
+    """Let a lasting Secret be deleted by others too; nothing is written where it can be.
+
+    Raises Conflict where it was changed since it was read.
+    """
+    finalizers = secret["metadata"].get("finalizers") or []
+    if PROTECTION_FINALIZER in finalizers:
+        left = [each for each in finalizers if each != PROTECTION_FINALIZER]
+        with contextlib.suppress(NotFound):
+            await _patch_metadata(context, secret, {"finalizers": left})
+
+
+async def _patch_metadata(context: OperatorContext, secret: Object, metadata: dict[str, Any]) -> None:
+    known = secret["metadata"]
+    body = {"metadata": {**metadata, "resourceVersion": known["resourceVersion"]}}
+    patched = await context.client.patch(SECRETS, known["name"], body, namespace=known["namespace"])
+    if "deletionTimestamp" not in patched["metadata"] or patched["metadata"].get("finalizers"):
+        context.stores.secrets.apply(patched)
+    else:
+        context.stores.secrets.remove(patched)
 
 
 async def make_secret_last(context: OperatorContext, control_plane: ControlPlane, *, name: str) -> None:

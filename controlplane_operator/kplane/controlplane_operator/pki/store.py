@@ -24,6 +24,7 @@ from kplane.controlplane_operator.pki.primitives import (
     public_key,
 )
 from kplane.controlplane_operator.pki.rotation import Rotation, begun_with
+from kplane.controlplane_operator.pki.saved import SavedKeys
 from kplane.controlplane_operator.pki.secrets import (
     create_lasting_secret,
     data_of,
@@ -31,12 +32,14 @@ from kplane.controlplane_operator.pki.secrets import (
     find_secret,
     replace_data,
     take_over_secret,
+    unprotect_secret,
     write_secret,
 )
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.cache import Object
-from kplane.provider import AlreadyExists, Conflict
+from kplane.provider import AlreadyExists, Conflict, NotFound
+from kplane.provider.client.resources import SECRETS
 
 __all__ = ["Generations", "TenantKeys"]
 
@@ -134,6 +137,7 @@ class TenantKeys:
 
     def __init__(self, context: OperatorContext) -> None:
         self._context = context
+        self._saved = SavedKeys(context)
 
     async def authorities(
         self, control_plane: ControlPlane, *, has_data: Callable[[ControlPlane], Awaitable[bool]]
@@ -143,7 +147,7 @@ class TenantKeys:
         Raises ConditionError (Failed) where they are missing although the control plane has data or was published: new
         ones would lock out everybody who trusts the old ones.
         """
-        found = await self._find(control_plane, _AUTHORITIES)
+        found = await self.repair(control_plane)
         if found is None:
             if control_plane.status.endpoint is not None or await has_data(control_plane):
                 raise ConditionError(
@@ -155,6 +159,49 @@ class TenantKeys:
         generations = _generations(control_plane, data_of(found))
         await take_over_secret(self._context, control_plane, secret=found)
         return generations.in_force()
+
+    async def repair(self, control_plane: ControlPlane) -> Object | None:
+        """Put the keys back that were saved, and replace their Secret if a user deleted it; returns that Secret.
+
+        Each step may be the last one of this operator: the keys are in one of the two Secrets at any time. Raises
+        ConditionError (Provisioning) while a deleted Secret is not gone yet.
+        """
+        found = await self._find(control_plane, _AUTHORITIES)
+        saved = self._saved.find(control_plane)
+        if saved is None and (found is None or "deletionTimestamp" not in found["metadata"]):
+            return found
+        found = await self._look(control_plane)
+        if found is not None and "deletionTimestamp" in found["metadata"]:
+            saved = await self._saved.save(control_plane, data=found.get("data") or {})
+            await unprotect_secret(self._context, found)
+            if await self._look(control_plane) is not None:
+                said = f"Secret {_where(control_plane)} is being deleted; waiting until it is gone"
+                raise ConditionError(Reason.PROVISIONING, said)
+            found = None
+        if saved is not None and (kept := data_of(saved)):
+            if found is None:
+                await create_lasting_secret(self._context, control_plane, name=_AUTHORITIES, data=kept)
+            elif data_of(found) != kept:
+                # Another user made it, in the moment before.
+                await replace_data(self._context, found, data=kept)
+            self._context.events.record(
+                control_plane, reason="KeysRestored", message=f"put its keys back into Secret {_where(control_plane)}"
+            )
+        await self._saved.forget(control_plane)
+        return await self._find(control_plane, _AUTHORITIES)
+
+    async def save(self, control_plane: ControlPlane, *, release: bool) -> None:
+        """Save the keys outside of their namespace, which is being deleted; `release` lets it go then."""
+        found = await self._look(control_plane)
+        if found is not None:
+            await self._saved.save(control_plane, data=found.get("data") or {})
+            if release:
+                await unprotect_secret(self._context, found)
+
+    async def unprotect(self, control_plane: ControlPlane) -> None:
+        """Let the keys be deleted with their namespace."""
+        if (found := await self._look(control_plane)) is not None:
+            await unprotect_secret(self._context, found)
 
     async def advance(self, control_plane: ControlPlane, *, known: Rotation | None, following: Rotation) -> bool:
         """Take the step of an exchange that follows `known`, in one write; False if another write was quicker."""
@@ -215,6 +262,14 @@ class TenantKeys:
             certificates = renewed(None)
         await write_secret(self._context, control_plane, name=_CERTIFICATES, data=certificates.to_secret())
         return certificates
+
+    async def _look(self, control_plane: ControlPlane) -> Object | None:
+        """Return the Secret of the authorities as it is at this moment."""
+        namespace = management_namespace(control_plane.name)
+        try:
+            return await self._context.client.get(SECRETS, _AUTHORITIES, namespace=namespace)
+        except NotFound:
+            return None
 
     async def _find(self, control_plane: ControlPlane, name: str) -> Object | None:
         namespace = management_namespace(control_plane.name)

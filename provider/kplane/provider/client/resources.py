@@ -33,6 +33,8 @@ __all__ = [
     "SERVICES",
     "SERVICE_ACCOUNTS",
     "STATEFUL_SETS",
+    "VALIDATING_ADMISSION_POLICIES",
+    "VALIDATING_ADMISSION_POLICY_BINDINGS",
     "Resource",
 ]
 
@@ -105,6 +107,15 @@ CLUSTER_ROLE_BINDINGS: Final = Resource(
     "rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False
 )
 LEASES: Final = Resource("coordination.k8s.io/v1", "Lease", "leases", namespaced=True)
+VALIDATING_ADMISSION_POLICIES: Final = Resource(
+    "admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "validatingadmissionpolicies", namespaced=False
+)
+VALIDATING_ADMISSION_POLICY_BINDINGS: Final = Resource(
+    "admissionregistration.k8s.io/v1",
+    "ValidatingAdmissionPolicyBinding",
+    "validatingadmissionpolicybindings",
+    namespaced=False,
+)
 CUSTOM_RESOURCE_DEFINITIONS: Final = Resource(
     "apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False
 )

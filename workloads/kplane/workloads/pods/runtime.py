@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
+from kplane.api.names import PROTECTION_FINALIZER
 from kplane.provider import Client, Conflict, NotFound, ProviderError, Resource
 from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.client.resources import (
@@ -95,6 +96,8 @@ class PodRuntime:
         self._subscribers = Subscribers()
         self._observation = Observation(client, place=place, on_change=self._subscribers.notify)
         self._applied: dict[str, _Applied] = {}
+        self._protected: dict[str, float] = {}
+        """Components whose claim is protected, and until when that is taken to be so."""
         self._locks = NamedLocks()
         # Of namespaces: no copy of a Secret is removed between its being made and the workload that needs it.
         self._pulling = NamedLocks()
@@ -161,6 +164,8 @@ class PodRuntime:
         except RuntimeFailure as error:
             raise RuntimeFailure(f"Component {component.name}: {error}.") from error
         async with self._locks.holding(component.name):
+            if component.data:
+                await self._protect(component.name, placement)
             resource = STATEFUL_SETS if is_stateful(component) else DEPLOYMENTS
             live = self._observation.workload(component.name, resource=resource)
             described = workload(component, placement=placement, image=image, settings=self._settings)
@@ -227,11 +232,28 @@ class PodRuntime:
                     if await self._remove(name, resource, placement, propagation="Foreground")
                 ]
                 await self._ended(name, placement, workloads=found)
+                await self._unprotect(name, placement)
                 await self._remove(name, PERSISTENT_VOLUME_CLAIMS, placement, object_name=claim_name(placement))
                 await self._remove(name, SECRETS, placement, object_name=files_secret_name(placement))
                 await self._remove_pull_secrets(name, placement.namespace)
                 for resource in (NETWORK_POLICIES, POD_DISRUPTION_BUDGETS, SERVICES):
                     await self._remove(name, resource, placement)
+
+    async def volume(self, name: str) -> str | None:
+        """See `Runtime.volume`. Raises RuntimeFailure if the cluster does not say."""
+        placement = self._place(name)
+        with _failing(f"Component {name}: its volume in namespace {placement.namespace}"):
+            claim = await self._claim(name, placement)
+        if claim is None:
+            self._protected.pop(name, None)
+        return f"PersistentVolumeClaim {placement.namespace}/{claim_name(placement)}" if claim is not None else None
+
+    async def unprotect(self, name: str) -> None:
+        """See `Runtime.unprotect`. Raises RuntimeFailure if the cluster refuses it."""
+        placement = self._place(name)
+        async with self._locks.holding(name):
+            with _failing(f"Component {name}: its volume in namespace {placement.namespace}"):
+                await self._unprotect(name, placement)
 
     def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """See `Runtime.subscribe`. Called in the loop; what it raises is logged."""
@@ -339,6 +361,35 @@ class PodRuntime:
         none = {"spec": {"replicas": 0}}
         await self._client.patch(resource, placement.name, none, namespace=placement.namespace)
         return True
+
+    async def _protect(self, name: str, placement: Placement) -> None:
+        """Have the claim, which the StatefulSet controller makes, outlive a deletion of its namespace."""
+        if time.monotonic() < self._protected.get(name, 0.0):
+            return
+        with _failing(f"Component {name}: its volume in namespace {placement.namespace}"):
+            claim = await self._claim(name, placement)
+            # Nothing can be added to what is being deleted.
+            if claim is None or "deletionTimestamp" in claim["metadata"]:
+                return
+            if PROTECTION_FINALIZER not in claim["metadata"].get("finalizers", ()):
+                await self._patch_finalizers(claim, [*claim["metadata"].get("finalizers", ()), PROTECTION_FINALIZER])
+        self._protected[name] = time.monotonic() + _VERIFIED_SECONDS
+
+    async def _unprotect(self, name: str, placement: Placement) -> None:
+        self._protected.pop(name, None)
+        claim = await self._claim(name, placement)
+        finalizers = claim["metadata"].get("finalizers", ()) if claim is not None else ()
+        if claim is not None and PROTECTION_FINALIZER in finalizers:
+            await self._patch_finalizers(claim, [each for each in finalizers if each != PROTECTION_FINALIZER])
+
+    async def _claim(self, name: str, placement: Placement) -> Object | None:
+        return await self._own(name, PERSISTENT_VOLUME_CLAIMS, placement, object_name=claim_name(placement))
+
+    async def _patch_finalizers(self, claim: Object, finalizers: list[str]) -> None:
+        metadata = claim["metadata"]
+        body = {"metadata": {"finalizers": finalizers, "resourceVersion": metadata["resourceVersion"]}}
+        with contextlib.suppress(NotFound):
+            await self._client.patch(PERSISTENT_VOLUME_CLAIMS, metadata["name"], body, namespace=metadata["namespace"])
 
     async def _ended(self, name: str, placement: Placement, *, workloads: Sequence[Resource]) -> None:
         """Wait until no pod of the component is left, nor comes from these workloads.

@@ -196,6 +196,13 @@ class ProcessRuntime:
             except OSError as error:
                 raise RuntimeFailure(f"Component {name} cannot be removed: {error}.") from error
 
+    async def volume(self, name: str) -> str | None:  # noqa: ARG002 - of none
+        """See `Runtime.volume`. Data are in a directory of this machine."""
+        return None
+
+    async def unprotect(self, name: str) -> None:
+        """See `Runtime.unprotect`. The directory is on this machine, and nothing in the cluster deletes it."""
+
     def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """See `Runtime.subscribe`. Called in the loop; what it raises is logged."""
         return self._subscribers.add(callback)

@@ -1,0 +1,142 @@
+"""Somebody deletes a namespace, and the operator dies at each of its writes: the keys are never lost."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from kplane.api import ControlPlane
+from kplane.api.names import saved_keys_name
+from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.controlplanes.claims import AddressClaims
+from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler, Provisioners
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.provider import NotFound
+from kplane.provider.client.resources import NAMESPACES, SECRETS
+from kplane.workloads import ProcessRuntime
+
+from .conftest import AUTHORITIES, Data, Mortal, Operator, authorities, begin, dying_at_every_write, remove_all
+
+pytestmark = pytest.mark.integration
+
+
+class Keyed(Data):
+    """Has its keys, and an API server that never gets ready."""
+
+    def __init__(self, operator_of: Any) -> None:
+        super().__init__(kept=False)
+        self.operator_of = operator_of
+        self.held: str | None = None
+
+    @override
+    async def volume(self, control_plane: ControlPlane) -> str | None:
+        return self.held
+
+    @override
+    async def ensure(self, control_plane: ControlPlane) -> Provision:
+        await self.operator_of().keys.authorities(control_plane, has_data=self.has_data)
+        raise ConditionError(Reason.PROVISIONING, "it starts for ever")
+
+    def let_go(self, uid: str) -> None:
+        pass
+
+
+class Run:
+    """One run of the operator after the other."""
+
+    def __init__(self, client: Mortal, name: str) -> None:
+        self.client = client
+        self.name = name
+        self.data = Keyed(lambda: self.operator)
+        self.operator = Operator(client, self.data)
+
+    async def reconcile(self) -> None:
+        """Look at the control plane once, in an operator that has just begun."""
+        self.operator = Operator(self.client, self.data)
+        context = self.operator.context
+        provisioners: Any = Provisioners(virtual=self.data, dedicated=self.data, adopted=self.data)  # type: ignore[arg-type]
+        reconciler = ControlPlaneReconciler(
+            context,
+            provisioners=provisioners,
+            namespaces=self.operator.namespaces,
+            claims=AddressClaims(context.stores, address=self.data.address),
+            switch=EndpointSwitch(context.stores, queues=context.queues),
+            removal=self.operator.removal,
+            runtime=ProcessRuntime(Path("/nonexistent"), programs=()),
+        )
+        await self.operator.look(self.name)
+        await reconciler.reconcile(("", self.name))
+
+    async def look(self) -> ControlPlane:
+        return await self.operator.look(self.name)
+
+
+async def secret(client: Mortal, name: str, *, namespace: str) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = await client.get(SECRETS, name, namespace=namespace)
+    except NotFound:
+        return None
+    return found
+
+
+async def test_keys_survive_the_operators_death_at_every_write(client: Mortal) -> None:
+    name, namespace = "rescued", "kplane-cp-rescued"
+    uid = await begin(client, name, policy="Destroy")
+    run = Run(client, name)
+    await run.reconcile()
+    kept = await authorities(client, name)
+    former = (await run.look()).status.namespace_uid
+    assert former == (await client.get(NAMESPACES, namespace))["metadata"]["uid"]
+    await client.patch(CONTROL_PLANES, name, {"status": {"endpoint": "https://127.0.0.1:9"}}, subresource="status")
+    await client.delete(NAMESPACES, namespace)
+
+    async def repair() -> None:
+        try:
+            while True:
+                await run.reconcile()
+                status = (await run.look()).status
+                back = await secret(client, AUTHORITIES, namespace=namespace)
+                saved = await secret(client, saved_keys_name(uid), namespace="kplane-system")
+                if status.namespace_uid != former and back is not None and saved is None:
+                    return
+                await asyncio.sleep(0.05)
+        finally:
+            client.deaths = None
+            places = ((AUTHORITIES, namespace), (saved_keys_name(uid), "kplane-system"))
+            held = [await secret(client, each, namespace=where) for each, where in places]
+            assert any(each is not None and each.get("data") == kept for each in held)
+
+    # The saved keys, the protection of the keys, a namespace, a status, the keys, what was saved.
+    assert await dying_at_every_write(client, repair) == 12
+    assert await authorities(client, name) == kept
+    status = (await run.look()).status
+    assert status.namespace_uid == (await client.get(NAMESPACES, namespace))["metadata"]["uid"]
+    await client.delete(CONTROL_PLANES, name)
+    await remove_all(Operator(client, run.data), name)
+
+
+async def test_keys_wait_for_data_that_would_go_with_the_namespace(client: Mortal) -> None:
+    name, namespace = "weighty", "kplane-cp-weighty"
+    await begin(client, name, policy="Destroy")
+    run = Run(client, name)
+    await run.reconcile()
+    kept = await authorities(client, name)
+    run.data.held = "PersistentVolumeClaim kplane-cp-weighty/data-etcd-0"
+    await client.delete(NAMESPACES, namespace)
+    await run.reconcile()
+    [ready] = [each for each in (await run.look()).status.conditions if each.type == "Ready"]
+    assert (ready.status, ready.reason) == ("False", "NamespaceDeleted")
+    assert "PersistentVolumeClaim kplane-cp-weighty/data-etcd-0 holds the data" in ready.message
+    assert "remove finalizer controlplane.kplane.dev/protected from the claim" in ready.message
+    assert await authorities(client, name) == kept
+    run.data.held = None
+    await client.delete(CONTROL_PLANES, name)
+    await remove_all(Operator(client, run.data), name)
+    assert (await client.list(SECRETS, namespace="kplane-system")).items == []
