@@ -163,7 +163,7 @@ class McmIdentities:
 
     def forget(self, namespace: str) -> None:
         """Forget the ServiceAccounts in a namespace that was deleted, so that they are written again."""
-        self._written = {uid: known for uid, known in self._written.items() if known[0].namespace != namespace}
+        self._written = {uid: known for uid, known in self._written.items() if known.account.namespace != namespace}
 
     async def remove(self, account: Account) -> None:
         """Have there be no such ServiceAccount; the tokens of one that was there are worthless."""
