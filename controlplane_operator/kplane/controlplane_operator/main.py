@@ -17,6 +17,7 @@ from kplane.controlplane_operator.config import OperatorConfig
 from kplane.controlplane_operator.errors import OperatorError
 from kplane.provider import ProviderError
 from kplane.provider.logs import json_logging
+from kplane.provider.serving.open_files import raise_limit, watching_open_files
 from kplane.workloads import WorkloadsError
 
 __all__ = ["main"]
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigurationError as error:
         sys.stderr.write(f"controlplane-operator: {error}\n")
         return _BAD_USAGE
+    raise_limit()
     with json_logging(config.log_level), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         # kopf logs every event; only its errors are of interest.
         logging.getLogger("kopf").setLevel(logging.ERROR)
@@ -65,7 +67,8 @@ async def _run(config: OperatorConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await run_operator(config, stop=stop)
+    async with watching_open_files():
+        await run_operator(config, stop=stop)
 
 
 if __name__ == "__main__":

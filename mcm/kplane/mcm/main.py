@@ -44,6 +44,7 @@ from kplane.provider.aio.running import kept_running
 from kplane.provider.cluster.recorder import EventRecorder
 from kplane.provider.contracts import Coordinator
 from kplane.provider.logs import json_logging
+from kplane.provider.serving.open_files import raise_limit, watching_open_files
 from kplane.workloads import ProcessRuntime, Runtime, WorkloadsError
 
 __all__ = ["main", "run"]
@@ -57,6 +58,7 @@ LOG_BYTES: Final = 1 << 20
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run until SIGTERM or SIGINT. Ends the process with status 0 after a clean stop, 1 where it cannot run."""
     settings = Settings.parse(arguments)
+    raise_limit()
     with json_logging(settings.log_level.upper()):
         try:
             uvloop.run(_run_until_signalled(settings))
@@ -216,7 +218,8 @@ async def _run_until_signalled(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await run(settings, until=stop)
+    async with watching_open_files():
+        await run(settings, until=stop)
 
 
 if __name__ == "__main__":

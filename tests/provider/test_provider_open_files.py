@@ -1,0 +1,68 @@
+"""The limit of open files is raised, and told of before it is reached."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kplane.embedded.python_path import python_path
+from kplane.provider.serving.metrics import process_families
+from kplane.provider.serving.open_files import OpenFiles, watching_open_files
+
+Eventually = Callable[..., Any]
+LOWERED = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))"
+
+
+@pytest.mark.parametrize("operator", ["kplane.mcm.main", "kplane.controlplane_operator.main"])
+def test_both_operators_raise_the_soft_limit_to_the_hard_one(tmp_path: Path, operator: str) -> None:
+    """As each ends soon here, for want of what it needs, what counts is the limit that it leaves."""
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.touch()
+    script = f"""
+{LOWERED}
+import contextlib, sys
+from {operator} import main
+with contextlib.suppress(SystemExit):
+    main()
+print(resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+    arguments = [f"--state-dir={tmp_path}/state", f"--programs-dir={tmp_path}", f"--kubeconfig={kubeconfig}"]
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env={"PYTHONPATH": python_path()},
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        check=False,
+    )
+    assert ended.stdout.splitlines()[-1:] == ["(128, 128)"], ended.stderr
+
+
+async def test_a_warning_follows_at_80_percent_once_until_use_was_below_70(
+    eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = iter([79, 80, 95, 71, 90, 69, 85])
+    read: list[int] = []
+
+    def look() -> OpenFiles:
+        read.append(next(looks, 0))
+        return OpenFiles(read[-1], 100)
+
+    async with watching_open_files(look, interval_seconds=0.0):
+        await eventually(lambda: 0 in read)
+    assert [record.getMessage().partition(" are")[0] for record in caplog.records] == [
+        "80 of 100 open files",
+        "85 of 100 open files",
+    ]
+
+
+def test_use_and_limit_are_metrics_of_the_process() -> None:
+    values = {sample.name: sample.value for family in process_families() for sample in family.samples}
+    found = OpenFiles.read()
+    assert values["process_max_fds"] == found.limit
+    assert abs(values["process_open_fds"] - found.used) <= 2
