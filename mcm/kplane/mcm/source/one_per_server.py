@@ -1,4 +1,4 @@
-"""One instance for each API server, where nobody else decides which of several objects stands for it."""
+"""One instance for each API server, if several objects of a source stand for one."""
 
 from __future__ import annotations
 
