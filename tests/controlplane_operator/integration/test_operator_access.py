@@ -96,7 +96,8 @@ async def test_of_what_is_kept_for_a_control_plane_only_what_is_published_is_res
         "controlplane-house-controllers": "Resolved",
     }
     for secret in reasons:
-        spec = {"kubeconfigSecretRef": {"name": secret, "namespace": "kplane-cp-house"}, "services": ["controllers"]}
+        # They ask for no service, because only one of them could have it.
+        spec = {"kubeconfigSecretRef": {"name": secret, "namespace": "kplane-cp-house"}}
         await field.create("ControlPlaneRegistration", secret, controlPlaneRef={"name": "house"}, **spec)
     async with Client(ClusterConfig.load(field.handle.mcm_kubeconfig)) as mcm:
         for secret, reason in reasons.items():
@@ -169,7 +170,8 @@ async def test_the_operator_may_do_no_more_than_it_does(field: Any) -> None:
         for verb, resource, group in (
             ("delete", "controlplanes", _GROUP),
             ("create", "controlplaneclasses", _GROUP),
-            ("patch", "controlplaneregistrations", _GROUP),
+            ("update", "controlplaneregistrations", _GROUP),
+            ("delete", "controlplaneregistrations", _GROUP),
             ("update", "secrets", ""),
             ("update", "namespaces", ""),
             ("list", "pods", ""),

@@ -1,4 +1,4 @@
-"""One instance for each API server, if several objects stand for it."""
+"""One instance for each API server, if several objects of a source stand for one."""
 
 from __future__ import annotations
 
