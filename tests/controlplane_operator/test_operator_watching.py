@@ -17,6 +17,7 @@ from kplane.controlplane_operator.watch.feeds import KopfFeeds
 from kplane.provider.aio.backoff import Backoff
 
 
+@pytest.mark.collect_garbage
 async def test_where_kopf_gives_up_it_is_started_again(
     tls_server: Any, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

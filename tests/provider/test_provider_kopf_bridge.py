@@ -78,6 +78,7 @@ async def test_one_that_is_refused_does_not_ask_again_and_again(
     await eventually(lambda: server.asked[-1].headers["authorization"] == "Bearer new")
 
 
+@pytest.mark.collect_garbage
 @pytest.mark.usefixtures("kopf_ends_at_once")
 async def test_a_kopf_that_ends_is_started_again(fault_server, clusters, settings, eventually):
     async def answer(_, writer):
