@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from kplane.binaries.upstreams import ETCD
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_client
 from kplane.controlplane_operator.shared_etcd.certificates import (
     authority_of,
@@ -109,9 +108,3 @@ async def test_who_gets_in(member: Member, eventually: Any) -> None:
     assert member.members(certificate="tenant").startswith("refused: ")
     # The member that the chart runs is known to itself under the name of its pod.
     assert "https://kplane-etcd-0.kplane-etcd-peers.kplane-system.svc:2380" in member.ctl("member", "list")
-
-
-def test_the_image_is_of_the_minor_version_that_is_tested(chart: Any) -> None:
-    """The image may be behind the tested patch release, as kubeadm's choice is; not of another minor one."""
-    version = chart.values["etcd"]["image"].rpartition(":")[2].partition("-")[0]
-    assert version.split(".")[:2] == ETCD.version.split(".")[:2]

@@ -29,6 +29,7 @@ async def comes_back(field: Any, name: str) -> None:
     await field.eventually(back)
 
 
+@pytest.mark.usefixtures("unguarded")
 async def test_of_a_control_plane_that_runs(field: Any) -> None:
     await field.create("ControlPlaneClass", "narrow", deletionPolicy="Destroy")
     await field.create("ControlPlane", "upheld", classRef={"name": "narrow"})
