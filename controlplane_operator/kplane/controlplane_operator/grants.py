@@ -111,6 +111,7 @@ class Access:
             if event.kind == "DELETED" or not is_as_written(event.object, grant.body(event.resource)):
                 # Until it is granted anew, or revoked: of the two objects one may be left.
                 held[event.entry.key] = None
+                self._changed.add(uid)
                 broken.add(uid)
         return broken
 

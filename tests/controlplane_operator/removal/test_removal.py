@@ -154,6 +154,32 @@ async def test_nothing_is_removed_in_a_namespace_that_is_not_ours(
     await client.delete(NAMESPACES, namespace)
 
 
+async def test_data_are_not_left_behind_if_another_namespace_has_replaced_ours(client: Mortal) -> None:
+    name, data = "replaced", Data()
+    await begin(client, name, policy="Destroy")
+    operator, namespace = Operator(client, data), f"kplane-cp-{name}"
+    await operator.make(name)
+    ours = (await client.get(NAMESPACES, namespace))["metadata"]["uid"]
+
+    async def had(uid: str) -> None:
+        await client.patch(CONTROL_PLANES, name, {"status": {"namespaceUID": uid}}, subresource="status")
+
+    await had("a-former-one")
+    await client.delete(CONTROL_PLANES, name)
+    result = await operator.remove(name)
+    assert result is not None
+    assert result.requeue_after_seconds
+    conditions = (await operator.look(name)).status.conditions
+    [said] = {condition.message for condition in conditions}
+    assert f"a user deleted namespace {namespace} and made another one of that name" in said
+    assert "Then delete that namespace, and the removal continues" in said
+    assert data.removed == []
+    # As good as a namespace that the operator makes anew.
+    await had(ours)
+    await remove_all(operator, name)
+    assert not data.kept
+
+
 async def test_what_the_management_cluster_refuses_in_a_removal_is_told_and_tried_again(client: Mortal) -> None:
     name, data = "forbidden", Data()
     await begin(client, name, policy="Destroy")

@@ -362,6 +362,7 @@ class Removal:
 
     async def _take_down(self, control_plane: ControlPlane, *, policy: DeletionPolicy, progress: Progress) -> str:
         """Remove what is the control plane's own; returns what became of its data."""
+        await self._namespaces.check_kept(control_plane)
         if await self._namespaces.is_foreign(control_plane):
             # What runs there has the same names as ours would, and so have the data that a record stands for.
             namespace = management_namespace(control_plane.name)

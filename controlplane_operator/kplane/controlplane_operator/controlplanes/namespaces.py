@@ -289,6 +289,17 @@ class ManagementNamespaces:
             return uid
         return await self.ensure(control_plane, shut_out=shut_out, volume=volume)
 
+    async def check_kept(self, control_plane: ControlPlane) -> None:
+        """Raise ConditionError (Deleting) if another namespace is where the one of a control plane with data was.
+
+        Its data cannot be removed or recorded then, and to remove the control plane alone would leave them behind.
+        """
+        found = await self._find(control_plane)
+        if found is not None and is_managed(control_plane) and self._is_another(found, control_plane):
+            raise ConditionError(
+                Reason.DELETING, f"{_REPLACED.format(found['metadata']['name'])}, and the removal continues"
+            )
+
     async def is_foreign(self, control_plane: ControlPlane) -> bool:
         """Tell whether there is a namespace that is not known as the control plane's, so that nothing in it is.
 
@@ -411,13 +422,15 @@ def _foreign(control_plane: ControlPlane) -> ConditionError:
     return ConditionError(Reason.NAMESPACE_CONFLICT, f"{said}; {what}")
 
 
+_REPLACED: Final = (
+    "a user deleted namespace {} and made another one of that name, so the operator puts nothing into it. If it was"
+    " restored from a backup, first copy Secret control-plane-authorities. Then delete that namespace"
+)
+
+
 def _replaced(control_plane: ControlPlane) -> ConditionError:
-    name = management_namespace(control_plane.name)
-    return ConditionError(
-        Reason.NAMESPACE_CONFLICT,
-        f"a user deleted namespace {name} and made another one of that name, so the operator puts nothing into it;"
-        " delete that namespace, and the operator makes its own one anew",
-    )
+    said = _REPLACED.format(management_namespace(control_plane.name))
+    return ConditionError(Reason.NAMESPACE_CONFLICT, f"{said}, and the operator makes its own one anew")
 
 
 def _leaving(name: str, *, with_keys: bool) -> ConditionError:

@@ -305,6 +305,9 @@ class _EventRouter:
             for obj in [*self.stores.registrations.by("control plane", change.key[1]), *served]:
                 # Its mcm is where the control plane is, and no longer than that.
                 self.queues.mcms.add(("", obj["metadata"]["name"]))
+            for obj in served:
+                # One that names another control plane by now may have waited for the end of this one.
+                self.queues.registrations.add(("", obj["metadata"]["name"]))
         else:
             # They repeat its words, which follow each other fast: it is the last ones that people read.
             for obj in self.stores.registrations.by("control plane", change.key[1]):
