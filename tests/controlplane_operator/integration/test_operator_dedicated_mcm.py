@@ -133,7 +133,8 @@ async def test_one_that_is_made_again_waits_for_the_end_of_the_former_mcm(
     name = "again"
     async with operator(dedicated_mcm=program):
         directory = await registered(field, name, mode="Dedicated")
-        await field.eventually(lambda: find_processes(directory), timeout=120.0)
+        # From then on it knows what to do when it is asked to end; a process that has just begun would end at once.
+        await field.eventually(lambda: said(field, name), lambda told: told[0] == "McmRunning", timeout=120.0)
     slow = Path(program.program).parent / "slow"
     slow.touch()
     # While nobody looks.
