@@ -62,7 +62,7 @@ def pods(tag: str, *, present: str | None = None) -> Pods:
 class Processes:
     """The answers of a machine with one version."""
 
-    enforces_resources = False
+    runs_pods = False
 
     async def version(self, program: str) -> str | None:
         return "1.36.3"
@@ -242,7 +242,7 @@ def test_what_has_no_effect_is_told_only_where_somebody_set_it() -> None:
     in_pods = pods("v1.36.3")
     assert not_held_to(control_plane(), chosen=None, runtime=processes) == []
     assert not_held_to(control_plane(), chosen=chosen, runtime=in_pods) == []
-    assert "only pods are held to them" in not_held_to(control_plane(), chosen=chosen, runtime=processes)[0]
+    assert "runs API servers as processes" in not_held_to(control_plane(), chosen=chosen, runtime=processes)[0]
     theirs = control_plane(endpointRef={"name": "e"})
     [told] = not_held_to(theirs, chosen=chosen, runtime=in_pods)
     assert told.startswith("version and resources of ControlPlaneClass c are not acted on")

@@ -27,7 +27,7 @@ _PUBLISHED = {"endpoint": _URL, "version": "v1.36.3"}
 
 @pytest.fixture
 def reconciler() -> ControlPlaneReconciler:
-    parts: Any = SimpleNamespace(stores=Stores(), enforces_resources=True)
+    parts: Any = SimpleNamespace(stores=Stores(), runs_pods=True)
     return ControlPlaneReconciler(
         parts, provisioners=parts, namespaces=parts, claims=parts, switch=parts, removal=parts, runtime=parts
     )

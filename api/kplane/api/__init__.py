@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from kplane.api.api_server_settings import DEFAULT_SERVICE_CIDR, MANAGED_FLAGS, ApiServerSettings
+from kplane.api.audit import AuditPolicy
 from kplane.api.compute_resources import ComputeResources, ResourceAmounts, quantity
 from kplane.api.conditions import (
     DELETING,
@@ -46,17 +48,25 @@ from kplane.api.control_plane_registration import (
     RegistrationMode,
 )
 from kplane.api.kubernetes_version import KubernetesVersion
+from kplane.api.oidc import SERVICE_ACCOUNT_ISSUER, OidcIssuer
+from kplane.api.pod_scheduling import PodScheduling
 from kplane.api.references import ObjectReference, SecretReference, Service, TypedReference
 from kplane.api.resource import Metadata, OwnerReference, ResourceInfo, ResourceModel
 from kplane.api.rotation import MAX_ROTATION_VALUE, RotationPhase, RotationStatus
+from kplane.api.service_settings import ServiceSettings
 
 __all__ = [
     "CLUSTER_PATH_PATTERN",
+    "DEFAULT_SERVICE_CIDR",
     "DELETING",
+    "MANAGED_FLAGS",
     "MAX_ROTATION_VALUE",
     "READY",
     "RESERVED_CLUSTER_PATHS",
     "RUNNING",
+    "SERVICE_ACCOUNT_ISSUER",
+    "ApiServerSettings",
+    "AuditPolicy",
     "AuthModel",
     "AuthSpec",
     "ComputeResources",
@@ -86,7 +96,9 @@ __all__ = [
     "KubernetesVersion",
     "Metadata",
     "ObjectReference",
+    "OidcIssuer",
     "OwnerReference",
+    "PodScheduling",
     "RegistrationMode",
     "RememberedClass",
     "ResourceAmounts",
@@ -96,6 +108,7 @@ __all__ = [
     "RotationStatus",
     "SecretReference",
     "Service",
+    "ServiceSettings",
     "TypedReference",
     "VirtualSpec",
     "find_condition",

@@ -246,6 +246,10 @@ class ControlPlaneStatus(ApiModel):
     """The address, of an API server that kplane does not run, that is the control plane's own: written before anything
     is made there, and refused to others as long as it is here or in `endpoint`.
     """
+    service_cidr: Annotated[str, StringConstraints(max_length=43)] | None = Field(default=None, alias="serviceCIDR")
+    """The network that Services get their addresses from, where kplane runs the API server. It stays as it was when the
+    control plane was made.
+    """
     namespace_uid: Annotated[str, StringConstraints(max_length=64)] | None = Field(default=None, alias="namespaceUID")
     """The uid of the control plane's namespace. The operator takes over no other namespace of that name."""
     deletion_policy: DeletionPolicy | None = None

@@ -8,14 +8,17 @@ from typing import Annotated, ClassVar, Final, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
 
+from kplane.api.api_server_settings import ApiServerSettings
 from kplane.api.compute_resources import ComputeResources
 from kplane.api.conditions import Conditions
 from kplane.api.control_plane import ControlPlaneMode, DeletionPolicy
 from kplane.api.durations import duration_rules, duration_within, parse_duration
 from kplane.api.extensions import ATOMIC_LIST, Extension, Rule, rules
 from kplane.api.kubernetes_version import VersionText
+from kplane.api.pod_scheduling import PodScheduling
 from kplane.api.references import Services
 from kplane.api.resource import ApiModel, Column, ResourceInfo, ResourceModel
+from kplane.api.service_settings import ServiceSettings
 
 __all__ = [
     "AuthModel",
@@ -194,6 +197,17 @@ class ControlPlaneClassSpec(ApiModel):
     resources: ComputeResources | None = None
     """Processor and memory of the API server of each control plane that sets none itself. It does not count for those
     with spec.endpointRef.
+    """
+    api_server: ApiServerSettings | None = None
+    """Flags, logins, audit log, encryption and Service network of the API servers of control planes. It does not count
+    for those with spec.endpointRef.
+    """
+    pods: PodScheduling | None = None
+    """Where the pods of control planes run: API servers, their etcds, and mcm of their own. It counts where the
+    operator runs them as pods.
+    """
+    service: ServiceSettings | None = None
+    """The Service of each API server. It counts where the operator runs them as pods.
     """
 
 

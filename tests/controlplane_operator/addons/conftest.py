@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from kplane.api import DEFAULT_SERVICE_CIDR
 from kplane.controlplane_operator.addons import installation
 from kplane.controlplane_operator.addons import sync as look
 from kplane.controlplane_operator.addons.builtin import TenantFacts
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts
 from kplane.controlplane_operator.addons.sync import AddonSync
-from kplane.controlplane_operator.backends.apiserver import DNS_ADDRESS, SERVICE_RANGE
+from kplane.controlplane_operator.backends.apiserver import dns_address
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT, bootstrap
 from kplane.controlplane_operator.watch.cache import Store
@@ -60,5 +61,5 @@ async def addons(tenant: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     async with Client(tenant.administrator) as client:
         await bootstrap(client, admin=ADMIN_ACCOUNT, admin_role="cluster-admin", controllers=CONTROLLERS_ACCOUNT)
         version = (await client.request("GET", "/version"))["gitVersion"]
-        facts = ClusterFacts("acme", url, ca, version, SERVICE_RANGE, DNS_ADDRESS)
+        facts = ClusterFacts("acme", url, ca, version, DEFAULT_SERVICE_CIDR, dns_address(DEFAULT_SERVICE_CIDR))
         yield Addons(client, TenantFacts(external_url=url, cluster=facts))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import string
+from typing import Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kplane.api import MANAGED_FLAGS, ApiServerSettings, AuditPolicy
 from kplane.controlplane_operator.backends.apiserver import api_server_component, serving_hosts
 from kplane.controlplane_operator.backends.etcd import EtcdAccess, etcd_component
 from kplane.controlplane_operator.errors import KeyspaceError
@@ -30,7 +32,7 @@ CERTIFICATES = TenantCertificates.renewed(
 )
 
 
-def _api_server(*, shared: bool) -> Component:
+def _api_server(*, shared: bool, settings: ApiServerSettings | None = None) -> Component:
     access = EtcdAccess(("https://127.0.0.1:2379",), AUTHORITIES.etcd.certificate, CERTIFICATES.etcd_client)
     return api_server_component(
         "apiserver-a",
@@ -40,6 +42,7 @@ def _api_server(*, shared: bool) -> Component:
         etcd=access,
         etcd_prefix="/clusters/a",
         etcd_shared=shared,
+        settings=settings,
     )
 
 
@@ -59,6 +62,34 @@ def test_secrets_are_in_files_only(component: Component) -> None:
 def test_equal_arguments_give_equal_descriptions() -> None:
     assert _api_server(shared=True) == _api_server(shared=True)
     assert _etcd() == _etcd()
+
+
+_ADDED_TO: Final = {"enable-admission-plugins", "feature-gates"}
+"""Lists to which kube-apiserver adds what it is told again."""
+
+
+def test_no_class_can_set_a_flag_that_kplane_sets() -> None:
+    policy = AuditPolicy.model_validate({"rules": [{"level": "Metadata"}]})
+    everything = _api_server(shared=True, settings=ApiServerSettings(audit_policy=policy))
+    ours = {argument.removeprefix("--").partition("=")[0] for argument in everything.args}
+    assert ours - _ADDED_TO <= set(MANAGED_FLAGS)
+
+
+def test_flags_of_a_class_come_after_those_of_kplane() -> None:
+    settings = ApiServerSettings(extra_args=["--max-requests-inflight=7"])
+    assert _api_server(shared=True, settings=settings).args[-1] == "--max-requests-inflight=7"
+
+
+def test_logins_and_encryption_change_without_a_new_start_and_the_audit_policy_with_one() -> None:
+    files = _api_server(
+        shared=True,
+        settings=ApiServerSettings(audit_policy=AuditPolicy.model_validate({"rules": [{"level": "Metadata"}]})),
+    ).files
+    assert {name: files[name].reloaded for name in ("authentication.yaml", "encryption.yaml", "audit.yaml")} == {
+        "authentication.yaml": True,
+        "encryption.yaml": True,
+        "audit.yaml": False,
+    }
 
 
 def test_only_a_shared_etcd_is_left_uncompacted() -> None:

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from kplane.workloads import SCRATCH, File, Lifetime, Reach, RestartPolicy, RuntimeFailure
+from kplane.workloads import SCRATCH, File, Lifetime, Reach, RestartPolicy, RuntimeFailure, Scheduling
 from kplane.workloads.pods.objects import check_supported, network_policy, workload
 from kplane.workloads.pods.settings import Placement
 
@@ -52,6 +52,39 @@ def test_pod_that_starts_slowly_is_left_alone_and_one_that_hangs_is_not():
     assert container["startupProbe"]["httpGet"] == container["livenessProbe"]["httpGet"] == asked
     startup = container["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] == 600
+
+
+def test_pods_run_where_they_are_scheduled_and_are_spread_among_themselves():
+    scheduling = Scheduling(
+        node_selector={"pool": "tenants"},
+        tolerations=({"key": "pool", "operator": "Exists"},),
+        affinity={"nodeAffinity": {}},
+        priority_class="tenants",
+        topology_spread=({"maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"},),
+    )
+    described = deployment(server("x", scheduling=scheduling))
+    pod = described["template"]["spec"]
+    assert pod["nodeSelector"] == {"pool": "tenants"}
+    assert pod["tolerations"] == [{"key": "pool", "operator": "Exists"}]
+    assert pod["affinity"] == {"nodeAffinity": {}}
+    assert pod["priorityClassName"] == "tenants"
+    assert pod["topologySpreadConstraints"] == [
+        {
+            "maxSkew": 2,
+            "topologyKey": "rack",
+            "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": described["selector"],
+        }
+    ]
+
+
+def test_pods_that_nothing_is_said_of_are_spread_over_nodes_and_zones():
+    pod = deployment(server("x"))["template"]["spec"]
+    assert [each["topologyKey"] for each in pod["topologySpreadConstraints"]] == [
+        "kubernetes.io/hostname",
+        "topology.kubernetes.io/zone",
+    ]
+    assert not {"nodeSelector", "tolerations", "affinity", "priorityClassName"} & set(pod)
 
 
 def test_of_what_is_single_no_pod_starts_before_the_last_one_has_ended():

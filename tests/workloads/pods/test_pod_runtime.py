@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 
 import pytest
 
@@ -18,7 +19,7 @@ from kplane.provider.client.resources import (
     SERVICES,
     STATEFUL_SETS,
 )
-from kplane.workloads import DATA, File, Phase, Port, Resources, RuntimeFailure
+from kplane.workloads import DATA, Exposure, File, Phase, Port, Resources, RuntimeFailure
 from kplane.workloads.pods import Expose, Image
 
 from .conftest import server
@@ -396,21 +397,47 @@ async def test_load_balancer_address_is_waited_for(cluster):
         with pytest.raises(
             RuntimeFailure, match="Service pods-balancer/server has no address from a load balancer yet"
         ):
-            await runtime.reserve(name, ports=["https"], exposed=True)
+            await runtime.reserve(name, ports=["https"], exposed=Exposure())
         ingress = {"loadBalancer": {"ingress": [{"ip": "203.0.113.7"}]}}
         await cluster.client.patch(SERVICES, "server", {"status": ingress}, namespace=namespace, subresource="status")
 
         async def external():
-            return (await runtime.reserve(name, ports=["https"], exposed=True)).external
+            return (await runtime.reserve(name, ports=["https"], exposed=Exposure())).external
 
         given = await cluster.eventually(external)
         assert (given.host, dict(given.ports)) == ("203.0.113.7", {"https": 6443})
 
 
+async def test_service_is_annotated_and_keeps_its_class_of_load_balancer(cluster):
+    namespace = await cluster.namespace("pods-annotated")
+    name = f"{namespace}--server"
+
+    async def reserve(runtime, **exposure):
+        with contextlib.suppress(RuntimeFailure):  # no load balancer gives an address here
+            await runtime.reserve(name, ports=["https"], exposed=Exposure(**exposure))
+        return await cluster.client.get(SERVICES, "server", namespace=namespace)
+
+    async with cluster.runtime(expose=Expose.LOAD_BALANCER) as runtime:
+        made = await reserve(runtime, annotations={"a.example/x": "1", "b.example/y": "2"}, load_balancer_class="e/one")
+        assert made["spec"]["loadBalancerClass"] == "e/one"
+        theirs = {"metadata": {"annotations": {"cloud.example/id": "7"}}}
+        await cluster.client.patch(SERVICES, "server", theirs, namespace=namespace)
+
+        async def annotated(**exposure):
+            found = (await reserve(runtime, **exposure))["metadata"]["annotations"]
+            return {name: value for name, value in found.items() if not name.startswith("controlplane.kplane.dev/")}
+
+        wanted = {"annotations": {"a.example/x": "3"}, "load_balancer_class": "e/other"}
+        ends_as = {"a.example/x": "3", "cloud.example/id": "7"}
+        await cluster.eventually(lambda: annotated(**wanted), lambda found: found == ends_as)
+        await cluster.eventually(annotated, lambda found: found == {"cloud.example/id": "7"})
+        assert (await reserve(runtime))["spec"]["loadBalancerClass"] == "e/one"
+
+
 async def test_node_port_is_the_external_port(cluster):
     namespace = await cluster.namespace("pods-node-port")
     async with cluster.runtime(expose=Expose.NODE_PORT, external_host="nodes.example") as runtime:
-        exposed = (await runtime.reserve(f"{namespace}--server", ports=["https"], exposed=True)).external
+        exposed = (await runtime.reserve(f"{namespace}--server", ports=["https"], exposed=Exposure())).external
         service = await cluster.client.get(SERVICES, "server", namespace=namespace)
         assert (exposed.host, dict(exposed.ports)) == (
             "nodes.example",

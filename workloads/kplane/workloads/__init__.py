@@ -12,6 +12,7 @@ from kplane.workloads.component import (
     Reach,
     Resources,
     RestartPolicy,
+    Scheduling,
 )
 from kplane.workloads.errors import ProgramFailed, ProgramTimedOut, RuntimeFailure, WorkloadsError
 from kplane.workloads.processes.process import end_processes, find_processes
@@ -19,7 +20,7 @@ from kplane.workloads.processes.program import run_program
 from kplane.workloads.processes.runtime import ProcessRuntime
 from kplane.workloads.processes.supervision import Pace
 from kplane.workloads.processes.watchdog import Watchdog
-from kplane.workloads.runtime import Address, ComponentState, ExternalAddress, Phase, Runtime
+from kplane.workloads.runtime import Address, ComponentState, Exposure, ExternalAddress, Phase, Runtime
 
 __all__ = [
     "DATA",
@@ -28,6 +29,7 @@ __all__ = [
     "Address",
     "Component",
     "ComponentState",
+    "Exposure",
     "ExternalAddress",
     "File",
     "Lifetime",
@@ -43,6 +45,7 @@ __all__ = [
     "RestartPolicy",
     "Runtime",
     "RuntimeFailure",
+    "Scheduling",
     "Watchdog",
     "WorkloadsError",
     "end_processes",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 __all__ = [
     "DATA",
@@ -18,6 +19,7 @@ __all__ = [
     "Reach",
     "Resources",
     "RestartPolicy",
+    "Scheduling",
 ]
 
 FILES = "$(FILES)"
@@ -105,6 +107,20 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduling:
+    """Which nodes a component runs on, where the runtime has several: pods. Words and shapes are of Kubernetes."""
+
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: Sequence[Mapping[str, Any]] = ()
+    affinity: Mapping[str, Any] = field(default_factory=dict)
+    priority_class: str | None = None
+    topology_spread: Sequence[Mapping[str, Any]] | None = None
+    """Constraints without `labelSelector`, because they are about the component's own pods. None: evenly over nodes and
+    zones where that can be.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
     """One long-running program and all that it needs. Equal descriptions need no action."""
 
@@ -136,6 +152,8 @@ class Component:
     liveness_path: str | None = None
     """On the port of `readiness`: what does not answer 200 there hangs, and is started again by a runtime of pods."""
     resources: Resources | None = None
+    scheduling: Scheduling | None = None
+    """None: any node, as for other pods."""
     open_files: int | None = None
     """So many files and connections it may have open at once, where the runtime can hold it to that: processes."""
     only_logs: bool = False

@@ -8,12 +8,12 @@ import enum
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kplane.workloads.component import Component
 
-__all__ = ["Address", "ComponentState", "ExternalAddress", "NamedLocks", "Phase", "Runtime", "Subscribers"]
+__all__ = ["Address", "ComponentState", "Exposure", "ExternalAddress", "NamedLocks", "Phase", "Runtime", "Subscribers"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,15 @@ class Phase(enum.StrEnum):
     STOPPING = "Stopping"
     ENDED = "Ended"
     """It ended by itself and is not started again: `RestartPolicy.NEVER`, or not described since the runtime began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposure:
+    """How a component is made to be reached from outside, where the runtime has Services: pods."""
+
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    load_balancer_class: str | None = None
+    """It counts when the Service is made: Kubernetes does not allow a change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +94,8 @@ class Runtime(Protocol):
     """Runs components. Every call may be repeated; every call returns when what it says is true."""
 
     @property
-    def enforces_resources(self) -> bool:
-        """Whether components are held to their `Component.resources`."""
+    def runs_pods(self) -> bool:
+        """Whether components are pods: held to their resources, put on nodes as scheduled, reached by Services."""
         ...
 
     async def version(self, program: str) -> str | None:
@@ -107,7 +116,7 @@ class Runtime(Protocol):
         """Return when it is known what runs already: before, every component seems to be absent."""
         ...
 
-    async def reserve(self, name: str, *, ports: Sequence[str], exposed: bool = False) -> Address:
+    async def reserve(self, name: str, *, ports: Sequence[str], exposed: Exposure | None = None) -> Address:
         """Give the address under which a component will be reached; the same one until it is deleted.
 
         `ports` names the ports wanted. `exposed` asks for an external address too, where the runtime was told how.

@@ -14,14 +14,14 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from kplane.api import ControlPlane, EndpointType, find_condition, is_true
+from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, EndpointType, find_condition, is_true
 from kplane.api.conditions import ADDONS_READY, MANAGED
 from kplane.api.names import KUBECONFIG_KEY, controllers_secret_name, management_namespace
 from kplane.controlplane_operator.addons.builtin import TenantFacts
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts
 from kplane.controlplane_operator.addons.sync import AddonSync
-from kplane.controlplane_operator.backends.apiserver import DNS_ADDRESS, SERVICE_RANGE
+from kplane.controlplane_operator.backends.apiserver import dns_address
 from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.pki.secrets import data_of
@@ -176,6 +176,7 @@ def _facts(control_plane: ControlPlane, *, config: ClusterConfig) -> TenantFacts
     urls = {endpoint.type: endpoint.url for endpoint in control_plane.status.endpoints}
     managed = is_true(control_plane.status.conditions, MANAGED)
     external = urls.get(EndpointType.EXTERNAL, config.server)
+    service_cidr = control_plane.status.service_cidr or DEFAULT_SERVICE_CIDR
     return TenantFacts(
         external_url=external,
         cluster=ClusterFacts(
@@ -183,7 +184,7 @@ def _facts(control_plane: ControlPlane, *, config: ClusterConfig) -> TenantFacts
             join_url=urls.get(EndpointType.JOIN, external),
             ca=config.ca_data,
             version=control_plane.status.version or "",
-            service_range=SERVICE_RANGE if managed else None,
-            dns_address=DNS_ADDRESS if managed else None,
+            service_range=service_cidr if managed else None,
+            dns_address=dns_address(service_cidr) if managed else None,
         ),
     )

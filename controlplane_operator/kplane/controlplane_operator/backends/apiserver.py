@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from typing import Final
 from urllib.parse import urlsplit
 
-import yaml
-
+from kplane.api import DEFAULT_SERVICE_CIDR, SERVICE_ACCOUNT_ISSUER, ApiServerSettings
+from kplane.controlplane_operator.backends.apiserver_config import (
+    audit_configuration,
+    authentication_configuration,
+    encryption_configuration,
+)
 from kplane.controlplane_operator.backends.etcd import EtcdAccess
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
 from kplane.controlplane_operator.pki.primitives import KeyPair
-from kplane.workloads import FILES, Address, Component, File, Port, Probe, Reach, Resources
+from kplane.workloads import FILES, Address, Component, File, Port, Probe, Reach, Resources, Scheduling
 
 __all__ = [
     "API_SERVER",
     "API_SERVER_PORTS",
     "API_SERVER_RESOURCES",
-    "DNS_ADDRESS",
-    "SERVICE_RANGE",
     "api_server_component",
+    "dns_address",
     "external_url",
     "server_url",
     "serving_hosts",
@@ -31,21 +35,6 @@ _HTTPS: Final = "https"
 API_SERVER_PORTS: Final = (_HTTPS,)
 """What `Runtime.reserve` is asked for."""
 
-SERVICE_RANGE: Final = "10.96.0.0/16"
-DNS_ADDRESS: Final = "10.96.0.10"
-"""Where kubelets expect the cluster's DNS: the tenth address of the range, by kubeadm's rule."""
-_SERVICE_ADDRESS: Final = "10.96.0.1"
-"""First address of the range: the Service default/kubernetes."""
-_ISSUER: Final = "https://kubernetes.default.svc.cluster.local"
-"""The same for every control plane: the keys differ, and a tenant that moves keeps its tokens."""
-_ANONYMOUS_PATHS: Final = (
-    "/livez",
-    "/readyz",
-    "/healthz",
-    # What `kubeadm join` reads before it trusts the server. RBAC lets it only where add-on kubeadm-join is installed.
-    "/api/v1/namespaces/kube-public/configmaps/cluster-info",
-)
-
 API_SERVER_RESOURCES: Final = Resources(cpu_request="100m", memory_request="256Mi", memory_limit="2Gi")
 """An empty one takes 159 MiB, see docs/measured.md; the limit keeps one tenant from taking the others' memory.
 They apply unless spec or class set others."""
@@ -54,11 +43,18 @@ _ENVIRONMENT: Final = {"GOGC": "50"}
 """Measured: 150 MiB (PSS) in the place of 200, see docs/measured.md."""
 
 
-def serving_hosts(address: Address) -> tuple[str, ...]:
+def dns_address(service_cidr: str) -> str:
+    """Return where kubelets expect the cluster's DNS: the tenth address of Services, by kubeadm's rule."""
+    return str(ip_network(service_cidr)[10])
+
+
+def serving_hosts(address: Address, *, service_cidr: str = DEFAULT_SERVICE_CIDR) -> tuple[str, ...]:
     """Names and addresses that the API server's certificate must be for."""
     names = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
     external = (address.external.host,) if address.external is not None else ()
-    return (address.host, *external, *names, "kubernetes.default.svc.cluster.local", _SERVICE_ADDRESS)
+    # Kubernetes gives the Service default/kubernetes the first address.
+    first = str(ip_network(service_cidr)[1])
+    return (address.host, *external, *names, "kubernetes.default.svc.cluster.local", first)
 
 
 def server_url(address: Address) -> str:
@@ -88,14 +84,19 @@ def api_server_component(
     etcd_shared: bool,
     version: str | None = None,
     resources: Resources = API_SERVER_RESOURCES,
+    settings: ApiServerSettings | None = None,
+    service_cidr: str = DEFAULT_SERVICE_CIDR,
+    scheduling: Scheduling | None = None,
 ) -> Component:
     """Describe the kube-apiserver of a control plane. Equal arguments give an equal description.
 
     `etcd_prefix` is where its keys lie, without a slash at the end. An API server on an etcd that others share
     (`etcd_shared`) neither compacts it nor looks into its size: both would need rights beyond its prefix. `version` is
-    that of `Component`.
+    that of `Component`. `settings` are those of its class, whose `service_cidr` does not count here.
     """
     port = address.ports[_HTTPS]
+    settings = settings or ApiServerSettings()
+    audit = settings.audit_policy
     return Component(
         name=name,
         program=API_SERVER,
@@ -107,7 +108,7 @@ def api_server_component(
             f"--secure-port={port}",
             # Pods that would look up default/kubernetes need a routable address, which loopback is not.
             "--endpoint-reconciler-type=none",
-            f"--service-cluster-ip-range={SERVICE_RANGE}",
+            f"--service-cluster-ip-range={service_cidr}",
             f"--etcd-servers={','.join(etcd.endpoints)}",
             f"--etcd-prefix={etcd_prefix}",
             f"--etcd-cafile={FILES}/etcd-ca.crt",
@@ -126,13 +127,17 @@ def api_server_component(
             "--requestheader-extra-headers-prefix=X-Remote-Extra-",
             f"--proxy-client-cert-file={FILES}/front-proxy-client.crt",
             f"--proxy-client-key-file={FILES}/front-proxy-client.key",
-            f"--service-account-issuer={_ISSUER}",
+            f"--service-account-issuer={SERVICE_ACCOUNT_ISSUER}",
             f"--service-account-key-file={FILES}/sa.pub",
             f"--service-account-signing-key-file={FILES}/sa.key",
+            f"--encryption-provider-config={FILES}/encryption.yaml",
+            "--encryption-provider-config-automatic-reload=true",
             "--authorization-mode=Node,RBAC",
             "--profiling=false",
             # Otherwise a stop waits up to a minute for open watches.
             "--shutdown-watch-termination-grace-period=2s",
+            *((f"--audit-policy-file={FILES}/audit.yaml", "--audit-log-path=-") if audit is not None else ()),
+            *settings.extra_args,
         ),
         files={
             # kube-apiserver re-reads its serving certificate, its client CAs and its etcd client certificate.
@@ -146,12 +151,17 @@ def api_server_component(
             # Unlike those, it reads the keys of ServiceAccount tokens once: for others it is started again.
             "sa.key": File(authorities.service_account_key),
             "sa.pub": File(authorities.service_account_trust),
-            "authentication.yaml": File(_authentication()),
+            "authentication.yaml": File(authentication_configuration(settings.oidc), reloaded=True),
+            "encryption.yaml": File(
+                encryption_configuration(settings.encrypted_resources, key=authorities.encryption_key), reloaded=True
+            ),
+            **({"audit.yaml": File(audit_configuration(audit))} if audit is not None else {}),
         },
         env=_ENVIRONMENT,
         ports=(Port(number=port, name=_HTTPS),),
         readiness=Probe(port=_HTTPS, path="/readyz", ca="serving-ca.crt"),
         resources=resources,
+        scheduling=scheduling,
         # Without etcd it is not ready, and to start it again would mend nothing.
         liveness_path="/livez?exclude=etcd",
         reaches=tuple(
@@ -167,13 +177,3 @@ def _pair(name: str, pair: KeyPair) -> dict[str, File]:
         f"{name}.crt": File(pair.certificate, reloaded=True),
         f"{name}.key": File(pair.key, reloaded=True),
     }
-
-
-def _authentication() -> bytes:
-    """Allow anonymous requests only for health checks, and for what joining nodes start from."""
-    configuration = {
-        "apiVersion": "apiserver.config.k8s.io/v1",
-        "kind": "AuthenticationConfiguration",
-        "anonymous": {"enabled": True, "conditions": [{"path": path} for path in _ANONYMOUS_PATHS]},
-    }
-    return yaml.safe_dump(configuration, sort_keys=False).encode()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from kplane.api import ControlPlane, DeletionPolicy
+from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, DeletionPolicy
 from kplane.controlplane_operator.backends.apiserver import API_SERVER_PORTS, api_server_component, serving_hosts
 from kplane.controlplane_operator.backends.base import Provision, check_ready, provision_at, runtime_errors
+from kplane.controlplane_operator.backends.class_settings import api_server_settings, exposure_of, scheduling_of
 from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
 from kplane.controlplane_operator.backends.versions import ApiServerPlanner
 from kplane.controlplane_operator.component_names import apiserver_name, etcd_name
@@ -42,14 +43,15 @@ class DedicatedProvisioner:
         name, etcd = apiserver_name(control_plane.name), etcd_name(control_plane.name)
 
         plan = await self._planner.plan(control_plane)
+        service_cidr = control_plane.status.service_cidr or DEFAULT_SERVICE_CIDR
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
             etcd_address = await self._runtime.reserve(etcd, ports=ETCD_PORTS)
-            address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=True)
+            address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=exposure_of(plan.chosen))
             certificates = await self._keys.certificates(
                 control_plane,
                 authorities=authorities,
-                hosts=serving_hosts(address),
+                hosts=serving_hosts(address, service_cidr=service_cidr),
                 etcd_authority=authorities.etcd,
                 etcd_user=_ETCD_USER,
                 etcd_hosts=(etcd_address.host, "localhost"),
@@ -65,6 +67,7 @@ class DedicatedProvisioner:
                     server=certificates.etcd_server,
                     quota_bytes=self._quota_bytes,
                     reached_by=(name,),
+                    scheduling=scheduling_of(plan.chosen),
                 )
             )
             await check_ready(self._runtime, etcd, what="etcd", published=published)
@@ -79,6 +82,9 @@ class DedicatedProvisioner:
                     etcd_shared=False,
                     version=plan.version,
                     resources=plan.resources,
+                    settings=api_server_settings(plan.chosen),
+                    service_cidr=service_cidr,
+                    scheduling=scheduling_of(plan.chosen),
                 )
             )
         state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kplane.controlplane_operator.pki.primitives import KeyPair
-from kplane.workloads import DATA, FILES, Address, Component, File, Port, Probe, Resources
+from kplane.workloads import DATA, FILES, Address, Component, File, Port, Probe, Resources, Scheduling
 
 __all__ = ["DEFAULT_QUOTA_BYTES", "ETCD_PORTS", "EtcdAccess", "client_url", "etcd_component"]
 
@@ -46,6 +46,7 @@ def etcd_component(
     server: KeyPair,
     quota_bytes: int = DEFAULT_QUOTA_BYTES,
     reached_by: tuple[str, ...] | None = None,
+    scheduling: Scheduling | None = None,
 ) -> Component:
     """Describe an etcd of one member, for clients and peers with a certificate of `ca` only.
 
@@ -86,6 +87,7 @@ def etcd_component(
         readiness=Probe(port=_METRICS_PORT, path="/readyz"),
         liveness_path="/livez",
         resources=_RESOURCES,
+        scheduling=scheduling,
         reached_by=reached_by,
         grace_seconds=10.0,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kplane.workloads import FILES, SCRATCH, Address, Component, File, Port, Probe, Resources
+from kplane.workloads import FILES, SCRATCH, Address, Component, File, Port, Probe, Resources, Scheduling
 
 __all__ = ["MCM", "MCM_PORTS", "MCM_RESOURCES", "McmProgram", "mcm_component"]
 
@@ -45,6 +45,7 @@ def mcm_component(
     address: Address,
     service_account: str,
     files: Mapping[str, File],
+    scheduling: Scheduling | None = None,
 ) -> Component:
     """Describe the mcm of one registration.
 
@@ -71,6 +72,7 @@ def mcm_component(
         readiness=Probe(port=_PORT, path="/readyz"),
         liveness_path="/healthz",
         resources=program.resources,
+        scheduling=scheduling,
         metrics_only=True,
         # Control planes may be anywhere.
         reaches=None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kplane.api import ComputeResources, Condition, ControlPlane, ControlPlaneClass, KubernetesVersion, quantity
@@ -68,6 +68,8 @@ class ApiServerPlan:
     """The version that spec or class ask for, and that is allowed."""
     refused: VersionLag | None = None
     """Why the API server stays what it is."""
+    chosen: ControlPlaneClass | None = None
+    """The class that it follows in everything else."""
 
     def lag(self, state: ComponentState) -> VersionLag | None:
         """Say in what the API server, whose state this is, is not what the control plane asks for."""
@@ -93,6 +95,9 @@ class ApiServerPlanner:
         where there is none yet: VersionNotAllowed, VersionNotAvailable.
         """
         chosen = class_in_force(control_plane, classes=self._context.stores.classes).chosen
+        return replace(await self._plan(control_plane, chosen=chosen), chosen=chosen)
+
+    async def _plan(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> ApiServerPlan:
         resources = resources_of(control_plane, chosen=chosen)
         running = KubernetesVersion.parse(control_plane.status.version)
         wanted = KubernetesVersion.parse(_asked(control_plane, chosen=chosen))
@@ -196,17 +201,22 @@ def not_held_to(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None
     """Say, in sentences, which settings of the API server are accepted and have no effect."""
     if control_plane.spec.endpoint_ref is not None:
         return _not_for_others(chosen)
-    if _resources_asked(control_plane, chosen=chosen) is None or runtime.enforces_resources:
+    if runtime.runs_pods:
         return []
-    return ["resources are not acted on: this operator runs API servers as processes, and only pods are held to them"]
+    said = ["resources"] if _resources_asked(control_plane, chosen=chosen) is not None else []
+    said += [name for name in ("pods", "service") if chosen is not None and getattr(chosen.spec, name) is not None]
+    if not said:
+        return []
+    return [f"{' and '.join(said)} are not acted on: this operator runs API servers as processes, not as pods"]
 
 
 def _not_for_others(chosen: ControlPlaneClass | None) -> list[str]:
     """Say, in sentences, what of a class does not count for an API server that kplane does not run."""
-    set_ = [name for name in ("version", "resources") if chosen is not None and getattr(chosen.spec, name) is not None]
-    if chosen is None or not set_:
+    fields = {"version": "version", "resources": "resources", "api_server": "apiServer", "service": "service"}
+    said = [name for field, name in fields.items() if chosen is not None and getattr(chosen.spec, field) is not None]
+    if chosen is None or not said:
         return []
-    what = f"{' and '.join(set_)} of ControlPlaneClass {chosen.name}"
+    what = f"{' and '.join(said)} of ControlPlaneClass {chosen.name}"
     return [f"{what} are not acted on: kplane does not run the API server at spec.endpointRef"]
 
 

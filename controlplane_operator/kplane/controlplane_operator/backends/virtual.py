@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from kplane.api import ControlPlane, DeletionPolicy
+from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, DeletionPolicy
 from kplane.controlplane_operator.backends.apiserver import API_SERVER_PORTS, api_server_component, serving_hosts
 from kplane.controlplane_operator.backends.base import Provision, check_ready, provision_at, runtime_errors
+from kplane.controlplane_operator.backends.class_settings import api_server_settings, exposure_of, scheduling_of
 from kplane.controlplane_operator.backends.etcd import EtcdAccess
 from kplane.controlplane_operator.backends.versions import ApiServerPlanner
 from kplane.controlplane_operator.component_names import apiserver_name
@@ -73,13 +74,14 @@ class VirtualProvisioner:
             # Those that run keep running: an end of them would keep tenants apart no better.
             await self._check_version(shared)
         plan = await self._planner.plan(control_plane)
+        service_cidr = control_plane.status.service_cidr or DEFAULT_SERVICE_CIDR
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
-            address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=True)
+            address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=exposure_of(plan.chosen))
             certificates = await self._keys.certificates(
                 control_plane,
                 authorities=authorities,
-                hosts=serving_hosts(address),
+                hosts=serving_hosts(address, service_cidr=service_cidr),
                 etcd_authority=shared.authority,
                 etcd_user=user,
             )
@@ -100,6 +102,9 @@ class VirtualProvisioner:
                     etcd_shared=True,
                     version=plan.version,
                     resources=plan.resources,
+                    settings=api_server_settings(plan.chosen),
+                    service_cidr=service_cidr,
+                    scheduling=scheduling_of(plan.chosen),
                 )
             )
         state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)

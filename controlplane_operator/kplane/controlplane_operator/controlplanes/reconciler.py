@@ -24,6 +24,7 @@ from kplane.api import (
 from kplane.api.conditions import MANAGED, PAUSED, SYNCED
 from kplane.api.names import FINALIZER
 from kplane.controlplane_operator.backends.base import Provision, Provisioner
+from kplane.controlplane_operator.backends.class_settings import service_cidr_of
 from kplane.controlplane_operator.backends.versions import not_held_to, with_up_to_date
 from kplane.controlplane_operator.class_policy import (
     ClassInForce,
@@ -233,6 +234,7 @@ class ControlPlaneReconciler:
         recorded = {
             "cluster_path": control_plane.cluster_path if virtual else None,
             "claimed_address": one.claimed,
+            "service_cidr": self._service_cidr(one),
             "deletion_policy": policy_of(control_plane, chosen=one.followed.chosen),
             "remembered_class": one.followed.remembered(),
             "conditions": self._recorded_conditions(control_plane, followed=one.followed),
@@ -246,6 +248,12 @@ class ControlPlaneReconciler:
         changed = control_plane.status.deletion_policy not in {None, status.deletion_policy}
         await self._write(control_plane, status=status, only_as_seen=changed)
         return control_plane.model_copy(update={"status": status})
+
+    def _service_cidr(self, one: Pass) -> str | None:
+        """Return the network of Services, which kplane decides where it runs the API server."""
+        if one.provisioner is self._provisioners.adopted:
+            return None
+        return service_cidr_of(one.control_plane, chosen=one.followed.chosen)
 
     async def _namespace(self, one: Pass, provisioner: Provisioner) -> None:
         """Make or adopt the namespace for the control plane's keys."""

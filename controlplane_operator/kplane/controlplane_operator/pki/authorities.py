@@ -20,11 +20,22 @@ from kplane.controlplane_operator.pki.primitives import (
 )
 from kplane.controlplane_operator.pki.rotation import Rotation
 
-__all__ = ["CONTROLLERS_USER", "TenantAuthorities", "TenantCertificates", "TrustedAuthorities"]
+__all__ = [
+    "CONTROLLERS_USER",
+    "ENCRYPTION_KEY",
+    "TenantAuthorities",
+    "TenantCertificates",
+    "TrustedAuthorities",
+    "create_encryption_key",
+]
 
 CONTROLLERS_USER: Final = "kplane:controller-manager"
 """The user that controllers authenticate as by client certificate; the operator adds the control plane's uid."""
 
+ENCRYPTION_KEY: Final = "encryption.key"
+"""Name of the entry with the key by which an API server encrypts."""
+
+_ENCRYPTION_BYTES: Final = 32
 _FRONT_PROXY_USER: Final = "front-proxy-client"
 _ADMINISTRATOR_USER: Final = "kplane:controlplane-operator"
 _ADMINISTRATOR_GROUP: Final = "system:masters"
@@ -55,6 +66,10 @@ class TenantAuthorities:
     etcd: KeyPair
     """Of a dedicated control plane's own etcd."""
     service_account_key: bytes = field(repr=False)
+    encryption_key: bytes = field(default=b"", repr=False)
+    """By which the API server encrypts what its class says. It is not exchanged with the others, because data are
+    encrypted by it. Empty: it is not made yet, for a control plane that is older than this.
+    """
     also_trusted: TrustedAuthorities = TrustedAuthorities()
     """The others, while these are being exchanged."""
     rotation: Rotation | None = None
@@ -94,6 +109,7 @@ class TenantAuthorities:
             front_proxy=create_authority(_common_name(name, "front-proxy")),
             etcd=create_authority(_common_name(name, "etcd")),
             service_account_key=create_signing_key(),
+            encryption_key=create_encryption_key(),
         )
 
     @classmethod
@@ -105,6 +121,7 @@ class TenantAuthorities:
             front_proxy=read_pair(data, "front-proxy-ca"),
             etcd=read_pair(data, "etcd-ca"),
             service_account_key=_signing_key(data, "sa.key"),
+            encryption_key=_encryption_key(data),
         )
 
     def to_secret(self) -> dict[str, bytes]:
@@ -115,6 +132,7 @@ class TenantAuthorities:
             **entries("front-proxy-ca", self.front_proxy),
             **entries("etcd-ca", self.etcd),
             "sa.key": self.service_account_key,
+            **({ENCRYPTION_KEY: self.encryption_key} if self.encryption_key else {}),
         }
 
     def issue_administrator(self) -> KeyPair:
@@ -209,6 +227,18 @@ def _bundle(*certificates: bytes) -> bytes:
 def _common_name(name: str, role: str) -> str:
     # RFC 5280, 4.1.2.4 and appendix A: another CA has another name, of 64 characters at most.
     return f"kplane-{name[:36]}-{role}-{secrets.token_hex(4)}"
+
+
+def create_encryption_key() -> bytes:
+    """Create a key for kube-apiserver's provider secretbox."""
+    return secrets.token_bytes(_ENCRYPTION_BYTES)
+
+
+def _encryption_key(data: Mapping[str, bytes]) -> bytes:
+    key = data.get(ENCRYPTION_KEY, b"")
+    if key and len(key) != _ENCRYPTION_BYTES:
+        raise CredentialsInvalid(f"entry {ENCRYPTION_KEY}: it is not of {_ENCRYPTION_BYTES} bytes")
+    return key
 
 
 def _signing_key(data: Mapping[str, bytes], name: str) -> bytes:

@@ -147,8 +147,8 @@ async def make_secret_last(context: OperatorContext, control_plane: ControlPlane
         )
 
 
-async def replace_data(context: OperatorContext, secret: Object, *, data: Mapping[str, bytes]) -> None:
-    """Have a Secret carry this data and no other, in one write.
+async def replace_data(context: OperatorContext, secret: Object, *, data: Mapping[str, bytes]) -> Object:
+    """Have a Secret carry this data and no other, in one write; returns it as it is then.
 
     Raises Conflict where it was changed since it was read.
     """
@@ -156,9 +156,9 @@ async def replace_data(context: OperatorContext, secret: Object, *, data: Mappin
     encoded: dict[str, str | None] = dict.fromkeys(secret.get("data") or {})
     encoded |= {key: base64.b64encode(value).decode() for key, value in data.items()}
     body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "data": encoded}
-    context.stores.secrets.apply(
-        await context.client.patch(SECRETS, metadata["name"], body, namespace=metadata["namespace"])
-    )
+    written = await context.client.patch(SECRETS, metadata["name"], body, namespace=metadata["namespace"])
+    context.stores.secrets.apply(written)
+    return written
 
 
 async def delete_secret(context: OperatorContext, control_plane: ControlPlane, *, name: str) -> None:

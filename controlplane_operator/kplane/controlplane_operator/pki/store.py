@@ -15,9 +15,11 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import CredentialsInvalid
 from kplane.controlplane_operator.pki.authorities import (
     CONTROLLERS_USER,
+    ENCRYPTION_KEY,
     TenantAuthorities,
     TenantCertificates,
     TrustedAuthorities,
+    create_encryption_key,
 )
 from kplane.controlplane_operator.pki.primitives import (
     KeyPair,
@@ -68,6 +70,7 @@ class Generations:
             try:
                 following = TenantAuthorities.from_secret(
                     {name.removeprefix(_NEXT): value for name, value in data.items() if name.startswith(_NEXT)}
+                    | {name: value for name, value in data.items() if name == ENCRYPTION_KEY}
                 )
             except CredentialsInvalid as error:
                 raise CredentialsInvalid(f"of the new keys, whose entries begin with {_NEXT}: {error}") from None
@@ -79,7 +82,7 @@ class Generations:
         rotation = self.rotation
         return {
             **self.present.to_secret(),
-            **{f"{_NEXT}{name}": content for name, content in following.items()},
+            **{f"{_NEXT}{name}": content for name, content in following.items() if name != ENCRYPTION_KEY},
             **({_ROTATION: json.dumps(rotation.to_json()).encode()} if rotation is not None else {}),
         }
 
@@ -87,7 +90,8 @@ class Generations:
         """Return what there is as of the next step; `name` is the control plane's, for the new authorities."""
         match rotation.phase:
             case RotationPhase.TRUSTING:
-                return replace(self, following=TenantAuthorities.create(name), rotation=rotation)
+                created = replace(TenantAuthorities.create(name), encryption_key=self.present.encryption_key)
+                return replace(self, following=created, rotation=rotation)
             case RotationPhase.DONE if self.following is not None:
                 return replace(self, present=self.following, following=None, rotation=rotation)
         return replace(self, rotation=rotation)
@@ -156,6 +160,9 @@ class TenantKeys:
                     " restore the Secret, or remove the data by deleting the control plane with deletionPolicy Destroy",
                 )
             return _generations(control_plane, await self._create(control_plane)).in_force()
+        if ENCRYPTION_KEY not in data_of(found):
+            added = {**data_of(found), ENCRYPTION_KEY: create_encryption_key()}
+            found = await replace_data(self._context, found, data=added)
         generations = _generations(control_plane, data_of(found))
         await take_over_secret(self._context, control_plane, secret=found)
         return generations.in_force()

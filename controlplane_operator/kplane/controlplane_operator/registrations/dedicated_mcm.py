@@ -16,7 +16,9 @@ from typing import Final
 from kplane.api import ConditionStatus, ControlPlane, RegistrationMode, find_condition
 from kplane.api.conditions import DEDICATED_READY
 from kplane.api.names import management_namespace
+from kplane.controlplane_operator.backends.class_settings import scheduling_of
 from kplane.controlplane_operator.backends.mcm import MCM_PORTS, McmProgram, mcm_component
+from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.component_names import mark_of, mcm_mark, mcm_name, place
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import BootstrapFailed
@@ -25,14 +27,14 @@ from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.errors import management_refusal
-from kplane.controlplane_operator.status.partial import PartialRegistration
+from kplane.controlplane_operator.status.partial import PartialRegistration, as_recorded
 from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.cache import Key, UIDTracker, key_of
 from kplane.controlplane_operator.watch.event_routing import Stores
 from kplane.provider import ClusterConfig, Conflict, Invalid, Result
 from kplane.provider.errors import Forbidden
 from kplane.provider.logs import log_fields
-from kplane.workloads import File, Phase, Runtime, WorkloadsError
+from kplane.workloads import File, Phase, Runtime, Scheduling, WorkloadsError
 
 __all__ = ["DedicatedMcmReconciler", "DedicatedMcms", "account_of", "eldest_of"]
 
@@ -249,6 +251,7 @@ class DedicatedMcmReconciler:
                 address=address,
                 service_account=account.name,
                 files=await self._files(account),
+                scheduling=self._scheduling(account.namespace),
             )
         )
         state = self._runtime.state(component)
@@ -263,6 +266,12 @@ class DedicatedMcmReconciler:
             await self._tell(registration, "False", Reason.MCM_STARTING if starts else Reason.MCM_FAILED, said)
         renewal = self._identities.renewed_in(account) if self._config is not None else _PERIOD_SECONDS
         return Result(jittered(max(_RETRY_SECONDS, min(_PERIOD_SECONDS, renewal))))
+
+    def _scheduling(self, namespace: str) -> Scheduling | None:
+        """Return where the pods of the control plane that has this namespace run."""
+        stores = self._context.stores
+        found = [as_recorded(obj) for obj in stores.control_planes.by("namespace", namespace)]
+        return scheduling_of(class_in_force(found[0], classes=stores.classes).chosen) if found else None
 
     async def _files(self, account: Account) -> dict[str, File]:
         """Return how it gets in where no pod's ServiceAccount lets it; the token is read again when it is renewed."""

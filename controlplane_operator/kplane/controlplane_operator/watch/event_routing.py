@@ -333,6 +333,9 @@ class _EventRouter:
         for control_plane in self._control_planes("class", change.key[1]):
             self._registrations("control plane", control_plane)
             self.queues.addons.add(("", control_plane))
+            for obj in self.stores.registrations.by("control plane", control_plane):
+                # The class says where its mcm runs.
+                self.queues.mcms.add(key_of(obj))
 
     def control_plane_endpoint(self, change: Change) -> None:
         if not _matters(change):

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from kplane.workloads.component import Component, Lifetime, Reach, RestartPolicy
 from kplane.workloads.errors import RuntimeFailure
-from kplane.workloads.pods.settings import Expose, Image, Placement, PodSettings
-from kplane.workloads.pods.template import DATA_VOLUME, pod_spec
+from kplane.workloads.pods.settings import Image, Placement, PodSettings
+from kplane.workloads.pods.template import DATA_VOLUME, pod_spec, topology_spread
 
 __all__ = [
     "COMPONENT_LABEL",
@@ -26,10 +26,10 @@ __all__ = [
     "files_secret_name",
     "is_stateful",
     "labels_of",
+    "metadata_of",
     "network_policy",
     "pull_secret",
     "selector_of",
-    "service",
     "workload",
 ]
 
@@ -88,27 +88,9 @@ def check_supported(component: Component) -> None:
         raise RuntimeFailure(f"Component {component.name}: pods are started again; restart must be Always.")
 
 
-def service(
-    name: str, *, placement: Placement, ports: Mapping[str, int], settings: PodSettings, exposed: bool
-) -> Object:
-    """Describe the Service, which is the component's address from `reserve` on, before there is a pod."""
-    kind = settings.expose if exposed else Expose.CLUSTER_IP
-    return {
-        "metadata": _metadata(name, placement=placement),
-        "spec": {
-            "type": kind.value,
-            "selector": labels_of(name, placement=placement),
-            "ports": [
-                {"name": port, "port": number, "targetPort": number, "protocol": "TCP"}
-                for port, number in ports.items()
-            ],
-        },
-    }
-
-
 def files_secret(component: Component, *, placement: Placement) -> Object:
     """Describe the Secret with the component's files."""
-    metadata = _metadata(component.name, placement=placement)
+    metadata = metadata_of(component.name, placement=placement)
     return {
         "metadata": {**metadata, "name": files_secret_name(placement)},
         "type": "Opaque",
@@ -141,7 +123,7 @@ def workload(component: Component, *, placement: Placement, image: Image, settin
         "template": template,
         "revisionHistoryLimit": _REVISIONS,
     }
-    metadata = _metadata(component.name, placement=placement)
+    metadata = metadata_of(component.name, placement=placement)
     if is_stateful(component):
         claims = [_claim(labels, settings=settings)] if component.data else []
         return {
@@ -155,15 +137,7 @@ def workload(component: Component, *, placement: Placement, image: Image, settin
                 **({"volumeClaimTemplates": claims} if claims else {}),
             },
         }
-    template["spec"]["topologySpreadConstraints"] = [
-        {
-            "maxSkew": 1,
-            "topologyKey": key,
-            "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": labels},
-        }
-        for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
-    ]
+    template["spec"]["topologySpreadConstraints"] = topology_spread(component, labels=labels)
     return {
         "metadata": metadata,
         "spec": {
@@ -178,7 +152,7 @@ def workload(component: Component, *, placement: Placement, image: Image, settin
 def disruption_budget(component: Component, *, placement: Placement) -> Object:
     """Describe the PodDisruptionBudget: of several pods one goes at a time, and a single one never blocks a drain."""
     return {
-        "metadata": _metadata(component.name, placement=placement),
+        "metadata": metadata_of(component.name, placement=placement),
         "spec": {
             "maxUnavailable": 1,
             "selector": {"matchLabels": labels_of(component.name, placement=placement)},
@@ -189,7 +163,7 @@ def disruption_budget(component: Component, *, placement: Placement) -> Object:
 def network_policy(component: Component, *, placement: Placement, settings: PodSettings) -> Object:
     """Describe the NetworkPolicy: in come those whom the component names, out it gets to what it names."""
     return {
-        "metadata": _metadata(component.name, placement=placement),
+        "metadata": metadata_of(component.name, placement=placement),
         "spec": {
             "podSelector": {"matchLabels": labels_of(component.name, placement=placement)},
             "policyTypes": ["Ingress"] if component.reaches is None else ["Ingress", "Egress"],
@@ -233,7 +207,8 @@ def _towards(reach: Reach) -> Object:
     return rule
 
 
-def _metadata(name: str, *, placement: Placement) -> Object:
+def metadata_of(name: str, *, placement: Placement) -> Object:
+    """Return the metadata of an object of a component that is named as its workload."""
     return {
         "name": placement.name,
         "namespace": placement.namespace,

@@ -42,12 +42,12 @@ from kplane.workloads.pods.objects import (
     network_policy,
     pull_secret,
     selector_of,
-    service,
     workload,
 )
 from kplane.workloads.pods.observation import Observation, is_ended, living
+from kplane.workloads.pods.service import serves, service, with_load_balancer_of
 from kplane.workloads.pods.settings import Expose, Image, Placement, PodSettings
-from kplane.workloads.runtime import Address, ComponentState, ExternalAddress, NamedLocks, Phase, Subscribers
+from kplane.workloads.runtime import Address, ComponentState, Exposure, ExternalAddress, NamedLocks, Phase, Subscribers
 
 __all__ = ["PodRuntime"]
 
@@ -115,8 +115,8 @@ class PodRuntime:
             await end_tasks((following,))
 
     @property
-    def enforces_resources(self) -> bool:
-        """See `Runtime.enforces_resources`. The nodes do."""
+    def runs_pods(self) -> bool:
+        """See `Runtime.runs_pods`."""
         return True
 
     async def version(self, program: str) -> str | None:
@@ -135,7 +135,7 @@ class PodRuntime:
         """See `Runtime.synced`."""
         await self._observation.synced()
 
-    async def reserve(self, name: str, *, ports: Sequence[str], exposed: bool = False) -> Address:
+    async def reserve(self, name: str, *, ports: Sequence[str], exposed: Exposure | None = None) -> Address:
         """See `Runtime.reserve`. The address is a Service; that of an exposed component has the type of the settings.
 
         Raises RuntimeFailure as long as a load balancer has given it no address.
@@ -144,14 +144,16 @@ class PodRuntime:
         numbers = {port: self._number(name, port) for port in ports}
         wanted = service(name, placement=placement, ports=numbers, settings=self._settings, exposed=exposed)
         known = self._observation.service(name)
-        if known is None or not _serves(known, wanted):
+        if known is not None:
+            wanted = with_load_balancer_of(known, wanted)
+        if known is None or not serves(known, wanted):
             with _failing(f"Component {name}: its Service in namespace {placement.namespace}"):
                 known = await self._client.apply(SERVICES, wanted)
         return Address(
             host=f"{placement.name}.{placement.namespace}.svc",
             ports=numbers,
             bind=_LISTEN,
-            external=self._external(name, known) if exposed else None,
+            external=self._external(name, known) if exposed is not None else None,
         )
 
     async def apply(self, component: Component) -> None:
@@ -474,16 +476,6 @@ def _has_controller(pod: Object) -> bool:
 
 def _names(pods: Sequence[Object]) -> str:
     return ", ".join(pod["metadata"]["name"] for pod in pods)
-
-
-def _serves(known: Object, wanted: Object) -> bool:
-    """Return whether a Service leads where it should, whatever else the cluster or others put into it."""
-
-    def ways(found: Object) -> list[tuple[str, int, int]]:
-        return [(port["name"], port["port"], port["targetPort"]) for port in found["spec"].get("ports", ())]
-
-    same = all(known["spec"].get(key) == wanted["spec"][key] for key in ("type", "selector"))
-    return same and ways(known) == ways(wanted)
 
 
 def _canonical(host: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from kplane.workloads.component import DATA, FILES, SCRATCH, Component, Probe
 from kplane.workloads.pods.settings import Image, PodSettings
 
-__all__ = ["DATA_VOLUME", "FILES_MODE", "pod_spec"]
+__all__ = ["DATA_VOLUME", "FILES_MODE", "pod_spec", "topology_spread"]
 
 DATA_VOLUME: Final = "data"
 FILES_MODE: Final = 0o440
@@ -31,6 +31,10 @@ _STARTUP_FAILURES: Final = 300
 """A large database takes minutes to be opened."""
 _LIVENESS_SECONDS: Final = 10
 _LIVENESS_FAILURES: Final = 6
+_EVENLY: Final = tuple(
+    {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway"}
+    for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
+)
 
 
 def pod_spec(component: Component, *, image: Image, settings: PodSettings, files_secret: str) -> dict[str, Any]:
@@ -89,7 +93,26 @@ def pod_spec(component: Component, *, image: Image, settings: PodSettings, files
         spec |= {"serviceAccountName": component.service_account, "automountServiceAccountToken": True}
     if settings.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in settings.pull_secrets]
-    return spec
+    return spec | _scheduling(component)
+
+
+def topology_spread(component: Component, *, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Describe how the pods of a component, which have these labels, are spread: as it says, or evenly."""
+    wanted = component.scheduling.topology_spread if component.scheduling is not None else None
+    constraints = _EVENLY if wanted is None else wanted
+    return [{**each, "labelSelector": {"matchLabels": dict(labels)}} for each in constraints]
+
+
+def _scheduling(component: Component) -> dict[str, Any]:
+    wanted = component.scheduling
+    if wanted is None:
+        return {}
+    return {
+        **({"nodeSelector": dict(wanted.node_selector)} if wanted.node_selector else {}),
+        **({"tolerations": [dict(each) for each in wanted.tolerations]} if wanted.tolerations else {}),
+        **({"affinity": dict(wanted.affinity)} if wanted.affinity else {}),
+        **({"priorityClassName": wanted.priority_class} if wanted.priority_class is not None else {}),
+    }
 
 
 def _placed(text: str) -> str:

@@ -26,7 +26,7 @@ from kplane.workloads.processes.process import end_entries
 from kplane.workloads.processes.proctable import ProcessEntry, marked_processes
 from kplane.workloads.processes.program import ProgramVersions
 from kplane.workloads.processes.supervision import Pace, Supervision
-from kplane.workloads.runtime import Address, ComponentState, NamedLocks, Phase, Subscribers
+from kplane.workloads.runtime import Address, ComponentState, Exposure, NamedLocks, Phase, Subscribers
 
 __all__ = ["ProcessRuntime"]
 
@@ -114,8 +114,8 @@ class ProcessRuntime:
         return ComponentDirectory(self._directory / name).log
 
     @property
-    def enforces_resources(self) -> bool:
-        """See `Runtime.enforces_resources`. Processes take what they take."""
+    def runs_pods(self) -> bool:
+        """See `Runtime.runs_pods`. Processes take what they take."""
         return False
 
     async def version(self, program: str) -> str | None:
@@ -130,7 +130,13 @@ class ProcessRuntime:
     async def synced(self) -> None:
         """See `Runtime.synced`. It was found out on entry."""
 
-    async def reserve(self, name: str, *, ports: Sequence[str], exposed: bool = False) -> Address:  # noqa: ARG002
+    async def reserve(
+        self,
+        name: str,
+        *,
+        ports: Sequence[str],
+        exposed: Exposure | None = None,  # noqa: ARG002 - there are no Services
+    ) -> Address:
         """See `Runtime.reserve`. The ports differ from those of all runtimes of this user on this machine.
 
         Whoever reaches `host` reaches the component: there is no other address for `exposed` ones.

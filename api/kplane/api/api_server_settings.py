@@ -1,0 +1,157 @@
+"""What a class says of the API servers of its control planes."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+from kplane.api.audit import AuditPolicy
+from kplane.api.extensions import ATOMIC_LIST, Extension, Rule, list_map, rules
+from kplane.api.oidc import OidcIssuer
+from kplane.api.resource import ApiModel
+
+__all__ = ["DEFAULT_SERVICE_CIDR", "MANAGED_FLAGS", "ApiServerSettings"]
+
+DEFAULT_SERVICE_CIDR: Final = "10.96.0.0/16"
+"""Where no class says another one."""
+
+MANAGED_FLAGS: Final = (
+    "advertise-address",
+    "anonymous-auth",
+    "audit-log-path",
+    "audit-policy-file",
+    "authentication-config",
+    "authorization-config",
+    "authorization-mode",
+    "bind-address",
+    "cert-dir",
+    "client-ca-file",
+    "disable-admission-plugins",
+    "egress-selector-config-file",
+    "enable-bootstrap-token-auth",
+    "encryption-provider-config",
+    "encryption-provider-config-automatic-reload",
+    "endpoint-reconciler-type",
+    "etcd-cafile",
+    "etcd-certfile",
+    "etcd-compaction-interval",
+    "etcd-db-metric-poll-interval",
+    "etcd-keyfile",
+    "etcd-prefix",
+    "etcd-servers",
+    "etcd-servers-overrides",
+    "oidc-ca-file",
+    "oidc-client-id",
+    "oidc-groups-claim",
+    "oidc-groups-prefix",
+    "oidc-issuer-url",
+    "oidc-required-claim",
+    "oidc-signing-algs",
+    "oidc-username-claim",
+    "oidc-username-prefix",
+    "profiling",
+    "proxy-client-cert-file",
+    "proxy-client-key-file",
+    "requestheader-allowed-names",
+    "requestheader-client-ca-file",
+    "requestheader-extra-headers-prefix",
+    "requestheader-group-headers",
+    "requestheader-uid-headers",
+    "requestheader-username-headers",
+    "secure-port",
+    "service-account-issuer",
+    "service-account-key-file",
+    "service-account-signing-endpoint",
+    "service-account-signing-key-file",
+    "service-cluster-ip-range",
+    "shutdown-watch-termination-grace-period",
+    "storage-backend",
+    "tls-cert-file",
+    "tls-private-key-file",
+    "tls-sni-cert-key",
+    "token-auth-file",
+)
+"""Flags of kube-apiserver that kplane sets, or that would undo what it sets."""
+
+
+_FLAG: Final = "^--[a-z0-9]+(-[a-z0-9]+)*(=.*)?$"
+_MANAGED_SENTENCE: Final = (
+    "spec.apiServer.extraArgs must not set a flag that kplane sets itself, that is unsafe here, or that another field"
+    " of the class is for: remove it"
+)
+
+
+def _unmanaged(arguments: list[str]) -> list[str]:
+    """Hold arguments to the rule of `extraArgs`, for objects that no API server has seen yet."""
+    for argument in arguments:
+        if argument.removeprefix("--").partition("=")[0] in MANAGED_FLAGS:
+            raise ValueError(f"{argument}: {_MANAGED_SENTENCE}")
+    return arguments
+
+
+_FLAGS_IN_CEL: Final = ", ".join(f"'--{flag}'" for flag in MANAGED_FLAGS)
+
+_NETWORK: Final = "^([0-9]{1,3}[.]){3}[0-9]{1,3}/(1[2-9]|2[0-8])$|^[0-9a-f:]{2,39}/(10[89]|11[0-9]|12[0-4])$"
+"""kube-apiserver takes 20 bits of host addresses at most."""
+
+
+def _network(text: str) -> str:
+    """Hold a text to what a pattern cannot say: each number is one of an address, and the host bits are zero."""
+    if str(ipaddress.ip_network(text)) != text:
+        raise ValueError(f"{text!r} is not written as {ipaddress.ip_network(text)}")
+    return text
+
+
+_ResourceName = Annotated[
+    str, StringConstraints(min_length=1, max_length=253, pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][-a-z0-9.]+)?$")
+]
+
+
+class ApiServerSettings(ApiModel):
+    """How the API servers of control planes are set up, beyond version and resources."""
+
+    extra_args: Annotated[
+        list[Annotated[str, StringConstraints(max_length=1024, pattern=_FLAG)]],
+        Field(max_length=32),
+        AfterValidator(_unmanaged),
+        ATOMIC_LIST,
+        Extension(
+            rules(
+                Rule(
+                    rule=f"self.all(arg, !(arg.split('=')[0] in [{_FLAGS_IN_CEL}]))",
+                    message=_MANAGED_SENTENCE,
+                )
+            )
+        ),
+    ] = Field(default_factory=list)
+    """More flags of kube-apiserver, such as --max-requests-inflight=200. Refused are those that kplane sets, and those
+    that have a field here. A change starts API servers anew. One that kube-apiserver does not know keeps it from
+    starting: the control plane says so.
+    """
+    service_cidr: (
+        Annotated[
+            str,
+            StringConstraints(max_length=43, pattern=_NETWORK),
+            AfterValidator(_network),
+        ]
+        | None
+    ) = Field(default=None, alias="serviceCIDR")
+    """The network that Services get their addresses from: IPv4 with a prefix from /12 to /28, or IPv6 with one from
+    /108 to /124. The default is 10.96.0.0/16. It counts when a control plane is made: one that exists keeps the network
+    in its status.
+    """
+    oidc: Annotated[list[OidcIssuer], Field(max_length=8), list_map("issuerURL")] = Field(default_factory=list)
+    """Who else may issue tokens for users, by OpenID Connect. A change counts within a minute, and starts nothing anew.
+    The API server has to reach the issuer to read its keys.
+    """
+    audit_policy: AuditPolicy | None = None
+    """What is written to the audit log, as lines of JSON in the log of the API server; absent for nothing. A change
+    starts API servers anew.
+    """
+    encrypted_resources: Annotated[list[_ResourceName], Field(max_length=64), ATOMIC_LIST] = Field(default_factory=list)
+    """Resources whose objects are encrypted in etcd, such as secrets, or configmaps, or widgets.example.com. The key is
+    made with the control plane, and is beside its CAs. A change counts within two minutes, for what is written from
+    then on. What was encrypted before can be read further.
+    """

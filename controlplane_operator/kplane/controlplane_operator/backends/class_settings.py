@@ -1,0 +1,63 @@
+"""What the class of a control plane says of its programs, in the words of the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from kplane.api import (
+    DEFAULT_SERVICE_CIDR,
+    ApiServerSettings,
+    ControlPlane,
+    ControlPlaneClass,
+)
+from kplane.api.resource import ApiModel
+from kplane.workloads import Exposure, Scheduling
+
+__all__ = ["api_server_settings", "exposure_of", "scheduling_of", "service_cidr_of"]
+
+_NONE: Final = ApiServerSettings()
+
+
+def api_server_settings(chosen: ControlPlaneClass | None) -> ApiServerSettings:
+    """Return how the API server is set up."""
+    return (chosen.spec.api_server if chosen is not None else None) or _NONE
+
+
+def service_cidr_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> str:
+    """Return the network of Services: the one that was written down, and of a new control plane that of its class.
+
+    One that was published before anything was written down has the default.
+    """
+    if control_plane.status.service_cidr is not None:
+        return control_plane.status.service_cidr
+    if control_plane.status.endpoint is not None:
+        return DEFAULT_SERVICE_CIDR
+    return api_server_settings(chosen).service_cidr or DEFAULT_SERVICE_CIDR
+
+
+def scheduling_of(chosen: ControlPlaneClass | None) -> Scheduling | None:
+    """Return which nodes the pods of a control plane run on; None for any."""
+    pods = chosen.spec.pods if chosen is not None else None
+    if pods is None:
+        return None
+    spread = pods.topology_spread_constraints
+    return Scheduling(
+        node_selector=pods.node_selector,
+        tolerations=_as_written(pods.tolerations),
+        affinity=pods.affinity,
+        priority_class=pods.priority_class_name,
+        topology_spread=_as_written(spread) if spread is not None else None,
+    )
+
+
+def exposure_of(chosen: ControlPlaneClass | None) -> Exposure:
+    """Return how the API server is made to be reached from outside."""
+    service = chosen.spec.service if chosen is not None else None
+    if service is None:
+        return Exposure()
+    return Exposure(annotations=service.annotations, load_balancer_class=service.load_balancer_class)
+
+
+def _as_written(models: Sequence[ApiModel]) -> tuple[dict[str, Any], ...]:
+    return tuple(model.model_dump(mode="json", by_alias=True, exclude_none=True) for model in models)
