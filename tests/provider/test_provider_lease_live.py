@@ -33,8 +33,8 @@ async def limited(service_account: Callable[..., Awaitable[ClusterConfig]]) -> A
 
 @pytest.fixture
 def lease(limited: Client, namespace: str) -> Callable[..., Lease]:
-    def make(identity: str, *, name: str = "mine", now: Callable[[], float] = clock) -> Lease:
-        options = {"timings": TIMINGS, "labels": {"of": "test"}, "now": now}
+    def make(identity: str, *, name: str = "mine", now: Callable[[], float] = clock, **more: Any) -> Lease:
+        options = {"timings": TIMINGS, "labels": {"of": "test"}, "now": now, **more}
         return Lease(limited, namespace=namespace, name=name, identity=identity, **options)
 
     return make
@@ -92,6 +92,23 @@ async def test_one_that_may_not_be_used_yet_is_not_made_free(lease: Callable[...
     await first.release()
     assert not await second.try_acquire()
     assert second.holder == "first"
+
+
+@pytest.mark.usefixtures("empty")
+async def test_a_lease_is_taken_as_soon_as_its_user_says(lease: Callable[..., Lease]) -> None:
+    asked = []
+
+    def patience(holder: str, duration_seconds: int) -> float:
+        asked.append((holder, duration_seconds))
+        return 0.0 if holder == "first" else 60.0
+
+    first, second, third = lease("first"), lease("second"), lease("third", patience=patience)
+    assert await first.try_acquire()
+    assert not await second.try_acquire()
+    assert await third.try_acquire()
+    assert asked == [("first", 60)]
+    with pytest.raises(LeaseLost, match="held by third"):
+        await first.renew()
 
 
 @pytest.mark.usefixtures("empty")

@@ -103,6 +103,9 @@ class Lease:
     `identity` must belong to this process alone, also after a restart. `client` needs get, create and update on Leases
     of this name, and a call deadline well below `renew_deadline_seconds`. Tests replace `now`.
 
+    `patience` gets another holder and its duration as the object names them. It returns for how many seconds the Lease
+    must not change until this process may take it. The default is the longer one of both durations.
+
     Every method raises ProviderError if the API server refuses or does not answer; it can be called again then.
     """
 
@@ -115,6 +118,7 @@ class Lease:
         identity: str,
         timings: LeaseTimings | None = None,
         labels: Mapping[str, str] | None = None,
+        patience: Callable[[str, int], float] | None = None,
         now: Callable[[], float] = clock,
         wall_clock: Callable[[], datetime] = _utc_now,
     ) -> None:
@@ -122,6 +126,7 @@ class Lease:
         self.timings: Final = timings or LeaseTimings()
         self._client = client
         self._metadata: Final[Object] = {"namespace": namespace, "name": name, "labels": dict(labels or {})}
+        self._patience_for: Final = patience or self._longer_duration
         self._now = now
         self._wall_clock = wall_clock
         self._seen: _Record | None = None
@@ -280,8 +285,11 @@ class Lease:
             return 2 * self.timings.retry_seconds if self._existed else 0.0
         if seen.free or self._is_mine(seen):
             return 0.0
+        return self._patience_for(seen.holder, seen.duration_seconds)
+
+    def _longer_duration(self, _: str, duration_seconds: int) -> float:
         # The holder may have other settings, and an edit of the object must not make the time shorter.
-        return max(seen.duration_seconds, self.timings.duration_seconds)
+        return max(duration_seconds, self.timings.duration_seconds)
 
     async def _take(self, known: Object | None, *, absent_since: float | None) -> None:
         if not self._acquired:
