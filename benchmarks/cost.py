@@ -75,7 +75,11 @@ async def requests_by_kind(config: ClusterConfig) -> Counter[str]:
     Reads the API server's own metrics. They omit /version, and count a watch at its end.
     """
     connector = aiohttp.TCPConnector(ssl=ssl_context(config))
-    async with aiohttp.ClientSession(connector=connector) as session, session.get(f"{config.server}/metrics") as answer:
+    headers = {"Authorization": f"Bearer {config.token}"} if config.token is not None else {}
+    async with (
+        aiohttp.ClientSession(connector=connector, headers=headers) as session,
+        session.get(f"{config.server}/metrics") as answer,
+    ):
         answer.raise_for_status()
         text = await answer.text()
     counted: Counter[str] = Counter()

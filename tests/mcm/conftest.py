@@ -12,7 +12,7 @@ from kplane.provider import ClusterConfig
 from kplane.provider.aio.backoff import Backoff
 from kplane.workloads import Pace, ProcessRuntime
 
-from .control_planes import one, tenants, two
+from .control_planes import one, running_tenants, tenants, two
 from .gates import gate_to
 from .instances_world import world
 from .mcm_process import mcm, mcm_of, shared_mcm, started_mcm, state
@@ -26,6 +26,7 @@ __all__ = [
     "mcm",
     "mcm_of",
     "one",
+    "running_tenants",
     "shared_mcm",
     "started_mcm",
     "state",

@@ -28,7 +28,7 @@ from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, c
 from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
 from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
 from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
-from kplane.provider import Client, ClusterConfig, NotFound, Resource
+from kplane.provider import AlreadyExists, Client, ClusterConfig, NotFound, Resource
 from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, LEASES, NAMESPACES, SERVICE_ACCOUNTS
 from kplane.workloads import Component, Lifetime, Phase, ProcessRuntime
 
@@ -144,8 +144,19 @@ def _bound(component: Component, *args: str) -> Component:
     return dataclasses.replace(component, args=(*component.args, *args), lifetime=Lifetime.BOUND)
 
 
+@pytest.fixture
+async def tenants(running_tenants: dict[str, Tenant]) -> dict[str, Tenant]:
+    """Two control planes, `one` and `two`, without a Lease of an earlier test, whose mcm may have been killed."""
+    for tenant in running_tenants.values():
+        async with Client(tenant.config) as client:
+            for program in ("kube-controller-manager", "kube-scheduler"):
+                with contextlib.suppress(NotFound):
+                    await client.delete(LEASES, program, namespace="kube-system")
+    return running_tenants
+
+
 @pytest.fixture(scope="session")
-def tenants(binaries: Binaries) -> Iterator[dict[str, Tenant]]:
+def running_tenants(binaries: Binaries) -> Iterator[dict[str, Tenant]]:
     """Two control planes, `one` and `two`, on one etcd. They run in a thread's loop, so that any test can use them."""
     directory = Path(tempfile.mkdtemp(prefix="kplane-test-"))
     ready, stop = threading.Event(), threading.Event()
@@ -204,14 +215,22 @@ async def works(client: Client, eventually: Eventually) -> str:
 @contextlib.asynccontextmanager
 async def held_by_another(client: Client, program: str) -> AsyncIterator[None]:
     """Within, somebody else holds the Lease by which programs of this name elect a leader."""
-    now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    spec = {"holderIdentity": "theirs", "leaseDurationSeconds": 600, "renewTime": now, "acquireTime": now}
-    body = manifest("coordination.k8s.io/v1", "Lease", program, namespace="kube-system", spec=spec)
-    await client.create(LEASES, body)
+    await _hold(client, program, "theirs", seconds=600)
     try:
         yield
     finally:
-        await client.delete(LEASES, program, namespace="kube-system")
+        await _hold(client, program, "", seconds=1)
+
+
+async def _hold(client: Client, program: str, holder: str, *, seconds: int) -> None:
+    """Write the Lease as its holder does, or as one that releases it."""
+    now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": seconds, "renewTime": now, "acquireTime": now}
+    body = manifest("coordination.k8s.io/v1", "Lease", program, namespace="kube-system", spec=spec)
+    try:
+        await client.create(LEASES, body)
+    except AlreadyExists:  # an instance had it before
+        await client.patch(LEASES, program, {"spec": spec}, namespace="kube-system")
 
 
 async def controllers_token(client: Client, *, account: str) -> str:

@@ -35,14 +35,28 @@ class Mcm:
     """mcm as a process of its own, with everything that one may look at from outside."""
 
     def __init__(
-        self, directory: Path, *, kubeconfig: Path, programs: tuple[Path, ...], port: int, quick: bool = False
+        self,
+        directory: Path,
+        *,
+        kubeconfig: Path,
+        programs: tuple[Path, ...],
+        port: int,
+        quick: bool = False,
+        apart: bool = False,
+        lease_seconds: int | None = None,
     ) -> None:
-        """With `quick`, its waits are shorter than in production."""
+        """`quick`, `apart` and `lease_seconds` are what `quick_mcm.py` describes."""
         self.state = directory / "state"
         self.log = directory / "mcm.log"
         self.output = directory / "mcm.out"
         self.url = f"http://127.0.0.1:{port}"
-        command = (str(_QUICK),) if quick else ("-m", "kplane.mcm.main")
+        wanted = {
+            "QUICK_MCM": "yes" if quick else None,
+            "QUICK_MCM_APART": "yes" if apart else None,
+            "QUICK_MCM_LEASE_SECONDS": str(lease_seconds) if lease_seconds is not None else None,
+        }
+        self._environment = {name: value for name, value in wanted.items() if value is not None}
+        command = (str(_QUICK),) if self._environment else ("-m", "kplane.mcm.main")
         self._command = [
             *(sys.executable, *command, f"--kubeconfig={kubeconfig}", f"--state-dir={self.state}"),
             *(f"--programs-dir={path}" for path in programs),
@@ -59,6 +73,7 @@ class Mcm:
                 stdout=output,
                 stderr=log,
                 cwd=Path(__file__).parents[2],
+                env=os.environ | self._environment,
             )
 
     def end(self, number: int = signal.SIGTERM) -> int:
@@ -93,12 +108,11 @@ def mcm_of(
 ) -> Iterator[Callable[..., Mcm]]:
     """`mcm_of(kubeconfig)`: mcm with the identity of a kubeconfig, not started yet; in the end nothing is left.
 
-    `programs` are directories with its programs, in place of all that there are. With `quick`, its waits are short.
+    `programs` are directories with its programs, in place of all that there are. `how` is as in Mcm.
     """
 
-    def make(kubeconfig: Path, *, programs: tuple[Path, ...] = binaries.directories, quick: bool = False) -> Mcm:
-        made = _mcm(kubeconfig, programs=programs, port=hold_port(), quick=quick, at_end=show)
-        return stack.enter_context(made)
+    def make(kubeconfig: Path, *, programs: tuple[Path, ...] = binaries.directories, **how: Any) -> Mcm:
+        return stack.enter_context(_mcm(kubeconfig, programs=programs, port=hold_port(), at_end=show, **how))
 
     def show(found: Mcm) -> None:
         _show_logs(found, item=request.node)
@@ -147,11 +161,11 @@ def _mcm(
     *,
     programs: tuple[Path, ...],
     port: int,
-    quick: bool,
     at_end: Callable[[Mcm], None] = lambda _: None,
+    **how: Any,
 ) -> Iterator[Mcm]:
     directory = Path(tempfile.mkdtemp(prefix="kplane-test-"))
-    found = Mcm(directory, kubeconfig=kubeconfig, programs=programs, port=port, quick=quick)
+    found = Mcm(directory, kubeconfig=kubeconfig, programs=programs, port=port, **how)
     try:
         yield found
         if found.process is not None and found.process.poll() is None:

@@ -78,6 +78,11 @@ class Fleet:
         """What the registration says of its instance: status and reason of Running, and for which control plane."""
         return self.instance_in(await self.client.get(REGISTRATIONS, self.name(stem)))
 
+    async def condition(self, stem: str) -> dict[str, Any]:
+        """The condition Running; empty if there is none."""
+        status = (await self.client.get(REGISTRATIONS, self.name(stem))).get("status") or {}
+        return next((item for item in status.get("conditions", ()) if item["type"] == "Running"), {})
+
     async def withdraw(self, stem: str) -> None:
         """Have the registration be not ready, as while its control plane is deleted."""
         found = await self.client.get(REGISTRATIONS, self.name(stem))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import re
 import ssl
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -20,28 +23,69 @@ from kplane.provider import Cluster, ClusterConfig
 from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import ProcessRuntime
 
-PACE = GatePace(look=0.05, timeout=0.5, fresh=0.0, grace=0.5, retry_initial=0.05, retry_maximum=0.2, stable=60.0)
-NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}"
+PACE = GatePace(
+    look=0.05, timeout=0.5, retry=0.05, fresh=0.0, grace=0.5, retry_initial=0.05, retry_maximum=0.2, stable=60.0
+)
 
 
-def lease(holder: str, *, renewed: datetime | None = None, seconds: int = 1) -> bytes:
-    spec = {
-        "holderIdentity": holder,
-        "leaseDurationSeconds": seconds,
-        "renewTime": (renewed or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-    }
-    body = orjson.dumps(
-        {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "a"}, "spec": spec}
-    )
-    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+def answer(status: str, body: dict[str, Any]) -> bytes:
+    content = orjson.dumps(body)
+    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status.encode(), len(content), content)
+
+
+class Leases:
+    """The Leases of an API server, by name."""
+
+    def __init__(self) -> None:
+        self.specs: dict[str, dict[str, Any]] = {}
+        self.forbidden: frozenset[str] = frozenset()
+        """Methods that it refuses."""
+        self._versions = itertools.count(1)
+        self._version: dict[str, str] = {}
+
+    def hold(self, holder: str, *, seconds: Any = 1, name: str = "kube-controller-manager", **more: Any) -> None:
+        """Have somebody write a Lease now."""
+        renewed = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        self.specs[name] = {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": seconds,
+            "renewTime": renewed,
+            "acquireTime": renewed,
+            **more,
+        }
+        self._version[name] = str(next(self._versions))
+
+    def delete(self, name: str) -> None:
+        del self.specs[name], self._version[name]
+
+    def holder(self, name: str = "kube-controller-manager") -> str:
+        return str(self.specs.get(name, {}).get("holderIdentity", ""))
+
+    def serve(self, method: str, path: str, body: bytes) -> bytes:
+        name = path.partition("?")[0].rpartition("/")[2]
+        if method in self.forbidden:
+            return answer("403 Forbidden", {"kind": "Status", "reason": "Forbidden", "message": "you may not"})
+        if method == "GET":
+            return self._read(name) if name in self.specs else answer("404 Not Found", {})
+        sent = orjson.loads(body)
+        if sent["metadata"].get("resourceVersion") != self._version.get(name):
+            return answer("409 Conflict", {"kind": "Status", "reason": "Conflict"})
+        self.specs[name], self._version[name] = sent["spec"], str(next(self._versions))
+        return self._read(name)
+
+    def _read(self, name: str) -> bytes:
+        metadata = {"name": name, "namespace": "kube-system", "resourceVersion": self._version[name]}
+        head = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
+        return answer("200 OK", {**head, "spec": self.specs[name]})
 
 
 class FaultServer:
-    """An API server that answers each request with the same bytes; None: with nothing."""
+    """An API server that keeps Leases, or answers each request with the same bytes; None: with nothing."""
 
     def __init__(self, directory: Path) -> None:
         self.authority = create_authority("fault")
-        self.answer: bytes | None = NOT_FOUND
+        self.leases = Leases()
+        self.answer: bytes | Leases | None = self.leases
         self.after_seconds = 0.0
         self.endless = False
         self.asked = 0
@@ -72,10 +116,14 @@ class FaultServer:
         self._writers.add(writer)
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             while True:
-                await reader.readuntil(b"\r\n\r\n")
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                method, path = head.split()[:2]
+                length = re.search(r"(?i)^content-length: *(\d+)", head, re.MULTILINE)
+                body = await reader.readexactly(int(length[1])) if length else b""
                 self.asked += 1
                 await asyncio.sleep(self.after_seconds)
-                writer.write(self.answer or b"")
+                found = self.answer
+                writer.write(found.serve(method, path, body) if isinstance(found, Leases) else found or b"")
                 while self.endless:
                     writer.write(b"[" * 65536)
                     await writer.drain()

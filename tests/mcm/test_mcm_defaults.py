@@ -8,6 +8,7 @@ from pathlib import Path
 from kplane.mcm.describe.controllers import ENVIRONMENT
 from kplane.mcm.describe.programs import Programs
 from kplane.mcm.instance.start_gate import GatePace
+from kplane.mcm.instance.tenant_lease import TIMINGS
 from kplane.mcm.main import LOG_BYTES
 from kplane.mcm.serving.scrape import ScrapeLimits
 from kplane.mcm.settings import Settings
@@ -24,12 +25,14 @@ class Nobody:
     async def run(self, fleet: Fleet) -> None: ...
 
 
-def test_an_api_server_is_looked_at_every_10_s_and_may_be_away_for_60_and_an_instance_may_hang_for_90() -> None:
+def test_a_lease_is_renewed_every_30_s_or_its_instance_ends_after_90_of_120_and_an_instance_may_hang_for_90() -> None:
+    assert TIMINGS.duration_seconds == 120
     assert dataclasses.asdict(GatePace()) == {
-        "look": 10.0,
+        "look": 30.0,
         "timeout": 5.0,
+        "retry": 5.0,
         "fresh": 1.0,
-        "grace": 60.0,
+        "grace": 90.0,
         "retry_initial": 1.0,
         "retry_maximum": 60.0,
         "stable": 60.0,

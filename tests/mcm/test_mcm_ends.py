@@ -21,9 +21,15 @@ Eventually = Callable[..., Any]
 Fleet = Any
 
 
+@pytest.fixture
+def mcm(mcm_of: Any, api_server: Any) -> Any:
+    return mcm_of(api_server.mcm_kubeconfig, apart=True)
+
+
 async def test_instances_die_with_a_killed_mcm_and_a_new_one_starts_them_again(
     mcm: Any, fleet: Fleet, tenants: Any, one: Client, state: Any, eventually: Eventually
 ) -> None:
+    """Also those of two registrations of one control plane, which here have a Lease each."""
     mcm.start()
     kept = await fleet.register("kept", tenants["one"].controllers_secret(), server=tenants["one"].server)
     deleted = await fleet.register("deleted", tenants["two"].controllers_secret(), server=tenants["two"].server)

@@ -14,10 +14,10 @@ import pytest
 
 from kplane.mcm.describe.controllers import component_name
 from kplane.mcm.fleet import Instances
-from kplane.mcm.instance.api_server_probe import APIServerProbe
 from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.instance.start_gate import GatePace, Liveness
 from kplane.mcm.instance.state import BlockingReason
+from kplane.mcm.instance.tenant_lease import TenantLease
 from kplane.mcm.instance.turns import StartBudget
 from kplane.mcm.reasons import Reason
 from kplane.mcm.serving.overview import ClusterSummary, Overview
@@ -53,7 +53,14 @@ class World:
     """One instance, which is healthy until `broken` is there and after each of its starts, and its API server."""
 
     def __init__(self, runtime: ProcessRuntime, *, hung: float) -> None:
-        pace = GatePace(look=LOOK_SECONDS, grace=1000.0, retry_initial=LOOK_SECONDS, hung=hung, hung_maximum=1000.0)
+        pace = GatePace(
+            look=LOOK_SECONDS,
+            retry=LOOK_SECONDS,
+            grace=1000.0,
+            retry_initial=LOOK_SECONDS,
+            hung=hung,
+            hung_maximum=1000.0,
+        )
         self.observer = create_autospec(NullReporter, instance=True)
         self.budget = StartBudget(at_once=1, longest_seconds=0.05, stagger_seconds=0.0)
         self.instances = Instances(runtime, observer=self.observer, gate_pace=pace, budget=self.budget)
@@ -89,7 +96,7 @@ def world_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Eventu
         pace = Pace(restart_base=0.05, ready_probe=0.05)
         async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=pace) as runtime:
             world = World(runtime, hung=hung)
-            monkeypatch.setattr(APIServerProbe, "look", world.look)
+            monkeypatch.setattr(TenantLease, "look", world.look)
             try:
                 await world.clusters.add_or_replace(cluster("a"))
                 await eventually(lambda: world.phase is Phase.READY)

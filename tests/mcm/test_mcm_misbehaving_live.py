@@ -47,7 +47,7 @@ async def flood(writer: asyncio.StreamWriter) -> None:
 
 @contextlib.asynccontextmanager
 async def misbehaving(directory: Path, answer: Answer) -> AsyncIterator[tuple[str, bytes]]:
-    """Address and kubeconfig of an API server that is healthy, has no Lease, and gives everything else that answer."""
+    """Address and kubeconfig of an API server that is healthy, takes any Lease, and answers everything else so."""
     authority = create_authority("misbehaving")
     pair = issue_serving(authority, common_name="misbehaving", hosts=("127.0.0.1",))
     file = directory / f"{answer.__name__}.pem"
@@ -64,9 +64,14 @@ async def misbehaving(directory: Path, answer: Answer) -> AsyncIterator[tuple[st
         try:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):
                 while True:
-                    path = (await reader.readuntil(b"\r\n\r\n")).split()[1]
-                    if b"/leases/" in path:
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    method, path = head.split()[:2]
+                    length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+                    body = await reader.readexactly(int(length[1])) if length else b""
+                    if b"/leases/" in path and method == b"GET":
                         writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
+                    elif b"/leases/" in path:
+                        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
                     elif path.startswith((b"/healthz", b"/readyz", b"/livez")):
                         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
                     else:

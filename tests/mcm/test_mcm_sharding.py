@@ -11,7 +11,10 @@ from typing import Any, cast
 
 import pytest
 
+from kplane.api import RegistrationMode
 from kplane.mcm.instance.lifecycle import Instance
+from kplane.mcm.instance.tenant_lease import Holder
+from kplane.mcm.placement.holder import lease_holder
 from kplane.mcm.placement.lease_enforcer import LeaseEnforcer
 from kplane.mcm.placement.sharding import Sharding, shard_metrics
 from kplane.mcm.settings import Settings
@@ -88,10 +91,11 @@ def test_what_does_not_go_together_is_refused(
 
 @dataclass
 class Fake:
-    """An instance as far as it matters here: the component that it is, and its cluster."""
+    """An instance as far as it matters here: the component that it is, its cluster and the time of its Lease."""
 
     component: str
     cluster: Cluster
+    seconds_left: float | None = None
 
 
 def fakes(*names: str) -> list[Instance]:
@@ -102,7 +106,7 @@ def fakes(*names: str) -> list[Instance]:
 async def test_instances_of_clusters_that_are_not_ours_are_killed_whoever_forgot_them(
     tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
-    """And no others; a cluster whose time is running out loses its instance before that."""
+    """And no others; a cluster or a Lease whose time is running out loses its instance before that."""
     ends_at = {"ours": time.monotonic() + 60.0, "ending": time.monotonic() + 60.0}
 
     def seconds_left(name: str) -> float | None:
@@ -110,9 +114,11 @@ async def test_instances_of_clusters_that_are_not_ours_are_killed_whoever_forgot
             raise ClusterNotOwned(name)
         return ends_at[name] - time.monotonic()
 
-    names = ("ours", "ending", "lost", "unbounded")
+    names = ("ours", "ending", "lost", "leaseless", "unbounded")
     enforcer = LeaseEnforcer(tmp_path, seconds_left=lambda name: None if name == "unbounded" else seconds_left(name))
-    present = fakes("ours", "ending", "unbounded")
+    present = fakes("ours", "ending", "leaseless", "unbounded")
+    leaseless = cast("Fake", present[2])
+    ends_at["leaseless"], leaseless.seconds_left = time.monotonic() + 60.0, 60.0
     async with (
         ProcessRuntime(tmp_path, programs=[Path("/bin")]) as runtime,
         enforcer.running(lambda: present, stop=asyncio.Event()),
@@ -129,7 +135,60 @@ async def test_instances_of_clusters_that_are_not_ours_are_killed_whoever_forgot
         assert running() == set(names)
         present += fakes("lost")
         ends_at["ending"] = time.monotonic() + 0.6  # it is ended half a second before that
+        leaseless.seconds_left = 0.0  # that of its control plane
         await enforcer.admit()
         await eventually(running, lambda found: found == {"ours", "unbounded"})
         for name in names:
             await runtime.delete(name)
+
+
+async def test_an_mcm_that_is_alone_has_its_instances_killed_when_their_leases_run_out(
+    tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    enforcer = LeaseEnforcer(tmp_path)
+    present = fakes("ours", "lost")
+    cast("Fake", present[0]).seconds_left, cast("Fake", present[1]).seconds_left = 60.0, 0.0
+    async with (
+        ProcessRuntime(tmp_path, programs=[Path("/bin")]) as runtime,
+        enforcer.running(lambda: present, stop=asyncio.Event()),
+    ):
+        for name in ("ours", "lost"):
+            await runtime.apply(Component(name=name, program="sleep", args=("1000",), restart=RestartPolicy.NEVER))
+        await enforcer.admit()
+        await eventually(lambda: runtime.state("lost").pid is None)
+        assert runtime.state("ours").pid is not None
+        for name in ("ours", "lost"):
+            await runtime.delete(name)
+
+
+def holder_of(directory: Path, *, dedicated: bool = False, prefix: str | None = None, announces: bool = True) -> Holder:
+    directory.mkdir(exist_ok=True)
+    sharding = Sharding(namespace="kplane-system", identity=directory.name, prefix=prefix) if prefix else None
+    mode = RegistrationMode.DEDICATED if dedicated else RegistrationMode.SHARED
+    return lease_holder(directory, sharding=sharding, mode=mode, announces=announces, uid=str)
+
+
+def test_an_mcm_follows_those_that_have_ended_when_it_begins(tmp_path: Path) -> None:
+    def follows(one: Holder, other: Holder) -> bool:
+        [cluster] = [fake.cluster for fake in fakes("a")]
+        return any(mark in other.identity(cluster) for mark in one.followed(cluster))
+
+    one, two, gold = tmp_path / "one", tmp_path / "two", tmp_path / "gold"
+    shared, other_fleet = holder_of(one, prefix="mcm"), holder_of(gold, prefix="gold")
+    assert shared.name == "one"
+    assert follows(shared, holder_of(two, prefix="mcm"))
+    # Two fleets that serve one registration by mistake.
+    assert not follows(shared, other_fleet)
+    # One that is alone follows only itself.
+    alone = holder_of(one, announces=False)
+    assert follows(alone, holder_of(one, announces=False))
+    assert not follows(alone, holder_of(two, announces=False))
+    (one / ".fleet").write_bytes(b"")
+    assert follows(holder_of(one), holder_of(one))
+    # Modes follow each other, but for what was not announced.
+    dedicated = holder_of(two, dedicated=True)
+    assert follows(dedicated, dedicated)
+    assert follows(shared, dedicated)
+    assert follows(alone, dedicated)
+    assert follows(dedicated, shared)
+    assert not follows(dedicated, alone)

@@ -5,24 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import signal
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
-from datetime import datetime
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kplane.embedded.credentials import MCM_USER
 from kplane.mcm.placement.sharding import SHARDS
-from kplane.provider import Client, ClusterConfig, ProviderError
-from kplane.provider.client.resources import NAMESPACES, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS
+from kplane.provider import ClusterConfig
+from kplane.provider.client.resources import ROLE_BINDINGS, ROLES
 from kplane.provider.coordination.rendezvous import slot_of
+
+from .writers import Span, kept_busy, signing_program, spans
 
 pytestmark = [
     pytest.mark.integration,
@@ -48,10 +47,12 @@ class Replicas:
         self.namespace = namespace
         self._eventually = eventually
         self.running: dict[str, Any] = {}
+        self.apart = False
+        """Whether each registration has a Lease of its own, where several are of one API server."""
 
     def start(self, name: str, *, kubeconfig: Path | None = None) -> Any:
         """With a kubeconfig of the management cluster, where it takes another way there than others."""
-        mcm = self.running[name] = self._make(name, kubeconfig)
+        mcm = self.running[name] = self._make(name, kubeconfig, apart=self.apart)
         mcm.start(
             "--cluster-sharding",
             f"--cluster-lease-namespace={self.namespace}",
@@ -121,69 +122,12 @@ async def replicas(
         },
     )
 
-    def make(name: str, kubeconfig: Path | None) -> Any:
-        """Its instances tell API servers its name and the number of their process: by argv[0], in the user agent."""
+    def make(name: str, kubeconfig: Path | None, *, apart: bool) -> Any:
         directory = tmp_path / name
-        directory.mkdir(exist_ok=True)
-        program = directory / "kube-controller-manager"
-        real = binaries.path("kube-controller-manager")
-        program.write_text(f'#!/bin/bash\nexec -a "{fleet.namespace}.{name}.$$" "{real}" "$@"\n')
-        program.chmod(0o700)
-        return mcm_of(kubeconfig or api_server.mcm_kubeconfig, programs=(directory,))
+        signing_program(directory, name=f"{fleet.namespace}.{name}", binaries=binaries)
+        return mcm_of(kubeconfig or api_server.mcm_kubeconfig, programs=(directory,), apart=apart)
 
     return Replicas(make, namespace=fleet.namespace, eventually=eventually)
-
-
-@contextlib.asynccontextmanager
-async def kept_busy(*configs: ClusterConfig, name: str) -> AsyncIterator[None]:
-    """Have the controllers of control planes write all the time: a ServiceAccount that each namespace has to have."""
-
-    async def keep(client: Client) -> None:
-        await client.create(NAMESPACES, {"metadata": {"name": name}})
-        while True:
-            with contextlib.suppress(ProviderError):  # it is gone already, or the machine too slow for the moment
-                await client.delete(SERVICE_ACCOUNTS, "default", namespace=name)
-            await asyncio.sleep(0.05)
-
-    async with contextlib.AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(Client(config)) for config in configs]
-        tasks = [asyncio.create_task(keep(client)) for client in clients]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-        for task, client in zip(tasks, clients, strict=True):
-            assert task.cancelled(), task.exception()
-            await client.delete(NAMESPACES, name)
-
-
-class Span(NamedTuple):
-    """When somebody wrote, from the arrival of the first request to the end of the last one."""
-
-    began: float
-    ended: float
-    writer: str
-    """Name of the replica, a dot, and the number of the process."""
-
-
-def spans(audit: Path, *, prefix: str) -> list[Span]:
-    times: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for line in audit.read_text().splitlines(keepends=True):
-        # The last line may be half of one.
-        event = json.loads(line) if line.endswith("\n") else {}
-        program = event.get("userAgent", "").partition("/")[0]
-        if program.startswith(f"{prefix}."):
-            received, done = (
-                datetime.fromisoformat(event[each]).timestamp()
-                for each in ("requestReceivedTimestamp", "stageTimestamp")
-            )
-            times[program.removeprefix(f"{prefix}.")].append((received, done))
-    return sorted(
-        Span(min(began for began, _ in found), max(ended for _, ended in found), writer)
-        for writer, found in times.items()
-    )
 
 
 def reapers(mcm: Any) -> list[int]:
@@ -309,6 +253,7 @@ async def test_who_cannot_reach_the_management_cluster_has_ended_before_others_b
 ) -> None:
     """A network that swallows everything; where it is back, both share again, and nobody was started again."""
     server = ClusterConfig.load(api_server.mcm_kubeconfig).server
+    replicas.apart = True
     names = await registered(fleet, tenants["one"], count=5)
     async with gate_to(server) as gate:
         behind = tmp_path / "behind-the-gate"
@@ -341,6 +286,7 @@ async def test_only_what_must_moves_when_replicas_come_and_go(
     fleet: Any, tenants: Any, replicas: Replicas, eventually: Eventually
 ) -> None:
     """1 to 3 to 2: instances whose mcm is the same have the same process."""
+    replicas.apart = True
     names = await registered(fleet, tenants["one"], count=5)
     taken = "multicluster_lease_events_total"
     replicas.start("a")

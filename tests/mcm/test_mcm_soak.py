@@ -259,6 +259,12 @@ async def one_each(directory: Path) -> AsyncIterator[None]:
 
 
 @pytest.fixture
+def mcm(mcm_of: Any, api_server: Any) -> Any:
+    """With a Lease for each registration: no two of them are of one control plane to it."""
+    return mcm_of(api_server.mcm_kubeconfig, apart=True)
+
+
+@pytest.fixture
 async def soak(mcm: Any, fleet: Any, tenants: Any, gate_to: Any) -> AsyncIterator[Soak]:
     """Twenty control planes on two API servers, each with an address and credentials of its own."""
     servers = [tenants[name] for name in ("one", "two")]

@@ -7,21 +7,22 @@ import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_client
-from kplane.mcm.instance.api_server_probe import APIServerProbe
 from kplane.mcm.instance.state import BlockingReason
+from kplane.mcm.instance.tenant_lease import Holder, TenantLease
 from kplane.mcm.reasons import Reason
-from kplane.provider import ClusterConfig
-from kplane.workloads import ProcessRuntime
+from kplane.provider import Cluster, ClusterConfig
+from kplane.provider.coordination.lease import clock
+from kplane.provider.errors import ClusterNotOwned
+from kplane.workloads import ProcessRuntime, RuntimeFailure
 
 from .instances_world import program
-from .start_gate_world import NOT_FOUND, PACE, FaultServer, Time, World, lease
+from .start_gate_world import PACE, FaultServer, Time, World, answer
 
 Eventually = Callable[..., Any]
 
@@ -40,16 +41,16 @@ async def world(runtime: ProcessRuntime, tmp_path: Path) -> AsyncIterator[World]
 
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
-    made, look = Time(), APIServerProbe.look
+    made, look = Time(), TenantLease.look
 
-    async def counted(probe: APIServerProbe, config: ClusterConfig) -> BlockingReason | None:
-        found = await look(probe, config)
+    async def counted(lease: TenantLease, config: ClusterConfig) -> BlockingReason | None:
+        found = await look(lease, config)
         made.answered += found is None
         made.unanswered += found is not None
         return found
 
     monkeypatch.setattr("kplane.mcm.instance.start_gate._now", lambda: made.now)
-    monkeypatch.setattr(APIServerProbe, "look", counted)
+    monkeypatch.setattr(TenantLease, "look", counted)
     return made
 
 
@@ -94,7 +95,7 @@ async def test_an_api_server_that_is_back_in_time_costs_nothing(
 
 
 @pytest.mark.parametrize(
-    ("answer", "endless", "words"),
+    ("given", "endless", "words"),
     [
         (None, False, "no answer"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{{{", False, "JSON"),
@@ -105,9 +106,9 @@ async def test_an_api_server_that_is_back_in_time_costs_nothing(
     ids=["silent", "garbage", "other protocol", "unavailable", "flood"],
 )
 async def test_no_instance_runs_for_a_broken_api_server_and_the_others_do_not_notice(
-    world: World, eventually: Eventually, tmp_path: Path, answer: bytes | None, endless: bool, words: str
+    world: World, eventually: Eventually, tmp_path: Path, given: bytes | None, endless: bool, words: str
 ) -> None:
-    world.server.answer, world.server.endless = answer, endless
+    world.server.answer, world.server.endless = given, endless
     good = FaultServer(tmp_path)
     await good.start()
     try:
@@ -119,7 +120,7 @@ async def test_no_instance_runs_for_a_broken_api_server_and_the_others_do_not_no
         assert world.summary().pid is None
         assert world.summary("good").pid == pid
         # What it is mended to is seen without anybody's help.
-        world.server.answer, world.server.endless = NOT_FOUND, False
+        world.server.answer, world.server.endless = world.server.leases, False
         await eventually(lambda: world.summary().pid)
     finally:
         await good.stop()
@@ -155,7 +156,7 @@ async def test_who_came_while_an_instance_waited_for_its_turn_is_seen(
     async with world.budget.turn(over=over):
         await world.add()
         await eventually(lambda: world.budget._door.locked())
-        world.server.answer = lease("theirs_1", seconds=600)
+        world.server.leases.hold("theirs_1", seconds=600)
         over.set()
     await eventually(lambda: world.heard.last()[0] is Reason.FOREIGN_CONTROLLER_MANAGER)
     assert "started for" not in caplog.text
@@ -170,7 +171,7 @@ async def test_an_api_server_that_takes_longer_to_answer_than_a_turn_has_its_ins
     world.server.after_seconds = 0.3
     await world.add()
     await eventually(lambda: world.summary().pid)
-    assert world.server.asked == (2 if waits else 1)
+    assert world.server.asked == (3 if waits else 2)  # the first look reads the Lease and takes it
     assert Reason.API_SERVER_UNREACHABLE not in [reason for _, reason, _ in world.heard.told]
 
 
@@ -201,7 +202,7 @@ async def test_an_instance_that_cannot_be_ended_is_tried_again(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(world.runtime, "stop", fail)
-    world.server.answer = lease("theirs_1", seconds=600)
+    world.server.leases.hold("theirs_1", seconds=600)
     await eventually(lambda: failed)
     await eventually(lambda: world.summary().pid is None)
 
@@ -209,27 +210,31 @@ async def test_an_instance_that_cannot_be_ended_is_tried_again(
 async def test_a_look_that_fails_for_whatever_reason_is_not_the_last_one(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(_: APIServerProbe, __: ClusterConfig) -> None:
+    async def fail(_: TenantLease, __: ClusterConfig) -> None:
         monkeypatch.undo()
         raise RuntimeError("an error of ours")
 
-    monkeypatch.setattr(APIServerProbe, "look", fail)
+    monkeypatch.setattr(TenantLease, "look", fail)
     await world.add()
     await eventually(lambda: world.summary().pid)
 
 
 async def test_while_looks_fail_the_reason_is_told_and_what_runs_is_looked_after(
-    world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    world: World, time: Time, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(_: APIServerProbe, __: ClusterConfig) -> None:
+    looks = []
+
+    async def fail(*_: object) -> None:
+        looks.append(None)
         raise RecursionError("an error of ours about\nwhat a tenant sent")
 
     await world.add()
     pid = await eventually(lambda: world.summary().pid)
-    monkeypatch.setattr(APIServerProbe, "look", fail)
-    began = asyncio.get_running_loop().time()
+    monkeypatch.setattr(TenantLease, "look", fail)
+    await eventually(lambda: len(looks) > 2)
+    assert world.summary().pid == pid
+    time.now += PACE.grace
     await eventually(lambda: world.summary().pid is None)
-    assert asyncio.get_running_loop().time() - began >= PACE.grace
     reason, message = world.heard.last()
     assert (reason, "RecursionError" in message, "tenant sent" in message) == (Reason.CANNOT_START, True, False)
     monkeypatch.undo()
@@ -250,69 +255,245 @@ async def test_a_kubeconfig_that_cannot_be_used_is_not_called_a_silent_api_serve
     await eventually(lambda: world.summary().pid)
 
 
-async def test_a_refusal_is_left_to_the_instance_to_tell(world: World, eventually: Eventually) -> None:
-    world.server.answer = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}"
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [
+        (
+            "401 Unauthorized",
+            ["refuses the credentials in its Secret", "renew them"],
+        ),
+        (
+            "403 Forbidden",
+            [
+                "the Lease kube-system/kube-controller-manager",
+                "allow the identity in its Secret to get, create and update",
+            ],
+        ),
+    ],
+)
+async def test_who_may_not_hold_the_lease_has_no_instance_and_is_told_what_to_do(
+    world: World, time: Time, eventually: Eventually, refused: str, words: list[str]
+) -> None:
+    refusal = answer(refused, {"kind": "Status", "message": "no"})
+    world.server.answer = refusal
+    await world.add()
+    await eventually(lambda: world.heard.last()[0] is Reason.CANNOT_START)
+    assert all(each in world.heard.last()[1] for each in words)
+    assert world.summary().pid is None
+    world.server.answer = world.server.leases
+    pid = await eventually(lambda: world.summary().pid)
+    # A refusal in passing ends no instance; one that lasts does, before the Lease runs out.
+    world.server.answer = refusal
+    looks = time.unanswered
+    time.now += PACE.grace - 0.01
+    await eventually(lambda: time.unanswered > looks + 1)
+    assert world.summary().pid == pid
+    time.now += 0.02
+    await eventually(lambda: world.summary().pid is None)
+
+
+async def test_an_instance_runs_under_the_lease_and_releases_it_after_its_end(
+    world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases = world.server.leases
+    stop, held = world.runtime.stop, []
+
+    async def stopped(name: str) -> None:
+        await stop(name)
+        held.append(leases.holder())
+
+    monkeypatch.setattr(world.runtime, "stop", stopped)
     await world.add()
     await eventually(lambda: world.summary().pid)
+    first = leases.specs["kube-controller-manager"]
+    assert first["holderIdentity"].startswith("kube-controller-manager_")
+    assert first["leaseDurationSeconds"] == 120
+    await eventually(lambda: leases.specs["kube-controller-manager"]["renewTime"] > first["renewTime"])
+    await world.clusters.remove("a")
+    # A program of somebody else could begin before the end of the instance otherwise.
+    assert held == [first["holderIdentity"]]
+    assert leases.holder() == ""
+
+
+async def test_an_instance_whose_lease_is_taken_makes_way_and_leaves_that_lease_alone(
+    world: World, eventually: Eventually
+) -> None:
+    await world.add()
+    await eventually(lambda: world.summary().pid)
+    world.server.leases.hold("theirs", seconds=600)
+    await eventually(lambda: world.summary().pid is None)
+    assert world.heard.last()[0] is Reason.FOREIGN_CONTROLLER_MANAGER
+    await world.clusters.remove("a")
+    assert world.server.leases.holder() == "theirs"
+
+
+async def test_a_deleted_lease_is_made_again_and_its_instance_goes_on(world: World, eventually: Eventually) -> None:
+    await world.add()
+    pid = await eventually(lambda: world.summary().pid)
+    world.server.leases.delete("kube-controller-manager")
+    await eventually(lambda: world.server.leases.holder())
+    assert world.summary().pid == pid
+
+
+async def test_a_lease_whose_holder_was_edited_away_is_taken_again(world: World, eventually: Eventually) -> None:
+    await world.add()
+    pid = await eventually(lambda: world.summary().pid)
+    world.server.leases.hold("", seconds=60)
+    await eventually(lambda: world.server.leases.holder())
+    assert world.summary().pid == pid
+
+
+async def test_nothing_starts_before_it_would_be_killed_in_time(
+    world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = []
+
+    async def admit() -> None:
+        held.append(world.server.leases.holder())
+        if len(held) < 3:
+            raise RuntimeFailure("there is no watchdog")
+
+    monkeypatch.setattr(world.instances, "_admit", admit)
+    await world.add()
+    await eventually(lambda: world.heard.last() == (Reason.CANNOT_START, "there is no watchdog"))
+    await eventually(lambda: world.summary().pid)
+    assert len(held) == 3
+    assert all(held)
 
 
 async def test_another_controller_manager_keeps_the_instance_away_until_its_lease_has_run_out(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("kplane.mcm.fleet.APIServerProbe", functools.partial(APIServerProbe, now=lambda: now[0]))
-    world.server.answer = lease("theirs_1", seconds=15)
+    monkeypatch.setattr("kplane.mcm.fleet.TenantLease", functools.partial(TenantLease, now=lambda: now[0]))
+    leases = world.server.leases
+    leases.hold("theirs_1", seconds=15)
     await world.add()
     await eventually(lambda: world.heard.last()[0] is Reason.FOREIGN_CONTROLLER_MANAGER)
     assert "'theirs_1' holds the Lease kube-system/kube-controller-manager" in world.heard.last()[1]
     for _ in range(3):  # it is renewed every 10 s
         now[0] += 10.0
-        world.server.answer = lease("theirs_1", seconds=15)
+        leases.hold("theirs_1", seconds=15)
         asked = world.server.asked
         await eventually(lambda asked=asked: world.server.asked > asked + 1)
         assert world.summary().pid is None
     now[0] += 15.1
     await eventually(lambda: world.summary().pid)
     # It comes back, and is the one that works then.
-    world.server.answer = lease("theirs_2")
+    leases.hold("theirs_2", seconds=600)
     await eventually(lambda: world.summary().pid is None)
     assert world.heard.last()[0] is Reason.FOREIGN_CONTROLLER_MANAGER
-    # A Lease that is given back is free at once.
-    world.server.answer = lease("", seconds=600)
+    # A Lease that is released is free at once.
+    leases.hold("", seconds=600)
     await eventually(lambda: world.summary().pid)
 
 
 @pytest.mark.parametrize(
-    ("answer", "free_after"),
-    [
-        (lease("gone", renewed=datetime.now(UTC) - timedelta(hours=1), seconds=600), 0.0),
-        (lease("slow clock", renewed=datetime.now(UTC) - timedelta(minutes=5), seconds=15), 15.0),
-        (lease("fast clock", renewed=datetime.now(UTC) + timedelta(days=1), seconds=15), 15.0),
-        (lease("long", seconds=10**9), 600.0),
-        (lease("negative", seconds=-1), 15.0),
-    ],
-    ids=["abandoned", "slow clock", "fast clock", "too long", "negative"],
+    ("seconds", "free_after"),
+    [(15, 15.0), (10**9, 600.0), (-1, 15.0), ("many", 15.0)],
+    ids=["usual", "too long", "negative", "no number"],
 )
-async def test_a_lease_counts_by_the_clock_of_mcm(world: World, answer: bytes, free_after: float) -> None:
+async def test_a_lease_counts_for_as_long_as_its_holder_asks_by_the_clock_of_mcm(
+    world: World, seconds: Any, free_after: float
+) -> None:
     now = [0.0]
-    probe = APIServerProbe("kube-controller-manager", now=lambda: now[0])
-    world.server.answer = answer
-    try:
-        first = await probe.look(world.server.config)
-        assert (first is None) == (free_after == 0.0)
+    # Nobody's clock is trusted: this one is years behind.
+    world.server.leases.hold("theirs", seconds=seconds, renewTime="2020-01-01T00:00:00.000000Z")
+    async with contextlib.aclosing(tenant_lease(world, now=lambda: now[0])) as lease:
+        assert await lease.look(world.server.config) is not None
+        now[0] = free_after - 0.1
+        assert await lease.look(world.server.config) is not None
+        assert lease.seconds_left == 0.0
         now[0] = free_after
-        assert (await probe.look(world.server.config) is None) == (free_after == 0.0)
-        now[0] = free_after + 0.1
-        assert await probe.look(world.server.config) is None
-    finally:
-        await probe.aclose()
+        assert await lease.look(world.server.config) is None
+        assert lease.seconds_left == 120.0
+
+
+@pytest.mark.parametrize(
+    ("fleet", "uid", "follows"),
+    [("one", "1", True), ("other", "1", False), ("one", "2", False), ("one", None, False)],
+    ids=["same", "fleet", "registration", "unknown"],
+)
+async def test_only_the_next_mcm_of_the_fleet_takes_the_lease_of_a_dead_one_at_once(
+    world: World, fleet: str, uid: str | None, follows: bool
+) -> None:
+    """Two management clusters may have fleets and registrations of the same names, but no uid in common."""
+    dead = tenant_lease(world, uid="1")
+    assert await dead.look(world.server.config) is None
+    async with contextlib.aclosing(tenant_lease(world, fleet=fleet, uid=uid)) as lease:
+        found = await lease.look(world.server.config)
+        assert (found is None) == follows
+        if found is not None:
+            assert "'mcm-0_" in found.message
+        # It was not dead. It knows that it lost the Lease, and does not take that back from one that it would follow.
+        for _ in range(2):
+            assert (await dead.look(world.server.config) is None) == (not follows)
+            assert (await lease.look(world.server.config) is None) == follows
+    await dead.aclose()
+
+
+async def test_an_mcm_that_lost_its_shard_lease_follows_nobody(world: World) -> None:
+    """It was stopped before it could take the Lease, and another mcm of its fleet was quicker."""
+    owned = False
+
+    def before_write(name: str) -> float | None:
+        if not owned:
+            raise ClusterNotOwned(f"cluster {name} has another owner")
+        return None
+
+    async with (
+        contextlib.aclosing(tenant_lease(world)) as owner,
+        contextlib.aclosing(tenant_lease(world, before_write=before_write)) as late,
+    ):
+        assert await owner.look(world.server.config) is None
+        found = await late.look(world.server.config)
+        assert found is not None
+        assert found.message == "another mcm works on it: cluster a has another owner"
+        assert await owner.look(world.server.config) is None
+        owned = True
+        assert await late.look(world.server.config) is None
+
+
+async def test_two_mcm_that_each_follow_only_themselves_never_hold_it_both(world: World) -> None:
+    first, second = tenant_lease(world, uid=None), tenant_lease(world, uid=None)
+    assert await first.look(world.server.config) is None
+    for _ in range(2):
+        found = await second.look(world.server.config)
+        assert found is not None
+        assert found.reason is Reason.FOREIGN_CONTROLLER_MANAGER
+        assert await first.look(world.server.config) is None
+    await first.aclose()
+    assert await second.look(world.server.config) is None
+    await second.aclose()
+
+
+async def test_a_silent_api_server_does_not_hold_up_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kplane.mcm.instance.tenant_lease._RELEASE_SECONDS", 0.05)
+    lease = tenant_lease(world)
+    assert await lease.look(world.server.config) is None
+    world.server.answer = None
+    await lease.aclose()
+    assert lease.seconds_left == 0.0
 
 
 async def test_a_lease_with_more_in_it_than_any_has_is_judged_by_its_holder(world: World) -> None:
     spec = b'{"holderIdentity":"theirs","x":%s%s}' % (b"[" * 1000, b"]" * 1000)
     body = b'{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"a"},"spec":%s}' % spec
     world.server.answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-    async with contextlib.aclosing(APIServerProbe("kube-controller-manager")) as probe:
-        found = await probe.look(world.server.config)
+    async with contextlib.aclosing(tenant_lease(world)) as lease:
+        found = await lease.look(world.server.config)
     assert found is not None
     assert found.reason is Reason.FOREIGN_CONTROLLER_MANAGER
+
+
+def tenant_lease(
+    world: World,
+    *,
+    fleet: str = "one",
+    uid: str | None = "1",
+    before_write: Callable[[str], float | None] | None = None,
+    now: Callable[[], float] = clock,
+) -> TenantLease:
+    holder = Holder(name="mcm-0", groups=(fleet, "all"), follows=(fleet,), uid=lambda _: uid, before_write=before_write)
+    cluster = Cluster("a", config=world.server.config)
+    return TenantLease(cluster, program="kube-controller-manager", holder=holder, now=now)

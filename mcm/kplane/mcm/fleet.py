@@ -10,16 +10,16 @@ from types import MappingProxyType
 
 from typing_extensions import override
 
-from kplane.mcm.describe.controllers import controllers_name
+from kplane.mcm.describe.controllers import PROGRAM, controllers_name
 from kplane.mcm.describe.flags import NO_FLAGS, Flags
 from kplane.mcm.describe.kinds import InstanceKind, instance_kinds
 from kplane.mcm.describe.programs import Programs
 from kplane.mcm.errors import McmError, NotAnnounced, RegistrationWithdrawn
-from kplane.mcm.instance.api_server_probe import APIServerProbe
 from kplane.mcm.instance.exits import OomKills
 from kplane.mcm.instance.leftovers import Leftovers
 from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.instance.start_gate import GatePace, StartGate
+from kplane.mcm.instance.tenant_lease import Holder, TenantLease
 from kplane.mcm.instance.turns import StartBudget
 from kplane.mcm.reasons import Reason
 from kplane.mcm.status.observer import InstanceObserver
@@ -56,12 +56,14 @@ class Instances(Aware):
         readers: bytes | None = None,
         admit: Callable[[], Awaitable[None]] | None = None,
         leftovers: Leftovers | None = None,
+        holder: Holder | None = None,
     ) -> None:
         """`readers` is the CA, in PEM, of the clients that may read metrics of instances; None: metrics are closed.
 
-        `admit` is awaited before new instances start; if it raises, they do not start. `flags` are of
-        kube-controller-manager. Without `gate_pace`, instances run without a look at their API server. `leftovers` gets
-        the files of instances that have ended.
+        `admit` is awaited before an instance starts; if it raises WorkloadsError, the instance does not start. `flags`
+        are of kube-controller-manager. Each instance runs while `holder` has the Lease of its program in its control
+        plane. Without `gate_pace`, instances run without Leases. `leftovers` gets the files of instances that have
+        ended.
         """
         self._runtime = runtime
         self._observer = observer
@@ -69,6 +71,7 @@ class Instances(Aware):
         self._scheduler_flags = scheduler_flags
         self._programs = programs or Programs(runtime=runtime)
         self._gate_pace = gate_pace
+        self._holder = holder or Holder(name=PROGRAM, groups=(), follows=(), uid=lambda _: None)
         self._budget = budget or StartBudget()
         self._readers = readers
         self._oom_kills = OomKills()
@@ -105,8 +108,6 @@ class Instances(Aware):
             try:
                 for instance in instances:
                     await instance.check()
-                if self._admit is not None:
-                    await self._admit()
                 await self._observer.announce(cluster, version=instances[0].version)
             except (RegistrationWithdrawn, NotAnnounced):
                 raise
@@ -114,7 +115,7 @@ class Instances(Aware):
                 self._observer.report_failure(cluster, str(error))
                 raise
             for instance in instances:
-                gate = self._gate(instance)
+                gate = StartGate(instance, lease=instance.lease, pace=self._gate_pace or GatePace(), admit=self._admit)
                 self._keep(engagement, f"start gate: {instance.kind.program}", partial(gate.keep, engagement))
                 self._keep(engagement, f"follow changes: {instance.kind.program}", partial(instance.follow, engagement))
 
@@ -135,17 +136,19 @@ class Instances(Aware):
             budget=self._budget,
             readers=self._readers,
             oom_kills=self._oom_kills,
+            lease=self._lease(cluster, kind),
         )
+
+    def _lease(self, cluster: Cluster, kind: InstanceKind) -> TenantLease | None:
+        pace = self._gate_pace
+        if pace is None:
+            return None
+        return TenantLease(cluster, program=kind.program, holder=self._holder, timeout_seconds=pace.timeout)
 
     async def _wait_to_restart(self, component: str, failures: int) -> None:
         for instance in self.all():
             if instance.component == component:
                 await instance.wait_to_restart(failures)
-
-    def _gate(self, instance: Instance) -> StartGate:
-        pace = self._gate_pace
-        probe = APIServerProbe(instance.kind.program, timeout_seconds=pace.timeout) if pace is not None else None
-        return StartGate(instance, probe=probe, pace=pace or GatePace())
 
     def _update(self, name: str) -> None:
         summary = summarize(self._instances[name])

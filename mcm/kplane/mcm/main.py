@@ -26,6 +26,7 @@ from kplane.mcm.instance.leftovers import Leftovers
 from kplane.mcm.instance.logs import InstanceLog, InstanceLogs, LogForm
 from kplane.mcm.instance.memory import MemoryCeiling
 from kplane.mcm.instance.start_gate import GatePace
+from kplane.mcm.placement.holder import lease_holder
 from kplane.mcm.placement.lease_enforcer import LeaseEnforcer
 from kplane.mcm.placement.sharding import coordinating, shard_metrics
 from kplane.mcm.serving.metrics import InstanceMetrics, Metrics
@@ -82,8 +83,15 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
         version = await _version(runtime)
         programs = Programs(settings.programs_dir, runtime=runtime, first=KubernetesVersion.parse(version))
         feed = settings.source.follow(client)
-        lease_enforcer = LeaseEnforcer(
-            settings.state_dir, seconds_left=coordinator.require_write if settings.sharding else None
+        seconds_left = coordinator.require_write if settings.sharding else None
+        lease_enforcer = LeaseEnforcer(settings.state_dir, seconds_left=seconds_left)
+        holder = lease_holder(
+            settings.state_dir,
+            sharding=settings.sharding,
+            mode=settings.source.mode,
+            announces=settings.report_status and settings.has_to_announce,
+            uid=feed.uid,
+            before_write=seconds_left,
         )
         async with _observer(settings, feed=feed, client=client, coordinator=coordinator, version=version) as observer:
             instances = Instances(
@@ -96,6 +104,7 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
                 readers=reader.certificate if reader else None,
                 admit=lease_enforcer.admit,
                 leftovers=leftovers,
+                holder=holder,
             )
             provider: Provider = DebouncingProvider(feed.provider, programs=programs, flags=settings.instance_flags)
             if feed.registrations is None:

@@ -18,7 +18,7 @@ _PORT: Final = "http"
 MCM_PORTS: Final = (_PORT,)
 
 MCM_RESOURCES: Final = Resources(cpu_request="50m", memory_request="128Mi", memory_limit="768Mi")
-"""mcm itself takes 50 MiB, and its instance 512 at most, unless `--instance-memory-mib` says otherwise."""
+"""mcm itself takes 55 MiB, and its instance 512 at most, unless `--instance-memory-mib` says otherwise."""
 
 _GRACE_SECONDS: Final = 20.0
 """An instance has 10 s to end, and then its registration is told."""

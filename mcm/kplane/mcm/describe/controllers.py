@@ -179,7 +179,7 @@ def instance_component(
             f"--secure-port={address.ports[PORT]}",
             f"--tls-cert-file={FILES}/serving.crt",
             f"--tls-private-key-file={FILES}/serving.key",
-            # mcm ends one instance before it starts the next: a Lease in each tenant would cost writes for nothing.
+            # mcm holds the Lease of that election for it.
             "--leader-elect=false",
             # In place of the CAs that the tenant's API server names, which then open nothing here.
             *((f"--client-ca-file={FILES}/{READERS}",) if readers is not None else ()),

@@ -19,7 +19,7 @@ _CONTROLLERS: Final = "controllers"
 _CONNECTION: Final = "each instance connects to the control plane of its own registration"
 _ENDPOINT: Final = "mcm gives each instance a port and a certificate for its health check"
 _CALLERS: Final = "mcm decides who may ask an instance, and only mcm does"
-_LEADER: Final = "mcm runs one instance for each control plane, and ends it before it starts the next"
+_LEADER: Final = "mcm holds the Lease of an instance in its control plane"
 _KEYS: Final = "the keys of a control plane come from the Secret of its registration"
 _ASIDE: Final = "instances would print it and end; ask the program itself"
 

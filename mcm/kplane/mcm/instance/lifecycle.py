@@ -17,6 +17,7 @@ from kplane.mcm.describe.programs import Programs
 from kplane.mcm.errors import McmError
 from kplane.mcm.instance.exits import OomKills
 from kplane.mcm.instance.state import BlockingReason, InstanceState
+from kplane.mcm.instance.tenant_lease import TenantLease
 from kplane.mcm.instance.turns import StartBudget
 from kplane.mcm.reasons import Reason
 from kplane.provider import Cluster, Engagement
@@ -67,8 +68,12 @@ class Instance:
         budget: StartBudget,
         readers: bytes | None,
         oom_kills: OomKills,
+        lease: TenantLease | None,
     ) -> None:
-        """`readers` is the CA, in PEM, of the clients that may read the metrics of the process."""
+        """`readers` is the CA, in PEM, of the clients that may read the metrics of the process.
+
+        The process may run while `lease` is held; None: it may always run.
+        """
         self.cluster = cluster
         self.kind = kind
         self.generation = generation
@@ -84,6 +89,7 @@ class Instance:
         self._programs = programs
         self._budget = budget
         self._readers = readers
+        self.lease: Final = lease
         self._address: Address | None = None
         self._serving: ServingCertificate | None = None
         self._state = InstanceState(oom_kills)
@@ -144,6 +150,11 @@ class Instance:
     def unready_since(self) -> float | None:
         """Since when it does not answer its health check, by time.monotonic; None if it answers or never did."""
         return self._state.unready_since
+
+    @property
+    def seconds_left(self) -> float | None:
+        """For how many seconds its Lease allows the process to run; None: no Lease bounds it."""
+        return self.lease.seconds_left if self.lease is not None else None
 
     async def check(self) -> None:
         """Check that a process can be described. Raises McmError or WorkloadsError if not."""
@@ -245,9 +256,11 @@ class Instance:
         self._followed.clear()
 
     async def aclose(self) -> None:
-        """End the process and wait for its end. Its files stay."""
+        """End the process and wait for its end, then release its Lease. Its files stay."""
         self._unsubscribe()
         await self._runtime.stop(self.component)
+        if self.lease is not None:
+            await self.lease.aclose()
         logger.info("instance %s ended", self.component)
 
     async def _keep_applying(self, engagement: Engagement, *, changed: asyncio.Event) -> NoReturn:

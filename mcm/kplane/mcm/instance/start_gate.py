@@ -11,12 +11,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from kplane.mcm.instance.api_server_probe import APIServerProbe
 from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.instance.state import BlockingReason
+from kplane.mcm.instance.tenant_lease import TIMINGS, TenantLease
 from kplane.mcm.reasons import Reason
 from kplane.provider import Engagement
 from kplane.provider.aio.backoff import Backoff, delay_after
+from kplane.workloads import WorkloadsError
 
 __all__ = ["GatePace", "Liveness", "StartGate"]
 
@@ -30,14 +31,16 @@ _FORGOTTEN: Final = 2
 class GatePace:
     """Times in seconds; the defaults are for production, tests take shorter ones."""
 
-    look: float = 10.0
-    """Between looks at the API server of an instance that runs."""
+    look: float = TIMINGS.retry_seconds
+    """Between looks at the API server of an instance that runs. Each look renews the Lease."""
     timeout: float = 5.0
     """Of one look."""
+    retry: float = 5.0
+    """Between looks while a renewal fails, and at most between looks while another program holds the Lease."""
     fresh: float = 1.0
-    """After a longer wait for its turn, the API server of an instance is checked again."""
-    grace: float = 60.0
-    """Seconds that an API server may be away, or that mcm may fail to check it, until its instance is ended."""
+    """After a longer wait for its turn, the Lease of an instance is renewed again."""
+    grace: float = TIMINGS.renew_deadline_seconds
+    """Seconds without a renewal until the instance is ended; the rest of the Lease is for its end."""
     retry_initial: float = 1.0
     retry_maximum: float = 60.0
     stable: float = 60.0
@@ -56,35 +59,52 @@ class StartGate:
     is tried at once.
     """
 
-    def __init__(self, instance: Instance, *, probe: APIServerProbe | None, pace: GatePace) -> None:
-        """Without `probe`, nothing blocks the instance."""
+    def __init__(
+        self,
+        instance: Instance,
+        *,
+        lease: TenantLease | None,
+        pace: GatePace,
+        admit: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Without `lease`, nothing blocks the instance.
+
+        `admit` is awaited when the Lease is held, before each start. If it raises WorkloadsError, nothing starts.
+        """
         self._instance = instance
-        self._probe = probe
+        self._lease = lease
         self._pace = pace
+        self._admit = admit
         self._backoff = Backoff(initial_seconds=pace.retry_initial, maximum_seconds=pace.retry_maximum)
-        self._away_since: float | None = None
+        self._blocking: BlockingReason | None = None
+        """What the last look has found."""
+        self._renewed_at = 0.0
+        """When the last look began that found nothing in the way."""
         self._started_at = 0.0
         self._liveness = Liveness(instance, initial_seconds=pace.hung, maximum_seconds=pace.hung_maximum)
 
     async def keep(self, engagement: Engagement) -> None:
         """Watch over the instance until cancelled."""
-        try:
-            while True:
-                blocking = await self._look(engagement)
-                if self._instance.running:
-                    await self._review(blocking, engagement)
-                else:
-                    await self._try_start(blocking, engagement)
-                await self._wait()
-        finally:
-            if self._probe is not None:
-                await self._probe.aclose()
+        while True:
+            blocking = await self._look(engagement)
+            if self._instance.running:
+                await self._review(blocking, engagement)
+            else:
+                await self._try_start(blocking, engagement)
+            await self._wait()
 
     async def _look(self, engagement: Engagement) -> BlockingReason | None:
-        if self._probe is None:
+        began = _now()
+        self._blocking = await self._ask(engagement)
+        if self._blocking is None:
+            self._renewed_at = began
+        return self._blocking
+
+    async def _ask(self, engagement: Engagement) -> BlockingReason | None:
+        if self._lease is None:
             return None
         try:
-            return await self._probe.look(engagement.cluster.config)
+            return await self._lease.look(engagement.cluster.config)
         except Exception as error:  # whatever it is that an API server makes of us, its instance is looked after
             name = engagement.cluster.name
             logger.exception("cluster %s: failed to check its API server", name)
@@ -93,8 +113,15 @@ class StartGate:
                 f"mcm failed to check its API server ({type(error).__name__}); see the log of mcm",
             )
 
+    async def _admission(self) -> BlockingReason | None:
+        try:
+            if self._admit is not None:
+                await self._admit()
+        except WorkloadsError as error:
+            return BlockingReason(Reason.CANNOT_START, str(error))
+        return None
+
     async def _try_start(self, blocking: BlockingReason | None, engagement: Engagement) -> None:
-        self._away_since = None
         if blocking is not None:
             await self._instance.hold(blocking)
             return
@@ -102,6 +129,7 @@ class StartGate:
         async with self._instance.turn():
             if _now() - looked_at > self._pace.fresh:
                 blocking = await self._look(engagement)
+            blocking = blocking or await self._admission()
             if blocking is not None:
                 await self._instance.hold(blocking)
             else:
@@ -114,22 +142,28 @@ class StartGate:
 
         await self._liveness.review(answered=blocking is None, look=answers)
         if blocking is None:
-            self._away_since = None
             if _now() - self._started_at > self._pace.stable:
                 self._backoff.reset()
             return
-        if self._away_since is None:
-            self._away_since = _now()
         # Whose own attempt has failed already need not wait for its next one.
         patient = blocking.reason is not Reason.FOREIGN_CONTROLLER_MANAGER and not self._instance.failed
-        if not patient or _now() - self._away_since >= self._pace.grace:
+        if not patient or _now() - self._renewed_at >= self._pace.grace:
             await self._instance.hold(blocking)
 
     async def _wait(self) -> None:
-        seconds = self._pace.look * random.uniform(0.8, 1.2) if self._instance.running else self._backoff.next_delay()  # noqa: S311
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(self._delay()):
                 await self._instance.wait_followed()
+
+    def _delay(self) -> float:
+        pace, blocking = self._pace, self._blocking
+        if self._instance.running:
+            if blocking is None:
+                return pace.look * random.uniform(0.8, 1.2)  # noqa: S311
+            return max(0.0, min(pace.retry, self._renewed_at + pace.grace - _now()))
+        delay = self._backoff.next_delay()
+        foreign = blocking is not None and blocking.reason is Reason.FOREIGN_CONTROLLER_MANAGER
+        return min(delay, pace.retry) if foreign else delay
 
 
 class Liveness:

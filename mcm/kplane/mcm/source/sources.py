@@ -61,7 +61,12 @@ class ClusterFeed:
     def age(self, name: str) -> Age:
         """Return the age of an object; one that is not known is younger than all others."""
         metadata = (self.seen(name) or {}).get("metadata", {})
-        return str(metadata.get("creationTimestamp", "~")), str(metadata.get("uid", name))
+        return str(metadata.get("creationTimestamp", "~")), self.uid(name) or name
+
+    def uid(self, name: str) -> str | None:
+        """Return the uid of an object; None if it is not known."""
+        metadata = (self.seen(name) or {}).get("metadata", {})
+        return str(metadata["uid"]) if "uid" in metadata else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

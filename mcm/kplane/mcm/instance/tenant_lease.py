@@ -1,0 +1,226 @@
+"""The Lease in a tenant's control plane that allows one instance to work there."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from kplane.mcm.instance.state import BlockingReason
+from kplane.mcm.reasons import Reason
+from kplane.provider import ApiError, Client, Cluster, ClusterConfig, ProviderError
+from kplane.provider.client.limits import AnswerLimits
+from kplane.provider.coordination.lease import Lease, LeaseTimings, clock
+from kplane.provider.errors import (
+    ClusterNotOwned,
+    Conflict,
+    KubeconfigError,
+    LeaseLost,
+    NotFound,
+    ServerError,
+    Unauthorized,
+)
+
+__all__ = ["TIMINGS", "Holder", "TenantLease"]
+
+logger = logging.getLogger(__name__)
+
+TIMINGS: Final = LeaseTimings(duration_seconds=120, renew_deadline_seconds=90.0, retry_seconds=30.0)
+"""Slow: each renewal is a write to the etcd of an idle control plane, and an API server may be away for a minute."""
+_NAMESPACE: Final = "kube-system"
+_LIMITS: Final = AnswerLimits(answer_bytes=256 * 1024, values=4096)
+"""More than any Lease has: a hostile API server costs mcm no more."""
+_DEFAULT_DURATION_SECONDS: Final = 15
+_LONGEST_DURATION_SECONDS: Final = 600
+_RELEASE_SECONDS: Final = 2.0
+"""A release only saves time. A silent API server must not hold up the end of an engagement."""
+_HOLDER_LENGTH: Final = 200
+_DIGEST_LENGTH: Final = 16
+_NEVER: Final = float("-inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """This mcm as the holder of Leases in control planes."""
+
+    name: str
+    """Of this mcm, for people."""
+    groups: tuple[str, ...]
+    """The groups of mcm that it belongs to. Those who follow a group know its members by the names of the holders."""
+    follows: tuple[str, ...]
+    """Groups whose members have ended their work on a cluster when this mcm begins its own."""
+    uid: Callable[[str], str | None]
+    """Returns the uid of the object that stands for a cluster, by the name of the cluster."""
+    before_write: Callable[[str], float | None] | None = None
+    """Returns for how many seconds this mcm works on a cluster, as `Client` asks it before each write.
+
+    It raises ClusterNotOwned if another mcm of the fleet does. None: this mcm works on all of its clusters.
+    """
+
+    def identity(self, cluster: Cluster) -> str:
+        """Return a name that no other holder has, with a mark for each group."""
+        marks = self._marks(cluster, self.groups)
+        return "_".join((self.name, *marks, secrets.token_hex(4)))
+
+    def followed(self, cluster: Cluster) -> tuple[str, ...]:
+        """Return what the names of holders have in them that this mcm follows."""
+        return tuple(f"_{mark}_" for mark in self._marks(cluster, self.follows))
+
+    def _marks(self, cluster: Cluster, groups: tuple[str, ...]) -> list[str]:
+        # By names alone, two management clusters could have the same mark.
+        uid = self.uid(cluster.name)
+        return [_digest(json.dumps([group, uid])) for group in groups] if uid else []
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
+
+
+class TenantLease:
+    """Holds the Lease by which programs of one name elect a leader, in the control plane of one cluster.
+
+    kube-controller-manager and kube-scheduler elect a leader by the Lease of their name in kube-system. mcm holds it
+    for its instance, which takes no part in the election. So a program of somebody else waits, and an instance of mcm
+    waits for a program of somebody else.
+
+    A Lease counts as held for as long as its holder asks for, from when mcm saw it change last. The Lease of an mcm
+    that this one follows is taken at once. An mcm that held the Lease and lost it does not take it back like that: it
+    is the one that was late.
+
+    `program` is the name of the Lease, and `timeout_seconds` the deadline of one look. Tests replace `now`.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        program: str,
+        holder: Holder,
+        timeout_seconds: float = 5.0,
+        now: Callable[[], float] = clock,
+    ) -> None:
+        self._cluster = cluster.name
+        self._before_write = holder.before_write
+        self._followed = holder.followed(cluster)
+        """Empty from when it has held the Lease itself."""
+        self._identity = holder.identity(cluster)
+        self._program = program
+        self._timeout_seconds = timeout_seconds
+        self._now = now
+        self._client: Client | None = None
+        self._lease: Lease | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        """For how many seconds no other program may take it; 0 if this mcm does not hold it."""
+        return max(0.0, self._lease.expires_at - self._now()) if self._lease is not None else 0.0
+
+    async def look(self, config: ClusterConfig) -> BlockingReason | None:
+        """Take the Lease, or renew it. Returns what is in the way of an instance now; None if it is held."""
+        try:
+            lease = await self._connect(config)
+            if await _take(lease):
+                self._followed = ()
+                return None
+        except ProviderError as error:
+            return self._failure(error, config)
+        if (holder := lease.holder) is None:
+            return BlockingReason(
+                Reason.CANNOT_START, f"the Lease {self._name} of its control plane was changed meanwhile; mcm retries"
+            )
+        return BlockingReason(
+            Reason.FOREIGN_CONTROLLER_MANAGER,
+            f"another {self._program} works on this control plane: {str(holder)[:_HOLDER_LENGTH]!r} holds the Lease"
+            f" {self._name}; stop it; mcm starts its instance when the Lease is released or expires",
+        )
+
+    async def aclose(self) -> None:
+        """Release the Lease and close the connection. Call it when nothing of the instance is left."""
+        client, self._client = self._client, None
+        lease, self._lease = self._lease, None
+        if client is None:
+            return
+        try:
+            if lease is not None:
+                async with asyncio.timeout(_RELEASE_SECONDS):
+                    await lease.release()
+        except Exception as error:  # noqa: BLE001 - whatever an API server answers, the Lease runs out by itself
+            logger.info("failed to release the Lease %s at %s: %s", self._name, client.config.server, error)
+        finally:
+            await client.aclose()
+
+    @property
+    def _name(self) -> str:
+        return f"{_NAMESPACE}/{self._program}"
+
+    async def _connect(self, config: ClusterConfig) -> Lease:
+        if self._client is None:
+            self._client = Client(
+                config,
+                timeout_seconds=self._timeout_seconds,
+                connect_timeout_seconds=self._timeout_seconds,
+                field_manager="mcm",
+                before_write=partial(self._before_write, self._cluster) if self._before_write is not None else None,
+                limits=_LIMITS,
+            )
+        elif self._client.config != config:
+            await self._client.update(config)
+        if self._lease is None:
+            self._lease = Lease(
+                self._client,
+                namespace=_NAMESPACE,
+                name=self._program,
+                identity=self._identity,
+                timings=TIMINGS,
+                patience=self._patience,
+                now=self._now,
+            )
+        return self._lease
+
+    def _patience(self, holder: Any, duration_seconds: Any) -> float:
+        """Return how long the Lease of another holder must not change; its API server may be hostile."""
+        if not isinstance(holder, str) or not holder or any(mark in holder for mark in self._followed):
+            return 0.0
+        if not isinstance(duration_seconds, int) or duration_seconds <= 0:
+            return _DEFAULT_DURATION_SECONDS
+        return min(duration_seconds, _LONGEST_DURATION_SECONDS)
+
+    def _failure(self, error: ProviderError, config: ClusterConfig) -> BlockingReason:
+        match error:
+            case ServerError():
+                return BlockingReason(
+                    Reason.API_SERVER_UNREACHABLE, f"its API server at {config.server} answers {error.status}: {error}"
+                )
+            case ClusterNotOwned():
+                return BlockingReason(Reason.CANNOT_START, f"another mcm works on it: {error}")
+            case Unauthorized():
+                return BlockingReason(
+                    Reason.CANNOT_START, f"its API server refuses the credentials in its Secret: {error}; renew them"
+                )
+            case Conflict() | NotFound():
+                return BlockingReason(
+                    Reason.CANNOT_START, f"failed to write the Lease {self._name}: {error}; mcm retries"
+                )
+            case ApiError():
+                return BlockingReason(
+                    Reason.CANNOT_START,
+                    f"failed to hold the Lease {self._name} of its control plane: {error};"
+                    " allow the identity in its Secret to get, create and update this Lease",
+                )
+            case KubeconfigError():
+                return BlockingReason(Reason.CANNOT_START, f"invalid kubeconfig in its Secret: {error}")
+            case _:
+                return BlockingReason(Reason.API_SERVER_UNREACHABLE, f"its API server does not answer: {error}")
+
+
+async def _take(lease: Lease) -> bool:
+    try:
+        return await lease.try_acquire(absent_since=_NEVER)
+    except LeaseLost:  # it was edited, and has another holder or none
+        return await lease.try_acquire(absent_since=_NEVER)

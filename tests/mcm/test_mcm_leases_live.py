@@ -1,0 +1,157 @@
+"""Who has no part in a fleet and works on a control plane all the same: the Lease there keeps two from writing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .writers import Span, kept_busy, signing_program, spans
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.mark.timeout(300)]
+
+Eventually = Callable[..., Any]
+
+_PATIENCE = 120.0
+"""On a machine that does other things too."""
+
+
+class Scene:
+    """Control plane `two`, mcm, and a kube-controller-manager that somebody starts by hand."""
+
+    def __init__(
+        self, directory: Path, *, prefix: str, fleet: Any, tenant: Any, mcm: Any, binaries: Any, eventually: Eventually
+    ) -> None:
+        self.fleet = fleet
+        self.tenant = tenant
+        self.mcm = mcm
+        self.host = f"{socket.gethostname()}_"
+        """How the names of all holders on this machine begin."""
+        self._directory = directory
+        self._prefix = prefix
+        self._binaries = binaries
+        self._eventually = eventually
+
+    async def register(self, stem: str) -> str:
+        name: str = await self.fleet.register(stem, self.tenant.controllers_secret(), server=self.tenant.server)
+        return name
+
+    async def works(self, stem: str) -> str:
+        """Wait until the instance of a registration has written; returns its name as a writer."""
+
+        def pid() -> Any:
+            found = self.mcm.clusters().get(self.fleet.name(stem), {})
+            return found.get("pid") if found.get("state") == "Ready" else None
+
+        number = await self._eventually(lambda: asyncio.to_thread(pid), timeout=_PATIENCE)
+        return await self.writes(f"mcm.{number}")
+
+    async def writes(self, writer: str) -> str:
+        await self._eventually(lambda: [span for span in self.spans() if span.writer == writer], timeout=_PATIENCE)
+        return writer
+
+    async def waits(self, stem: str, *, holder: str) -> None:
+        """Wait until a registration tells who is in the way of its instance, and what to do about that."""
+
+        async def condition() -> dict[str, Any]:
+            found = await self.fleet.condition(stem)
+            return found if found.get("reason") == "ForeignControllerManager" else {}
+
+        found = await self._eventually(condition, lambda found: holder in found.get("message", ""), timeout=_PATIENCE)
+        assert "holds the Lease kube-system/kube-controller-manager; stop it" in found["message"]
+        assert found["status"] == "False"
+
+    @contextlib.contextmanager
+    def started_by_hand(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Run one with leader election, as it is by default, but with shorter waits."""
+        directory = self._directory / "by-hand"
+        program = signing_program(directory, name=f"{self._prefix}.hand", binaries=self._binaries)
+        kubeconfig = directory / "kubeconfig"
+        kubeconfig.write_bytes(self.tenant.kubeconfig(user="admin", groups=("system:masters",)))
+        command = [
+            *(program, f"--kubeconfig={kubeconfig}", f"--cert-dir={directory}", "--secure-port=0", "-v=4"),
+            *("--leader-elect-lease-duration=4s", "--leader-elect-renew-deadline=3s", "--leader-elect-retry-period=1s"),
+        ]
+        with (directory / "log").open("ab") as log:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    async def is_refused(self) -> None:
+        """Wait until the one that was started by hand has found the Lease taken, some times."""
+        log = self._directory / "by-hand" / "log"
+        await self._eventually(lambda: log.read_text().count("Lease is held by") > 2, timeout=_PATIENCE)
+
+    def spans(self) -> list[Span]:
+        return spans(self.tenant.audit, prefix=self._prefix)
+
+    def alone(self, *writers: str) -> None:
+        """Assert that these have written, one after the other, and nobody else."""
+        found = self.spans()
+        assert [span.writer for span in found] == list(writers)
+        for before, after in itertools.pairwise(found):
+            assert before.ended < after.began, found
+
+
+@pytest.fixture
+def scene(
+    mcm_of: Any, api_server: Any, fleet: Any, tenants: Any, binaries: Any, tmp_path: Path, eventually: Eventually
+) -> Scene:
+    prefix = fleet.namespace
+    signing_program(tmp_path / "mcm", name=f"{prefix}.mcm", binaries=binaries)
+    mcm = mcm_of(api_server.mcm_kubeconfig, programs=(tmp_path / "mcm",), quick=True, lease_seconds=20)
+    names = {"fleet": fleet, "tenant": tenants["two"], "mcm": mcm, "binaries": binaries, "eventually": eventually}
+    return Scene(tmp_path, prefix=prefix, **names)
+
+
+async def test_a_second_registration_and_a_program_started_by_hand_wait_for_the_lease(scene: Scene) -> None:
+    """The operator refuses such a registration; this one was resolved all the same."""
+    scene.mcm.start()
+    async with kept_busy(scene.tenant.config, name=scene.fleet.namespace):
+        await scene.register("first")
+        first = await scene.works("first")
+        await scene.register("second")
+        await scene.waits("second", holder=scene.host)
+        await scene.fleet.withdraw("first")
+        second = await scene.works("second")
+        with scene.started_by_hand() as process:
+            await scene.is_refused()
+            assert await scene.works("second") == second
+            await scene.fleet.withdraw("second")
+            hand = await scene.writes(f"hand.{process.pid}")
+            await scene.fleet.resolve("second", server=scene.tenant.server, secret="second")
+            await scene.waits("second", holder=scene.host)
+        third = await scene.works("second")
+    scene.alone(first, second, hand, third)
+
+
+async def test_an_mcm_that_hangs_loses_its_instance_before_a_program_started_by_hand_begins(
+    scene: Scene,
+) -> None:
+    """This mcm has no shard Leases. When it goes on, it makes way."""
+    scene.mcm.start()
+    async with kept_busy(scene.tenant.config, name=scene.fleet.namespace):
+        await scene.register("first")
+        first = await scene.works("first")
+        with scene.started_by_hand() as process:
+            await scene.is_refused()
+            scene.mcm.process.send_signal(signal.SIGSTOP)
+            try:
+                hand = await scene.writes(f"hand.{process.pid}")
+                assert not scene.mcm.instances()
+            finally:
+                scene.mcm.process.send_signal(signal.SIGCONT)
+            await scene.waits("first", holder=scene.host)
+        after = await scene.works("first")
+    scene.alone(first, hand, after)
