@@ -8,11 +8,16 @@ import itertools
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from kplane.mcm.instance.state import BlockingReason
+from kplane.mcm.instance.tenant_lease import Holder, TenantLease
+from kplane.mcm.reasons import Reason
+from kplane.provider import Cluster, ClusterConfig
 
 from .writers import Span, kept_busy, signing_program, spans
 
@@ -155,3 +160,27 @@ async def test_an_mcm_that_hangs_loses_its_instance_before_a_program_started_by_
             await scene.waits("first", holder=scene.host)
         after = await scene.works("first")
     scene.alone(first, hand, after)
+
+
+@pytest.mark.parametrize("program", ["kube-controller-manager", "kube-scheduler"])
+async def test_the_role_that_kubernetes_has_for_a_program_is_enough_for_its_lease(tenants: Any, program: str) -> None:
+    tenant = tenants["two"]
+    holder = Holder(name="mcm-0", groups=(), follows=(), uid=lambda _: None)
+
+    @contextlib.asynccontextmanager
+    async def looks(user: str) -> AsyncIterator[BlockingReason | None]:
+        config = ClusterConfig.from_kubeconfig(tenant.kubeconfig(user=user))
+        lease = TenantLease(Cluster("a", config=config), program=program, holder=holder)
+        async with contextlib.aclosing(lease):
+            for _ in range(2):  # it is taken, and renewed
+                found = await lease.look(config)
+            yield found
+
+    for _ in range(2):  # it is made, and taken when it was released
+        async with looks(f"system:{program}") as found:
+            assert found is None
+    async with looks("jane") as found:
+        assert found is not None
+        assert found.reason is Reason.CANNOT_START
+        assert f"failed to hold the Lease kube-system/{program}" in found.message
+        assert "allow the identity in its Secret to get, create and update this Lease" in found.message
