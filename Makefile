@@ -206,6 +206,10 @@ update-helm: venv ## Change the version of Helm: VERSION=4.3.2
 update-kind: venv ## Change the version of kind: VERSION=0.34.0
 	@$(RUN) -m tools.update kind $(VERSION)
 
+.PHONY: checksums
+checksums: venv ## Record the SHA-256 of the official programs of the pinned versions
+	@$(RUN) -m tools.checksums
+
 .PHONY: lock
 lock: ## Renew the locked dependencies; UPGRADE=1 takes newer versions too
 	@[ -x .venv-uv/bin/uv ] || { "$(PYTHON)" -m venv .venv-uv && .venv-uv/bin/pip install --quiet --disable-pip-version-check uv; }

@@ -16,10 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kplane.binaries.cache import Cache, cache_root
-from kplane.binaries.errors import BinariesError
+from kplane.binaries.errors import BinariesError, WayError
 from kplane.binaries.progress import Report, print_line
+from kplane.binaries.release import OFFICIAL, ReleaseSites
 from kplane.binaries.toolchain import Go, find_go
 from kplane.binaries.upstreams import KUBERNETES, UPSTREAMS, Upstream
+from tools.checksums import record
 
 __all__ = ["NAMED_IN", "render_go_mod", "update"]
 
@@ -45,11 +47,13 @@ def update(
     report: Report = print_line,
     environment: Mapping[str, str] | None = None,
     root: Path = _ROOT,
+    sites: ReleaseSites = OFFICIAL,
 ) -> None:
     """Pin another version; go.mod and go.sum change only when the whole set of modules could be resolved.
 
-    Then the files of `NAMED_IN` below `root` get the new image. `environment` stands for os.environ. Raises
-    BinariesError when the version is none, or Go can't resolve it.
+    Then the files of `NAMED_IN` below `root` get the new image, and the checksums of the release are recorded. Without
+    them the programs are built from source. `environment` stands for os.environ. Raises BinariesError when the version
+    is none, or Go can't resolve it.
     """
     number = version.removeprefix("v")
     if not re.fullmatch(r"\d+\.\d+\.\d+(-(alpha|beta|rc)\.\d+)?", number):
@@ -74,6 +78,11 @@ def update(
             staged.write_bytes((directory / file).read_bytes())
             staged.replace(upstream.directory / file)
     _name_image(upstream, version=number, root=root)
+    upstream.recorded.unlink(missing_ok=True)
+    try:
+        record(upstream, sites=sites, report=report)
+    except WayError as error:
+        report(f"{upstream.name}: {error}; its programs are built from source until `make checksums` succeeds")
     programs = " ".join(upstream.programs)
     report(f"{upstream.name}: pinned v{number}; `python -m kplane.binaries {programs}` and the tests tell if it works")
 

@@ -130,8 +130,8 @@ def machine(tmp_path: Path, refusing_url: str) -> Machine:
 
 
 @pytest.fixture
-def release(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """The files of all official releases, in their layout, and the address that serves them."""
+def release(tmp_path: Path) -> Iterator[tuple[Path, ReleaseSites]]:
+    """The files of all official releases, in their layout, and the site with their checksums as they are recorded."""
     site = tmp_path / "site"
     platform = this_platform()
     for program in KUBERNETES.programs:
@@ -153,10 +153,11 @@ def release(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     checksum = _write_program(file, says="kind")
     file.with_name(f"{file.name}.sha256sum").write_text(f"{checksum}  {file.name}\n")
 
+    checksums = {str(f.relative_to(site)): _sha256(f) for f in site.rglob("*") if f.is_file()}
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(site))) as server:
         thread = threading.Thread(target=partial(server.serve_forever, poll_interval=0.01))
         thread.start()
-        yield site, f"http://127.0.0.1:{server.server_port}"
+        yield site, ReleaseSites(mirror=f"http://127.0.0.1:{server.server_port}", checksums=checksums)
         server.shutdown()
         thread.join()
 
@@ -168,7 +169,7 @@ def _content(program: str) -> bytes:
 def _write_program(file: Path, *, says: str = "") -> str:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(_content(says or file.name))
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return _sha256(file)
 
 
 def _write_archive(archive: Path, *members: str) -> str:
@@ -179,7 +180,11 @@ def _write_archive(archive: Path, *members: str) -> str:
             member = tarfile.TarInfo(name)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-    return hashlib.sha256(archive.read_bytes()).hexdigest()
+    return _sha256(archive)
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 class QuietHandler(SimpleHTTPRequestHandler):

@@ -56,7 +56,7 @@ def test_cache_follows_xdg_cache_home(machine: Any, tmp_path: Any) -> None:
 
 def test_release_comes_before_build(machine: Any, release: Any, run_program: Any) -> None:
     machine.install_go()
-    machine.sites = ReleaseSites(mirror=release[1])
+    machine.sites = release[1]
 
     binaries = machine.resolve()
 

@@ -97,7 +97,10 @@ def test_update_pins_the_version_and_all_staging_modules(machine: Any, tmp_path:
     _copy_named(tmp_path)
     _install_fake_go(machine, theirs=tmp_path / "theirs.mod", tidy="echo sums > go.sum")
 
-    update(upstream, version="v1.37.4", report=machine.lines.append, environment=machine.environment, root=tmp_path)
+    upstream.recorded.write_text(f"{'0' * 64}  v1.36.3/bin/linux/amd64/kubectl\n")
+
+    settings = {"environment": machine.environment, "root": tmp_path, "sites": machine.sites}
+    update(upstream, version="v1.37.4", report=machine.lines.append, **settings)
 
     text = (upstream.directory / "go.mod").read_text()
     assert upstream.version == "1.37.4"
@@ -106,6 +109,8 @@ def test_update_pins_the_version_and_all_staging_modules(machine: Any, tmp_path:
     assert "\tk8s.io/api => k8s.io/api v0.37.4\n\tk8s.io/new-module => k8s.io/new-module v0.37.4\n" in text
     assert "36.3" not in text
     assert (upstream.directory / "go.sum").read_text() == "sums\n"
+    assert not upstream.recorded.exists()
+    assert any("built from source until `make checksums` succeeds" in line for line in machine.lines)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +124,8 @@ def test_update_names_the_version_wherever_an_image_has_it(
     _install_fake_go(machine, theirs=tmp_path / "theirs.mod", tidy="echo sums > go.sum")
 
     copy = _copy(upstream, tmp_path / upstream.name)
-    update(copy, version="9.8.7", report=machine.lines.append, environment=machine.environment, root=tmp_path)
+    settings = {"environment": machine.environment, "root": tmp_path, "sites": machine.sites}
+    update(copy, version="9.8.7", report=machine.lines.append, **settings)
 
     repository = image.partition(":")[0]
     for name in NAMED_IN:

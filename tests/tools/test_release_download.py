@@ -1,7 +1,9 @@
-"""What is downloaded is what the project published, or it is not taken."""
+"""What is downloaded is what this repository has the checksum of, or it is not taken."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,10 @@ from typing import Any
 import pytest
 
 from kplane.binaries.programs import BinariesError
-from kplane.binaries.release import ReleaseSites
-from kplane.binaries.upstreams import ETCD, KUBERNETES
+from kplane.binaries.release import ReleaseSites, recorded
+from kplane.binaries.upstreams import ETCD, KIND, KUBERNETES, UPSTREAMS, Upstream, this_platform
+from tools import checksums
+from tools.checksums import PLATFORMS
 
 
 def _only(site: Path, name: str) -> Path:
@@ -18,51 +22,108 @@ def _only(site: Path, name: str) -> Path:
     return found
 
 
-def test_wrong_checksum_of_a_program_is_refused(machine: Any, release: tuple[Path, str]) -> None:
-    site, url = release
-    machine.sites = ReleaseSites(mirror=url)
+def test_wrong_checksum_of_a_program_is_refused(machine: Any, release: tuple[Path, ReleaseSites]) -> None:
+    site, machine.sites = release
     machine.install_go(build="exit 1")
     with _only(site, "kube-scheduler").open("ab") as file:
         file.write(b"tampered")
 
     with pytest.raises(
-        BinariesError, match=r"kube-scheduler: its SHA-256 is [0-9a-f]{64}, but [0-9a-f]{64} is published"
+        BinariesError, match=r"kube-scheduler: its SHA-256 is [0-9a-f]{64}, but [0-9a-f]{64} is recorded"
     ):
         machine.resolve()
 
     assert not (machine.directory(KUBERNETES) / "kube-scheduler").exists()
 
 
-def test_wrong_checksum_of_an_archive_is_refused(machine: Any, release: tuple[Path, str]) -> None:
-    site, url = release
-    machine.sites = ReleaseSites(mirror=url)
+def test_wrong_checksum_of_an_archive_is_refused(machine: Any, release: tuple[Path, ReleaseSites]) -> None:
+    site, machine.sites = release
     machine.install_go()
     with _only(site, "etcd-*.tar.gz").open("ab") as file:
         file.write(b"tampered")
 
     machine.resolve()
 
-    assert any("etcd: official release: failed to verify" in line and "is published" in line for line in machine.lines)
+    assert any("etcd: official release: failed to verify" in line and "is recorded" in line for line in machine.lines)
     assert machine.built == list(ETCD.packages.values())
 
 
-def test_release_without_the_version_falls_through(machine: Any, release: tuple[Path, str]) -> None:
-    site, url = release
-    machine.sites = ReleaseSites(mirror=url)
+def test_site_that_changes_a_program_and_its_checksum_is_refused(
+    machine: Any, release: tuple[Path, ReleaseSites]
+) -> None:
+    site, machine.sites = release
     machine.install_go()
-    _only(site, "kube-apiserver.sha256").unlink()
-    _only(site, "SHA256SUMS").write_text(f"{'0' * 64}  something-else.tar.gz\n")
+    tampered = _only(site, "kube-apiserver")
+    tampered.write_bytes(b"#!/bin/sh\necho tampered\n")
+    _only(site, "kube-apiserver.sha256").write_text(hashlib.sha256(tampered.read_bytes()).hexdigest())
 
     machine.resolve()
 
-    assert any("kube-apiserver.sha256: 404" in line for line in machine.lines)
-    assert any(re.search("failed to verify etcd-v.* do not list it", line) for line in machine.lines)
+    assert any("failed to verify" in line and "is recorded" in line for line in machine.lines)
+    assert machine.built == list(KUBERNETES.packages.values())
+
+
+def test_release_without_the_version_falls_through(machine: Any, release: tuple[Path, ReleaseSites]) -> None:
+    site, machine.sites = release
+    machine.install_go()
+    _only(site, "kube-apiserver").unlink()
+    _only(site, "etcd-*.tar.gz").unlink()
+
+    machine.resolve()
+
+    assert any("kube-apiserver: 404" in line for line in machine.lines)
     assert len(machine.built) == len(KUBERNETES.packages) + len(ETCD.packages)
 
 
-def test_download_that_stops_midway_is_continued_by_a_build(machine: Any, release: tuple[Path, str]) -> None:
-    site, url = release
-    machine.sites = ReleaseSites(mirror=url)
+def test_program_without_a_recorded_checksum_is_built(machine: Any, release: tuple[Path, ReleaseSites]) -> None:
+    _, sites = release
+    machine.sites = dataclasses.replace(sites, checksums={})
+    machine.install_go()
+
+    machine.resolve()
+
+    assert any(re.search(r"kubernetes: official release: no SHA-256 of v\S+/kube-apiserver", m) for m in machine.lines)
+    assert any(re.search(r"etcd: official release: no SHA-256 of v\S+ is recorded", m) for m in machine.lines)
+    assert machine.built == [*KUBERNETES.packages.values(), *ETCD.packages.values()]
+
+
+@pytest.mark.parametrize("upstream", UPSTREAMS, ids=lambda upstream: upstream.name)
+def test_recorded_checksums_are_of_the_pinned_version(upstream: Upstream) -> None:
+    """Those of another version are never read: a build from source replaces the download without a notice."""
+    expected = {
+        upstream.fill(upstream.release.file, platform=platform, program=program)
+        for platform in PLATFORMS
+        for program in upstream.programs
+    }
+    assert set(recorded(upstream)) in (set(), expected)
+
+
+def test_a_record_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    upstream = dataclasses.replace(KIND, directory=tmp_path)
+    assert recorded(upstream) == {}
+    upstream.recorded.write_text("# A comment.\n\nabc  v1/kind\n")
+    with pytest.raises(BinariesError, match="SHA256SUMS: 'abc  v1/kind' is not a SHA-256 and a path"):
+        recorded(upstream)
+
+
+@pytest.mark.parametrize("upstream", UPSTREAMS, ids=lambda upstream: upstream.name)
+def test_published_checksums_are_recorded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, release: tuple[Path, ReleaseSites], upstream: Upstream
+) -> None:
+    _, sites = release
+    monkeypatch.setattr(checksums, "PLATFORMS", (this_platform(),))
+    copy = dataclasses.replace(upstream, directory=tmp_path)
+    (tmp_path / "go.mod").write_text(upstream.go_mod.read_text())
+
+    checksums.record(copy, sites=sites, report=lambda line: None)
+
+    found = recorded(copy)
+    assert len(found) == (len(upstream.programs) if upstream.release.member is None else 1)
+    assert found.items() <= (sites.checksums or {}).items()
+
+
+def test_download_that_stops_midway_is_continued_by_a_build(machine: Any, release: tuple[Path, ReleaseSites]) -> None:
+    site, machine.sites = release
     machine.install_go()
     _only(site, "kube-scheduler").unlink()
 
@@ -73,9 +134,9 @@ def test_download_that_stops_midway_is_continued_by_a_build(machine: Any, releas
 
 @pytest.mark.parametrize("program", ["helm", "kind"])
 def test_helm_and_kind_come_from_their_releases(
-    machine: Any, release: tuple[Path, str], run_program: Any, program: str
+    machine: Any, release: tuple[Path, ReleaseSites], run_program: Any, program: str
 ) -> None:
-    machine.sites = ReleaseSites(mirror=release[1])
+    machine.sites = release[1]
 
     binaries = machine.resolve(program)
 
@@ -84,13 +145,12 @@ def test_helm_and_kind_come_from_their_releases(
 
 @pytest.mark.parametrize(("program", "file"), [("helm", "helm-v*.tar.gz"), ("kind", "kind-linux-*[0-9]")])
 def test_wrong_checksum_of_helm_or_kind_is_refused(
-    machine: Any, release: tuple[Path, str], program: str, file: str
+    machine: Any, release: tuple[Path, ReleaseSites], program: str, file: str
 ) -> None:
-    site, url = release
-    machine.sites = ReleaseSites(mirror=url)
+    site, machine.sites = release
     machine.install_go(build="exit 1")
     with _only(site, file).open("ab") as tampered:
         tampered.write(b"tampered")
 
-    with pytest.raises(BinariesError, match=r"its SHA-256 is [0-9a-f]{64}, but [0-9a-f]{64} is published"):
+    with pytest.raises(BinariesError, match=r"its SHA-256 is [0-9a-f]{64}, but [0-9a-f]{64} is recorded"):
         machine.resolve(program)

@@ -1,4 +1,8 @@
-"""Downloads programs of the official releases, and verifies the checksums that the projects publish."""
+"""Downloads programs of the official releases, and verifies the checksums that are recorded in this repository.
+
+A site that is taken over could publish both a program and its checksum. So a download needs a recorded checksum, and
+a program without one is built from source.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from kplane.binaries.errors import WayError
 from kplane.binaries.progress import Heartbeat, Report
 from kplane.binaries.upstreams import Platform, Upstream
 
-__all__ = ["OFFICIAL", "ReleaseSites", "download"]
+__all__ = ["OFFICIAL", "ReleaseSites", "download", "published", "recorded"]
 
 _STALL_SECONDS = 10.0
 _DOWNLOAD_DEADLINE_SECONDS = 1800.0
@@ -37,6 +41,8 @@ class ReleaseSites:
     mirror: str | None = None
     """Replaces the site of each project."""
     connect_seconds: float = 2.5
+    checksums: Mapping[str, str] | None = None
+    """Replaces the recorded checksums: SHA-256 by path at the site."""
 
 
 OFFICIAL = ReleaseSites()
@@ -53,28 +59,65 @@ def download(
 ) -> Iterator[Path]:
     """Download programs of the pinned version into `staging`, and yield each when its checksum is verified.
 
-    Raises WayError if the site does not answer within `sites.connect_seconds` or lacks the release, if the download
-    breaks off, or if a checksum differs.
+    Raises WayError if no checksum is recorded for the version, if the site does not answer within
+    `sites.connect_seconds` or lacks the release, if the download breaks off, or if the checksum differs.
     """
     release = upstream.release
     site = sites.mirror or release.site
+    checksums = recorded(upstream) if sites.checksums is None else sites.checksums
+    paths = {program: upstream.fill(release.file, platform=platform, program=program) for program in programs}
+    for path in paths.values():
+        if path not in checksums:
+            raise WayError(
+                f"no SHA-256 of {path} is recorded in {upstream.recorded}; run `make checksums` where {site} answers"
+            )
     _require_reachable(site, timeout_seconds=sites.connect_seconds)
 
-    def fill(template: str, *, program: str) -> str:
-        return template.format(version=upstream.version, os=platform.os, arch=platform.arch, program=program)
-
-    def fetch(*, program: str, into: Path) -> Path:
-        url = f"{site}/{fill(release.file, program=program)}"
-        checksums = _read(f"{site}/{fill(release.checksums, program=program)}")
-        return _fetch(url, into=into, sha256=_find_checksum(checksums, name=url.rsplit("/", 1)[1]), report=report)
+    def fetch(path: str, *, into: Path) -> Path:
+        return _fetch(f"{site}/{path}", into=into, sha256=checksums[path], report=report)
 
     if release.member is None:
         for program in programs:
-            yield fetch(program=program, into=staging / program)
+            yield fetch(paths[program], into=staging / program)
     else:
-        archive = fetch(program="", into=staging / f"{upstream.name}.tar.gz")
-        members = {program: fill(release.member, program=program) for program in programs}
-        yield from _unpack(archive, members=members)
+        (path,) = set(paths.values())
+        members = {program: upstream.fill(release.member, platform=platform, program=program) for program in programs}
+        yield from _unpack(fetch(path, into=staging / f"{upstream.name}.tar.gz"), members=members)
+
+
+def recorded(upstream: Upstream) -> dict[str, str]:
+    """Read the recorded checksums: SHA-256 by path at the release site; none if there is no file."""
+    try:
+        lines = upstream.recorded.read_text().splitlines()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise WayError(f"failed to read the recorded checksums: {error}") from error
+    checksums = {}
+    for line in lines:
+        if line and not line.startswith("#"):
+            found = re.fullmatch(r"([0-9a-f]{64})  (\S+)", line)
+            if found is None:
+                raise WayError(f"failed to read {upstream.recorded}: {line!r} is not a SHA-256 and a path")
+            checksums[found[2]] = found[1]
+    return checksums
+
+
+def published(upstream: Upstream, *, platforms: Sequence[Platform], sites: ReleaseSites = OFFICIAL) -> dict[str, str]:
+    """Download the checksums that the project publishes for the pinned version: SHA-256 by path at the site.
+
+    Raises WayError if the site does not answer or lacks one of them.
+    """
+    site = sites.mirror or upstream.release.site
+    _require_reachable(site, timeout_seconds=sites.connect_seconds)
+    checksums = {}
+    for platform in platforms:
+        for program in upstream.programs:
+            path = upstream.fill(upstream.release.file, platform=platform, program=program)
+            if path not in checksums:
+                text = _read(f"{site}/{upstream.fill(upstream.release.checksums, platform=platform, program=program)}")
+                checksums[path] = _find_checksum(text, name=path.rsplit("/", 1)[-1])
+    return checksums
 
 
 def _require_reachable(url: str, *, timeout_seconds: float) -> None:
@@ -172,7 +215,7 @@ def _fetch(url: str, *, into: Path, sha256: str, report: Report) -> Path:
     except (OSError, http.client.HTTPException) as error:
         raise WayError(f"failed to download {url}: it broke off after {received} bytes: {error}") from error
     if digest.hexdigest() != sha256:
-        raise WayError(f"failed to verify {url}: its SHA-256 is {digest.hexdigest()}, but {sha256} is published")
+        raise WayError(f"failed to verify {url}: its SHA-256 is {digest.hexdigest()}, but {sha256} is recorded")
     return into
 
 

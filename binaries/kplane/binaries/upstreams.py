@@ -65,7 +65,7 @@ class Release:
     file: str
     """A program, or the archive of all programs."""
     checksums: str
-    """Lines "<SHA-256>  <file>", or one bare checksum."""
+    """Lines "<SHA-256>  <file>", or one bare checksum. Read only to record them: `make checksums`."""
     member: str | None = None
     """A program in the archive; None if the file is the program."""
 
@@ -95,6 +95,11 @@ class Upstream:
         return self.directory / "go.mod"
 
     @property
+    def recorded(self) -> Path:
+        """The file of the recorded checksums: lines "<SHA-256>  <path at the release site>"."""
+        return self.directory / "SHA256SUMS"
+
+    @property
     def version(self) -> str:
         """The pinned version, without "v". Raises BinariesError if go.mod has none."""
         return self._read(
@@ -105,6 +110,10 @@ class Upstream:
     def go_version(self) -> str:
         """The oldest Go that can build the programs. Raises BinariesError if go.mod has none."""
         return self._read(r"^go\s+(\d+\.\d+(?:\.\d+)?)", what="a version of Go")
+
+    def fill(self, template: str, *, platform: Platform, program: str = "") -> str:
+        """Fill a template of the release. Raises BinariesError if go.mod has no version."""
+        return template.format(version=self.version, os=platform.os, arch=platform.arch, program=program)
 
     def _read(self, pattern: str, *, what: str) -> str:
         try:
