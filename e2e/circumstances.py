@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from e2e.certificates import make_certificate
-from e2e.installation import NAMESPACE, chart_values, released_images
+from e2e.installation import NAMESPACE, chart_values, images
 from e2e.kubectl import Kubectl
 from e2e.waiting import eventually
 
@@ -35,7 +35,7 @@ def shared_files(kubectl: Kubectl, _: Path) -> Iterator[None]:
     storage_class = {"provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "WaitForFirstConsumer"}
     container = {
         "name": "files",
-        "image": released_images()[1],
+        "image": images()[1],
         "command": ["sh", "-c", _ANYBODY_MAY_WRITE],
         "securityContext": {"runAsUser": 0},
         "volumeMounts": [{"name": "files", "mountPath": "/files"}],

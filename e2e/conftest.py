@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from e2e.installation import Helm, images, released_images, require_unused
+from e2e.installation import Helm, document_images, images, require_unused
 from e2e.kubectl import Kubectl
 from e2e.nodes import Nodes, docker
 from e2e.platform import Platform
@@ -171,16 +171,18 @@ def nodes(kubectl: Kubectl) -> Nodes:
 
 @pytest.fixture(scope="module")
 def released(k8s: Any, kubectl: Kubectl, helm: Helm) -> Iterator[None]:
-    """The images under the names that the chart has by itself, as if they had been released; and no kplane yet.
+    """The images under the names that the documents give them, as if they had been pushed; and no kplane yet.
 
     On this machine the names mean afterwards what they meant before.
     """
     require_unused(kubectl)
     assert helm.status() is None, "failed to prepare the cluster: kplane is installed; run test_uninstall.py first"
     with contextlib.ExitStack() as afterwards:
-        for image, name in zip(images(), released_images(), strict=True):
+        for name, image in document_images().items():
+            if name == image:
+                continue
             before = docker("image", "ls", "--no-trunc", "--quiet", name).strip()
             docker("tag", image, name)
             afterwards.callback(docker, *(("tag", before, name) if before else ("rmi", "--no-prune", name)))
-        k8s.load_images(*released_images())
+        k8s.load_images(*dict.fromkeys((*images(), *document_images())))
         yield

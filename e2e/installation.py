@@ -6,13 +6,14 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
+from e2e.documents import blocks
 from e2e.kubectl import Kubectl, Object
 
 __all__ = [
@@ -23,8 +24,8 @@ __all__ = [
     "ROOT",
     "Helm",
     "chart_values",
+    "document_images",
     "images",
-    "released_images",
     "require_nothing_left",
     "require_unused",
 ]
@@ -54,16 +55,20 @@ def chart_values() -> dict[str, Any]:
     return values
 
 
-def released_images() -> tuple[str, str, str]:
-    """Return the chart's default images of controlplane-operator, mcm and etcd."""
-    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
-    values = chart_values()
-    operator, mcm = values["operator"]["image"], values["mcm"]["image"]
-    return (
-        f"{operator['repository']}:{operator['tag'] or version}",
-        f"{mcm['repository']}:{mcm['tag'] or version}",
-        values["etcd"]["image"],
-    )
+def document_images() -> Mapping[str, str]:
+    """Map each image that the documents name to the built image that it stands for.
+
+    docs/install.md has a file of values with the images of a registry, deploy/install.yaml has those of `make images`,
+    and the chart has that of etcd.
+    """
+    (written,) = [block for block in blocks(ROOT / "docs" / "install.md") if block.file == "images.yaml"]
+    operator, mcm, etcd = images()
+    named = {chart_values()["etcd"]["image"]: etcd}
+    for text in (written.text, (ROOT / "deploy" / "values-dev.yaml").read_text()):
+        for program, image in (("operator", operator), ("mcm", mcm)):
+            given = yaml.safe_load(text)[program]["image"]
+            named[f"{given['repository']}:{given['tag']}"] = image
+    return named
 
 
 def require_unused(kubectl: Kubectl) -> None:

@@ -13,6 +13,7 @@ from e2e.installation import ROOT
 __all__ = ["Reader"]
 
 _CHECKOUT = ("crds", "deploy", "examples")
+_TARGETS = "images install-kind"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Reader:
         for name in _CHECKOUT:
             (directory / name).symlink_to(ROOT / name)
         # The images are built in the real checkout.
-        (directory / "Makefile").write_text(f"images:\n\t$(MAKE) -C {ROOT} images\n")
+        (directory / "Makefile").write_text(f".PHONY: {_TARGETS}\n{_TARGETS}:\n\t$(MAKE) -C {ROOT} $@\n")
         return cls(directory, environment)
 
     def follow(self, document: str, chosen: Iterable[Block]) -> None:

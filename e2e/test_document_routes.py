@@ -38,6 +38,7 @@ class Stop:
         return [block for block in found if block.section == self.section and block.route in (None, route)]
 
 
+_IMAGES: Final = Stop("install", "Images")
 _TENANT: Final = Stop("install", "The first tenant")
 _FROM_OUTSIDE: Final = Stop("install", "Reach tenants from outside")
 _UNINSTALL: Final = Stop("uninstall", "In the right order")
@@ -45,20 +46,23 @@ _UNINSTALL: Final = Stop("uninstall", "In the right order")
 _ROUTES: Final[Mapping[str, tuple[Stop, ...]]] = {
     "kind": (Stop("install", "On kind"), _TENANT, _UNINSTALL),
     "without-helm": (
+        _IMAGES,
         Stop("install", "Without Helm"),
         _TENANT,
         Stop("upgrade", "Without Helm"),
         Stop("uninstall", "Without Helm"),
     ),
     "three-members": (
+        _IMAGES,
         Stop("install", "Three members", where=shared_files),
         _TENANT,
         _FROM_OUTSIDE,
         Stop("operate", "Restore of the shared etcd"),
         _UNINSTALL,
     ),
-    "own-etcd": (Stop("install", "An etcd of yours", where=etcd_of_their_own), _TENANT, _UNINSTALL),
+    "own-etcd": (_IMAGES, Stop("install", "An etcd of yours", where=etcd_of_their_own), _TENANT, _UNINSTALL),
     "mishaps": (
+        _IMAGES,
         Stop("install", "With Helm"),
         _TENANT,
         Stop("operate", "Lost while the operator was away", where=lost_credentials),

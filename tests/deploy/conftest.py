@@ -19,6 +19,8 @@ import yaml
 
 _ROOT = Path(__file__).parents[2]
 _NAMESPACE = "kplane-system"
+_IMAGES = _ROOT / "deploy" / "values-dev.yaml"
+"""The chart names no images of kplane by itself."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """Twelve times as fast, where PyYAML was built with libyaml."""
 
@@ -83,6 +85,7 @@ class Chart:
     directory: Path = _ROOT / "deploy" / "chart" / "kplane"
     namespace: str = _NAMESPACE
     refused: type[Refused] = Refused
+    images: Path | None = _IMAGES
     rendered: dict[tuple[str, ...], Rendered] = field(default_factory=dict)
     """By the arguments and values: most tests look at the same few renderings, and each costs a process."""
 
@@ -92,10 +95,16 @@ class Chart:
         values: dict[str, Any] = yaml.safe_load((self.directory / "values.yaml").read_text())
         return values
 
-    def helm(self, *args: str) -> str:
+    def helm(self, command: str, *args: str) -> str:
+        """Run helm; the chart gets the images of `make images`, which later files of values may change."""
         homes = {f"HELM_{kind}_HOME": str(self.home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
+        images = [f"--values={self.images}"] if self.images and str(self.directory) in args else []
         done = subprocess.run(
-            [str(self.program), *args], env={**os.environ, **homes}, capture_output=True, text=True, check=False
+            [str(self.program), command, *images, *args],
+            env={**os.environ, **homes},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise Refused(done.stderr.strip())

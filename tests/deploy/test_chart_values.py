@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,8 +14,11 @@ import pytest
 import yaml
 
 from kplane.binaries.upstreams import ETCD, KUBERNETES
+from tools.chart_images import name_image
 
 pytestmark = pytest.mark.integration
+
+MAKEFILE = Path(__file__).parents[2] / "Makefile"
 
 SWITCHES = {
     "crds.enabled": False,
@@ -233,11 +237,54 @@ def test_images_are_those_of_the_pinned_versions(chart: Any) -> None:
     assert values["controlPlanes"]["kubeApiserverImage"] == f"registry.k8s.io/kube-apiserver:v{KUBERNETES.version}"
     assert values["controlPlanes"]["etcdImage"] == f"registry.k8s.io/etcd:v{ETCD.version}"
     assert values["etcd"]["image"] == values["controlPlanes"]["etcdImage"]
+
+
+@pytest.mark.parametrize("component", ["operator", "mcm"])
+def test_chart_without_images_says_how_to_build_and_load_them(chart: Any, component: str) -> None:
+    """A name that somebody else may publish to would let them decide what users run."""
+    assert chart.values[component]["image"]["repository"] == ""
+    with pytest.raises(chart.refused) as caught:
+        chart.render(settings={f"{component}.image.repository": ""})
+    assert f"{component}.image.repository is empty" in str(caught.value)
+    targets = set(re.findall(r"`make ([a-z-]+)`", str(caught.value)))
+    assert targets == {"install-kind", "images"}
+    assert targets <= set(re.findall(r"^([a-z-]+):", MAKEFILE.read_text(), re.MULTILINE))
+
+
+def test_chart_names_the_images_that_it_is_told(chart: Any) -> None:
     version = yaml.safe_load((chart.directory / "Chart.yaml").read_text())["appVersion"]
-    rendered = chart.render()
+    digest = f"sha256:{'1' * 64}"
+    rendered = chart.render(
+        settings={
+            "operator.image": {"repository": "registry.example.org:5000/operator", "tag": "", "digest": ""},
+            "mcm.image": {"repository": "registry.example.org/mcm", "tag": "v9", "digest": digest},
+        }
+    )
+    (operator,) = rendered.one("Deployment", "kplane-operator")["spec"]["template"]["spec"]["containers"]
+    (mcm,) = rendered.one("StatefulSet", "kplane-mcm")["spec"]["template"]["spec"]["containers"]
+    assert operator["image"] == f"registry.example.org:5000/operator:{version}"
+    assert mcm["image"] == f"registry.example.org/mcm:v9@{digest}"
+    assert f"--mcm-image={mcm['image']}" in operator["args"]
+
+
+def test_chart_of_a_release_names_its_images_by_digest(chart: Any, tmp_path: Path) -> None:
+    released = replace(chart, directory=tmp_path / "kplane", images=None, rendered={})
+    shutil.copytree(chart.directory, released.directory)
+    digest = f"sha256:{'2' * 64}"
+    values = released.directory / "values.yaml"
+    for name in ("operator", "mcm"):
+        name_image(name, repository=f"registry.example.org/{name}", tag="1.2.3", digest=digest, values=values)
+
+    rendered = released.render()
+
     for kind, name in (("Deployment", "operator"), ("StatefulSet", "mcm")):
         (container,) = rendered.one(kind, f"kplane-{name}")["spec"]["template"]["spec"]["containers"]
-        assert container["image"] == f"ghcr.io/kplane-dev/kplane-{name}:{version}"
+        assert container["image"] == f"registry.example.org/{name}:1.2.3@{digest}"
+    assert values.read_text().count("#") == (chart.directory / "values.yaml").read_text().count("#")
+    with pytest.raises(ValueError, match=r"has no empty operator\.image\.repository"):
+        name_image("operator", repository="elsewhere", tag="1", digest=digest, values=values)
+    with pytest.raises(ValueError, match="'latest' is not a digest"):
+        name_image("operator", repository="elsewhere", tag="1", digest="latest", values=values)
 
 
 def test_no_pod_reads_metrics_unless_the_values_name_it(chart: Any) -> None:

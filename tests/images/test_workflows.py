@@ -75,7 +75,9 @@ def test_actions_are_pinned(path: Path) -> None:
     used = [line for line in lines if line.startswith("uses:") and not line.startswith("uses: ./")]
     assert len(used) == sum("uses" in step for step in steps(path)) > 0
     for line in used:
-        assert re.fullmatch(r"uses: (actions|docker)/[a-z-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
+        assert re.fullmatch(r"uses: (actions|anchore|docker|sigstore)/[a-z-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), (
+            line
+        )
 
 
 def test_an_action_is_pinned_to_one_commit_everywhere() -> None:
@@ -123,7 +125,12 @@ def test_a_release_waits_for_the_whole_run() -> None:
     assert {"ci", "nightly"} <= set(release["images"]["needs"])
     assert "images" in release["publish"]["needs"]
     runs = {step["run"]: name for name, job in nightly.items() for step in job["steps"] if "run" in step}
-    assert runs == {"make test-all": "test-all", "make e2e-kind": "e2e-kind"}
+    assert runs == {
+        "make test-all": "test-all",
+        "make e2e-kind": "e2e-kind",
+        "make audit": "audit",
+        "make images": "scan",
+    }
     assert not any("if" in job for job in (*nightly.values(), *release.values()))
 
 
@@ -141,6 +148,49 @@ def test_release_builds_what_the_dockerfile_has() -> None:
     programs = set(re.findall(r"build/programs/linux-\$\{TARGETARCH\}/(\S+)", dockerfile))
     (given,) = re.findall(r"kplane\.binaries .*--into \S+ (.*)", "\n".join(scripts(path)))
     assert set(given.split()) == programs
+
+
+def test_the_night_scans_every_image() -> None:
+    scan = load(ROOT / ".github" / "workflows" / "nightly.yaml")["jobs"]["scan"]["steps"]
+    scanned = [step["with"]["image"] for step in scan if step.get("uses", "").startswith("anchore/scan-action@")]
+    targets = re.findall(r"^FROM runtime AS (\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert scanned == [f"kplane-{target}:dev" for target in targets]
+
+
+def test_a_release_signs_images_and_chart() -> None:
+    """A signature names the workflow and its commit; the chart names only images with such a signature."""
+    path = ROOT / ".github" / "workflows" / "release.yaml"
+    jobs = load(path)["jobs"]
+    for name in ("images", "publish"):
+        assert jobs[name]["permissions"]["id-token"] == "write"
+        assert any("sigstore/cosign-installer@" in step.get("uses", "") for step in jobs[name]["steps"])
+    build, chart, push = (script for script in scripts(path) if "cosign" in script)
+    assert "--provenance=mode=max" in build
+    assert "--sbom=true" in build
+    for script, signed in ((build, "$REGISTRY/kplane-$IMAGE@$digest"), (push, "$REGISTRY/charts/kplane@${digest:?}")):
+        assert f'cosign sign --yes "{signed}"' in script
+    assert 'cosign verify "$REGISTRY/kplane-$image@$digest"' in chart
+    assert chart.index("cosign verify") < chart.index("tools.chart_images") < chart.index("package deploy/chart/kplane")
+    attested = [step["with"] for step in jobs["publish"]["steps"] if "attest-build-provenance" in step.get("uses", "")]
+    assert attested == [{"subject-path": "dist/*"}]
+
+
+def test_base_image_is_pinned_by_its_digest() -> None:
+    default = re.search(r"^ARG BASE_IMAGE=(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert default is not None
+    assert re.fullmatch(r"python:3\.\d+-slim-\w+@sha256:[0-9a-f]{64}", default[1])
+    # A release is built from the default.
+    assert "BASE_IMAGE" not in (ROOT / ".github" / "workflows" / "release.yaml").read_text()
+
+
+def test_tools_are_installed_by_their_hashes() -> None:
+    locks = ROOT / "tools" / "locks"
+    assert {path.stem for path in locks.glob("*.in")} == {path.stem for path in locks.glob("*.lock")} > set()
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    installs = re.findall(r"pip install (.*)", makefile)
+    assert installs
+    for arguments in installs:
+        assert "--require-hashes" in arguments or arguments.endswith("--no-deps --no-build-isolation -e ."), arguments
 
 
 def test_kind_runs_our_minor_version_of_kubernetes() -> None:

@@ -42,11 +42,15 @@ app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* An image: (list $ .Values.operator.image). A repository with a digest needs no tag. */}}
+{{/* The image of a component of kplane: (list $ "operator"). */}}
 {{- define "kplane.image" -}}
 {{- $root := index . 0 -}}
-{{- $image := index . 1 -}}
-{{ $image.repository }}{{ if not (contains "@" $image.repository) }}:{{ $image.tag | default $root.Chart.AppVersion }}{{ end }}
+{{- $component := index . 1 -}}
+{{- $image := (index $root.Values $component).image -}}
+{{- if not $image.repository -}}
+{{- fail (printf "%s.image.repository is empty, because kplane has no released images yet: run `make install-kind` in a checkout to build them and install kplane on kind, or run `make images`, push kplane-operator and kplane-mcm to a registry of yours, and set operator.image.repository and mcm.image.repository." $component) -}}
+{{- end -}}
+{{ $image.repository }}:{{ $image.tag | default $root.Chart.AppVersion }}{{ with $image.digest }}@{{ . }}{{ end }}
 {{- end -}}
 
 {{/* An amount as people write it: numbers of a file of values are floats, which would get exponents. */}}

@@ -14,7 +14,7 @@ template:
     restartPolicy: OnFailure
     containers:
       - name: backup
-        image: {{ include "kplane.image" (list . .Values.operator.image) }}
+        image: {{ include "kplane.image" (list . "operator") }}
         imagePullPolicy: {{ .Values.operator.image.pullPolicy }}
         command: [/bin/sh, /scripts/backup.sh]
         env:
@@ -72,7 +72,7 @@ template:
     restartPolicy: Never
     containers:
       - name: restore
-        image: {{ include "kplane.image" (list $root $values.operator.image) }}
+        image: {{ include "kplane.image" (list $root "operator") }}
         imagePullPolicy: {{ $values.operator.image.pullPolicy }}
         command: [/bin/sh, /scripts/restore.sh]
         env:
