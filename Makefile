@@ -196,13 +196,14 @@ install-kind: venv ## Build the images, and install or upgrade kplane with them 
 .PHONY: manifests
 manifests: venv ## Write deploy/install.yaml: the chart with the images of `make images`, for installations without Helm
 	@helm="$$($(RUN) -m kplane.binaries helm)/helm"; \
-	{ cat deploy/rbac/namespace.yaml; "$$helm" template kplane deploy/chart/kplane --namespace kplane-system --values deploy/values-dev.yaml; } > deploy/install.yaml.new
+	{ cat deploy/rbac/namespace.yaml; "$$helm" template kplane deploy/chart/kplane --namespace kplane-system --values deploy/values-dev.yaml --skip-tests; } > deploy/install.yaml.new
 	@mv deploy/install.yaml.new deploy/install.yaml
 
 .PHONY: generate
-generate: venv ## Write what is generated from the code: the CRD manifests, the chart's copies of them, docs/reference.md
+generate: venv ## Write what is generated: the CRD manifests, the chart's copies of them, docs/reference.md, the list of images
 	@$(RUN) -m kplane.api.generate
 	@$(RUN) -m tools.reference
+	@$(RUN) -m tools.images
 	@rm -f deploy/chart/kplane/files/crds/*.yaml
 	@cp crds/*.yaml deploy/chart/kplane/files/crds/
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.installation import NAMESPACE, Helm, require_unused
+from e2e.installation import NAMESPACE, RELEASE, Helm, require_unused
 from e2e.kubectl import Kubectl
 from e2e.platform import Platform
 from e2e.tenant import Tenant
@@ -28,6 +28,12 @@ def test_kubectl_knows_the_kinds(installation: None, kubectl: Kubectl, plural: s
 def test_kinds_have_short_names(installation: None, kubectl: Kubectl, short: str, kind: str) -> None:
     """`kubectl get cp` is short for `kubectl get controlplanes`."""
     assert {found["kind"] for found in kubectl.items(short)} <= {kind}
+
+
+@pytest.mark.k8s_needs("pods")
+def test_helm_test_passes(installation: None, helm: Helm) -> None:
+    """`helm test` reaches both operators in spite of the NetworkPolicies, and needs no rights."""
+    assert "Succeeded" in helm("test", RELEASE, "--timeout=300s", timeout_seconds=360)
 
 
 def test_both_operators_are_at_work_together(tenants: tuple[Tenant, Tenant], session_platform: Platform) -> None:

@@ -1,7 +1,7 @@
 """Names a released image in the chart: `python -m tools.chart_images COMPONENT REPOSITORY TAG DIGEST`.
 
-The chart of this repository names no image of kplane, because nobody could say who may publish to the place that it
-names. The release workflow names the images that it has signed.
+The chart of this repository names no image of kplane: another organisation could own the place. The release workflow
+names the images that it has signed.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from tools.checksums import record
 
 __all__ = ["NAMED_IN", "render_go_mod", "update"]
 
-NAMED_IN = ("deploy/chart/kplane/values.yaml", "deploy/install.yaml")
+NAMED_IN = ("deploy/chart/kplane/values.yaml", "deploy/images/list.txt", "deploy/install.yaml")
 """Files that name images of upstreams, with their versions."""
 
 _ROOT = Path(__file__).resolve().parent.parent

@@ -68,6 +68,8 @@ class Rendered:
                     claims = [claim["metadata"]["name"] for claim in item["spec"].get("volumeClaimTemplates", ())]
                     volumes = [{"name": name, "persistentVolumeClaim": {"claimName": f"{name}-0"}} for name in claims]
                     template["spec"]["volumes"] += volumes
+                case "Pod":
+                    template = {**item, "spec": {"volumes": [], **item["spec"]}}
                 case "CronJob":
                     template = item["spec"]["jobTemplate"]["spec"]["template"]
                 case _:
@@ -111,12 +113,18 @@ class Chart:
         return done.stdout
 
     def render(
-        self, values: Path | None = None, *, release: str = "kplane", settings: dict[str, Any] | None = None
+        self,
+        values: Path | None = None,
+        *,
+        release: str = "kplane",
+        settings: dict[str, Any] | None = None,
+        tests: bool = False,
     ) -> Rendered:
-        """Render with a file of values, and with single settings by their names with dots."""
+        """Render with a file of values, and with single settings by their names with dots. `tests` adds `helm test`."""
         given = [f"--values={values}"] if values else []
         given += [f"--set-json={name}={json.dumps(value)}" for name, value in (settings or {}).items()]
         command = ("template", release, str(self.directory), f"--namespace={self.namespace}", *given)
+        command = command if tests else (*command, "--skip-tests")
         key = (*command, values.read_text() if values else "")
         if key not in self.rendered:
             self.rendered[key] = Rendered(self.helm(*command))

@@ -40,8 +40,8 @@ def test_the_operator_is_told_everything_that_is_set(chart: Any, everything_on: 
     assert (settings.election.namespace, settings.election.name) == ("kplane-system", "my-kplane-operator")
     pods = settings.pods
     assert pods is not None
-    assert pods.images["kube-apiserver"].reference == "registry.example.org/kube-apiserver:v1.36.3"
-    assert pods.images["etcd"].reference == "registry.example.org/etcd:v9"
+    assert pods.images["kube-apiserver"].reference == "mirror.example.org/kplane/upstream/kube-apiserver:v1.36.3"
+    assert pods.images["etcd"].reference == "mirror.example.org/kplane/etcd:v9"
     assert pods.pull_secrets == ("registry", "another")
     assert (pods.replicas, pods.expose, pods.external_host) == (2, "NodePort", "planes.example.org")
     assert (pods.storage_class, pods.storage_size) == ("fast", "20Gi")

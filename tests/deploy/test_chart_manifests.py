@@ -76,7 +76,7 @@ async def test_the_api_server_accepts_everything(chart: Any, values_file: Path, 
 
 
 async def test_every_pod_is_restricted(chart: Any, values_file: Path, kube: Kubectl, restricted: str) -> None:
-    for owner, template in chart.render(values_file).pod_templates().items():
+    for owner, template in chart.render(values_file, tests=True).pod_templates().items():
         # Accounts and priorities are of this cluster; Pod Security does not look at them.
         spec = {**template["spec"]}
         for name in ("serviceAccountName", "priorityClassName"):
@@ -97,9 +97,9 @@ async def test_a_pod_that_is_not_restricted_would_be_refused(chart: Any, kube: K
 
 
 def test_pods_are_bounded_beyond_the_standard(chart: Any, values_file: Path) -> None:
-    for owner, template in chart.render(values_file).pod_templates().items():
+    for owner, template in chart.render(values_file, tests=True).pod_templates().items():
         spec = template["spec"]
-        operators = owner.endswith(("-operator", "-mcm"))
+        operators = owner.endswith(("-operator", "-mcm", "-test"))
         assert spec["automountServiceAccountToken"] is operators, owner
         assert spec["securityContext"]["runAsUser"] == spec["securityContext"]["fsGroup"] == 65532
         for container in spec["containers"]:
@@ -176,7 +176,7 @@ def test_control_planes_are_protected_alike_with_and_without_helm(chart: Any) ->
 
 
 def test_there_are_no_other_roles(chart: Any, values_file: Path) -> None:
-    rendered = chart.render(values_file)
+    rendered = chart.render(values_file, tests=True)
     roles = rendered.names("ClusterRole") + rendered.names("Role")
     endpoints = "--cluster-source=controlplaneendpoint" in rendered.text
     assert [name.removeprefix("my-") for name in roles] == [

@@ -30,8 +30,19 @@ def test_its_own_version_is_the_image_itself() -> None:
     assert Image("a:1.36.3").at("1.36.3") == Image("a:1.36.3")
 
 
-@pytest.mark.parametrize("reference", [f"registry.example/a@{DIGEST}", f"registry.example/a:v1.36.3@{DIGEST}"])
-def test_an_image_by_digest_has_one_version(reference: str) -> None:
-    assert Image(reference).version is None
+@pytest.mark.parametrize(
+    ("reference", "version"),
+    [
+        (f"registry.example/a@{DIGEST}", None),
+        (f"registry.example:5000/a@{DIGEST}", None),
+        (f"registry.example/a:v1.36.3@{DIGEST}", "1.36.3"),
+    ],
+)
+def test_an_image_by_digest_has_one_version(reference: str, version: str | None) -> None:
+    """It is the one of the tag, if it has a tag."""
+    image = Image(reference)
+    assert image.version == version
+    if version is not None:
+        assert image.at(version) == image
     with pytest.raises(RuntimeFailure, match="named by its digest"):
-        Image(reference).at("1.36.3")
+        image.at("1.36.4")

@@ -42,15 +42,26 @@ app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
+{{/* A reference to an image, in global.imageRegistry where that is set: (list $ "registry.k8s.io/etcd:v3.6.16"). */}}
+{{- define "kplane.reference" -}}
+{{- $reference := index . 1 -}}
+{{- with (index . 0).Values.global.imageRegistry -}}
+{{ . }}/{{ regexReplaceAll "^([^/]*[.:][^/]*|localhost)/" $reference "" }}
+{{- else -}}
+{{ $reference }}
+{{- end -}}
+{{- end -}}
+
 {{/* The image of a component of kplane: (list $ "operator"). */}}
 {{- define "kplane.image" -}}
 {{- $root := index . 0 -}}
 {{- $component := index . 1 -}}
 {{- $image := (index $root.Values $component).image -}}
-{{- if not $image.repository -}}
+{{- if not (or $image.repository $root.Values.global.imageRegistry) -}}
 {{- fail (printf "%s.image.repository is empty, because kplane has no released images yet: run `make install-kind` in a checkout to build them and install kplane on kind, or run `make images`, push kplane-operator and kplane-mcm to a registry of yours, and set operator.image.repository and mcm.image.repository." $component) -}}
 {{- end -}}
-{{ $image.repository }}:{{ $image.tag | default $root.Chart.AppVersion }}{{ with $image.digest }}@{{ . }}{{ end }}
+{{- $repository := $image.repository | default (printf "kplane-%s" $component) -}}
+{{ include "kplane.reference" (list $root $repository) }}:{{ $image.tag | default $root.Chart.AppVersion }}{{ with $image.digest }}@{{ . }}{{ end }}
 {{- end -}}
 
 {{/* An amount as people write it: numbers of a file of values are floats, which would get exponents. */}}

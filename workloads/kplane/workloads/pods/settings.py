@@ -36,25 +36,27 @@ class Image:
 
     @property
     def version(self) -> str | None:
-        """The release that the tag names, such as "1.36.3"; None if it names none."""
+        """The release that the tag names, such as "1.36.3"; None if it names none. A digest may follow the tag."""
         release = _RELEASE.fullmatch(self._split()[1])
-        return release[1] if release is not None and "@" not in self.reference else None
+        return release[1] if release is not None else None
 
     def at(self, version: str) -> Image:
         """Return the image of another version, such as "1.36.4": the same repository, with tag `v<version>`.
 
         Raises RuntimeFailure for an image that is named by its digest: it is one version for good.
         """
+        if version == self.version:
+            return self
         if "@" in self.reference:
             raise RuntimeFailure(
                 f"image {self.reference} is named by its digest, which is one version for good; to have others, name it"
                 " by a tag"
             )
-        return self if version == self.version else replace(self, reference=f"{self._split()[0]}:v{version}")
+        return replace(self, reference=f"{self._split()[0]}:v{version}")
 
     def _split(self) -> tuple[str, str]:
         """Return repository and tag; a colon before the last slash is one before a port."""
-        place, slash, name = self.reference.rpartition("/")
+        place, slash, name = self.reference.partition("@")[0].rpartition("/")
         name, _, tag = name.partition(":")
         return f"{place}{slash}{name}", tag
 

@@ -1,0 +1,74 @@
+"""Which images an installation uses, and where they come from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import images
+
+pytestmark = pytest.mark.integration
+
+MIRROR = "mirror.example.org:5000/kplane"
+HERE = Path(__file__).parent / "values"
+
+
+def used(rendered: Any) -> set[str]:
+    """The images of all pods, and those that the operator puts into tenants' pods."""
+    found = set()
+    for template in rendered.pod_templates().values():
+        for container in (*template["spec"].get("initContainers", ()), *template["spec"]["containers"]):
+            found.add(container["image"])
+            found |= {match[1] for each in container.get("args", ()) if (match := re.match(r"--\S+-image=(.*)", each))}
+    return found
+
+
+def test_the_list_of_images_is_up_to_date() -> None:
+    """`make generate` writes it."""
+    assert images.LIST.read_text() == images.render()
+
+
+@pytest.mark.parametrize("name", ["default", "ha", "restore", "external-etcd"])
+def test_every_image_is_of_the_list_and_of_the_registry_that_is_named(chart: Any, name: str) -> None:
+    unnamed = {f"{component}.image": {"repository": "", "tag": ""} for component in ("operator", "mcm")}
+    rendered = chart.render(HERE / f"{name}.yaml", settings={**unnamed, "global.imageRegistry": MIRROR}, tests=True)
+    copied = {f"{MIRROR}/{image.removeprefix('registry.k8s.io/')}" for image in images.images()}
+    assert used(rendered) == copied
+    assert set(re.findall(r"\S*registry\.k8s\.io\S*", rendered.text)) == set()
+
+
+@pytest.mark.parametrize(
+    ("image", "copied"),
+    [
+        ("registry.example.org:5000/a/etcd:v1", "a/etcd:v1"),
+        ("localhost/etcd:v1", "etcd:v1"),
+        ("localhost:5000/etcd:v1", "etcd:v1"),
+        ("library/etcd:v1", "library/etcd:v1"),
+        ("kplane-etcd:dev", "kplane-etcd:dev"),
+        (f"registry.k8s.io/etcd:v1@sha256:{'3' * 64}", f"etcd:v1@sha256:{'3' * 64}"),
+    ],
+)
+def test_the_registry_stands_before_the_name_and_the_digest_stays(chart: Any, image: str, copied: str) -> None:
+    settings = {
+        f"{setting}": image for setting in ("etcd.image", "controlPlanes.etcdImage", "controlPlanes.kubeApiserverImage")
+    }
+    assert image in used(chart.render(settings=settings))
+    mirrored = used(chart.render(settings={**settings, "global.imageRegistry": MIRROR}))
+    assert mirrored == {f"{MIRROR}/{copied}", f"{MIRROR}/kplane-operator:dev", f"{MIRROR}/kplane-mcm:dev"}
+
+
+def test_the_values_for_high_availability_survive_the_loss_of_a_node(chart: Any) -> None:
+    rendered = chart.render(chart.directory / "values-ha.yaml")
+    for kind, name in (("Deployment", "operator"), ("StatefulSet", "mcm"), ("StatefulSet", "etcd")):
+        workload = rendered.one(kind, f"kplane-{name}")
+        assert workload["spec"]["replicas"] == (3 if name == "etcd" else 2)
+        spread = workload["spec"]["template"]["spec"]["topologySpreadConstraints"]
+        assert {each["topologyKey"] for each in spread} == {"kubernetes.io/hostname", "topology.kubernetes.io/zone"}
+        budget = rendered.one("PodDisruptionBudget", f"kplane-{name}")["spec"]
+        assert budget["maxUnavailable"] == 1
+        assert budget["selector"] == workload["spec"]["selector"]
+    (operator,) = rendered.one("Deployment", "kplane-operator")["spec"]["template"]["spec"]["containers"]
+    assert "--replicas=2" in operator["args"]

@@ -1,0 +1,116 @@
+"""What `helm test` runs on a cluster, against servers of the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "deploy" / "chart" / "kplane" / "files" / "test" / "check.py"
+KINDS = sorted(path.stem.partition("_")[2] for path in (ROOT / "crds").glob("*.yaml"))
+
+
+class Servers:
+    """Answers for the operator, mcm and the API server, each below a path of its own."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, str]] = {
+            "/operator/readyz": (200, "ok"),
+            "/mcm/readyz": (200, "ok"),
+            "/api/apis/controlplane.kplane.dev/v1alpha1": (200, resources(KINDS)),
+        }
+        self.tokens: list[str | None] = []
+
+    def start(self) -> ThreadingHTTPServer:
+        servers = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                servers.tokens.append(self.headers["Authorization"])
+                status, text = servers.answers[self.path]
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        return server
+
+
+def resources(names: list[str]) -> str:
+    return json.dumps({"resources": [{"name": name} for name in names]})
+
+
+@pytest.fixture
+def servers() -> Servers:
+    return Servers()
+
+
+@pytest.fixture
+def check(servers: Servers, tmp_path: Path) -> Iterator[Any]:
+    """Run the script as the pod does, without its minute of patience."""
+    (tmp_path / "token").write_text("secret\n")
+    server = servers.start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    environment = {
+        **os.environ,
+        "no_proxy": "*",
+        "OPERATOR": f"{url}/operator",
+        "MCM": f"{url}/mcm",
+        "API_SERVER": f"{url}/api",
+        "CREDENTIALS": str(tmp_path),
+        "SECONDS_AT_MOST": "0",
+    }
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", SCRIPT.read_text()], env=environment, capture_output=True, text=True, check=False
+        )
+
+    yield run
+    server.shutdown()
+    server.server_close()
+
+
+def test_an_installation_that_works_passes(servers: Servers, check: Any) -> None:
+    done = check()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["ok"] * 3
+    # Only the API server gets the token.
+    assert servers.tokens == [None, None, "Bearer secret"]
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "says"),
+    [
+        ("/operator/readyz", (503, "[-]shared-etcd failed"), "FAILED: the operator is ready: 503 Service Unavailable"),
+        ("/mcm/readyz", (503, "no Lease"), "FAILED: mcm is ready: 503 Service Unavailable: no Lease"),
+        (
+            "/api/apis/controlplane.kplane.dev/v1alpha1",
+            (200, resources(KINDS[1:])),
+            "FAILED: the API server serves the kinds of kplane: the API server does not serve controlplaneclasses",
+        ),
+        ("/api/apis/controlplane.kplane.dev/v1alpha1", (404, "none"), "404 Not Found: none"),
+    ],
+)
+def test_what_does_not_work_is_told(
+    servers: Servers, check: Any, path: str, answer: tuple[int, str], says: str
+) -> None:
+    servers.answers[path] = answer
+    done = check()
+    assert done.returncode == 1
+    assert says in done.stdout
+    assert done.stdout.count("ok: ") == 2
