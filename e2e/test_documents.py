@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from e2e.documents import blocks, script
-from e2e.installation import ROOT, chart_values
+from e2e.installation import ROOT, chart_values, document_images, images
 from e2e.nodes import Nodes
 from e2e.reader import Reader
 
@@ -62,6 +62,14 @@ def test_documents_are_all_of_those_with_commands() -> None:
     """No other document has a block `sh`, because the suite would not run it."""
     found = {document.stem for document in (ROOT / "docs").glob("*.md") if any(blocks(document))}
     assert found == set(_DOCUMENTS)
+
+
+def test_images_of_the_documents_are_those_that_are_built() -> None:
+    """The fixture `released` provides each image that a command installs."""
+    named = document_images()
+    assert set(named.values()) == set(images())
+    manifest = (ROOT / "deploy" / "install.yaml").read_text()
+    assert set(re.findall(r"\bimage: (\S+)", manifest)) <= set(named)
 
 
 @pytest.mark.parametrize(
