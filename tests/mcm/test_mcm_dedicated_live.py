@@ -174,7 +174,7 @@ async def scene(
     kubeconfig = tmp_path / "kubeconfig"
     names = {"registration": made.name, "namespace": fleet.namespace, "secret": "dedicated"}
     await identity(fleet.client, **names, file=kubeconfig)
-    made.shared, made.dedicated = mcm_of(api_server.mcm_kubeconfig, lease_seconds=20), mcm_of(kubeconfig)
+    made.shared, made.dedicated = mcm_of(api_server.mcm_kubeconfig), mcm_of(kubeconfig)
     await made.register()
     mirror = Informer(fleet.client, REGISTRATIONS, name=made.name)
     async with asyncio.TaskGroup() as tasks:
@@ -261,8 +261,11 @@ async def test_one_that_hangs_or_was_killed_keeps_its_turn(scene: Scene, eventua
     assert not scene.dedicated.instances()
     scene.shared.start()
     # This shared mcm does not have to announce what it starts. So the Lease of its instance has to run out.
-    await scene.served("Dedicated")
-    assert scene.said() == scene.turns() == ["Shared", "Dedicated"] * 3
+    foreign = ("False", "ForeignControllerManager")
+    await eventually(lambda: scene.fleet.told("shared"), lambda told: told[:2] == foreign)
+    assert not scene.dedicated.instances()
+    assert scene.said() == ["Shared", "Dedicated"] * 3
+    assert scene.turns() == scene.said()[:-1]
 
 
 async def test_what_it_may_not_announce_an_mcm_of_one_registration_does_not_start(

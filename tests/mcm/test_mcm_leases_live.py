@@ -120,6 +120,7 @@ def scene(
     return Scene(tmp_path, prefix=prefix, **names)
 
 
+@pytest.mark.slow
 async def test_a_second_registration_and_a_program_started_by_hand_wait_for_the_lease(scene: Scene) -> None:
     """The operator refuses such a registration; this one was resolved all the same."""
     scene.mcm.start()
@@ -141,6 +142,7 @@ async def test_a_second_registration_and_a_program_started_by_hand_wait_for_the_
     scene.alone(first, second, hand, third)
 
 
+@pytest.mark.slow
 async def test_an_mcm_that_hangs_loses_its_instance_before_a_program_started_by_hand_begins(
     scene: Scene,
 ) -> None:
