@@ -63,7 +63,7 @@ async def test_pages_of_a_compacted_revision_are_an_error(client: Client, prefix
 
 async def test_a_transaction_is_made_as_a_whole_or_not_at_all(client: Client, prefix: str) -> None:
     keys = await _fill(client, prefix, count=3)
-    revision = await client.apply([Put(keys[0], b"new"), Delete(keys[1])])
+    revision = (await client.apply([Put(keys[0], b"new"), Delete(keys[1])])).revision
     found = [(item.key, item.value, item.revision) async for page in client.pages(prefix) for item in page.items]
     assert found[0] == (keys[0], b"new", revision)
     assert [key for key, _, _ in found] == [keys[0], keys[2]]

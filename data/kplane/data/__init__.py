@@ -1,39 +1,65 @@
 """A tenant's keys in etcd: read, write, put back to a template, compare. See README.md of this component."""
 
 from kplane.data.access import Access, Permission, Status
-from kplane.data.client import MAX_OPERATIONS, Client, Delete, KeyValue, Operation, Page, Put
+from kplane.data.client import (
+    MAX_OPERATIONS,
+    Absent,
+    Applied,
+    Client,
+    Condition,
+    Delete,
+    DeleteRange,
+    Empty,
+    Equals,
+    KeyValue,
+    Operation,
+    Page,
+    Put,
+)
 from kplane.data.compare import Digest, digest
 from kplane.data.credentials import Credentials
 from kplane.data.errors import (
     AlreadyExists,
     Compacted,
+    ConditionNotMet,
     CredentialsUnusable,
     DataError,
     EtcdError,
     InvalidPrefix,
     NotFound,
+    NotOwned,
     PermissionDenied,
     TimedOut,
     Unreachable,
 )
+from kplane.data.owner import Owner, claim, delete_owned, owned_by, owner_key, owner_of, release, take_over
 from kplane.data.template import Reset, Template, reset
 
 __all__ = [
     "MAX_OPERATIONS",
+    "Absent",
     "Access",
     "AlreadyExists",
+    "Applied",
     "Client",
     "Compacted",
+    "Condition",
+    "ConditionNotMet",
     "Credentials",
     "CredentialsUnusable",
     "DataError",
     "Delete",
+    "DeleteRange",
     "Digest",
+    "Empty",
+    "Equals",
     "EtcdError",
     "InvalidPrefix",
     "KeyValue",
     "NotFound",
+    "NotOwned",
     "Operation",
+    "Owner",
     "Page",
     "Permission",
     "PermissionDenied",
@@ -43,6 +69,13 @@ __all__ = [
     "Template",
     "TimedOut",
     "Unreachable",
+    "claim",
+    "delete_owned",
     "digest",
+    "owned_by",
+    "owner_key",
+    "owner_of",
+    "release",
     "reset",
+    "take_over",
 ]

@@ -13,9 +13,23 @@ from kplane.data._proto import etcd_pb2 as pb
 from kplane.data.access import Access
 from kplane.data.connection import Connection
 from kplane.data.credentials import Credentials
-from kplane.data.errors import DataError, PermissionDenied
+from kplane.data.errors import ConditionNotMet, DataError, PermissionDenied
 
-__all__ = ["MAX_OPERATIONS", "Client", "Delete", "KeyValue", "Operation", "Page", "Put"]
+__all__ = [
+    "MAX_OPERATIONS",
+    "Absent",
+    "Applied",
+    "Client",
+    "Condition",
+    "Delete",
+    "DeleteRange",
+    "Empty",
+    "Equals",
+    "KeyValue",
+    "Operation",
+    "Page",
+    "Put",
+]
 
 MAX_OPERATIONS: Final = 120
 """Operations in one transaction; etcd takes 128."""
@@ -56,7 +70,49 @@ class Delete:
     key: bytes
 
 
-Operation = Put | Delete
+@dataclass(frozen=True, slots=True)
+class DeleteRange:
+    """Delete the keys from `key` up to and without `range_end`."""
+
+    key: bytes
+    range_end: bytes
+
+
+Operation = Put | Delete | DeleteRange
+
+
+@dataclass(frozen=True, slots=True)
+class Equals:
+    """A key exists and has this value."""
+
+    key: bytes
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A key does not exist."""
+
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """A prefix has no key."""
+
+    prefix: str
+
+
+Condition = Equals | Absent | Empty
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What a transaction did."""
+
+    revision: int
+    deleted: int
+    """Keys that were there and are not there any more."""
 
 
 class Client:
@@ -140,13 +196,27 @@ class Client:
         """Write a key, and return the revision of that."""
         return (await self._call(rpc.PUT, pb.PutRequest(key=key, value=value))).header.revision
 
-    async def apply(self, operations: Sequence[Operation]) -> int:
-        """Make all changes in one transaction, and return its revision.
+    async def last_of_first(self, prefix: str, *, count: int) -> bytes | None:
+        """Return the last of the first `count` keys of a prefix; None if there are not more than that.
 
-        At most `MAX_OPERATIONS`, and about 1 MiB of keys and values: etcd refuses larger requests.
+        Raises InvalidPrefix.
         """
-        request = pb.TxnRequest(success=_operations(operations))
-        return (await self._call(rpc.TXN, request)).header.revision
+        start = prefixes.checked(prefix)
+        end = prefixes.range_end(start)
+        answer = await self._call(rpc.RANGE, pb.RangeRequest(key=start, range_end=end, limit=count, keys_only=True))
+        return answer.kvs[-1].key if answer.more else None
+
+    async def apply(self, operations: Sequence[Operation], *, only_if: Sequence[Condition] = ()) -> Applied:
+        """Make all changes in one transaction, if all conditions hold in it.
+
+        At most `MAX_OPERATIONS`, and about 1 MiB of keys and values: etcd refuses larger requests. Raises
+        ConditionNotMet.
+        """
+        request = pb.TxnRequest(compare=map(_compare, only_if), success=_operations(operations))
+        answer = await self._call(rpc.TXN, request)
+        if not answer.succeeded:
+            raise ConditionNotMet(f"etcd at {self.endpoint} changed nothing: the conditions do not hold")
+        return Applied(answer.header.revision, sum(each.response_delete_range.deleted for each in answer.responses))
 
     async def delete_prefix(self, prefix: str) -> int:
         """Delete all keys of a prefix in one transaction, and return their number. Raises InvalidPrefix."""
@@ -169,3 +239,20 @@ def _operations(operations: Sequence[Operation]) -> Iterable[pb.RequestOp]:
                 yield pb.RequestOp(request_put=pb.PutRequest(key=each.key, value=each.value))
             case Delete():
                 yield pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=each.key))
+            case DeleteRange():
+                request = pb.DeleteRangeRequest(key=each.key, range_end=each.range_end)
+                yield pb.RequestOp(request_delete_range=request)
+
+
+def _compare(condition: Condition) -> pb.Compare:
+    match condition:
+        case Equals():
+            return pb.Compare(target=pb.Compare.VALUE, key=condition.key, value=condition.value)
+        case Absent():
+            return pb.Compare(target=pb.Compare.CREATE, key=condition.key, create_revision=0)
+        case Empty():
+            # True of all keys of the range, none of which can have been created at revision 0.
+            start = prefixes.checked(condition.prefix)
+            return pb.Compare(
+                target=pb.Compare.CREATE, key=start, range_end=prefixes.range_end(start), create_revision=0
+            )

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from kplane.data.owner import Owner
+
 __all__ = [
     "AlreadyExists",
     "Compacted",
+    "ConditionNotMet",
     "CredentialsUnusable",
     "DataError",
     "EtcdError",
     "InvalidPrefix",
     "NotFound",
+    "NotOwned",
     "PermissionDenied",
     "TimedOut",
     "Unreachable",
@@ -22,6 +29,19 @@ class DataError(Exception):
 
 class InvalidPrefix(DataError):
     """A prefix is empty, does not begin and end with `/`, or names every key."""
+
+
+class ConditionNotMet(DataError):
+    """A transaction changed nothing, because a condition that it was bound to does not hold."""
+
+
+class NotOwned(DataError):
+    """A prefix is not its caller's: it has another owner, or keys and no owner."""
+
+    def __init__(self, prefix: str, owner: Owner | None) -> None:
+        super().__init__(f"{prefix} belongs to {owner.label}" if owner else f"{prefix} has keys, and no owner")
+        self.prefix: Final = prefix
+        self.owner: Final = owner
 
 
 class CredentialsUnusable(DataError):

@@ -60,7 +60,7 @@ async def reset(client: Client, prefix: str, template: Template) -> Reset:
     changes: list[Operation] = [Put(head + key, template.values[key]) for key in put]
     changes += [Delete(head + key) for key in deleted]
     for batch in _batches(changes):
-        revision = await client.apply(batch)
+        revision = (await client.apply(batch)).revision
     return Reset(revision, deleted, put)
 
 
