@@ -1,4 +1,4 @@
-"""In which order a virtual control plane is taken down: nothing can write below its path any more when its keys go."""
+"""In which order a virtual control plane is taken down, and what of the shared etcd is its own to delete."""
 
 from __future__ import annotations
 
@@ -8,21 +8,36 @@ from typing import Any
 import pytest
 
 from kplane.api import ControlPlane, DeletionPolicy
+from kplane.api.names import DESTROY_DATA_ANNOTATION
 from kplane.controlplane_operator.backends.virtual import VirtualProvisioner
-from kplane.controlplane_operator.errors import KeyspaceError
+from kplane.controlplane_operator.errors import KeyspaceError, PrefixNotOwned
 from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.data import NotOwned, Owner
+from kplane.provider import NotFound
 from kplane.workloads import RuntimeFailure
 
-CONTROL_PLANE = ControlPlane.model_validate(
-    {"metadata": {"name": "shop", "uid": "u-1"}, "spec": {}, "status": {"clusterPath": "shop"}}
-)
+PREFIX = "/clusters/shop/"
+OWN = Owner("u-1", "shop")
+OTHER = Owner("u-0", "shop")
+
+
+def control_plane(*, published: bool = False, confirmed: str | None = None) -> ControlPlane:
+    status = {"clusterPath": "shop"} | ({"endpoint": "https://shop:6443"} if published else {})
+    annotations = {} if confirmed is None else {DESTROY_DATA_ANNOTATION: confirmed}
+    metadata = {"name": "shop", "uid": "u-1", "annotations": annotations}
+    return ControlPlane.model_validate({"metadata": metadata, "spec": {}, "status": status})
 
 
 class Steps:
     """Stands for the runtime and the etcd: writes down what they are asked, and fails at one step once."""
 
-    def __init__(self, failing: str | None = None, error: Exception | None = None) -> None:
+    def __init__(
+        self, failing: str | None = None, error: Exception | None = None, *, owner: Owner | None = OWN, keys: int = 3
+    ) -> None:
         self.done: list[str] = []
+        self.told: list[str] = []
+        self.held = owner
+        self.keys = keys
         self._failing = failing
         self._error = error
 
@@ -38,24 +53,54 @@ class Steps:
     async def revoke(self, user: str) -> None:
         self._do(f"revoke {user}")
 
-    async def delete_prefix(self, prefix: str) -> int:
+    async def owner(self, prefix: str) -> Owner | None:
+        return self.held
+
+    async def count(self, prefix: str) -> int:
+        return self.keys
+
+    async def claim(self, prefix: str, *, owner: Owner, known: bool) -> None:
+        if self.held not in {None, owner} or (self.held is None and self.keys and not known):
+            raise PrefixNotOwned(NotOwned(prefix, self.held))
+        self.held = owner
+
+    async def take_over(self, prefix: str, *, former: Owner | None, owner: Owner) -> None:
+        assert former == self.held
+        self.held = owner
+
+    async def release(self, prefix: str, *, owner: Owner) -> None:
+        self._do("release")
+
+    async def delete_prefix(self, prefix: str, *, owner: Owner) -> int:
         self._do(f"delete {prefix}")
-        return 0
+        assert self.held == owner
+        deleted, self.keys, self.held = self.keys, 0, None
+        return deleted
+
+    def record(self, _: ControlPlane, *, reason: str, message: str, **__: Any) -> None:
+        self.told.append(f"{reason}: {message}")
+
+
+class NoSecrets:
+    async def get(self, *_: Any, **__: Any) -> Any:
+        raise NotFound(404, "NotFound", "no such Secret")
 
 
 def provisioner(steps: Steps) -> VirtualProvisioner:
-    parts: Any = SimpleNamespace(client=None, stores=None, events=None)
+    stores = SimpleNamespace(secrets={}, allowed_secrets={})
+    metrics = SimpleNamespace(keys_deleted=lambda _: None)
+    parts: Any = SimpleNamespace(client=NoSecrets(), stores=stores, events=steps, metrics=metrics)
     runtime: Any = steps
     shared: Any = SimpleNamespace(keyspace=steps)
     return VirtualProvisioner(parts, runtime=runtime, shared_etcd=shared)
 
 
 async def undo(virtual: VirtualProvisioner, *, policy: DeletionPolicy) -> None:
-    await virtual.shut_down(CONTROL_PLANE)
-    await virtual.settle(CONTROL_PLANE, policy=policy)
+    await virtual.shut_down(control_plane())
+    await virtual.settle(control_plane(), policy=policy)
 
 
-DESTROYED = ["revoke cp-u-1", "end", "delete /clusters/shop/"]
+DESTROYED = ["revoke cp-u-1", "end", f"delete {PREFIX}"]
 
 
 async def test_access_goes_before_the_keys() -> None:
@@ -64,7 +109,7 @@ async def test_access_goes_before_the_keys() -> None:
     assert steps.done == DESTROYED
     steps = Steps()
     await undo(provisioner(steps), policy=DeletionPolicy.RETAIN)
-    assert steps.done == DESTROYED[:-1]
+    assert steps.done == [*DESTROYED[:-1], "release"]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +117,7 @@ async def test_access_goes_before_the_keys() -> None:
     [
         ("revoke cp-u-1", KeyspaceError("no leader")),
         ("end", RuntimeFailure("its node is out of reach")),
-        ("delete /clusters/shop/", KeyspaceError("1 key is left")),
+        (f"delete {PREFIX}", KeyspaceError("no answer")),
     ],
 )
 async def test_a_removal_that_was_cut_off_begins_with_the_access_again(failing: str, error: Exception) -> None:
@@ -86,7 +131,55 @@ async def test_a_removal_that_was_cut_off_begins_with_the_access_again(failing: 
     assert steps.done == DESTROYED
 
 
-async def test_access_of_an_earlier_control_plane_is_taken_away_by_its_uid() -> None:
-    steps = Steps()
-    await provisioner(steps).shut_out("former")
-    assert steps.done == ["revoke cp-former"]
+@pytest.mark.parametrize("owner", [None, OTHER], ids=["no owner", "another owner"])
+async def test_data_that_are_not_its_own_are_left_and_an_event_says_so(owner: Owner | None) -> None:
+    steps = Steps(owner=owner)
+    virtual = provisioner(steps)
+    assert not await virtual.has_data(control_plane())
+    await undo(virtual, policy=DeletionPolicy.DESTROY)
+    assert (steps.keys, steps.held) == (3, owner)
+    whose = "no control plane that is known" if owner is None else "control plane shop (u-0)"
+    assert steps.told == [f"DataLeft: left the data below {PREFIX} of the shared etcd, which belong to {whose}"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "named", "destroyed"),
+    [
+        (None, PREFIX, True),
+        (None, f"{PREFIX}@u-0", False),
+        (OTHER, f"{PREFIX}@u-0", True),
+        (OTHER, PREFIX, False),
+        (OTHER, f"{PREFIX}@u-2", False),
+        (OTHER, "true", False),
+    ],
+)
+async def test_an_annotation_that_names_them_destroys_data_of_another_owner(
+    owner: Owner | None, named: str, *, destroyed: bool
+) -> None:
+    steps = Steps(owner=owner)
+    await provisioner(steps).settle(control_plane(confirmed=named), policy=DeletionPolicy.DESTROY)
+    assert (steps.keys == 0) is destroyed
+    assert steps.held == (None if destroyed else owner)
+
+
+async def test_data_of_a_version_without_owner_keys_are_those_of_the_control_plane_that_was_published() -> None:
+    steps = Steps(owner=None)
+    virtual = provisioner(steps)
+    assert await virtual.has_data(control_plane(published=True))
+    await virtual.settle(control_plane(published=True), policy=DeletionPolicy.DESTROY)
+    assert steps.keys == 0
+
+
+@pytest.mark.parametrize("owner", [None, OTHER, OWN])
+async def test_data_that_are_taken_over_change_their_owner_and_the_former_user_goes(owner: Owner | None) -> None:
+    steps = Steps(owner=owner)
+    await provisioner(steps).take_over(control_plane(), former="u-0")
+    assert (steps.done, steps.held) == (["revoke cp-u-0"], OWN)
+
+
+async def test_data_that_went_to_somebody_else_are_not_taken_over() -> None:
+    steps = Steps(owner=Owner("u-7", "shop"))
+    with pytest.raises(ConditionError, match=r"belong to control plane shop \(u-7\)") as refused:
+        await provisioner(steps).take_over(control_plane(), former="u-0")
+    assert f"set annotation {DESTROY_DATA_ANNOTATION} to {PREFIX}@u-7 and spec" in refused.value.message
+    assert steps.held == Owner("u-7", "shop")

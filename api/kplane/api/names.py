@@ -18,6 +18,7 @@ __all__ = [
     "CLUSTER_PATH_ANNOTATION",
     "CONTROLLERS_SECRET_KEYS",
     "CONTROL_PLANE_LABEL",
+    "DESTROY_DATA_ANNOTATION",
     "FINALIZER",
     "FINISH_ROTATION_ANNOTATION",
     "GROUP",
@@ -84,6 +85,9 @@ ADOPT_ANNOTATION: Final = f"{GROUP}/adopt"
 
 NAMESPACE_TOKEN_ANNOTATION: Final = f"{GROUP}/namespace-token"
 """On a management namespace that the operator made anew: the secret by which the operator knows it again."""
+
+DESTROY_DATA_ANNOTATION: Final = f"{GROUP}/destroy-data"
+"""On a control plane: names data in a shared etcd that are not its own, and that its deletion is to destroy."""
 
 BUNDLE_LABEL: Final = f"{GROUP}/addon"
 """`"true"` on a ConfigMap in the operator's namespace makes it an add-on that classes can name."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from kplane.data import NotOwned, Owner
+
 __all__ = [
     "BootstrapFailed",
     "BundleInvalid",
     "CredentialsInvalid",
     "KeyspaceError",
     "OperatorError",
+    "PrefixNotOwned",
     "RoleMissing",
 ]
 
@@ -34,3 +40,12 @@ class CredentialsInvalid(OperatorError):
 
 class KeyspaceError(OperatorError):
     """The shared etcd did not do what was asked; the message says what was asked and what etcd said."""
+
+
+class PrefixNotOwned(KeyspaceError):
+    """A key prefix belongs to another control plane, or has keys that no control plane owns."""
+
+    def __init__(self, error: NotOwned) -> None:
+        super().__init__(str(error))
+        self.prefix: Final = error.prefix
+        self.owner: Final[Owner | None] = error.owner

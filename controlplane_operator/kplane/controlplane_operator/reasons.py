@@ -196,6 +196,11 @@ class Reason(StrEnum):
         "[adopt the data](operate.md#retained-data), or choose another name or path",
         _in(_READY, phase=_PENDING, waits=True),
     )
+    DATA_NOT_OWNED = (
+        "DataNotOwned",
+        "[say what becomes of the data](operate.md#data-of-another-owner), or choose another path",
+        _in(_READY, phase=_PENDING),
+    )
     NAMESPACE_CONFLICT = ("NamespaceConflict", "delete that namespace, or choose another name", _in(_READY))
     NAMESPACE_DELETED = (
         "NamespaceDeleted",

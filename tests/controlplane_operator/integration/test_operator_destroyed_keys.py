@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace, key_prefix
-from kplane.data import Client
+from kplane.data import Client, Owner
 from kplane.data._proto import etcd_pb2 as pb
 from kplane.data.rpc import RANGE
 from kplane.embedded.handle import Handle
@@ -24,6 +24,7 @@ PATHS = st.lists(
 )
 
 
+OWNER = Owner("uid")
 BESIDE = {b"/clusters", b"/clusters0", b"/", b"a"}
 
 
@@ -63,10 +64,11 @@ def test_what_a_destroy_deletes_is_its_own_and_nothing_else(
             everything = await _everything(client)
             others = {key: found for key, found in everything.items() if not key.startswith(prefix.encode())}
             assert others.keys() >= BESIDE
-            assert await keyspace.delete_prefix(prefix) == len(everything) - len(others) >= 3
+            await keyspace.claim(prefix, owner=OWNER, known=True)
+            assert await keyspace.delete_prefix(prefix, owner=OWNER) == len(everything) - len(others) >= 3
             assert await _everything(client) == others
         for path in set(paths) - set(gone):
-            await keyspace.delete_prefix(key_prefix(path))
+            await client.delete_prefix(key_prefix(path))
 
     async def run() -> None:
         keyspace = Keyspace(etcd.endpoint, credentials=etcd.credentials)

@@ -11,7 +11,7 @@ import pytest
 
 from kplane.controlplane_operator.errors import KeyspaceError
 from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace
-from kplane.data import Permission, PermissionDenied
+from kplane.data import Owner, Permission, PermissionDenied
 
 pytestmark = pytest.mark.integration
 
@@ -24,6 +24,8 @@ async def _stored(shared: Any, path: str) -> Mapping[bytes, tuple[bytes, int]]:
 
 async def test_destroy_takes_one_prefix_and_leaves_its_neighbours_byte_by_byte(shared_etcd: Any, path: str) -> None:
     keyspace, neighbours = shared_etcd.keyspace, (f"{path}x", f"{path}-b")
+    owner = Owner("uid", path)
+    await keyspace.claim(f"/clusters/{path}/", owner=owner, known=False)
     for each in (path, *neighbours):
         assert await keyspace.grant(each, prefix=f"/clusters/{each}/")
         async with shared_etcd.client(each) as tenant:
@@ -31,9 +33,9 @@ async def test_destroy_takes_one_prefix_and_leaves_its_neighbours_byte_by_byte(s
                 await tenant.put(f"/clusters/{each}/k{number}".encode(), each.encode())
     others = [await _stored(shared_etcd, each) for each in neighbours]
 
-    assert await keyspace.delete_prefix(f"/clusters/{path}/") == 20
+    assert await keyspace.delete_prefix(f"/clusters/{path}/", owner=owner) == 20
     assert await keyspace.count(f"/clusters/{path}/") == 0
-    assert await keyspace.delete_prefix(f"/clusters/{path}/") == 0
+    assert await keyspace.owner(f"/clusters/{path}/") is None
 
     assert [await _stored(shared_etcd, each) for each in neighbours] == others
     assert [len(each) for each in others] == [20, 20]
@@ -112,6 +114,15 @@ async def test_an_etcd_that_never_answers_is_an_error_that_names_it(shared_etcd:
 @pytest.mark.parametrize("prefix", ["", "/", "/clusters/", "/clusters/a", "/clusters/a/b/", "/registry/"])
 async def test_nothing_but_a_control_planes_prefix_is_granted_counted_or_deleted(tmp_path: Path, prefix: str) -> None:
     keyspace = Keyspace("https://127.0.0.1:1", credentials=tmp_path)
-    for call in (keyspace.grant("a", prefix=prefix), keyspace.count(prefix), keyspace.delete_prefix(prefix)):
+    owner = Owner("uid")
+    calls = [
+        keyspace.grant("a", prefix=prefix),
+        keyspace.count(prefix),
+        keyspace.claim(prefix, owner=owner, known=True),
+        keyspace.take_over(prefix, former=None, owner=owner),
+        keyspace.release(prefix, owner=owner),
+        keyspace.delete_prefix(prefix, owner=owner),
+    ]
+    for call in calls:
         with pytest.raises(KeyspaceError, match="is not the prefix of a control plane"):
             await call

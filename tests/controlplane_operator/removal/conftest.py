@@ -113,8 +113,8 @@ class Data:
     async def has_data(self, control_plane: ControlPlane) -> bool:
         return self.kept
 
-    async def shut_out(self, uid: str) -> None:
-        self.shut_out_of.append(uid)
+    async def take_over(self, control_plane: ControlPlane, *, former: str) -> None:
+        self.shut_out_of.append(former)
 
     async def volume(self, control_plane: ControlPlane) -> str | None:
         return None
@@ -180,7 +180,7 @@ class Operator:
         """Do what is done for a control plane before its API server runs, and after."""
         control_plane = await self.look(name)
         await self.namespaces.check(control_plane)
-        await self.namespaces.ensure(control_plane, shut_out=self.data.shut_out, volume=self.data.volume)
+        await self.namespaces.ensure(control_plane, take_over=self.data.take_over, volume=self.data.volume)
 
         async def has_data(_: ControlPlane) -> bool:
             return False

@@ -93,7 +93,7 @@ async def test_retain_leaves_nothing_where_no_keys_were_made(client: Mortal, spe
     await begin(client, name, policy="Retain", spec=spec)
     data = Data(kept=False)
     operator = Operator(client, data)
-    await operator.namespaces.ensure(await operator.look(name), shut_out=data.shut_out, volume=data.volume)
+    await operator.namespaces.ensure(await operator.look(name), take_over=data.take_over, volume=data.volume)
     await client.delete(CONTROL_PLANES, name)
     await remove_all(operator, name)
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.errors import KeyspaceError
+from kplane.controlplane_operator.errors import KeyspaceError, PrefixNotOwned
 from kplane.controlplane_operator.shared_etcd import access_control
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.access_control import AccessControl
-from kplane.data import Client, Permission, PermissionDenied
+from kplane.data import Client, Delete, Owner, Permission, PermissionDenied, owner_key
 from kplane.data._proto import etcd_pb2 as pb
 from kplane.data.rpc import Method
 
@@ -21,6 +21,12 @@ pytestmark = pytest.mark.integration
 
 AUTH_DISABLE = Method("/etcdserverpb.Auth/AuthDisable", pb.AuthDisableRequest, pb.AuthDisableResponse)
 OWN = Permission.below("/clusters/a/")
+
+
+async def grant(control: AccessControl, user: str) -> None:
+    prefix, owner = f"/clusters/{user}/", Owner(f"uid-of-{user}", user)
+    await control._etcd.keyspace.claim(prefix, owner=owner, known=True)
+    await control.grant(user, prefix=prefix, owner=owner)
 
 
 @pytest.fixture
@@ -31,7 +37,7 @@ async def control(shared_etcd: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     etcd.use(shared_etcd.keyspace.credentials, authority=shared_etcd.authority)
     control = AccessControl(etcd)
     for user in ("a", "b"):
-        await control.grant(user, prefix=f"/clusters/{user}/")
+        await grant(control, user)
     running = asyncio.create_task(control.run())
     yield control
     running.cancel()
@@ -83,7 +89,7 @@ async def test_a_user_that_was_let_go_is_left_as_it_is_until_it_is_granted_again
         await eventually(lambda: root.access.permissions_of("b"), bool, timeout=20.0)
         assert not await root.access.permissions_of("a")
 
-        await control.grant("a", prefix="/clusters/a/")
+        await grant(control, "a")
         assert await root.access.permissions_of("a") == {OWN}
 
 
@@ -120,8 +126,12 @@ async def test_what_somebody_changed_is_repaired_while_the_operator_runs(
         for foreign in (b"/clusters/b/key", b"/registry/key"):
             with pytest.raises(PermissionDenied):
                 await tenant.get(foreign)
-    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert any("turned it on" in each or "user a of the shared etcd had other rights" in each for each in told)
+
+    async def told() -> bool:
+        warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        return any("turned it on" in each or "user a of the shared etcd had other rights" in each for each in warnings)
+
+    await eventually(told)
 
 
 async def test_nothing_is_written_while_all_is_well_and_few_calls_are_made(
@@ -129,11 +139,11 @@ async def test_nothing_is_written_while_all_is_well_and_few_calls_are_made(
 ) -> None:
     keyspace = control._etcd.keyspace
     granted: list[str] = []
-    grant = keyspace.grant
+    repair = keyspace.grant
 
     async def counted(user: str, *, prefix: str) -> bool:
         granted.append(user)
-        return await grant(user, prefix=prefix)
+        return await repair(user, prefix=prefix)
 
     monkeypatch.setattr(keyspace, "grant", counted)
     await control.check()
@@ -159,7 +169,7 @@ async def test_a_user_that_was_revoked_is_not_granted_again(shared_etcd: Any, co
             await root.access.delete_role("other")
             await control.check()
             assert await root.access.roles_of("a") is None
-            await control.grant("a", prefix="/clusters/a/")
+            await grant(control, "a")
 
 
 async def test_what_cannot_be_repaired_is_told_until_it_can_be(
@@ -184,3 +194,57 @@ async def test_what_cannot_be_repaired_is_told_until_it_can_be(
 async def test_before_a_control_plane_is_there_nothing_is_asked() -> None:
     # It has no credentials yet: a call would raise KeyspaceError.
     await AccessControl(SharedEtcd("https://127.0.0.1:1")).check()
+
+
+NAMESAKE = Owner("uid-of-a-namesake", "a")
+
+
+async def test_a_prefix_that_went_to_another_owner_is_taken_from_its_former_user(
+    shared_etcd: Any, control: AccessControl
+) -> None:
+    """As after a restore of the etcd to a time before the control plane was made."""
+    async with shared_etcd.client("root") as root:
+        former = Owner("uid-of-a", "a")
+        await control._etcd.keyspace.take_over("/clusters/a/", former=former, owner=NAMESAKE)
+        await root.access.add_role("other")  # so that the check looks at all users
+        await control.check()
+        assert await root.access.roles_of("a") is None
+        assert not control.is_granted("a")
+        assert await root.access.permissions_of("b") == {Permission.below("/clusters/b/")}
+        with pytest.raises(PrefixNotOwned, match="uid-of-a-namesake"):
+            await control.grant("a", prefix="/clusters/a/", owner=former)
+        assert await root.access.roles_of("a") is None
+
+
+async def test_a_user_of_a_prefix_without_owner_is_left_as_it_is_until_the_prefix_is_claimed(
+    shared_etcd: Any, control: AccessControl
+) -> None:
+    """As after a restore of a snapshot that a version without owner keys left."""
+    async with shared_etcd.client("root") as root:
+        await root.apply([Delete(owner_key("/clusters/a/"))])
+        await root.access.add_role("other")
+        await control.check()
+        assert await root.access.permissions_of("a") == {OWN}
+        assert not control.is_granted("a")
+        await grant(control, "a")
+        assert control.is_granted("a")
+
+
+async def test_rights_that_came_too_late_are_taken_back(
+    shared_etcd: Any, control: AccessControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator that was frozen in the middle of a grant wakes up when the prefix is a namesake's."""
+    keyspace, owner = control._etcd.keyspace, Owner("uid-of-c", "c")
+    await keyspace.claim("/clusters/c/", owner=owner, known=False)
+    granting = keyspace.grant
+
+    async def late(user: str, *, prefix: str) -> bool:
+        await keyspace.take_over(prefix, former=owner, owner=NAMESAKE)
+        return await granting(user, prefix=prefix)
+
+    monkeypatch.setattr(keyspace, "grant", late)
+    async with shared_etcd.client("root") as root:
+        with pytest.raises(PrefixNotOwned):
+            await control.grant("c", prefix="/clusters/c/", owner=owner)
+        assert await root.access.roles_of("c") is None
+        assert not control.is_granted("c")

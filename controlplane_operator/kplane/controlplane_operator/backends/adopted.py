@@ -69,7 +69,7 @@ class AdoptedProvisioner:
     def let_go(self, uid: str) -> None:
         """It has nothing that is repaired between two calls of `ensure`."""
 
-    async def shut_out(self, uid: str) -> None:
+    async def take_over(self, control_plane: ControlPlane, *, former: str) -> None:
         """There is nothing that an earlier control plane had access to."""
 
     async def shut_down(self, control_plane: ControlPlane) -> None:

@@ -77,8 +77,9 @@ class Provisioner(Protocol):
         """Repair nothing of this control plane between two calls of `ensure`: it is paused, or gone."""
         ...
 
-    async def shut_out(self, uid: str) -> None:
-        """Take away what access to the data an earlier control plane had, whose uid this is. Raises ConditionError."""
+    async def take_over(self, control_plane: ControlPlane, *, former: str) -> None:
+        """Make data the control plane's, and shut out the earlier one that had them, of this uid. Raises
+        ConditionError."""
         ...
 
     async def shut_down(self, control_plane: ControlPlane) -> None:

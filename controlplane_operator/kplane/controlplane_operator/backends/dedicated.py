@@ -115,7 +115,7 @@ class DedicatedProvisioner:
     def let_go(self, uid: str) -> None:
         """It has nothing that is repaired between two calls of `ensure`."""
 
-    async def shut_out(self, uid: str) -> None:
+    async def take_over(self, control_plane: ControlPlane, *, former: str) -> None:
         """Do nothing: only its API server reaches its etcd, and the next API server replaces that one."""
 
     async def shut_down(self, control_plane: ControlPlane) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from typing import Final
 
 from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, DeletionPolicy
+from kplane.api.names import DESTROY_DATA_ANNOTATION
 from kplane.controlplane_operator.backends.apiserver import API_SERVER_PORTS, api_server_component, serving_hosts
 from kplane.controlplane_operator.backends.base import Provision, check_ready, provision_at, runtime_errors
 from kplane.controlplane_operator.backends.class_settings import api_server_settings, exposure_of, scheduling_of
@@ -13,6 +14,7 @@ from kplane.controlplane_operator.backends.etcd import EtcdAccess
 from kplane.controlplane_operator.backends.versions import ApiServerPlanner
 from kplane.controlplane_operator.component_names import apiserver_name
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.errors import PrefixNotOwned
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
@@ -21,6 +23,7 @@ from kplane.controlplane_operator.shared_etcd.health import EtcdHealth
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.addresses import etcd_address
+from kplane.data import Owner
 from kplane.workloads import Runtime
 
 __all__ = ["VirtualProvisioner"]
@@ -73,6 +76,7 @@ class VirtualProvisioner:
         if not published:
             # Those that run keep running: an end of them would keep tenants apart no better.
             await self._check_version(shared)
+        await self._claim(control_plane, user=user)
         plan = await self._planner.plan(control_plane)
         service_cidr = control_plane.status.service_cidr or DEFAULT_SERVICE_CIDR
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
@@ -85,7 +89,7 @@ class VirtualProvisioner:
                 etcd_authority=shared.authority,
                 etcd_user=user,
             )
-            await access.grant(user, prefix=prefix)
+            await access.grant(user, prefix=prefix, owner=_owner(control_plane))
             await self._runtime.apply(
                 api_server_component(
                     name,
@@ -118,11 +122,15 @@ class VirtualProvisioner:
         )
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
-        """Tell whether there are keys under the control plane's path; there are none without a shared etcd."""
+        """Tell whether there are keys of the control plane; there are none without a shared etcd."""
         if self._shared is None:
             return False
+        keyspace, prefix = self._shared.keyspace, _prefix(control_plane)
         with runtime_errors(Reason.PROVISIONING):
-            return await self._shared.keyspace.count(_prefix(control_plane)) > 0
+            found = await keyspace.owner(prefix)
+            if found != _owner(control_plane) and (found is not None or not await self._is_known(control_plane)):
+                return False
+            return await keyspace.count(prefix) > 0
 
     async def volume(self, control_plane: ControlPlane) -> str | None:  # noqa: ARG002 - of none
         """Return None, because no data are in the namespace: they are in the shared etcd."""
@@ -136,11 +144,20 @@ class VirtualProvisioner:
         if self._access is not None:
             self._access.forget(_etcd_user(uid))
 
-    async def shut_out(self, uid: str) -> None:
-        """Have the etcd know its user no more, and its API server, should one still run, read and write nothing."""
-        _, access = self._required()
+    async def take_over(self, control_plane: ControlPlane, *, former: str) -> None:
+        """Have the etcd forget the former user, whose API server may run still, and name the new owner of the keys."""
+        shared, access = self._required()
+        prefix, owner = _prefix(control_plane), _owner(control_plane)
         with runtime_errors(Reason.PROVISIONING):
-            await access.revoke(_etcd_user(uid))
+            await access.revoke(_etcd_user(former))
+            found = await shared.keyspace.owner(prefix)
+            try:
+                if found is not None and found.uid != former:
+                    await shared.keyspace.claim(prefix, owner=owner, known=False)
+                else:
+                    await shared.keyspace.take_over(prefix, former=found, owner=owner)
+            except PrefixNotOwned as error:
+                raise _not_owned(error) from error
 
     async def shut_down(self, control_plane: ControlPlane) -> None:
         """Take its access to the etcd away, and end the API server."""
@@ -154,17 +171,58 @@ class VirtualProvisioner:
             await self._runtime.delete(apiserver_name(control_plane.name))
 
     async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
-        """Delete its keys if the policy is Destroy."""
-        if policy is DeletionPolicy.RETAIN or await self._was_never_made(control_plane):
+        """Delete its keys if the policy is Destroy. Those of another owner stay, unless an annotation names them."""
+        if await self._was_never_made(control_plane):
             return
         shared, _ = self._required()
+        prefix, owner = _prefix(control_plane), _owner(control_plane)
         with runtime_errors(Reason.DELETING):
-            deleted = await shared.keyspace.delete_prefix(_prefix(control_plane))
+            if policy is DeletionPolicy.RETAIN:
+                # A path without keys is free for others.
+                await shared.keyspace.release(prefix, owner=owner)
+                return
+            try:
+                await self._claim_for_destruction(control_plane)
+                deleted = await shared.keyspace.delete_prefix(prefix, owner=owner)
+            except PrefixNotOwned as error:
+                self._context.events.record(
+                    control_plane, reason="DataLeft", message=f"left the data below {_whose(error)}", warning=True
+                )
+                return
         if deleted:
             self._context.metrics.keys_deleted(deleted)
             self._context.events.record(
                 control_plane, reason="DataDeleted", message=f"deleted {deleted} keys, none is left"
             )
+
+    async def _claim(self, control_plane: ControlPlane, *, user: str) -> None:
+        """Make the prefix the control plane's, before anything is made for it. Raises ConditionError (DataNotOwned)."""
+        shared, access = self._required()
+        if access.is_granted(user):
+            return
+        published = control_plane.status.endpoint is not None
+        with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
+            known = await self._is_known(control_plane)
+            try:
+                await shared.keyspace.claim(_prefix(control_plane), owner=_owner(control_plane), known=known)
+            except PrefixNotOwned as error:
+                # It may have had the prefix before the etcd was restored.
+                await access.revoke(user)
+                raise _not_owned(error) from error
+
+    async def _claim_for_destruction(self, control_plane: ControlPlane) -> None:
+        """Make the prefix the control plane's if it may destroy the keys. Raises PrefixNotOwned."""
+        keyspace = self._required()[0].keyspace
+        prefix, owner = _prefix(control_plane), _owner(control_plane)
+        found = await keyspace.owner(prefix)
+        if control_plane.metadata.annotations.get(DESTROY_DATA_ANNOTATION) == _named(prefix, found):
+            await keyspace.take_over(prefix, former=found, owner=owner)
+        else:
+            await keyspace.claim(prefix, owner=owner, known=await self._is_known(control_plane))
+
+    async def _is_known(self, control_plane: ControlPlane) -> bool:
+        """Tell whether a prefix without owner key is the control plane's: a version without such keys made it."""
+        return control_plane.status.endpoint is not None or await self._keys.exist(control_plane)
 
     async def _check_version(self, shared: SharedEtcd) -> None:
         with runtime_errors(Reason.PROVISIONING):
@@ -187,6 +245,29 @@ class VirtualProvisioner:
 def _prefix(control_plane: ControlPlane) -> str:
     # As written down before anything was made: the spec may have been edited a moment earlier.
     return key_prefix(control_plane.status.cluster_path or control_plane.cluster_path)
+
+
+def _owner(control_plane: ControlPlane) -> Owner:
+    return Owner(control_plane.metadata.uid or "", control_plane.name)
+
+
+def _named(prefix: str, owner: Owner | None) -> str:
+    """Return what the annotation has to say of data that are not the control plane's, so that it may destroy them."""
+    return prefix if owner is None else f"{prefix}@{owner.uid}"
+
+
+def _whose(error: PrefixNotOwned) -> str:
+    whose = f"control plane {error.owner.label}" if error.owner is not None else "no control plane that is known"
+    return f"{error.prefix} of the shared etcd, which belong to {whose}"
+
+
+def _not_owned(error: PrefixNotOwned) -> ConditionError:
+    return ConditionError(
+        Reason.DATA_NOT_OWNED,
+        f"there are data below {_whose(error)}, so the operator starts nothing on them; choose another"
+        f" spec.virtual.clusterPath. To destroy the data, set annotation {DESTROY_DATA_ANNOTATION} to"
+        f" {_named(error.prefix, error.owner)} and spec.deletionPolicy to Destroy, and delete this control plane",
+    )
 
 
 def _etcd_user(uid: str | None) -> str:

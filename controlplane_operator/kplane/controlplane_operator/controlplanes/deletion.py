@@ -209,7 +209,7 @@ class Retention:
 
         Raises ConditionError while they are not.
         """
-        uid = await self._namespaces.recover(control_plane, shut_out=provisioner.shut_out, volume=provisioner.volume)
+        uid = await self._namespaces.recover(control_plane, take_over=provisioner.take_over, volume=provisioner.volume)
         if uid is not None and control_plane.status.namespace_uid not in {None, uid}:
             control_plane = await progress.moved(namespace_uid=uid)
         await self._keys.repair(control_plane)

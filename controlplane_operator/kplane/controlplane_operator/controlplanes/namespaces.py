@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, NoReturn, Protocol, Self
 
 from kplane.api import ControlPlane, ControlPlaneMode
 from kplane.api.names import (
@@ -176,6 +176,12 @@ def _retained(message: str) -> ConditionError:
 _ACTIVE: Final = "Active"
 
 
+class TakeOver(Protocol):
+    """What is done with the data of an earlier control plane, of the uid `former`, that the control plane may have."""
+
+    async def __call__(self, control_plane: ControlPlane, *, former: str) -> None: ...
+
+
 class ManagementNamespaces:
     """Makes the namespaces of control planes, hands them on with the data that they stand for, and removes them.
 
@@ -204,12 +210,12 @@ class ManagementNamespaces:
         self,
         control_plane: ControlPlane,
         *,
-        shut_out: Callable[[str], Awaitable[None]],
+        take_over: TakeOver,
         volume: Callable[[ControlPlane], Awaitable[str | None]],
     ) -> str:
         """Have the namespace exist and be the control plane's; returns its uid, which is to be in the status.
 
-        Before it takes the data of an earlier one over, `shut_out` is called with the uid of that one. `volume` names
+        `take_over` is called with the uid of an earlier one whose data the control plane takes over. `volume` names
         what in the namespace holds the control plane's data.
 
         Raises ConditionError: NamespaceConflict where somebody else made one of that name, DataRetained where it keeps
@@ -232,7 +238,7 @@ class ManagementNamespaces:
         if record is not None and not record.is_of(control_plane):
             await self._check_adoption(control_plane, namespace=found, record=record)
             # While it is still written down who that is.
-            await shut_out(record.uid)
+            await take_over(control_plane, former=record.uid)
             await self._patch(found, owned_metadata(control_plane))
             self._context.events.record(
                 control_plane, reason="DataAdopted", message=f"took over the data that namespace {name} keeps"
@@ -273,7 +279,7 @@ class ManagementNamespaces:
         self,
         control_plane: ControlPlane,
         *,
-        shut_out: Callable[[str], Awaitable[None]],
+        take_over: TakeOver,
         volume: Callable[[ControlPlane], Awaitable[str | None]],
     ) -> str | None:
         """Have a namespace that a user deleted back before a removal that retains the data.
@@ -287,7 +293,7 @@ class ManagementNamespaces:
         if found is not None and not _terminating(found):
             uid: str = found["metadata"]["uid"]
             return uid
-        return await self.ensure(control_plane, shut_out=shut_out, volume=volume)
+        return await self.ensure(control_plane, take_over=take_over, volume=volume)
 
     async def check_kept(self, control_plane: ControlPlane) -> None:
         """Raise ConditionError (Deleting) if another namespace is where the one of a control plane with data was.

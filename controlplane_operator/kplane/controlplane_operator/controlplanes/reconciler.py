@@ -257,7 +257,9 @@ class ControlPlaneReconciler:
 
     async def _namespace(self, one: Pass, provisioner: Provisioner) -> None:
         """Make or adopt the namespace for the control plane's keys."""
-        uid = await self._namespaces.ensure(one.control_plane, shut_out=provisioner.shut_out, volume=provisioner.volume)
+        uid = await self._namespaces.ensure(
+            one.control_plane, take_over=provisioner.take_over, volume=provisioner.volume
+        )
         former = one.control_plane.status.namespace_uid
         if former not in {None, uid}:
             # Before the keys are back: what proves that the namespace is ours goes then.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import Final, NoReturn
 from weakref import WeakValueDictionary
 
-from kplane.controlplane_operator.errors import KeyspaceError
+from kplane.controlplane_operator.errors import KeyspaceError, PrefixNotOwned
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.watch.backoff import jittered
+from kplane.data import NotOwned, Owner
 
 __all__ = ["AccessControl"]
 
@@ -21,30 +23,44 @@ _FULL_EVERY: Final = 20
 """Every so many periods all users are looked at, whatever etcd says about changes: a restored etcd tells old ones."""
 
 
-class AccessControl:
-    """Grants prefixes to users, remembers which, and repairs what somebody else changes of that.
+@dataclass(frozen=True, slots=True)
+class _Grant:
+    prefix: str
+    owner: Owner
 
-    Grants and revocations raise KeyspaceError.
+
+class AccessControl:
+    """Grants prefixes to users of their owners, remembers which, and repairs what somebody else changes of that.
+
+    Claims, grants and revocations raise KeyspaceError.
     """
 
     def __init__(self, etcd: SharedEtcd) -> None:
         """Manage the users of this etcd."""
         self._etcd = etcd
-        self._granted: dict[str, str] = {}
+        self._granted: dict[str, _Grant] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._seen: int | None = None
         self._checks = 0
         self.problem: str | None = None
         """Why the last check failed, for /readyz."""
 
-    async def grant(self, user: str, *, prefix: str) -> None:
-        """Let a user read and write below a prefix and nothing else; nothing is asked if that was granted before."""
-        if self._granted.get(user) == prefix:
+    def is_granted(self, user: str) -> bool:
+        """Tell whether a prefix was granted to the user, and was not found to be another owner's since."""
+        return user in self._granted
+
+    async def grant(self, user: str, *, prefix: str, owner: Owner) -> None:
+        """Let a user of the owner read and write below a prefix and nothing else.
+
+        Nothing is asked if that was granted before. Raises PrefixNotOwned unless the prefix was claimed.
+        """
+        grant = _Grant(prefix, owner)
+        if self._granted.get(user) == grant:
             return
         await self._etcd.keyspace.ensure_authentication()
         async with self._lock(user):
-            await self._etcd.keyspace.grant(user, prefix=prefix)
-            self._granted[user] = prefix
+            await self._let_in(user, grant)
+            self._granted[user] = grant
 
     async def revoke(self, user: str) -> None:
         """Take a user and its rights away."""
@@ -90,9 +106,36 @@ class AccessControl:
 
     async def _repair(self, user: str) -> None:
         async with self._lock(user):
-            prefix = self._granted.get(user)
-            if prefix is not None and await self._etcd.keyspace.grant(user, prefix=prefix):
-                _log.warning("user %s of the shared etcd had other rights than %s; repaired them", user, prefix)
+            grant = self._granted.get(user)
+            if grant is None:
+                return
+            try:
+                if await self._let_in(user, grant):
+                    _log.warning(
+                        "user %s of the shared etcd had other rights than %s; repaired them", user, grant.prefix
+                    )
+            except PrefixNotOwned as error:
+                # As after a restore of the etcd. The control plane's next pass claims the prefix, or says whose it is.
+                self._granted.pop(user, None)
+                _log.warning("user %s of the shared etcd has no prefix any more: %s", user, error)
+
+    async def _let_in(self, user: str, grant: _Grant) -> bool:
+        """Give a user its rights, unless the prefix is not its owner's; tell whether any were changed.
+
+        No transaction of etcd changes rights. So the owner is compared before and after.
+        """
+        keyspace = self._etcd.keyspace
+        found = await keyspace.owner(grant.prefix)
+        if found == grant.owner:
+            if not await keyspace.grant(user, prefix=grant.prefix):
+                return False
+            found = await keyspace.owner(grant.prefix)
+            if found == grant.owner:
+                return True
+            await keyspace.revoke(user)
+        elif found is not None:
+            await keyspace.revoke(user)
+        raise PrefixNotOwned(NotOwned(grant.prefix, found))
 
     def _lock(self, user: str) -> asyncio.Lock:
         lock = self._locks.get(user)

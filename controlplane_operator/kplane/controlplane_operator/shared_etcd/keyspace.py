@@ -8,8 +8,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from kplane.controlplane_operator.errors import KeyspaceError
-from kplane.data import AlreadyExists, Client, Credentials, DataError, NotFound, Permission
+from kplane.controlplane_operator.errors import KeyspaceError, PrefixNotOwned
+from kplane.data import (
+    AlreadyExists,
+    Client,
+    Credentials,
+    DataError,
+    NotFound,
+    NotOwned,
+    Owner,
+    Permission,
+    claim,
+    delete_owned,
+    owner_of,
+    release,
+    take_over,
+)
 
 __all__ = ["Keyspace", "key_prefix"]
 
@@ -129,17 +143,36 @@ class Keyspace:
         with _told():
             return await self._client.count(_checked(prefix))
 
-    async def delete_prefix(self, prefix: str) -> int:
-        """Delete every key below a prefix by one range delete, and see that none is left.
+    async def owner(self, prefix: str) -> Owner | None:
+        """Return who owns a prefix; None if it has no owner key."""
+        with _told():
+            return await owner_of(self._client, _checked(prefix))
 
-        Returns the number of deleted keys. Raises KeyspaceError where keys are there afterwards: somebody still writes.
+    async def claim(self, prefix: str, *, owner: Owner, known: bool) -> None:
+        """Make a prefix the owner's. One that has keys and no owner goes only to an owner `known` to have made them.
+
+        Raises PrefixNotOwned.
         """
         with _told():
-            deleted = await self._client.delete_prefix(_checked(prefix))
-        left = await self.count(prefix)
-        if left:
-            raise KeyspaceError(f"{left} keys are left below {prefix} after its deletion: something still writes there")
-        return deleted
+            await claim(self._client, _checked(prefix), owner=owner, known=known)
+
+    async def take_over(self, prefix: str, *, former: Owner | None, owner: Owner) -> None:
+        """Make a prefix with its keys the owner's, if `former` has it still. Raises PrefixNotOwned."""
+        with _told():
+            await take_over(self._client, _checked(prefix), former=former, owner=owner)
+
+    async def release(self, prefix: str, *, owner: Owner) -> None:
+        """Give the prefix up if it is the owner's and has no key."""
+        with _told():
+            await release(self._client, _checked(prefix), owner=owner)
+
+    async def delete_prefix(self, prefix: str, *, owner: Owner) -> int:
+        """Delete every key below a prefix, and that it is the owner's; returns the number of keys.
+
+        Raises PrefixNotOwned from the moment at which it is not the owner's; then nothing more is deleted.
+        """
+        with _told():
+            return await delete_owned(self._client, _checked(prefix), owner=owner)
 
 
 async def _unless(expected: type[DataError], call: Awaitable[None]) -> None:
@@ -152,5 +185,7 @@ async def _unless(expected: type[DataError], call: Awaitable[None]) -> None:
 def _told() -> Iterator[None]:
     try:
         yield
+    except NotOwned as error:
+        raise PrefixNotOwned(error) from error
     except DataError as error:
         raise KeyspaceError(str(error)) from error
